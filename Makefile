@@ -1,0 +1,48 @@
+# make demo    see what vitrail does      make test    every check and test
+# make bench   measure against the peers  make format  let ruff lay out the code
+#
+# Each makes .venv and installs what it needs. PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export PYTHONWARNINGS :=
+
+.PHONY: demo test bench format clean
+
+demo: .venv/base
+	$(BIN)/vitrail demo --out demo
+
+test: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pytest
+
+bench: .venv/bench
+	$(BIN)/python benchmarks/run.py
+
+format: .venv/dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv demo dist .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/base: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing vitrail into .venv"
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing vitrail and what its tests need into .venv (a few minutes the first time)"
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+.venv/bench: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing vitrail and its peers into .venv (a few minutes the first time)"
+	$(INSTALL) --editable '.[bench]'
+	@touch $@

@@ -1,0 +1,48 @@
+"""The Vision Transformer as real software. These are the public names; torch loads on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.checkpoints.load import load as load
+    from vitrail.errors import CheckpointError as CheckpointError
+    from vitrail.errors import ConfigError as ConfigError
+    from vitrail.errors import DataError as DataError
+    from vitrail.errors import VitrailError as VitrailError
+    from vitrail.models.build import create as create
+    from vitrail.models.config import NUMERICS as NUMERICS
+    from vitrail.models.config import BitConfig as BitConfig
+    from vitrail.models.config import MixerConfig as MixerConfig
+    from vitrail.models.config import Numerics as Numerics
+    from vitrail.models.config import VitConfig as VitConfig
+    from vitrail.models.vit import VisionTransformer as VisionTransformer
+
+__version__ = "0.1.0.dev0"
+
+WHERE = {
+    "create": "models.build",
+    "load": "checkpoints.load",
+    "NUMERICS": "models.config",
+    "BitConfig": "models.config",
+    "MixerConfig": "models.config",
+    "Numerics": "models.config",
+    "VitConfig": "models.config",
+    "VisionTransformer": "models.vit",
+    "BiT": "models.bit",
+    "MlpMixer": "models.mixer",
+    "VitrailError": "errors",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
+}
+__all__ = [*WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    return getattr(import_module(f"vitrail.{WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *WHERE])

@@ -1,0 +1,41 @@
+"""The command `vitrail`: one thin file per verb.
+
+Options are dataclasses and nothing here imports torch until a command runs, so that help
+answers at once. A `VitrailError` ends as one line and status 2; a bug keeps its traceback.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from vitrail import __version__
+from vitrail.cli.demo import Demo
+from vitrail.cli.models import Models
+from vitrail.errors import VitrailError
+
+COMMANDS = {"demo": Demo, "models": Models}
+DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the status for the shell."""
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv) in (["--version"], ["-V"]):
+        print(f"vitrail {__version__}")
+        return 0
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="vitrail", description=DESCRIPTION, args=argv or ["--help"]
+        )
+        command.run()
+    except VitrailError as error:
+        print(f"vitrail: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vitrail: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `vitrail models | head`: the reader has seen enough
+        sys.stderr.close()
+        return 0
+    return 0

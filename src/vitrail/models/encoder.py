@@ -1,0 +1,185 @@
+"""The Transformer encoder: pre-norm self-attention and MLP blocks.
+
+Equations 2 and 3 of Dosovitskiy et al. 2021. Tokens in, tokens out: this file knows nothing
+of images or classes, which `vit.py` puts before and after it.
+
+Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.models.config import MlpKind, Numerics, VitConfig
+from vitrail.models.position import POSITIONS, Grid
+
+
+class SelfAttention(nn.Module):
+    """Every token looks at every token, in `heads` independent ways (appendix A)."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.merge = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor, relative: Tensor | None = None) -> Tensor:
+        """`relative`, if given, holds a key (N, N, K) for each offset (`position.py`)."""
+        query, key, value = (self.split_heads(part) for part in self.qkv(tokens).chunk(3, dim=-1))
+        bias = None if relative is None else relative_scores(query, relative)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
+
+    def attention_map(
+        self,
+        tokens: Tensor,
+        relative: Tensor | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Who looks at whom, for all or the chosen heads; `forward` never builds it."""
+        query, key, _ = (self.split_heads(part) for part in self.qkv(tokens).chunk(3, dim=-1))
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, list(heads)]
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if relative is not None:
+            scores = scores + relative_scores(query, relative)
+        return scores.softmax(dim=-1)  # (B, H, N, N), each row sums to 1
+
+    def split_heads(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, K)
+
+
+def relative_scores(query: Tensor, relative: Tensor) -> Tensor:
+    """What the offsets add to the attention scores, scaled as the content is."""
+    by_token = query.flatten(0, 1).transpose(0, 1)  # (N, B * H, K)
+    scores = by_token @ relative.mT / query.shape[-1] ** 0.5  # (N, B * H, N)
+    return scores.transpose(0, 1).unflatten(0, query.shape[:2])  # (B, H, N, N)
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between them, the same for each token."""
+
+    def __init__(self, width: int, hidden: int, numerics: Numerics, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+        self.gelu = "tanh" if numerics.gelu == "tanh" else "none"  # torch's words
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.gelu)))
+
+
+class SwiGlu(nn.Module):
+    """One half of the hidden channels gates the other (Shazeer 2020), as DINOv2's giant has it."""
+
+    def __init__(self, width: int, hidden: int, numerics: Numerics, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 2 * hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gate, value = self.fc1(tokens).chunk(2, dim=-1)
+        return self.fc2(self.dropout(F.silu(gate) * value))
+
+
+MLPS: dict[MlpKind, type[Mlp] | type[SwiGlu]] = {"gelu": Mlp, "swiglu": SwiGlu}
+
+
+class Branch(nn.Module):
+    """The end of a residual branch: scale it (LayerScale), drop some of it, or all of it."""
+
+    def __init__(
+        self, width: int, *, scale: float | None, dropout: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.first_scale = scale
+        self.scale = None if scale is None else nn.Parameter(torch.full((width,), scale))
+        self.dropout = nn.Dropout(dropout)
+        self.drop_path = drop_path
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = self.dropout(tokens)
+        if self.scale is not None:
+            tokens = tokens * self.scale
+        return drop_path(tokens, self.drop_path) if self.training else tokens
+
+
+def drop_path(tokens: Tensor, chance: float) -> Tensor:
+    """Leave the branch out for some pictures (Huang et al. 2016), and weigh the rest up for it."""
+    if not chance:
+        return tokens
+    keep = torch.rand(len(tokens), 1, 1, device=tokens.device) >= chance  # (B, 1, 1)
+    return tokens * (keep.to(tokens.dtype) / (1 - chance))
+
+
+class Block(nn.Module):
+    """One encoder layer."""
+
+    def __init__(self, config: VitConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+
+        def branch() -> Branch:
+            return Branch(
+                config.width, scale=config.layer_scale, dropout=config.dropout, drop_path=drop_path
+            )
+
+        eps = config.numerics.norm_eps
+        self.norm1 = nn.LayerNorm(config.width, eps=eps)
+        self.attention = SelfAttention(config.width, config.heads, bias=config.qkv_bias)
+        self.branch1 = branch()
+        self.norm2 = nn.LayerNorm(config.width, eps=eps)
+        self.mlp = MLPS[config.mlp](config.width, config.mlp_width, config.numerics, config.dropout)
+        self.branch2 = branch()
+
+    def forward(self, tokens: Tensor, relative: Tensor | None = None) -> Tensor:
+        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), relative))  # equation 2
+        return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # equation 3
+
+    def attention_map(
+        self,
+        tokens: Tensor,
+        relative: Tensor | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Tensor:
+        """The map of this layer's attention for the tokens that enter the layer."""
+        return self.attention.attention_map(self.norm1(tokens), relative, heads)
+
+
+class Encoder(nn.Module):
+    """All blocks in a row, then a LayerNorm; positions of every layer live here too."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        last = max(1, config.depth - 1)
+        blocks = [Block(config, config.drop_path * index / last) for index in range(config.depth)]
+        self.blocks = cast(list[Block], nn.ModuleList(blocks))  # so that types are known
+        positions = [POSITIONS[config.position](config) for _ in range(config.layer_positions)]
+        self.positions = cast(list[Any], nn.ModuleList(positions))
+        self.relative = config.position == "relative"
+        self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
+        self.checkpointing = False  # forget what a block computes and do it again for the gradient
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        for index in range(len(self.blocks)):
+            tokens = self.step(index, *self.enter(index, tokens, grid))
+        return self.norm(tokens)
+
+    def enter(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
+        """What block `index` reads: tokens with this layer's positions, and its relative keys."""
+        if not self.positions:
+            return tokens, None
+        position = self.positions[index % len(self.positions)]  # a shared one is the only one
+        return (tokens, position.at(grid)) if self.relative else (position(tokens, grid), None)
+
+    def step(self, index: int, tokens: Tensor, relative: Tensor | None) -> Tensor:
+        """What block `index` makes of what it reads."""
+        block = self.blocks[index]
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, tokens, relative, use_reentrant=False)
+        return block(tokens, relative)

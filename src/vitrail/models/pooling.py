@@ -1,0 +1,74 @@
+"""Tokens → one vector: the class token, the mean of the patches, or a learned question.
+
+Each takes the encoder's normalized tokens. `num_prefix` tokens come before the patches.
+
+Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.config import Pool, VitConfig
+from vitrail.models.encoder import Mlp
+
+
+class ClassToken(nn.Module):
+    """Take the first token: the paper's choice (equation 4)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[:, 0]
+
+
+class PatchMean(nn.Module):
+    """Average the patches, after the norm as in the authors' code (appendix D.3)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.prefix = config.num_prefix
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[:, self.prefix :].mean(dim=1)
+
+
+class AttentionPool(nn.Module):
+    """One learned query looks at all tokens (Zhai et al. 2022; big_vision's MAP head)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.probe = nn.Parameter(torch.empty(1, config.width))
+        self.query = nn.Linear(config.width, config.width)
+        self.key_value = nn.Linear(config.width, 2 * config.width)
+        self.merge = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
+        self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = self.split_heads(tokens)
+        mixed = F.scaled_dot_product_attention(query, key, value)  # (B, H, 1, K)
+        pooled = self.merge(mixed.flatten(1))  # (B, D)
+        return pooled + self.mlp(self.norm(pooled))
+
+    def attention_map(self, tokens: Tensor) -> Tensor:
+        """How much each token counts: (B, H, 1, N), each row sums to 1."""
+        query, key, _ = self.split_heads(tokens)
+        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
+
+    def split_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query = self.query(self.probe).expand(len(tokens), 1, -1)
+        key, value = self.key_value(tokens).chunk(2, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
+        )
+        return query, key, value  # (B, H, 1, K), (B, H, N, K), (B, H, N, K)
+
+
+POOLS: dict[Pool, type[nn.Module]] = {
+    "cls": ClassToken,
+    "mean": PatchMean,
+    "map": AttentionPool,
+}

@@ -1,0 +1,122 @@
+"""The Vision Transformer: a picture is cut into patches, and the patches are read as words.
+
+Section 3.1 of Dosovitskiy et al. 2021. `forward` is the table of contents; `tokens`, `features`
+and the iterators stop where somebody wants to look.
+
+Shapes: B images, C channels, H x W pixels, N tokens, D width, K classes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.config import VitConfig
+from vitrail.models.encoder import Encoder
+from vitrail.models.initialization import initialize
+from vitrail.models.pooling import POOLS
+from vitrail.models.position import POSITIONS, Grid, NoPosition
+from vitrail.models.stems import STEMS, check_images
+
+
+class VisionTransformer(nn.Module):
+    """Images (B, C, H, W), already normalized → logits (B, K)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.stem = STEMS[config.stem](config)
+        self.cls_token = token_parameter(config.pool == "cls", width)
+        self.distillation_token = token_parameter(config.distillation, width)
+        self.registers = token_parameter(config.registers, width)
+        at_stem = config.position_place == "stem"
+        self.position = (POSITIONS[config.position] if at_stem else NoPosition)(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = Encoder(config)
+        self.pool = POOLS[config.pool](config)
+        self.representation = linear_or_none(width, config.representation)
+        self.head = linear_or_none(config.num_features, config.num_classes)
+        self.distillation_head = linear_or_none(width, config.distillation * config.num_classes)
+        initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K); features where the model has no head."""
+        if self.distillation_head is None:
+            features = self.features(images)  # (B, D)
+            return features if self.head is None else self.head(features)  # (B, K)
+        return torch.stack(self.two_opinions(images)).mean(dim=0)  # (B, K)
+
+    def features(self, images: Tensor) -> Tensor:
+        """One vector per image: what the head, the few-shot probe and exports look at."""
+        features = self.pool(self.encode(images))  # (B, D), equation 4
+        if self.representation is None:
+            return features
+        return torch.tanh(self.representation(features))  # (B, R)
+
+    def two_opinions(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the class token and of the distillation token, each (B, K)."""
+        assert self.head is not None
+        assert self.distillation_head is not None
+        tokens = self.encode(images)
+        return self.head(self.pool(tokens)), self.distillation_head(tokens[:, 1])
+
+    def encode(self, images: Tensor) -> Tensor:
+        """All tokens after the last block and its norm: (B, N, D)."""
+        return self.encoder(*self.tokens_and_grid(images))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """What the encoder reads: patches, class token and positions (equation 1)."""
+        return self.tokens_and_grid(images)[0]
+
+    def tokens_and_grid(self, images: Tensor) -> tuple[Tensor, Grid]:
+        check_images(images, self.config.channels, self.config.stride)
+        patches = self.stem(images)  # (B, h, w, D)
+        grid = (patches.shape[1], patches.shape[2])
+        tokens = patches.flatten(1, 2)  # (B, h * w, D)
+        tokens = put_before(tokens, self.cls_token, self.distillation_token)
+        tokens = self.dropout(self.position(tokens, grid))
+        if self.registers is not None:  # between the placed tokens and the patches, unplaced
+            placed = self.config.placed_prefix
+            rest = put_before(tokens[:, placed:], self.registers)
+            tokens = torch.cat([tokens[:, :placed], rest], dim=1)
+        return tokens, grid  # (B, N, D)
+
+    def layers(self, images: Tensor) -> Iterator[Tensor]:
+        """The tokens after each block, one layer in memory at a time."""
+        tokens, grid = self.tokens_and_grid(images)
+        for index in range(len(self.encoder.blocks)):
+            tokens = self.encoder.step(index, *self.encoder.enter(index, tokens, grid))
+            yield tokens
+
+    def attention_maps(
+        self,
+        images: Tensor,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Iterator[Tensor]:
+        """Each layer's attention (B, heads, N, N), or that of chosen ones, one at a time.
+
+        Computed beside the forward pass, which keeps its fused attention.
+        """
+        tokens, grid = self.tokens_and_grid(images)
+        for index, block in enumerate(self.encoder.blocks):
+            entered, relative = self.encoder.enter(index, tokens, grid)
+            if layers is None or index in layers:
+                yield block.attention_map(entered, relative, heads)
+            tokens = self.encoder.step(index, entered, relative)
+
+
+def token_parameter(count: int, width: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(int(count), width)) if count else None
+
+
+def linear_or_none(channels_in: int, channels_out: int) -> nn.Linear | None:
+    return nn.Linear(channels_in, channels_out) if channels_out else None
+
+
+def put_before(tokens: Tensor, *extra: Tensor | None) -> Tensor:
+    """Learned tokens (n, D) before the tokens of every image."""
+    given = [part.expand(len(tokens), -1, -1) for part in extra if part is not None]
+    return torch.cat([*given, tokens], dim=1) if given else tokens
