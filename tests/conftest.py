@@ -1,7 +1,5 @@
 """What all tests share: one thread, the smallest models, and where the golden vectors are."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,25 +10,6 @@ from vitrail import VitConfig
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
-
-
-def make_torchvision_importable() -> None:
-    """Give torchvision the two operators its CPU-only import misses.
-
-    A torchvision that was built for CUDA cannot load its compiled part beside a CPU torch, and
-    then neither timm nor transformers can be imported. Its models and transforms need none of it.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        make_torchvision_importable.keep = library  # or the operators would go with it
 
 
 @pytest.fixture

@@ -29,10 +29,11 @@ class CheckpointError(VitrailError):
     """Weights do not fit the model they are loaded into."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """`unknown model 'B/61'; did you mean 'B/16'?`, or the list of what exists."""
+def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> ConfigError:
+    """`unknown model 'B/61'; did you mean 'B/16'?`, or what exists, or where that is told."""
     known = list(known)
     by_lower = {item.lower(): item for item in known}
     close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.7)
-    hint = f"did you mean {by_lower[close[0]]!r}?" if close else f"known: {', '.join(known)}"
+    everything = where or f"known: {', '.join(known)}"
+    hint = f"did you mean {by_lower[close[0]]!r}?" if close else everything
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

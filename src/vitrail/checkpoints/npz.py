@@ -15,7 +15,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """Every array of the file, by name."""
     arrays = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise CheckpointError(f"{path} holds one array, not a model's many")
             for name in file.files:

@@ -114,7 +114,7 @@ def drop_path(tokens: Tensor, chance: float) -> Tensor:
     """Leave the branch out for some pictures (Huang et al. 2016), and weigh the rest up for it."""
     if not chance:
         return tokens
-    keep = torch.rand(len(tokens), 1, 1, device=tokens.device) >= chance  # (B, 1, 1)
+    keep = torch.rand(tokens.shape[0], 1, 1, device=tokens.device) >= chance  # (B, 1, 1)
     return tokens * (keep.to(tokens.dtype) / (1 - chance))
 
 

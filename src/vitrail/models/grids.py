@@ -42,12 +42,12 @@ def resize_line(table: Tensor, length: int, method: ResizeMethod = "google") -> 
 def interpolation(old: int, new: int, method: ResizeMethod, *, like: Tensor) -> Tensor:
     """The (new, old) matrix of a resize along one axis, with the dtype and device of `like`.
 
-    Column j is what the method makes of a row that is 1 at j and 0 elsewhere; asking torch itself
-    means that the matrix agrees with torch's kernels to the last bit.
+    It is what the method makes of the unit matrix, stretched along its rows; asking torch itself
+    means that it agrees with torch's kernels to the last bit. (Not with one column at a time:
+    torch's antialiasing kernel is wrong for pictures that are one pixel wide.)
     """
-    ones = torch.eye(old, dtype=like.dtype, device=like.device)
-    columns = F.interpolate(ones[None, :, :, None], (new, 1), **METHODS[method])  # (1, old, new, 1)
-    return columns[0, :, :, 0].mT
+    unit = torch.eye(old, dtype=like.dtype, device=like.device)
+    return F.interpolate(unit[None, None], (new, old), **METHODS[method])[0, 0]
 
 
 class Kept:

@@ -83,7 +83,7 @@ def configuration(name: str) -> Config:
     if len(matches) > 1:  # g or G: the letter as typed decides
         matches = [known for known in matches if known[4] == name[4]]
     if not matches:
-        raise unknown("model", name, CONFIGURATIONS)
+        raise unknown("model", name, CONFIGURATIONS, where="`vitrail models` lists them all")
     return CONFIGURATIONS[matches[0]]
 
 

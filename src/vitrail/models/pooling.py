@@ -35,11 +35,12 @@ class PatchMean(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query looks at all tokens (Zhai et al. 2022; big_vision's MAP head)."""
+    """One learned query looks at all patches (Zhai et al. 2022; big_vision's MAP head)."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.heads = config.heads
+        self.prefix = config.num_prefix
         self.probe = nn.Parameter(torch.empty(1, config.width))
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
@@ -54,13 +55,13 @@ class AttentionPool(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
     def attention_map(self, tokens: Tensor) -> Tensor:
-        """How much each token counts: (B, H, 1, N), each row sums to 1."""
+        """How much each patch counts: (B, H, 1, N), each row sums to 1."""
         query, key, _ = self.split_heads(tokens)
         return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
 
     def split_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query = self.query(self.probe).expand(len(tokens), 1, -1)
-        key, value = self.key_value(tokens).chunk(2, dim=-1)
+        query = self.query(self.probe).expand(tokens.shape[0], 1, -1)
+        key, value = self.key_value(tokens[:, self.prefix :]).chunk(2, dim=-1)
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
         )

@@ -118,5 +118,5 @@ def linear_or_none(channels_in: int, channels_out: int) -> nn.Linear | None:
 
 def put_before(tokens: Tensor, *extra: Tensor | None) -> Tensor:
     """Learned tokens (n, D) before the tokens of every image."""
-    given = [part.expand(len(tokens), -1, -1) for part in extra if part is not None]
+    given = [part.expand(tokens.shape[0], -1, -1) for part in extra if part is not None]
     return torch.cat([*given, tokens], dim=1) if given else tokens

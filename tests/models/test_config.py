@@ -1,0 +1,97 @@
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from vitrail import NUMERICS, BitConfig, ConfigError, MixerConfig, VitConfig
+from vitrail.models.config import from_dict, to_dict
+from vitrail.models.names import CONFIGURATIONS
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_descriptions_survive_a_json_file(name):
+    config = CONFIGURATIONS[name]
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_a_description_cannot_be_changed_in_place(tiny):
+    with pytest.raises(FrozenInstanceError):
+        tiny.depth = 3
+
+
+def test_sizes_have_one_spelling(tiny):
+    assert tiny.change(image_size=(8, 8)) == tiny.change(image_size=[8, 8]) == tiny
+    assert tiny.change(image_size=(8, 12)).grid == (2, 3)
+    assert tiny.change(patch_size=(2, 4)).grid == (4, 2)
+
+
+def test_numerics_can_be_named(tiny):
+    assert tiny.change(numerics="timm").numerics == NUMERICS["timm"]
+
+
+def test_a_new_kind_of_position_takes_its_own_placement(tiny):
+    shared = tiny.change(position_place="shared")
+    assert shared.change(position="relative").position_place == "every-layer"
+    assert shared.change(depth=3).position_place == "shared"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 1}, "unknown setting 'lr'; known: depth"),
+        ({"positon": "none"}, r"unknown setting 'positon'; did you mean 'position'\?"),
+        ({"pool": "clss"}, r"unknown pool 'clss'; did you mean 'cls'\?"),
+        ({"position": "rotary"}, "unknown position 'rotary'"),
+        ({"numerics": "tim"}, r"unknown numerics 'tim'; did you mean 'timm'\?"),
+        ({"width": 9}, "width=9 does not split into heads=2"),
+        ({"depth": 0}, "depth=0 must be a whole number, at least 1"),
+        ({"depth": "two"}, "depth='two' must be a whole number"),
+        ({"num_classes": -1}, "num_classes=-1 must be a whole number, at least 0"),
+        ({"image_size": 9}, "image_size=9 is not a whole number of 4-pixel patches; .*=8"),
+        ({"image_size": (8, 9)}, r"image_size=\(8, 9\) .* try image_size=8"),
+        ({"image_size": 0}, "image_size=0 must be a positive number"),
+        ({"image_size": (8, 8, 8)}, "must be a positive number, or"),
+        ({"dropout": 1.0}, "dropout=1.0 is a chance"),
+        ({"position": "none", "position_place": "shared"}, "no placement 'shared'; use 'stem'"),
+        ({"position": "relative", "position_place": "stem"}, "use 'every-layer' or 'shared'"),
+        ({"position": "sincos-2d", "width": 10}, "width=10 does not split into 4"),
+        ({"registers": 2, "position_place": "shared"}, "registers have no position"),
+        ({"distillation": True, "pool": "mean"}, "a distillation token needs pool='cls'"),
+        ({"stem": "conv", "patch_size": 6, "image_size": 12}, "must be a power of two"),
+        ({"resnet_blocks": (1,)}, "set that too"),
+        ({"stem": "resnet", "resnet_blocks": (0,), "image_size": 16}, "must be positive"),
+    ],
+)
+def test_an_impossible_description_says_what_would_work(tiny, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny.change(**changes)
+
+
+def test_a_foreign_dictionary_is_refused():
+    with pytest.raises(ConfigError, match="unknown model family 'gpt'"):
+        from_dict({"family": "gpt"})
+    with pytest.raises(ConfigError, match="not a vit description"):
+        from_dict({"family": "vit"})
+    with pytest.raises(ConfigError, match="unknown setting 'eps'"):
+        from_dict({"family": "bit", "numerics": {"eps": 1}})
+
+
+def test_the_other_families_are_checked_too():
+    with pytest.raises(ConfigError, match="must be one or more units"):
+        BitConfig(blocks=(3, 0))
+    with pytest.raises(ConfigError, match="image_size=30"):
+        MixerConfig(depth=1, width=4, tokens_mlp=4, channels_mlp=4, patch_size=8, image_size=30)
+
+
+def test_a_hybrid_needs_whole_strides():
+    with pytest.raises(ConfigError, match="16-pixel patches"):
+        VitConfig(
+            depth=1,
+            width=8,
+            mlp_width=8,
+            heads=2,
+            patch_size=1,
+            image_size=40,
+            stem="resnet",
+            resnet_blocks=(1, 1, 1),
+        )

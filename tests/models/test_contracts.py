@@ -1,0 +1,243 @@
+"""What every model promises, whatever its name.
+
+Shapes are checked for each name at its full size on the meta device, where nothing is computed.
+Values are checked on tiny copies that keep everything that is particular about a model.
+"""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional
+
+from vitrail import BitConfig, DataError, VisionTransformer, VitConfig, create
+from vitrail.models.build import build
+from vitrail.models.initialization import initialize
+from vitrail.models.names import CONFIGURATIONS
+
+VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
+
+
+def tiny_copy(config):
+    """The same kind of model with as little of everything as shows its kind."""
+    if isinstance(config, BitConfig):
+        return config.change(blocks=(1, 1, 1, 1), width_factor=1, num_classes=3)
+    small = {"depth": 2, "width": 16, "num_classes": 3}
+    if isinstance(config, VitConfig):
+        stride = config.stride[0]
+        small |= {"mlp_width": 24, "heads": 2, "image_size": 2 * stride}
+        small |= {"resnet_blocks": (1,) * len(config.resnet_blocks)}
+    else:
+        small |= {"tokens_mlp": 6, "channels_mlp": 10, "image_size": 2 * config.patch_size}
+    return config.change(**small)
+
+
+# Different names may have equal tiny copies: each is tested once, under its first name.
+TINY = {}
+for name in ("ViT-B/16", "R50+ViT-B/16", *CONFIGURATIONS):
+    if (small := tiny_copy(CONFIGURATIONS[name])) not in TINY.values():
+        TINY[name] = small
+VARIANTS = {
+    "mean": {"pool": "mean"},
+    "map": {"pool": "map"},
+    "representation": {"representation": 6},
+    "registers": {"registers": 3},
+    "distillation": {"distillation": True},
+    "layer scale": {"layer_scale": 0.1},
+    "no qkv bias": {"qkv_bias": False},
+    "swiglu": {"mlp": "swiglu"},
+    "gray": {"channels": 1},
+    "not square": {"image_size": (8, 24), "patch_size": (4, 8)},
+    "conv stem": {"stem": "conv"},
+    "no position": {"position": "none"},
+    "1-D, every layer": {"position_place": "every-layer"},
+    "1-D, shared": {"position_place": "shared"},
+    "2-D": {"position": "learned-2d"},
+    "2-D, every layer": {"position": "learned-2d", "position_place": "every-layer"},
+    "2-D, shared": {"position": "learned-2d", "position_place": "shared"},
+    "relative": {"position": "relative"},
+    "relative, shared": {"position": "relative", "position_place": "shared"},
+    "relative, mean": {"position": "relative", "pool": "mean"},
+    "relative, registers": {"position": "relative", "registers": 2},
+    "sines": {"position": "sincos-2d"},
+    "everything": {
+        "registers": 2,
+        "distillation": True,
+        "layer_scale": 0.1,
+        "mlp": "swiglu",
+        "dropout": 0.1,
+        "drop_path": 0.1,
+    },
+}
+BASE = TINY["ViT-B/16"].change(patch_size=4, image_size=8, width=16)
+TINY |= {name: BASE.change(**changes) for name, changes in VARIANTS.items()}
+
+
+def awake(config, seed=0):
+    """A model none of whose weights is zero, so that every part has a say."""
+    torch.manual_seed(seed)
+    model = build(config, device="cpu")
+    initialize(model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else parameter.data.add_(
+            0.1 * torch.randn_like(parameter)
+        )
+    return model.eval()
+
+
+def pictures(config, count=2):
+    size = config.image_size
+    size = (size, size) if isinstance(size, int) else size
+    if isinstance(config, BitConfig):
+        size = (64, 64)
+    return torch.randn(count, config.channels, *size)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_shapes_are_as_promised(name):
+    config = CONFIGURATIONS[name]
+    with torch.device("meta"):
+        model, images = create(name), pictures(config)
+        assert model(images).shape == (2, 1000)
+        assert model.features(images).shape == (2, config.num_features)
+        tokens = model.tokens(images)
+        layers = list(model.layers(images))
+    if isinstance(config, BitConfig):
+        assert len(layers) == sum(config.blocks)
+    else:
+        assert tokens.shape == (2, config.num_tokens, config.width)
+        assert [layer.shape for layer in layers] == [tokens.shape] * config.depth
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_attention_maps_have_a_row_for_each_token(name):
+    config = CONFIGURATIONS[name]
+    with torch.device("meta"):
+        maps = create(name).attention_maps(pictures(config), heads=[0, 1])
+        shapes = {each.shape for each in maps}
+    assert shapes == {(2, 2, config.num_tokens, config.num_tokens)}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_weight_gets_a_gradient(name):
+    model, images = awake(TINY[name]).train(), pictures(TINY[name])
+    functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
+    unmoved = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    # A bias on the keys shifts all scores of a query alike, so its gradient is rounding noise,
+    # but never missing; nothing else may be still.
+    assert unmoved == []
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_forward_is_head_of_features(name):
+    config = (
+        TINY[name].change(num_classes=0) if name != "everything" else BASE.change(num_classes=0)
+    )
+    model, images = awake(config), pictures(config)
+    assert torch.equal(model(images), model.features(images))
+    assert model.features(images).shape == (2, config.num_features)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_layers_end_where_features_begin(name):
+    model, images = awake(TINY[name]), pictures(TINY[name])
+    *_, last = model.layers(images)
+    if isinstance(model, VisionTransformer):
+        torch.testing.assert_close(model.encoder.norm(last), model.encode(images))
+    else:
+        assert last.shape[0] == 2
+
+
+@pytest.mark.parametrize("name", [n for n, c in TINY.items() if isinstance(c, VitConfig)])
+def test_attention_maps_are_what_the_fused_path_used(name):
+    model, images = awake(TINY[name]), pictures(TINY[name])
+    tokens, grid = model.tokens_and_grid(images)
+    for index, (block, seen) in enumerate(
+        zip(model.encoder.blocks, model.attention_maps(images), strict=True)
+    ):
+        entered, relative = model.encoder.enter(index, tokens, grid)
+        torch.testing.assert_close(seen.sum(dim=-1), torch.ones(seen.shape[:-1]))
+        attention, normed = block.attention, block.norm1(entered)
+        value = attention.split_heads(attention.qkv(normed).chunk(3, dim=-1)[2])
+        mixed = attention.merge((seen @ value).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(mixed, attention(normed, relative), atol=1e-5, rtol=1e-5)
+        chosen = block.attention_map(entered, relative, heads=[1])
+        torch.testing.assert_close(chosen, seen[:, [1]])
+        tokens = block(entered, relative)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_state_dict_is_all_there_is(name):
+    model, images = awake(TINY[name]), pictures(TINY[name])
+    other = awake(TINY[name], seed=1)
+    assert not torch.equal(other(images), model(images))
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(other(images), model(images))
+    assert list(model.buffers()) == []  # nothing but weights: a meta copy loses nothing
+
+
+KINDS = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-S/16", "relative", "everything")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_compilers_see_one_graph(name):
+    model, images = awake(TINY[name]), pictures(TINY[name])
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's own compiler needs g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch warns of itself
+def test_the_default_compiler_keeps_the_logits(tiny):
+    model, images = awake(tiny), pictures(tiny)
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(model)(images), model(images), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_exported_programs_give_the_same_logits_for_any_batch(name):
+    model, images = awake(TINY[name]), pictures(TINY[name])
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (images,), dynamic_shapes={"images": {0: batch}})
+    more = pictures(TINY[name], count=5)
+    torch.testing.assert_close(program.module()(more), model(more), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "relative", "everything"])
+def test_checkpointing_changes_memory_and_nothing_else(name):
+    model, images = awake(TINY[name]).train(), pictures(TINY[name])
+    grads = []
+    for switch in (False, True):
+        model.encoder.checkpointing = switch
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(images).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.rand(2, 1, 8, 8), r"shape \(2, 1, 8, 8\) does not fit a model of 3 channels"),
+        (torch.rand(3, 8, 8), r"it takes \(images, 3, height, width\)"),
+        (torch.rand(2, 3, 8, 9), "images of 8x9 pixels are not a whole number of 4-pixel"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "torch.uint8 is not normalized"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_in_one_line(tiny, images, message):
+    with pytest.raises(DataError, match=message):
+        awake(tiny)(images)
+
+
+def test_mixer_says_that_its_size_is_fixed():
+    config = TINY["Mixer-S/16"]
+    with pytest.raises(DataError, match="tied to image_size=32"):
+        awake(config)(torch.rand(1, 3, 48, 48))

@@ -1,0 +1,211 @@
+"""What the equations say, checked against the plainest way to write them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail import DataError, VisionTransformer, create
+from vitrail.models.build import build
+from vitrail.models.config import NUMERICS
+from vitrail.models.encoder import Block, Branch, drop_path
+from vitrail.models.initialization import initialize
+from vitrail.models.resnet import StandardizedConv2d, pad_same
+
+
+def awake(config):
+    model = build(config, device="cpu")
+    initialize(model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.eval().double()
+
+
+def plain_vit(model, images):
+    """Equations 1 to 4, one image, one head and one patch at a time."""
+    config, state = model.config, model.state_dict()
+    size, logits = config.patch_size, []
+    for image in images:
+        rows = range(0, image.shape[1], size)
+        columns = range(0, image.shape[2], size)
+        patches = [image[:, y : y + size, x : x + size].flatten() for y in rows for x in columns]
+        projection = state["stem.projection.weight"].flatten(1)
+        tokens = torch.stack([projection @ patch for patch in patches])
+        tokens = tokens + state["stem.projection.bias"]
+        tokens = torch.cat([state["cls_token"], tokens]) + state["position.table"]
+        for index in range(config.depth):
+            tokens = plain_block(f"encoder.blocks.{index}.", state, tokens, config)
+        last = plain_norm(tokens, state, "encoder.norm.", config)[0]
+        logits.append(state["head.weight"] @ last + state["head.bias"])
+    return torch.stack(logits)
+
+
+def plain_block(name, state, tokens, config):
+    normed = plain_norm(tokens, state, name + "norm1.", config)
+    qkv = normed @ state[name + "attention.qkv.weight"].T + state[name + "attention.qkv.bias"]
+    query, key, value = qkv.split(config.width, dim=1)
+    heads = []
+    for head in range(config.heads):
+        channels = slice(head * config.head_width, (head + 1) * config.head_width)
+        scores = query[:, channels] @ key[:, channels].T / config.head_width**0.5
+        heads.append(scores.softmax(dim=1) @ value[:, channels])
+    mixed = torch.cat(heads, dim=1) @ state[name + "attention.merge.weight"].T
+    tokens = tokens + mixed + state[name + "attention.merge.bias"]
+    hidden = plain_norm(tokens, state, name + "norm2.", config) @ state[name + "mlp.fc1.weight"].T
+    hidden = hidden + state[name + "mlp.fc1.bias"]
+    curve = (2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)
+    hidden = 0.5 * hidden * (1 + torch.tanh(curve))
+    return tokens + hidden @ state[name + "mlp.fc2.weight"].T + state[name + "mlp.fc2.bias"]
+
+
+def plain_norm(tokens, state, name, config):
+    centered = tokens - tokens.mean(dim=1, keepdim=True)
+    variance = centered.square().mean(dim=1, keepdim=True)
+    normed = centered / (variance + config.numerics.norm_eps).sqrt()
+    return normed * state[name + "weight"] + state[name + "bias"]
+
+
+def test_the_model_is_the_papers_equations(tiny):
+    model = awake(tiny)
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(model(images), plain_vit(model, images), atol=1e-10, rtol=1e-10)
+
+
+def test_an_untrained_model_has_no_opinion(tiny):
+    assert torch.equal(VisionTransformer(tiny)(torch.rand(2, 3, 8, 8)), torch.zeros(2, 3))
+
+
+def test_the_representation_layer_ends_in_tanh(tiny):
+    model = awake(tiny.change(representation=5))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    pooled = model.pool(model.encode(images))
+    assert torch.equal(model.features(images), torch.tanh(model.representation(pooled)))
+
+
+def test_mean_pooling_comes_after_the_norm_and_leaves_registers_out(tiny):
+    model = awake(tiny.change(pool="mean", registers=2))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    *_, last = model.layers(images)
+    expected = model.encoder.norm(last)[:, 2:].mean(dim=1)
+    torch.testing.assert_close(model.features(images), expected)
+
+
+def test_registers_have_no_position(tiny):
+    model = awake(tiny.change(registers=2))
+    tokens = model.tokens(torch.randn(1, 3, 8, 8, dtype=torch.float64))[0]
+    torch.testing.assert_close(tokens[0], model.cls_token[0] + model.position.table[0])
+    assert torch.equal(tokens[1:3], model.registers)
+
+
+def test_attention_pooling_is_a_weighted_mean_of_values(tiny):
+    model = awake(tiny.change(pool="map"))
+    tokens = torch.randn(2, 5, 8, dtype=torch.float64)
+    pool = model.pool
+    weights = pool.attention_map(tokens)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 2, 1, dtype=torch.float64))
+    value = pool.key_value(tokens).chunk(2, dim=-1)[1].unflatten(-1, (2, 4)).transpose(1, 2)
+    pooled = pool.merge((weights @ value).flatten(1))
+    torch.testing.assert_close(pool(tokens), pooled + pool.mlp(pool.norm(pooled)))
+
+
+def test_a_distilled_model_answers_with_the_mean_of_its_two_opinions(tiny):
+    model = awake(tiny.change(distillation=True))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    one, other = model.two_opinions(images)
+    torch.testing.assert_close(model(images), (one + other) / 2)
+    torch.testing.assert_close(one, model.head(model.features(images)))
+
+
+def test_gelu_and_epsilon_are_part_of_the_description(tiny):
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    model = awake(tiny)
+    for name in ("timm", "transformers"):
+        other = awake(tiny.change(numerics=name))
+        other.load_state_dict(model.state_dict())
+        assert (other(images) - model(images)).abs().max() > 1e-6
+
+
+def test_dropout_is_in_the_papers_places(tiny):
+    """After adding positions, and after every dense layer but q, k and v (appendix B.1)."""
+    model = VisionTransformer(tiny.change(dropout=0.5))
+    block: Block = model.encoder.blocks[0]
+    places = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Dropout)]
+    assert places[0] == "dropout"
+    assert [p for p in places if p.startswith("encoder.blocks.0")] == [
+        "encoder.blocks.0.branch1.dropout",
+        "encoder.blocks.0.mlp.dropout",
+        "encoder.blocks.0.branch2.dropout",
+    ]
+    torch.manual_seed(0)
+    tokens = torch.ones(1, 400, 8)
+    assert (block.branch1(tokens) == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(block.branch1.eval()(tokens), tokens)
+
+
+def test_stochastic_depth_skips_later_blocks_more(tiny):
+    model = VisionTransformer(tiny.change(depth=3, drop_path=0.4))
+    assert [block.branch1.drop_path for block in model.encoder.blocks] == [0.0, 0.2, 0.4]
+
+
+def test_stochastic_depth_keeps_the_mean():
+    torch.manual_seed(0)
+    out = drop_path(torch.ones(4000, 2, 3), 0.25)
+    assert out.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert out.mean().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(out[:, :1, :1].expand_as(out), out)  # whole pictures, not single values
+
+
+def test_layer_scale_multiplies_the_branch():
+    branch = Branch(3, scale=0.1, dropout=0.0, drop_path=0.0)
+    torch.testing.assert_close(branch(torch.ones(1, 2, 3)), torch.full((1, 2, 3), 0.1))
+
+
+def test_patches_are_a_convolution(tiny):
+    model = awake(tiny.change(patch_size=(2, 4)))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    projection = model.stem.projection
+    expected = F.conv2d(images, projection.weight, projection.bias, stride=(2, 4))
+    torch.testing.assert_close(model.stem(images), expected.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "edges"), [(224, 7, (2, 3)), (112, 3, (0, 1)), (7, 3, (1, 1))]
+)
+def test_same_padding_is_tensorflows(size, kernel, edges):
+    padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)
+    assert padded.shape[-1] == size + sum(edges)
+    assert (padded[0, 0, :, size // 2] == 0).nonzero().flatten().tolist() == [
+        *range(edges[0]),
+        *range(size + edges[0], size + sum(edges)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["google", "big_transfer"])
+def test_standardized_kernels_have_mean_0_and_variance_1(name):
+    conv = StandardizedConv2d(4, 6, 3, NUMERICS[name])
+    torch.nn.init.normal_(conv.weight, mean=1, std=0.1)
+    weight = conv.standardized()
+    torch.testing.assert_close(weight.mean(dim=(1, 2, 3)), torch.zeros(6), atol=1e-5, rtol=0)
+    variance = weight.var(dim=(1, 2, 3), correction=0)
+    torch.testing.assert_close(variance, torch.ones(6), atol=1e-3, rtol=0)
+
+
+def test_standardized_kernels_are_made_anew_when_weights_change():
+    model, images = create("BiT-R50x1", blocks=(1,), num_classes=0), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        first = model(images)
+        assert torch.equal(model(images), first)
+        model.root.weight.copy_(torch.randn_like(model.root.weight))
+        assert not torch.allclose(model(images), first)
+
+
+def test_bfloat16_and_float64_models_run(tiny):
+    for kind in ({}, {"position": "sincos-2d"}, {"position": "relative", "registers": 1}):
+        for dtype in (torch.bfloat16, torch.float64):
+            model = build(tiny.change(**kind), device="cpu")
+            initialize(model)
+            assert model.to(dtype)(torch.rand(1, 3, 8, 8, dtype=dtype)).dtype == dtype
+
+
+def test_an_empty_picture_is_refused(tiny):
+    with pytest.raises(DataError, match="0x8 pixels"):
+        VisionTransformer(tiny)(torch.rand(1, 3, 0, 8))

@@ -1,0 +1,59 @@
+"""Our models with torchvision's numerics give torchvision's logits."""
+
+import pytest
+from weights import TOLERANCE, difference, random_model, relative, to_torchvision
+
+from vitrail.models.grids import resize_grid
+
+peer = pytest.importorskip("torchvision.models.vision_transformer")
+pytestmark = pytest.mark.reference
+
+
+def load(ours, weights, image_size=224):
+    """The model of torchvision that `ours` describes, with `weights`."""
+    model = peer.VisionTransformer(
+        image_size=image_size,
+        patch_size=16,
+        num_layers=ours.config.depth,
+        num_heads=ours.config.heads,
+        hidden_dim=ours.config.width,
+        mlp_dim=ours.config.mlp_width,
+        num_classes=ours.config.num_classes,
+        representation_size=ours.config.representation or None,
+    ).to(ours.head.weight.dtype)
+    model.load_state_dict(weights)
+    return model
+
+
+def test_vit_gives_the_logits_of_torchvision(dtype):
+    ours = random_model("ViT-Ti/16", numerics="torchvision")
+    theirs = load(ours, to_torchvision(ours))
+    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
+
+
+def test_a_representation_layer_gives_the_logits_of_torchvision(dtype):
+    ours = random_model("ViT-Ti/16", depth=2, representation=64, numerics="torchvision")
+    theirs = load(ours, to_torchvision(ours))
+    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("side", [96, 384])
+def test_another_image_size_gives_the_logits_of_torchvision(side, dtype):
+    ours = random_model("ViT-Ti/16", depth=2, numerics="torchvision").to(dtype)
+    weights = peer.interpolate_embeddings(side, 16, to_torchvision(ours))
+    theirs = load(ours, weights, image_size=side)
+    assert difference(ours, theirs, size=(side, side), dtype=dtype) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("side", [6, 24])
+def test_positions_are_resized_as_torchvision_does(side, dtype):
+    ours = random_model("ViT-Ti/16", depth=1, numerics="torchvision").to(dtype)
+    table = ours.position.table[1:].unflatten(0, (14, 14))
+    weights = peer.interpolate_embeddings(16 * side, 16, to_torchvision(ours))
+    theirs = weights["encoder.pos_embedding"][0, 1:].unflatten(0, (side, side))
+    assert relative(resize_grid(table, (side, side), "torchvision"), theirs) <= TOLERANCE[dtype]
+
+
+def test_google_numerics_do_not_give_the_logits_of_torchvision():
+    ours = random_model("ViT-Ti/16", numerics="google")
+    assert difference(ours, load(ours, to_torchvision(ours))) > TOLERANCE[ours.head.weight.dtype]

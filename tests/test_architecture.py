@@ -1,0 +1,81 @@
+"""The architecture is a test: which part may import which, and where foreign concerns live."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "vitrail"
+
+MAY_IMPORT = {
+    "errors": set(),
+    "models": {"errors"},
+    "checkpoints": {"errors", "models"},
+    "demo": {"errors", "models"},
+}  # `cli` may import everything, and nothing imports `cli`
+
+ONLY_IN = {
+    "tyro": "cli/",
+    "rich": "cli/",
+    "PIL": "demo.py",
+    "timm": "nowhere",
+    "transformers": "nowhere",
+    "torchvision": "nowhere",
+    "vit_pytorch": "nowhere",
+}
+
+FREE_OF_TORCH = ["errors.py", "models/checks.py", "models/config.py", "models/names.py"]
+LONGEST_FILE = 500
+
+
+def files():
+    """Every module: its path in the package, its part, and the modules it imports."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        yield place.as_posix(), place.parts[0].removesuffix(".py"), imports(path)
+
+
+def imports(path):
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_arrows_point_one_way():
+    wrong = [
+        f"{name} imports {used}"
+        for name, part, modules in files()
+        for used in {m.split(".")[1] for m in modules if m.startswith("vitrail.")} - {part}
+        if part in MAY_IMPORT and used not in MAY_IMPORT[part]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_has_its_arrows():
+    parts = {part for _, part, _ in files()} - {"cli", "__init__", "__main__"}
+    assert parts == MAY_IMPORT.keys()
+
+
+def test_foreign_concerns_stay_in_their_place():
+    wrong = [
+        f"{name} imports {module}"
+        for name, _, modules in files()
+        for module in modules
+        if not name.startswith(ONLY_IN.get(module.split(".")[0], ""))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_options_are_made_of_is_free_of_torch():
+    found = {name: modules for name, _, modules in files() if name in FREE_OF_TORCH}
+    assert found.keys() == set(FREE_OF_TORCH)
+    for name, modules in found.items():
+        assert not [m for m in modules if m.split(".")[0] == "torch"], name
+
+
+def test_files_fit_in_the_head():
+    lengths = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
+    assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}

@@ -1,0 +1,64 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import vitrail
+from vitrail.cli import main
+
+
+def test_help_and_version_do_not_load_torch():
+    code = (
+        "import sys; from vitrail.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "main(['--version'])\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert vitrail.__version__ in done.stdout
+    assert "models" in done.stdout
+
+
+def test_the_module_runs_like_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "vitrail", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == f"vitrail {vitrail.__version__}\n"
+
+
+def test_models_are_listed_with_their_sizes(capsys):
+    assert main(["models", "--like", "vit-b/16", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["parameters"]) for row in rows] == [
+        ("ViT-B/16", 86_567_656),
+        ("R50+ViT-B/16", 98_659_112),
+    ]
+
+
+def test_the_table_of_models_is_for_people(capsys):
+    assert main(["models", "--like", "mixer-b"]) == 0
+    assert "59,880,472" in capsys.readouterr().out
+
+
+def test_a_user_error_is_one_line_and_status_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file" / "below"), "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vitrail: cannot write into")
+    assert error.count("\n") == 1
+
+
+def test_the_demo_leaves_a_picture(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2"]) == 0
+    assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
+    assert "of 500 new pictures" in capsys.readouterr().out
+
+
+def test_public_names_are_all_there():
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = vitrail.nonsense
