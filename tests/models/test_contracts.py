@@ -159,7 +159,7 @@ def test_attention_maps_are_what_the_fused_path_used(name):
         entered, relative = model.encoder.enter(index, tokens, grid)
         torch.testing.assert_close(seen.sum(dim=-1), torch.ones(seen.shape[:-1]))
         attention, normed = block.attention, block.norm1(entered)
-        value = attention.split_heads(attention.qkv(normed).chunk(3, dim=-1)[2])
+        _, _, value = attention.query_key_value(normed)
         mixed = attention.merge((seen @ value).transpose(1, 2).flatten(2))
         torch.testing.assert_close(mixed, attention(normed, relative), atol=1e-5, rtol=1e-5)
         chosen = block.attention_map(entered, relative, heads=[1])

@@ -72,8 +72,7 @@ def test_relative_attention_adds_the_offsets_score(larger):
     tokens, grid = model.tokens_and_grid(images)
     entered, keys = model.encoder.enter(0, tokens, grid)
     block = model.encoder.blocks[0]
-    query, key, _ = block.attention.qkv(block.norm1(entered)).chunk(3, dim=-1)
-    query, key = (block.attention.split_heads(part) for part in (query, key))
+    query, key, _ = block.attention.query_key_value(block.norm1(entered))
     scores = query @ key.mT + torch.einsum("bhqk,qnk->bhqn", query, keys)
     expected = (scores / 8**0.5).softmax(dim=-1)
     torch.testing.assert_close(block.attention_map(entered, keys), expected)

@@ -70,6 +70,23 @@ def test_the_model_is_the_papers_equations(tiny):
     torch.testing.assert_close(model(images), plain_vit(model, images), atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "kind", [{}, {"distillation": True}, {"position": "relative"}, {"qkv_bias": False}]
+)
+def test_leaving_out_what_nobody_reads_changes_nothing(tiny, kind):
+    model = awake(tiny.change(**kind))
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    outcomes = []
+    for read in (model.read, None):
+        model.read = read
+        model.zero_grad()
+        logits = model(images)
+        logits.square().sum().backward()
+        outcomes.append([logits, *(p.grad.clone() for p in model.parameters())])
+    for short, full in zip(*outcomes, strict=True):
+        torch.testing.assert_close(short, full, atol=1e-9, rtol=1e-9)
+
+
 def test_an_untrained_model_has_no_opinion(tiny):
     assert torch.equal(VisionTransformer(tiny)(torch.rand(2, 3, 8, 8)), torch.zeros(2, 3))
 
@@ -78,7 +95,7 @@ def test_the_representation_layer_ends_in_tanh(tiny):
     model = awake(tiny.change(representation=5))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     pooled = model.pool(model.encode(images))
-    assert torch.equal(model.features(images), torch.tanh(model.representation(pooled)))
+    torch.testing.assert_close(model.features(images), torch.tanh(model.representation(pooled)))
 
 
 def test_mean_pooling_comes_after_the_norm_and_leaves_registers_out(tiny):

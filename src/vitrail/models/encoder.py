@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.models.config import MlpKind, Numerics, VitConfig
+from vitrail.models.activation import gelu
+from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
 from vitrail.models.position import POSITIONS, Grid
 
 
@@ -27,10 +28,15 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.merge = nn.Linear(width, width)
 
-    def forward(self, tokens: Tensor, relative: Tensor | None = None) -> Tensor:
-        """`relative`, if given, holds a key (N, N, K) for each offset (`position.py`)."""
-        query, key, value = (self.split_heads(part) for part in self.qkv(tokens).chunk(3, dim=-1))
-        bias = None if relative is None else relative_scores(query, relative)
+    def forward(
+        self, tokens: Tensor, relative: Tensor | None = None, read: int | None = None
+    ) -> Tensor:
+        """What the first `read` tokens, or all, have seen.
+
+        `relative`, if given, holds a key (N, N, K) for each offset (`position.py`).
+        """
+        query, key, value = self.query_key_value(tokens, read)
+        bias = None if relative is None else relative_scores(query, relative[:read])
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
         return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
 
@@ -41,7 +47,7 @@ class SelfAttention(nn.Module):
         heads: Sequence[int] | None = None,
     ) -> Tensor:
         """Who looks at whom, for all or the chosen heads; `forward` never builds it."""
-        query, key, _ = (self.split_heads(part) for part in self.qkv(tokens).chunk(3, dim=-1))
+        query, key, _ = self.query_key_value(tokens)
         if heads is not None:
             query, key = query[:, list(heads)], key[:, list(heads)]
         scores = query @ key.mT / query.shape[-1] ** 0.5
@@ -49,14 +55,22 @@ class SelfAttention(nn.Module):
             scores = scores + relative_scores(query, relative)
         return scores.softmax(dim=-1)  # (B, H, N, N), each row sums to 1
 
-    def split_heads(self, tokens: Tensor) -> Tensor:
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, K)
+    def query_key_value(self, tokens: Tensor, read: int | None = None) -> tuple[Tensor, ...]:
+        """Three of (B, H, N, K); queries of the first `read` tokens only, if that is given."""
+        if read is None:
+            parts = self.qkv(tokens).chunk(3, dim=-1)
+        else:
+            width, weight, bias = self.merge.in_features, self.qkv.weight, self.qkv.bias
+            bias_q, bias_kv = (None, None) if bias is None else (bias[:width], bias[width:])
+            query = F.linear(tokens[:, :read], weight[:width], bias_q)
+            parts = (query, *F.linear(tokens, weight[width:], bias_kv).chunk(2, dim=-1))
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
 
 
 def relative_scores(query: Tensor, relative: Tensor) -> Tensor:
     """What the offsets add to the attention scores, scaled as the content is."""
-    by_token = query.flatten(0, 1).transpose(0, 1)  # (N, B * H, K)
-    scores = by_token @ relative.mT / query.shape[-1] ** 0.5  # (N, B * H, N)
+    by_token = query.flatten(0, 1).transpose(0, 1)  # (queries, B * H, K)
+    scores = by_token @ relative.mT / query.shape[-1] ** 0.5  # (queries, B * H, N)
     return scores.transpose(0, 1).unflatten(0, query.shape[:2])  # (B, H, N, N)
 
 
@@ -68,10 +82,10 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
-        self.gelu = "tanh" if numerics.gelu == "tanh" else "none"  # torch's words
+        self.gelu: Gelu = numerics.gelu
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.gelu)))
+        return self.fc2(self.dropout(gelu(self.fc1(tokens), self.gelu)))
 
 
 class SwiGlu(nn.Module):
@@ -137,9 +151,16 @@ class Block(nn.Module):
         self.mlp = MLPS[config.mlp](config.width, config.mlp_width, config.numerics, config.dropout)
         self.branch2 = branch()
 
-    def forward(self, tokens: Tensor, relative: Tensor | None = None) -> Tensor:
-        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), relative))  # equation 2
-        return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # equation 3
+    def forward(
+        self, tokens: Tensor, relative: Tensor | None = None, read: int | None = None
+    ) -> Tensor:
+        """The tokens after this layer; only the first `read`, if nobody reads the others.
+
+        The sums are taken in the memory of the branch, which nobody else holds.
+        """
+        seen = self.branch1(self.attention(self.norm1(tokens), relative, read))
+        tokens = seen.add_(tokens[:, :read])  # equation 2
+        return self.branch2(self.mlp(self.norm2(tokens))).add_(tokens)  # equation 3
 
     def attention_map(
         self,
@@ -165,9 +186,12 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
         self.checkpointing = False  # forget what a block computes and do it again for the gradient
 
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+    def forward(self, tokens: Tensor, grid: Grid, read: int | None = None) -> Tensor:
+        """All tokens, or the first `read` of them: then the last block does no more than these."""
+        last = len(self.blocks) - 1
         for index in range(len(self.blocks)):
-            tokens = self.step(index, *self.enter(index, tokens, grid))
+            entered, relative = self.enter(index, tokens, grid)
+            tokens = self.step(index, entered, relative, read if index == last else None)
         return self.norm(tokens)
 
     def enter(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
@@ -177,9 +201,11 @@ class Encoder(nn.Module):
         position = self.positions[index % len(self.positions)]  # a shared one is the only one
         return (tokens, position.at(grid)) if self.relative else (position(tokens, grid), None)
 
-    def step(self, index: int, tokens: Tensor, relative: Tensor | None) -> Tensor:
+    def step(
+        self, index: int, tokens: Tensor, relative: Tensor | None, read: int | None = None
+    ) -> Tensor:
         """What block `index` makes of what it reads."""
         block = self.blocks[index]
         if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, tokens, relative, use_reentrant=False)
-        return block(tokens, relative)
+            return checkpoint(block, tokens, relative, read, use_reentrant=False)
+        return block(tokens, relative, read)
