@@ -17,7 +17,7 @@ test: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/run.py

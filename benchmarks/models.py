@@ -25,10 +25,10 @@ def report() -> str:
         "",
         "The same network in five libraries, each with its own defaults (the peers compute the",
         "exact GELU, vitrail the authors' tanh form). A training step is forward, cross-entropy,",
-        f"backward and fused AdamW. Interleaved, {ROUNDS} rounds. *Ratio* is the median over rounds",
-        "of the library's time divided by vitrail's: above 1, vitrail is faster. *Share* is how",
-        "much of the machine's best float32 matrix-product rate the plain network's products make",
-        "up; vitrail leaves out those of the last block that nobody reads.",
+        f"backward and fused AdamW. Interleaved, {ROUNDS} rounds. *Ratio* is the median over",
+        "rounds of the library's time divided by vitrail's: above 1, vitrail is faster. *Share* is",
+        "how much of the machine's best float32 matrix-product rate the plain network's products",
+        "make up; vitrail leaves out those of the last block that nobody reads.",
         "",
     ]
     for title, (shape, batch) in CASES.items():
