@@ -4,7 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitrail.checkpoints.facts import Facts as Facts
     from vitrail.checkpoints.load import load as load
+    from vitrail.checkpoints.save import push as push
+    from vitrail.checkpoints.save import save as save
+    from vitrail.data.preprocessing import Preprocessing as Preprocessing
     from vitrail.errors import CheckpointError as CheckpointError
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
@@ -22,6 +26,10 @@ __version__ = "0.1.0.dev0"
 WHERE = {
     "create": "models.build",
     "load": "checkpoints.load",
+    "push": "checkpoints.save",
+    "save": "checkpoints.save",
+    "Facts": "checkpoints.facts",
+    "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
     "BitConfig": "models.config",
     "MixerConfig": "models.config",

@@ -1,6 +1,6 @@
 """Google's .npz files: google-research/vision_transformer, big_vision and big_transfer.
 
-Over the years the same weights were stored under several layouts. `canonical` turns all of them
+Over the years the same weights were stored under several layouts. `tidy` turns all of them
 into one, that of today's vision_transformer; after it, a family is one table.
 
     params/…, opt/target/…, params/img/…       training states: what is beside the weights is left
@@ -12,93 +12,89 @@ into one, that of today's vision_transformer; after it, a family is one table.
 """
 
 import re
-from pathlib import Path
 
-from torch import Tensor
+import torch
 
 from vitrail.checkpoints import google_bit, google_mixer, google_vit
-from vitrail.checkpoints.npz import read_npz
-from vitrail.checkpoints.rules import read
+from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints.google_vit import POSITION
 from vitrail.errors import CheckpointError
-from vitrail.models.build import Model
 
 PREFIXES = ("params/img/", "params/", "opt/target/img/", "opt/target/", "target/", "")
+MOST_LAYERS = 1000  # of a scanned file; more is a mistake or an attack
 SCANNED = "Transformer/encoderblock/"
-POSITION_PLACES = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
+POSITION_PLACES = ("Transformer/pos_embedding", "pos_embedding")
 MAP_PARTS = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
 EARLY_NAMES = {
     "/MultiHeadDotProductAttention_1/": "/MultiHeadDotProductAttention_0/",
     "/LayerNorm_2/": "/LayerNorm_1/",
     "/MlpBlock_3/": "/MlpBlock_0/",
 }
-# Each family by an array that no other has.
-FAMILIES = {
-    "resnet/root_block/standardized_conv2d/kernel": google_bit,
-    "stem/kernel": google_mixer,
-    "embedding/kernel": google_vit,
-}
 
 
-def load_google(path: Path) -> Model:
-    """The model of a Google .npz file; everything is read from names and shapes."""
-    arrays = canonical(read_npz(path))
-    for key, family in FAMILIES.items():
-        if key in arrays:
-            config = family.describe(arrays)
-            return read(arrays, family.rules(config), config)
-    raise CheckpointError(
-        f"{path} holds no ViT, hybrid, BiT or Mixer of Google's: "
-        f"none of {', '.join(FAMILIES)} is in it"
-    )
-
-
-def canonical(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def tidy(weights: Weights) -> Weights:
     """The arrays under the names of today's vision_transformer."""
-    arrays = without_prefix(arrays)
-    if any(name.startswith(("resnet/", "root_block/")) for name in arrays):
-        return google_bit.canonical(arrays)
-    if any(name.startswith("Mixer/") for name in arrays):
-        return google_mixer.canonical(arrays)
-    arrays = unscanned(arrays)
-    if any("/MultiHeadDotProductAttention_1/" in name for name in arrays):
-        arrays = {with_late_name(name): array for name, array in arrays.items()}
+    if not any(name.endswith("/kernel") for name in weights.entries):
+        return weights  # not Google's
+    return Weights(renamed(without_prefix(weights.entries)), weights.settings)
+
+
+def renamed(entries: dict[str, Entry]) -> dict[str, Entry]:
+    if any(name.startswith(("resnet/", "root_block/")) for name in entries):
+        return google_bit.renamed(entries)
+    if any(name.startswith("Mixer/") for name in entries):
+        return google_mixer.renamed(entries)
+    entries = unscanned(entries)
+    if any("/MultiHeadDotProductAttention_1/" in name for name in entries):
+        entries = {with_late_name(name): entry for name, entry in entries.items()}
     for place in POSITION_PLACES:
-        if place in arrays:
-            arrays["pos_embedding"] = arrays.pop(place)
-    if "pos_embedding" in arrays:
-        arrays["pos_embedding"] = google_vit.with_class_row(arrays)
-    if "probe" in arrays:
-        arrays = {
-            f"MAPHead_0/{name}" if name.startswith(MAP_PARTS) else name: array
-            for name, array in arrays.items()
+        if place in entries:
+            entries[POSITION] = entries.pop(place)
+    if POSITION in entries:
+        entries[POSITION] = google_vit.with_class_row(entries)
+    if "probe" in entries:
+        entries = {
+            f"MAPHead_0/{name}" if name.startswith(MAP_PARTS) else name: entry
+            for name, entry in entries.items()
         }
     return {
-        name: array.flatten() if re.search(r"gn\w+/(scale|bias)$", name) else array
-        for name, array in arrays.items()  # GroupNorm's may be (1, 1, 1, C)
+        name: entry.map(torch.flatten) if re.search(r"gn\w+/(scale|bias)$", name) else entry
+        for name, entry in entries.items()  # GroupNorm's may be (1, 1, 1, C)
     }
 
 
-def without_prefix(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def without_prefix(entries: dict[str, Entry]) -> dict[str, Entry]:
     for prefix in PREFIXES:
-        if any(name.startswith(prefix) for name in arrays):
+        if any(name.startswith(prefix) for name in entries):
             return {
-                name.removeprefix(prefix): array
-                for name, array in arrays.items()
+                name.removeprefix(prefix): entry
+                for name, entry in entries.items()
                 if name.startswith(prefix)
             }
-    return arrays
+    return entries
 
 
-def unscanned(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def unscanned(entries: dict[str, Entry]) -> dict[str, Entry]:
     """One array for each layer, where the file has one for all of them."""
     out = {}
-    for name, array in arrays.items():
+    for name, entry in entries.items():
         if not name.startswith(SCANNED):
-            out[name] = array
+            out[name] = entry
             continue
-        for index, layer in enumerate(array):
+        layers = entry.shape[0] if entry.shape else 0
+        if not 0 < layers <= MOST_LAYERS:
+            raise CheckpointError(f"{name} is {entry.shape}: no number of layers")
+        for index in range(layers):
+            layer = entry.map(lambda all_layers, index=index: all_layers[index])
             out[f"Transformer/encoderblock_{index}/{name.removeprefix(SCANNED)}"] = layer
     return out
+
+
+def early_name(name: str) -> str:
+    """What an array was called before 2021."""
+    for early, late in EARLY_NAMES.items():
+        name = re.sub(rf"(encoderblock_\d+){late}", rf"\1{early}", name)
+    return name
 
 
 def with_late_name(name: str) -> str:

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from torch import Tensor
+import torch
 
-from vitrail.checkpoints.google_vit import conv, count, same, shape
-from vitrail.checkpoints.rules import Arrays, Rule
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.config import BitConfig
+from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints.google_vit import conv
+from vitrail.checkpoints.rules import Entries, Rule, same
+from vitrail.checkpoints.shapes import count, other_numerics, shape
+from vitrail.models.config import NUMERICS, BitConfig
 from vitrail.models.resnet import ROOT_WIDTH
 
 ROOT = "resnet/root_block/standardized_conv2d"
@@ -30,35 +31,44 @@ BIG_VISION = (
 NUMBERED = (r"/standardized_conv2d_\d+/", "/standardized_conv2d/")  # some files count their parts
 
 
-def canonical(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(entries: dict[str, Entry]) -> dict[str, Entry]:
     """The arrays under big_transfer's names and shapes."""
     out = {}
-    for name, array in arrays.items():
+    for name, entry in entries.items():
         for pattern, ours in (*BIG_VISION, NUMBERED):
             name = re.sub(pattern, ours, name)
         if name.endswith(("/gamma", "/beta")):
-            array = array.flatten()  # may be (1, 1, 1, C)
-        if name == "resnet/head/conv2d/kernel" and array.ndim == 2:
-            array = array[None, None]  # a dense head is a 1x1 convolution
-        out[name] = array
+            entry = entry.map(torch.flatten)  # may be (1, 1, 1, C)
+        if name == "resnet/head/conv2d/kernel" and len(entry.shape) == 2:
+            entry = entry.map(
+                lambda kernel: kernel[None, None]
+            )  # a dense head is a 1x1 convolution
+        out[name] = entry
     return out
 
 
-def describe(arrays: Arrays) -> BitConfig:
+def recognizes(entries: Entries) -> bool:
+    return f"{ROOT}/kernel" in entries
+
+
+def cannot(config: BitConfig) -> list[str]:
+    """What of a model Google's names have no words for."""
+    return other_numerics(config, NUMERICS["big_transfer"])
+
+
+def describe(weights: Weights) -> BitConfig:
     """The description of a BiT, from names and shapes alone."""
-    _, _, channels, width = shape(arrays, f"{ROOT}/kernel", 4)
-    stages = count(arrays, r"resnet/block(\d+)/")
-    blocks = [count(arrays, rf"resnet/block{stage}/unit(\d+)/") for stage in range(1, stages + 1)]
-    classes = shape(arrays, "resnet/head/conv2d/kernel", 4)[3] if has_head(arrays) else 0
-    try:
-        return BitConfig(
-            blocks=tuple(blocks),
-            width_factor=width // ROOT_WIDTH,
-            channels=channels,
-            num_classes=classes,
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"the file describes no possible model: {error}") from None
+    entries = weights.entries
+    _, _, channels, width = shape(entries, f"{ROOT}/kernel", 4)
+    stages = count(entries, r"resnet/block(\d+)/")
+    blocks = [count(entries, rf"resnet/block{stage}/unit(\d+)/") for stage in range(1, stages + 1)]
+    classes = shape(entries, "resnet/head/conv2d/kernel", 4)[3] if has_head(entries) else 0
+    return BitConfig(
+        blocks=tuple(blocks),
+        width_factor=width // ROOT_WIDTH,
+        channels=channels,
+        num_classes=classes,
+    )
 
 
 def rules(config: BitConfig) -> list[Rule]:
@@ -97,5 +107,5 @@ def norm(ours: str, theirs: str) -> Iterator[Rule]:
     yield same(f"{ours}.bias", f"{theirs}/beta")
 
 
-def has_head(arrays: Arrays) -> bool:
-    return "resnet/head/conv2d/kernel" in arrays
+def has_head(entries: Entries) -> bool:
+    return "resnet/head/conv2d/kernel" in entries

@@ -3,24 +3,16 @@
 import math
 import re
 
-from torch import Tensor
+import torch
 
-from vitrail.checkpoints.google_vit import (
-    conv,
-    count,
-    dense,
-    is_square,
-    last_size,
-    mlp_rules,
-    norm,
-    same,
-    shape,
-)
-from vitrail.checkpoints.rules import Arrays, Rule
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints.google_vit import conv, dense, mlp_rules, norm
+from vitrail.checkpoints.rules import Entries, Rule, same
+from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape
+from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, MixerConfig
 
-# The older layout's names. Its kernels may have axes of length 1, which `canonical` drops.
+# The older layout's names. Its kernels may have axes of length 1, which `renamed` drops.
 OLDER = (
     (r"^embedding/", "stem/"),
     (r"^Mixer/encoder_norm/", "pre_head_layer_norm/"),
@@ -32,45 +24,54 @@ OLDER = (
 )
 
 
-def canonical(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(entries: dict[str, Entry]) -> dict[str, Entry]:
     """The arrays of the older layout under today's names."""
     second = {  # the second norm of a block: whatever number it has, it is not 0
-        name: re.sub(r"/LayerNorm_[1-9]\d*/", "/LayerNorm_1/", name) for name in arrays
+        name: re.sub(r"/LayerNorm_[1-9]\d*/", "/LayerNorm_1/", name) for name in entries
     }
     out = {}
-    for name, array in arrays.items():
+    for name, entry in entries.items():
         name = second[name]
         for pattern, today in OLDER:
             name = re.sub(pattern, today, name)
-        out[name] = array.squeeze() if "_mixing/" in name else array
+        out[name] = entry.map(torch.squeeze) if "_mixing/" in name else entry
     return out
 
 
-def describe(arrays: Arrays) -> MixerConfig:
+def recognizes(entries: Entries) -> bool:
+    return "stem/kernel" in entries
+
+
+def cannot(config: MixerConfig) -> list[str]:
+    """What of a model Google's names have no words for."""
+    height, width = config.grid
+    oblong = [f"a grid of {height} x {width}, which is not square"] if height != width else []
+    return oblong + other_numerics(config, NUMERICS["google"])
+
+
+def describe(weights: Weights) -> MixerConfig:
     """The description of a Mixer, from names and shapes alone."""
-    down, across, channels, width = shape(arrays, "stem/kernel", 4)
-    tokens, tokens_mlp = shape(arrays, "MixerBlock_0/token_mixing/Dense_0/kernel", 2)
-    _, channels_mlp = shape(arrays, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
+    entries = weights.entries
+    down, across, channels, width = shape(entries, "stem/kernel", 4)
+    tokens, tokens_mlp = shape(entries, "MixerBlock_0/token_mixing/Dense_0/kernel", 2)
+    _, channels_mlp = shape(entries, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
     if not is_square(tokens):
         raise CheckpointError(
             f"the Mixer has {tokens} tokens, which make no square grid; "
             "Google's format cannot say how many go into a row"
         )
     side = math.isqrt(tokens)
-    try:
-        return MixerConfig(
-            depth=count(arrays, r"MixerBlock_(\d+)/"),
-            width=width,
-            tokens_mlp=tokens_mlp,
-            channels_mlp=channels_mlp,
-            patch_size=(down, across),
-            image_size=(side * down, side * across),
-            channels=channels,
-            num_classes=last_size(arrays, "head/bias"),
-            numerics=NUMERICS["google"],
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"the file describes no possible model: {error}") from None
+    return MixerConfig(
+        depth=count(entries, r"MixerBlock_(\d+)/"),
+        width=width,
+        tokens_mlp=tokens_mlp,
+        channels_mlp=channels_mlp,
+        patch_size=(down, across),
+        image_size=(side * down, side * across),
+        channels=channels,
+        num_classes=last_size(entries, "head/bias"),
+        numerics=NUMERICS["google"],
+    )
 
 
 def rules(config: MixerConfig) -> list[Rule]:

@@ -5,17 +5,18 @@ and out. JAX multiplies from the right, so kernels are (in, out) and convolution
 """
 
 import math
-import re
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from vitrail.checkpoints.rules import Arrays, Rule
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints.rules import Entries, Rule, first, same
+from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape
+from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, VitConfig, resnet_shrink
 from vitrail.models.resnet import ROOT_WIDTH
 
+POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_0"
 ATTENTION = "MultiHeadDotProductAttention_0"
 UNKNOWN_SIZE = 224  # a model with fixed positions does not say for which size it was trained
@@ -29,7 +30,7 @@ def rules(config: VitConfig) -> list[Rule]:
     if config.pool == "cls":
         table.append(first("cls_token", "cls"))
     if config.position == "learned":
-        table.append(first("position.table", "pos_embedding"))
+        table.append(first("position.table", POSITION))
     for index in range(config.depth):
         table += block_rules(
             f"encoder.blocks.{index}", f"Transformer/encoderblock_{index}", config.heads
@@ -44,61 +45,86 @@ def rules(config: VitConfig) -> list[Rule]:
     return table
 
 
-def describe(arrays: Arrays) -> VitConfig:
+def recognizes(entries: Entries) -> bool:
+    return "embedding/kernel" in entries
+
+
+def cannot(config: VitConfig) -> list[str]:
+    """What of a model Google's names have no words for."""
+    height, width = config.grid
+    wrong = {
+        f"positions of the kind {config.position!r}": config.position
+        not in ("learned", "sincos-2d"),
+        f"positions placed at {config.position_place!r}": config.position_place != "stem",
+        f"a grid of {height} x {width}, which is not square": height != width
+        and config.position == "learned",
+        f"an image size of {config.image_size} with fixed positions": config.position == "sincos-2d"
+        and config.image_size != UNKNOWN_SIZE,
+        f"the stem {config.stem!r}": config.stem == "conv",
+        "register tokens": config.registers > 0,
+        "a distillation token": config.distillation,
+        "LayerScale": config.layer_scale is not None,
+        "attention without a qkv bias": not config.qkv_bias,
+        "SwiGLU": config.mlp != "gelu",
+    }
+    return [what for what, applies in wrong.items() if applies] + other_numerics(
+        config, NUMERICS["google"]
+    )
+
+
+def describe(weights: Weights) -> VitConfig:
     """The description of a ViT or hybrid, from names and shapes alone."""
-    down, across, _, width = shape(arrays, "embedding/kernel", 4)
-    _, heads, _ = shape(arrays, f"{BLOCK}/{ATTENTION}/query/kernel", 3)
-    _, mlp_width = shape(arrays, f"{BLOCK}/MlpBlock_0/Dense_0/kernel", 2)
-    hybrid = "conv_root/kernel" in arrays
+    entries = weights.entries
+    down, across, _, width = shape(entries, "embedding/kernel", 4)
+    _, heads, _ = shape(entries, f"{BLOCK}/{ATTENTION}/query/kernel", 3)
+    _, mlp_width = shape(entries, f"{BLOCK}/MlpBlock_0/Dense_0/kernel", 2)
+    hybrid = "conv_root/kernel" in entries
     root = "conv_root/kernel" if hybrid else "embedding/kernel"
-    _, _, channels, root_width = shape(arrays, root, 4)
-    blocks = resnet_blocks(arrays) if hybrid else ()
+    _, _, channels, root_width = shape(entries, root, 4)
+    blocks = resnet_blocks(entries) if hybrid else ()
     shrink = resnet_shrink(blocks) if hybrid else 1
-    try:
-        return VitConfig(
-            depth=count(arrays, r"Transformer/encoderblock_(\d+)/"),
-            width=width,
-            mlp_width=mlp_width,
-            heads=heads,
-            patch_size=(down, across),
-            image_size=image_size(arrays, (down * shrink, across * shrink)),
-            channels=channels,
-            num_classes=last_size(arrays, "head/bias"),
-            stem="resnet" if hybrid else "patches",
-            resnet_blocks=blocks,
-            resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
-            position="learned" if "pos_embedding" in arrays else "sincos-2d",
-            pool="cls" if "cls" in arrays else "map" if "MAPHead_0/probe" in arrays else "mean",
-            representation=last_size(arrays, "pre_logits/bias"),
-            numerics=NUMERICS["google"],
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"the file describes no possible model: {error}") from None
+    return VitConfig(
+        depth=count(entries, r"Transformer/encoderblock_(\d+)/"),
+        width=width,
+        mlp_width=mlp_width,
+        heads=heads,
+        patch_size=(down, across),
+        image_size=image_size(entries, (down * shrink, across * shrink)),
+        channels=channels,
+        num_classes=last_size(entries, "head/bias"),
+        stem="resnet" if hybrid else "patches",
+        resnet_blocks=blocks,
+        resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
+        position="learned" if POSITION in entries else "sincos-2d",
+        pool="cls" if "cls" in entries else "map" if "MAPHead_0/probe" in entries else "mean",
+        representation=last_size(entries, "pre_logits/bias"),
+        numerics=NUMERICS["google"],
+    )
 
 
-def with_class_row(arrays: Arrays) -> Tensor:
+def with_class_row(entries: Entries) -> Entry:
     """The position table with a row for the class token if there is one, and without if not.
 
     vision_transformer adds positions to the class token too. big_vision does not, which is a row
     of zeros; its models without a class token may still carry the row of an older one.
     """
-    table = arrays["pos_embedding"]
-    if table.ndim != 3:
-        raise CheckpointError(f"pos_embedding is {tuple(table.shape)}, not (1, tokens, width)")
+    table = entries[POSITION]
+    if len(table.shape) != 3:
+        raise CheckpointError(f"pos_embedding is {table.shape}, not (1, tokens, width)")
     rows = table.shape[1]
-    if "cls" in arrays and is_square(rows):
-        return torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
-    if "cls" not in arrays and is_square(rows - 1):
-        return table[:, 1:]
+    if "cls" in entries and is_square(rows):
+        return table.map(lambda rows: torch.cat([torch.zeros_like(rows[:, :1]), rows], dim=1))
+    if "cls" not in entries and is_square(rows - 1):
+        return table.map(lambda rows: rows[:, 1:])
     return table
 
 
-def image_size(arrays: Arrays, stride: tuple[int, int]) -> tuple[int, int]:
+def image_size(entries: Entries, stride: tuple[int, int]) -> tuple[int, int]:
     """The pixels the position table was made for."""
-    if "pos_embedding" not in arrays:
+    if POSITION not in entries:
         sides = [max(1, UNKNOWN_SIZE // step) * step for step in stride]
         return sides[0], sides[1]
-    patches = arrays["pos_embedding"].shape[1] - ("cls" in arrays)
+    patches = entries[POSITION].shape[1] - ("cls" in entries)
     if not is_square(patches):
         raise CheckpointError(
             f"pos_embedding has {patches} rows for patches, which make no square grid; "
@@ -108,10 +134,10 @@ def image_size(arrays: Arrays, stride: tuple[int, int]) -> tuple[int, int]:
     return side * stride[0], side * stride[1]
 
 
-def resnet_blocks(arrays: Arrays) -> tuple[int, ...]:
+def resnet_blocks(entries: Entries) -> tuple[int, ...]:
     """Units of each stage."""
-    stages = count(arrays, r"block(\d+)/unit\d+/")
-    return tuple(count(arrays, rf"block{stage}/unit(\d+)/") for stage in range(1, stages + 1))
+    stages = count(entries, r"block(\d+)/unit\d+/")
+    return tuple(count(entries, rf"block{stage}/unit(\d+)/") for stage in range(1, stages + 1))
 
 
 def resnet_rules(config: VitConfig) -> Iterator[Rule]:
@@ -205,36 +231,3 @@ def conv(ours: str, theirs: str) -> Rule:
         lambda kernel: kernel.permute(3, 2, 0, 1),
         lambda weight: (weight.permute(2, 3, 1, 0),),
     )
-
-
-def same(ours: str, theirs: str) -> Rule:
-    return Rule(ours, (theirs,))
-
-
-def first(ours: str, theirs: str) -> Rule:
-    """(1, n, D) as (n, D): JAX keeps an axis for the batch."""
-    return Rule(ours, (theirs,), lambda array: array.squeeze(0), lambda tensor: (tensor[None],))
-
-
-def shape(arrays: Arrays, name: str, axes: int) -> tuple[int, ...]:
-    """The shape of an array the description is read from."""
-    if name not in arrays:
-        raise CheckpointError(f"the file has no {name}, which the model needs")
-    sizes = tuple(arrays[name].shape)
-    if len(sizes) != axes:
-        raise CheckpointError(f"{name} is {sizes}; it should have {axes} axes")
-    return sizes
-
-
-def last_size(arrays: Arrays, name: str) -> int:
-    """How many channels a bias has; 0 if there is none."""
-    return shape(arrays, name, 1)[0] if name in arrays else 0
-
-
-def count(arrays: Arrays, pattern: str) -> int:
-    """How many different numbers stand where the pattern has its group."""
-    return len({match[1] for name in arrays if (match := re.match(pattern, name))})
-
-
-def is_square(number: int) -> bool:
-    return number > 0 and math.isqrt(number) ** 2 == number

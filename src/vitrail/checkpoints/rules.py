@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.checkpoints.files import FLOATS, Entry
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model, build
 from vitrail.models.config import Config
 
-Arrays = Mapping[str, Tensor]
+Entries = Mapping[str, Entry]
 SHOWN = 5  # names in a message; more would hide what it says
 
 
@@ -27,53 +28,56 @@ class Rule:
     unpack: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
 
 
-def read(arrays: Arrays, rules: Sequence[Rule], config: Config) -> Model:
-    """The model their arrays make. Every array must be used and every weight be given."""
+def read(entries: Entries, rules: Sequence[Rule], config: Config) -> Model:
+    """The model their arrays make. Every array must be used and every weight be given.
+
+    All names and shapes are checked before a value is read: `unpack` of a tensor without values
+    says what the shapes must be.
+    """
     wanted = {name for rule in rules for name in rule.theirs}
-    if missing := sorted(wanted - arrays.keys()):
+    if missing := sorted(wanted - entries.keys()):
         raise CheckpointError(f"the file has no {listed(missing)}, which the model needs")
-    if left_over := sorted(arrays.keys() - wanted):
+    if left_over := sorted(entries.keys() - wanted):
         raise CheckpointError(f"the model has no place for {listed(left_over)}")
     model = build(config)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    tensors = {}
+    places = dict(model.state_dict())
+    assert {rule.ours for rule in rules} == places.keys(), "a table must cover its models"
     for rule in rules:
-        tensor = packed(rule, arrays)
-        if rule.ours not in shapes or tensor.shape != shapes[rule.ours]:
-            raise CheckpointError(
-                f"{listed(rule.theirs)} {given_shapes(rule, arrays)} do not fit the model, "
-                f"whose {rule.ours} is {tuple(shapes.get(rule.ours, ()))}"
-            )
-        tensors[rule.ours] = tensor
-    if absent := sorted(shapes.keys() - tensors.keys()):
-        raise CheckpointError(f"the file says nothing about {listed(absent)}")
-    model.load_state_dict(tensors, assign=True)
+        for name, part in zip(rule.theirs, rule.unpack(places[rule.ours]), strict=True):
+            if entries[name].shape != tuple(part.shape):
+                raise CheckpointError(
+                    f"{name} is {entries[name].shape}; the rest of the file "
+                    f"asks for {tuple(part.shape)}"
+                )
+    model.load_state_dict({rule.ours: packed(rule, entries) for rule in rules}, assign=True)
     return model
 
 
 def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
-    """Their arrays for a model of ours."""
-    tensors = dict(model.state_dict())
+    """Their arrays for a model of ours; what no rule names is left behind."""
+    tensors = model.state_dict()
     arrays = {}
     for rule in rules:
-        parts = rule.unpack(tensors.pop(rule.ours))
+        parts = rule.unpack(tensors[rule.ours].detach())
         arrays |= zip(rule.theirs, parts, strict=True)
-    if tensors:
-        raise CheckpointError(f"the format has no place for {listed(sorted(tensors))}")
     return {name: array.contiguous() for name, array in arrays.items()}
 
 
-def packed(rule: Rule, arrays: Arrays) -> Tensor:
-    parts = [arrays[name] for name in rule.theirs]
-    try:
-        return rule.pack(*parts).to(torch.float32).contiguous()
-    except (RuntimeError, IndexError, TypeError):  # torch's words for a shape that cannot be turned
-        shapes = given_shapes(rule, arrays)
-        raise CheckpointError(f"{listed(rule.theirs)} cannot be used: {shapes}") from None
+def same(ours: str, theirs: str) -> Rule:
+    return Rule(ours, (theirs,))
 
 
-def given_shapes(rule: Rule, arrays: Arrays) -> str:
-    return ", ".join(str(tuple(arrays[name].shape)) for name in rule.theirs)
+def first(ours: str, theirs: str) -> Rule:
+    """(1, n, D) as (n, D): most libraries keep an axis for the batch."""
+    return Rule(ours, (theirs,), lambda array: array.squeeze(0), lambda tensor: (tensor[None],))
+
+
+def packed(rule: Rule, entries: Entries) -> Tensor:
+    parts = [entries[name].read() for name in rule.theirs]
+    for name, part in zip(rule.theirs, parts, strict=True):
+        if part.dtype not in FLOATS:
+            raise CheckpointError(f"{name} holds {part.dtype} values, which are no weights")
+    return rule.pack(*parts).to(torch.float32).contiguous()
 
 
 def listed(names: Sequence[str]) -> str:

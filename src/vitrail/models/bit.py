@@ -49,6 +49,8 @@ class PreActivationUnit(nn.Module):
 class BiT(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
+    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+
     def __init__(self, config: BitConfig) -> None:
         super().__init__()
         self.config = config

@@ -22,7 +22,7 @@ from vitrail.models.checks import (
 )
 
 Gelu = Literal["tanh", "exact"]
-ResizeMethod = Literal["google", "timm", "transformers", "torchvision", "bilinear"]
+ResizeMethod = Literal["google", "timm", "transformers", "torchvision", "bilinear", "flexivit"]
 StemKind = Literal["patches", "conv", "resnet"]
 PositionKind = Literal["none", "learned", "learned-2d", "relative", "sincos-2d"]
 PositionPlace = Literal["stem", "every-layer", "shared"]

@@ -15,13 +15,14 @@ from vitrail.models.config import ResizeMethod
 
 # google is scipy.ndimage.zoom(order=1), which keeps the corners where they are. The other three
 # are what each library does when a loaded model meets another image size; bilinear is timm's
-# loader of Google files.
+# loader of Google files, flexivit what big_vision's FlexiViT does.
 METHODS: dict[ResizeMethod, dict[str, Any]] = {
     "google": {"mode": "bilinear", "align_corners": True},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
     "transformers": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
     "bilinear": {"mode": "bilinear", "align_corners": False},
+    "flexivit": {"mode": "bilinear", "align_corners": False, "antialias": True},
 }
 
 

@@ -38,6 +38,8 @@ class MixerBlock(nn.Module):
 class MlpMixer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K). The image size is fixed."""
 
+    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
         self.config = config

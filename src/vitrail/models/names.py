@@ -87,6 +87,32 @@ def configuration(name: str) -> Config:
     return CONFIGURATIONS[matches[0]]
 
 
+def name_of(config: Config) -> str:
+    """The name of a model's architecture, whatever its image size, classes and extras are."""
+
+    def shape(one: Config) -> tuple[object, ...]:
+        match one:
+            case VitConfig():
+                body = (one.depth, one.width, one.mlp_width, one.heads, one.patch_size)
+                return (*body, one.stem, one.resnet_blocks, one.resnet_width)
+            case BitConfig():
+                return one.blocks, one.width_factor
+            case MixerConfig():
+                return one.depth, one.width, one.tokens_mlp, one.channels_mlp, one.patch_size
+
+    for name, known in CONFIGURATIONS.items():
+        if type(known) is type(config) and shape(known) == shape(config):
+            return name
+    match config:
+        case VitConfig():
+            kind = {"patches": "ViT", "conv": "ViT with a convolutional stem", "resnet": "hybrid"}
+            return f"{kind[config.stem]} of {config.depth} blocks and width {config.width}"
+        case BitConfig():
+            return f"BiT of {sum(config.blocks)} units, {config.width_factor} times as wide"
+        case MixerConfig():
+            return f"Mixer of {config.depth} blocks and width {config.width}"
+
+
 def vit(size: str, patch_size: int, **more: object) -> VitConfig:
     depth, width, mlp_width, heads = SIZES[size]
     config = VitConfig(

@@ -4,7 +4,8 @@ Each kind is a module in `POSITIONS`. Calling it with tokens and their grid plac
 `at(grid)` gives the vectors themselves, for a grid of any size: (T, D), one row for each class or
 distillation token and each patch in raster order. The relative kind adds nothing to tokens: its
 `at` gives keys (T, T, K) that attention scores its queries against. *Where* positions come in
-(stem, every layer, shared) is for `vit.py` and `encoder.py` to know.
+(stem, every layer, shared) is for `vit.py` and `encoder.py` to know. `tables_at(grid)` gives the
+parameters that a model made for another grid would start with.
 
 Shapes: h x w patches, P placed tokens before them, T = P + h * w, D width, K channels per head.
 """
@@ -16,6 +17,7 @@ from vitrail.models.config import PositionKind, ResizeMethod, VitConfig
 from vitrail.models.grids import Kept, resize_grid, resize_line
 
 Grid = tuple[int, int]
+Tables = dict[str, Tensor]
 TEMPERATURE = 10_000.0  # of the sines: the longest wave is this times the shortest
 RELATIVE_PREFIX_ROWS = 3  # prefix to patch, patch to prefix, prefix to prefix
 
@@ -28,6 +30,9 @@ class NoPosition(nn.Module):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return tokens
+
+    def tables_at(self, grid: Grid) -> Tables:
+        return {}
 
 
 class LearnedPosition(nn.Module):
@@ -49,13 +54,13 @@ class LearnedPosition(nn.Module):
     def at(self, grid: Grid) -> Tensor:
         if grid == self.grid:
             return self.table
-        return self.kept.get(self.table, grid, lambda: self.stretched(grid))
+        return self.kept.get(self.table, grid, lambda: self.tables_at(grid)["table"])
 
-    def stretched(self, grid: Grid) -> Tensor:
+    def tables_at(self, grid: Grid) -> Tables:
         """The table on another grid; rows of class and distillation token stay as they are."""
         patches = self.table[self.prefix :].unflatten(0, self.grid)  # (h, w, D)
         patches = resize_grid(patches, grid, self.method).flatten(0, 1)  # (h' * w', D)
-        return torch.cat([self.table[: self.prefix], patches])  # (T', D)
+        return {"table": torch.cat([self.table[: self.prefix], patches])}  # (T', D)
 
 
 class Learned2dPosition(nn.Module):
@@ -74,15 +79,18 @@ class Learned2dPosition(nn.Module):
         return tokens + self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        height, width = grid
-        columns, rows = self.columns, self.rows
-        if grid != self.grid:
-            columns = resize_line(columns, width, self.method)
-            rows = resize_line(rows, height, self.method)
-        columns = columns.expand(height, width, -1)
-        rows = rows[:, None].expand(height, width, -1)
+        tables = self.tables_at(grid)
+        columns = tables["columns"].expand(*grid, -1)
+        rows = tables["rows"][:, None].expand(*grid, -1)
         patches = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # (h * w, D)
         return torch.cat([self.prefix, patches])  # (T, D)
+
+    def tables_at(self, grid: Grid) -> Tables:
+        columns, rows = self.columns, self.rows
+        if grid != self.grid:
+            columns = resize_line(columns, grid[1], self.method)
+            rows = resize_line(rows, grid[0], self.method)
+        return {"columns": columns, "rows": rows, "prefix": self.prefix}
 
 
 class Sincos2dPosition(nn.Module):
@@ -114,6 +122,9 @@ class Sincos2dPosition(nn.Module):
         patches = torch.cat([across, down], dim=-1).flatten(0, 1)  # (h * w, D)
         return torch.cat([patches.new_zeros(self.prefix, self.width), patches])  # (T, D)
 
+    def tables_at(self, grid: Grid) -> Tables:
+        return {}
+
 
 class RelativePosition(nn.Module):
     """A learned key for every raster offset between query and key, shared by the heads.
@@ -136,10 +147,7 @@ class RelativePosition(nn.Module):
 
     def keys(self, patches: int) -> Tensor:
         """For each query and key of `patches` patches, the row of their offset: (T, T, K)."""
-        offsets = self.table[: 2 * self.patches - 1]
-        if patches != self.patches:
-            offsets = resize_line(offsets, 2 * patches - 1, self.method)
-        table = torch.cat([offsets, self.table[2 * self.patches - 1 :]])
+        table = self.stretched(patches)
         place = torch.arange(patches, device=table.device)
         index = place[:, None] - place + patches - 1  # (N, N), from 0 to 2 N - 2
         if self.prefix:
@@ -148,6 +156,16 @@ class RelativePosition(nn.Module):
             index[: self.prefix, self.prefix :] = first
             index[self.prefix :, : self.prefix] = first + 1
         return table[index]  # (T, T, K)
+
+    def tables_at(self, grid: Grid) -> Tables:
+        return {"table": self.stretched(grid[0] * grid[1])}
+
+    def stretched(self, patches: int) -> Tensor:
+        """The table for another number of patches; rows of prefix tokens stay as they are."""
+        if patches == self.patches:
+            return self.table
+        offsets, prefix = self.table.tensor_split([2 * self.patches - 1])
+        return torch.cat([resize_line(offsets, 2 * patches - 1, self.method), prefix])
 
 
 POSITIONS: dict[PositionKind, type[nn.Module]] = {

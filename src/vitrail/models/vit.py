@@ -22,6 +22,8 @@ from vitrail.models.stems import STEMS, check_images
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
+    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.config = config

@@ -1,0 +1,57 @@
+"""What travels with the weights beside the architecture.
+
+`model.facts` of a model that was loaded, and what `save` writes into a bundle.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
+from vitrail.errors import CheckpointError
+from vitrail.models.build import Model
+from vitrail.models.checks import pair
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """How pictures are prepared, what the classes are called, and where the weights come from."""
+
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] = ()  # in the order of the logits; empty if nobody knows
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return {
+            "preprocessing": self.preprocessing.to_dict(),
+            "class_names": list(self.class_names),
+            "provenance": dict(self.provenance),
+        }
+
+
+def from_dict(values: Mapping[str, Any]) -> Facts:
+    """What `to_dict` wrote."""
+    names = values.get("class_names", [])
+    provenance = values.get("provenance", {})
+    preprocessing = values.get("preprocessing")
+    if (
+        not isinstance(names, list)
+        or not isinstance(provenance, Mapping)
+        or not isinstance(preprocessing, Mapping)
+    ):
+        raise CheckpointError("the settings hold no preprocessing, class_names and provenance")
+    return Facts(
+        preprocessing=preprocessing_from_dict(preprocessing),
+        class_names=tuple(map(str, names)),
+        provenance=provenance,
+    )
+
+
+def facts_of(model: Model) -> Facts:
+    """A model's facts; for one that has none yet, the paper's preprocessing."""
+    if isinstance(model.facts, Facts):
+        return model.facts
+    config = model.config
+    return Facts(preprocessing=preset("google", pair(config.image_size), config.channels))

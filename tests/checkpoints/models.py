@@ -1,0 +1,53 @@
+"""Small models none of whose weights is zero, for every family and many shapes."""
+
+import torch
+
+from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.models.build import build
+from vitrail.models.checks import pair
+
+VIT = VitConfig(depth=2, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3)
+FAMILIES = {
+    "vit": VIT,
+    "mean": VIT.change(pool="mean"),
+    "attention pool": VIT.change(pool="map"),
+    "representation": VIT.change(representation=5),
+    "no head": VIT.change(num_classes=0),
+    "gray": VIT.change(channels=1),
+    "not square": VIT.change(image_size=(8, 16)),
+    "oblong patches": VIT.change(image_size=(8, 16), patch_size=(4, 8)),
+    "distilled": VIT.change(distillation=True),
+    "registers": VIT.change(registers=2, layer_scale=0.1, mlp="swiglu"),
+    "no qkv bias": VIT.change(qkv_bias=False),
+    "sines": VIT.change(position="sincos-2d", pool="mean"),
+    "relative": VIT.change(position="relative"),
+    "2-D at every layer": VIT.change(position="learned-2d", position_place="every-layer"),
+    "conv stem": VIT.change(stem="conv"),
+    "hybrid": VIT.change(stem="resnet", resnet_blocks=(1, 2), patch_size=1, image_size=32),
+    "hybrid root": VIT.change(stem="resnet", patch_size=2, image_size=32),
+    "bit": BitConfig(blocks=(1, 2), num_classes=3),
+    "mixer": MixerConfig(
+        depth=2, width=8, tokens_mlp=6, channels_mlp=12, patch_size=4, image_size=8, num_classes=3
+    ),
+}
+
+
+def awake(config, seed=0):
+    """A model whose every weight has a say."""
+    torch.manual_seed(seed)
+    model = build(config, device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def probe(config, count=2):
+    """Pictures of the model's size; BiT takes any, and small ones are quicker."""
+    size = (32, 32) if isinstance(config, BitConfig) else pair(config.image_size)
+    return torch.randn(count, config.channels, *size)
+
+
+def same_weights(one, other):
+    """To the last bit."""
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
