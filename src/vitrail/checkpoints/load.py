@@ -1,27 +1,158 @@
-"""A model from any reference: a name, or a file of weights."""
+"""A model from any reference: a name, a file of weights, a folder, or a hub address."""
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from vitrail.checkpoints.google import load_google
+from vitrail.checkpoints import bundle, hub
+from vitrail.checkpoints.adapt import Change, adapt
+from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.facts import from_dict as facts_from_dict
+from vitrail.checkpoints.files import Entry, Weights, read_file, read_json
+from vitrail.checkpoints.formats import FORMATS, our_metadata, read_model, table_for
+from vitrail.checkpoints.rules import Rule
+from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model, create
+from vitrail.models.checks import Size, pair
+from vitrail.models.names import name_of
+
+Reference = str | PathLike[str]
+BESIDE = "preprocessor_config.json"  # what Hugging Face writes beside config.json
+INDEX = "model.safetensors.index.json"  # of weights in several files
 
 
-def load(reference: str | PathLike[str]) -> Model:
-    """The model a reference stands for, with its weights.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, and how it came to be."""
+
+    model: Model
+    format: str  # "bundle", "google", …, or "name" for fresh weights
+    rules: list[Rule] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+
+def load(
+    reference: Reference,
+    *,
+    format: str | None = None,
+    heads: int | None = None,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    channels: int | None = None,
+    patch_size: Size | None = None,
+    keep_representation: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Model:
+    """The model a reference stands for, with its weights; `model.facts` is what else is known.
 
     >>> model = load("ViT-B_16.npz")  # a Google checkpoint; nothing else need be said
-    >>> model = load("ViT-B/16")      # a name: fresh weights
+    >>> model = load("ViT-B_16.npz", num_classes=10, image_size=384)  # fitted to a new task
+    >>> model = load("folder")  # a bundle of ours, or what timm or transformers saved
+    >>> model = load("hf:google/vit-base-patch16-224")  # from a hub
+    >>> model = load("ViT-B/16")  # a name: fresh weights
+
+    `format` says what a file is where it cannot be recognized, `heads` how many attention heads a
+    model has where a file does not say. The other arguments fit the model to a new task; whatever
+    is changed is told, to standard error unless `tell` says otherwise.
     """
-    path = Path(reference)
-    if path.suffix == ".npz":
-        return load_google(path)
-    if path.exists():
-        raise CheckpointError(f"{path} is no .npz file, the only kind this version reads")
+    loaded = open_reference(reference, format=format, heads=heads)
+    model, changes = adapt(
+        loaded.model,
+        num_classes=num_classes,
+        image_size=image_size,
+        channels=channels,
+        patch_size=patch_size,
+        keep_representation=keep_representation,
+    )
+    if changes := [*loaded.changes, *changes]:
+        say = tell or (lambda line: print(line, file=sys.stderr))
+        for line in (f"{name_of(model.config)} from {reference}", *map(str, changes)):
+            say(line)
+    return model
+
+
+def open_reference(
+    reference: Reference, *, format: str | None = None, heads: int | None = None
+) -> Loaded:
+    """The model as it is, and how its format stores it."""
+    text = str(reference)
+    path = hub.fetch(text) if hub.is_address(text) else Path(reference)
+    if not path.exists():
+        return named(text)
+    weights, header = read_folder(path) if path.is_dir() else read_single(path)
+    if heads is not None:
+        weights.settings["heads"] = heads
+    if bundle.is_bundle(weights) and format in (None, "bundle"):
+        model = bundle.read_bundle(weights, header)
+        return Loaded(model, "bundle", bundle.rules(model.config))
+    model, found, left_out = read_model(weights, format)
+    model.facts = facts_from(weights.settings, found, model, text)
+    told = [Change(name, "left out", why) for name, why in left_out.items()]
+    return Loaded(model, found, table_for(model.config, found).rules(model.config), told)
+
+
+def named(text: str) -> Loaded:
+    """Fresh weights, if the reference is a name and no missing file."""
     try:
-        return create(str(reference))
+        return Loaded(create(text), "name")
     except ConfigError as error:
-        raise CheckpointError(
-            f"there is no file {str(reference)!r}, and as a name: {error}"
-        ) from None
+        hint = "" if Path(text).suffix else f", and as a name: {error}"
+        raise CheckpointError(f"there is no file {text!r}{hint}") from None
+
+
+def read_single(path: Path) -> tuple[Weights, dict[str, Any]]:
+    weights = read_file(path)
+    return weights, weights.settings
+
+
+def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
+    """Weights of a folder with config.json as their settings, and the weights' own header."""
+    entries: dict[str, Entry] = {}
+    header: dict[str, Any] = {}
+    for path in weight_files(folder):
+        weights = read_file(path)
+        entries |= weights.entries
+        header |= weights.settings
+    settings = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    if (folder / BESIDE).exists():
+        settings[BESIDE] = read_json(folder / BESIDE)
+    return Weights(entries, header | settings), header
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights: one, or the parts an index names."""
+    if (folder / INDEX).exists() and not (folder / "model.safetensors").exists():
+        parts = read_json(folder / INDEX).get("weight_map", {})
+        names = sorted(set(parts.values())) if isinstance(parts, dict) else []
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise CheckpointError(f"{folder / INDEX} names files outside its folder")
+        return [folder / name for name in names]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return [folder / name]
+    kinds = ("*.safetensors", "*.npz", "*.pth", "*.pt", "*.bin")
+    found = [path for kind in kinds for path in sorted(folder.glob(kind))]
+    if len(found) == 1:
+        return found
+    what = "no weights" if not found else f"{len(found)} files of weights"
+    raise CheckpointError(f"{folder} holds {what}; name the file itself")
+
+
+def facts_from(settings: dict[str, Any], format: str, model: Model, source: str) -> Facts:
+    """What a foreign file says beside its weights, or what its origin usually does."""
+    provenance = {"source": Path(source).name or source, "format": format}
+    config = model.config
+    ours = our_metadata(settings)
+    if ours is not None and "preprocessing" in ours:
+        facts = facts_from_dict(ours)
+    else:
+        facts = table_for(config, format).read_facts(settings, config)
+    if facts is None:
+        kind = FORMATS[format].preprocessing
+        facts = Facts(preprocessing=preset(kind, pair(config.image_size), config.channels))
+    names = facts.class_names if len(facts.class_names) == config.num_classes else ()
+    return replace(facts, class_names=names, provenance=dict(facts.provenance) | provenance)

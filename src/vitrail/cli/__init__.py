@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import tyro
 
 from vitrail import __version__
+from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.models import Models
 from vitrail.errors import VitrailError
 
-COMMANDS = {"demo": Demo, "models": Models}
+COMMANDS = {"convert": Convert, "demo": Demo, "models": Models}
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."
 
 

@@ -1,0 +1,164 @@
+"""From one format to another, provably the same model.
+
+The result is written under a temporary name, loaded again, and its logits compared with the
+source's on a probe image; only then does it take its place.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vitrail.checkpoints import bundle
+from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.files import SUFFIXES
+from vitrail.checkpoints.formats import table_for
+from vitrail.checkpoints.huggingface_processor import cannot_prepare
+from vitrail.checkpoints.load import Loaded, Reference, open_reference
+from vitrail.checkpoints.save import destination_file, losses, refuse, save, table_name
+from vitrail.errors import CheckpointError
+from vitrail.models.build import Model
+from vitrail.models.checks import pair
+from vitrail.models.names import name_of
+
+COUNTED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
+TOLERANCE = 1e-6  # of the largest logit; the same weights and numerics give the same logits
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion does, or did."""
+
+    model: str
+    source_format: str
+    target_format: str
+    tensors: list[tuple[list[str], list[str]]]  # their names before and after
+    changes: list[str]
+    lost: list[str]
+    notes: list[str]  # what is not in the result though it belongs to the model
+    difference: float | None = None  # of the logits, relative to the largest; None: not written
+
+
+def convert(
+    source: Reference,
+    destination: Path,
+    to: str,
+    *,
+    from_format: str | None = None,
+    heads: int | None = None,
+    allow_loss: bool = False,
+    dry_run: bool = False,
+) -> Conversion:
+    """Write the source's model in another format, and check that it is the same model."""
+    destination_file(destination, to)  # a wrong one is told before any work is done
+    loaded = open_reference(source, format=from_format, heads=heads)
+    lost = losses(loaded.model, to)
+    refuse(lost, to, allow_loss)
+    planned = Conversion(
+        name_of(loaded.model.config),
+        loaded.format,
+        to,
+        tensor_names(loaded, to),
+        [f"{change.part}: {change.what} ({change.how})" for change in loaded.changes],
+        lost,
+        notes_on(loaded, destination, to),
+    )
+    if dry_run:
+        return planned
+    with beside(destination) as temporary:
+        save(loaded.model, temporary, to, allow_loss=allow_loss)
+        heads = getattr(loaded.model.config, "heads", None)
+        again = open_reference(temporary, format=table_name(to), heads=heads).model
+        difference = logits_difference(loaded.model, again)
+        if difference > TOLERANCE and not lost:
+            raise CheckpointError(
+                f"what was written gives other logits (by {difference:.1e} of the largest); "
+                f"nothing was left at {destination}"
+            )
+        put_in_place(temporary, destination)
+    return replace(planned, difference=difference)
+
+
+def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
+    """What the target has no place for that is not a matter of weights."""
+    facts = facts_of(loaded.model)
+    if to == "huggingface" and destination.suffix not in SUFFIXES:
+        return [f"{what} becomes the nearest thing" for what in cannot_prepare(facts.preprocessing)]
+    if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
+        return []
+    notes = ["preprocessing is not part of such a file"]
+    if facts.class_names:
+        notes.append(f"the {len(facts.class_names)} class names are not part of such a file")
+    return notes
+
+
+def tensor_names(loaded: Loaded, to: str) -> list[tuple[list[str], list[str]]]:
+    """For each of our tensors, what it is called before and after."""
+    config = loaded.model.config
+    ours = [rule.ours for rule in bundle.rules(config)]
+    before = {rule.ours: list(rule.theirs) for rule in loaded.rules}
+    table = bundle if to == "bundle" else table_for(config, table_name(to))
+    after = {rule.ours: list(rule.theirs) for rule in table.rules(config)}
+    return [(before.get(name, [name]), after[name]) for name in ours if name in after]
+
+
+def summary(tensors: list[tuple[list[str], list[str]]]) -> list[str]:
+    """The tensors by kind: layers that differ in a number only are one line."""
+    kinds: Counter[tuple[str, str]] = Counter()
+    for before, after in tensors:
+        kinds[" + ".join(map(starred, before)), " + ".join(map(starred, after))] += 1
+    width = max(len(before) for before, _ in kinds)
+    return [
+        f"{count:4d}  {before:<{width}}  ->  {after}" for (before, after), count in kinds.items()
+    ]
+
+
+def starred(name: str) -> str:
+    """A name with the numbers of layers, stages and units as stars; other numbers stay."""
+    return re.sub(rf"((?:{COUNTED})[._]?)\d+(?=[./])", r"\1*", name)
+
+
+@torch.no_grad()
+def logits_difference(one: Model, other: Model) -> float:
+    """How far apart two models are on a probe image, relative to the largest logit."""
+    generator = torch.Generator().manual_seed(0)
+    height, width = pair(one.config.image_size)
+    probe = torch.randn(1, one.config.channels, height, width, generator=generator)
+    first, second = one.eval()(probe), other.eval()(probe)
+    if first.shape != second.shape:
+        return float("inf")
+    return ((first - second).abs().max() / first.abs().max().clamp(min=1e-30)).item()
+
+
+@contextmanager
+def beside(destination: Path) -> Iterator[Path]:
+    """A place for the result next to where it will be, gone afterwards whatever happens."""
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}.")
+    except OSError as error:
+        raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None
+    try:
+        yield Path(folder) / destination.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, destination: Path) -> None:
+    """Move a file, or a folder's files, to where they belong."""
+    try:
+        if temporary.is_file():
+            temporary.replace(destination)
+            return
+        destination.mkdir(exist_ok=True)
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name != "model.safetensors"):
+            os.replace(path, destination / path.name)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None

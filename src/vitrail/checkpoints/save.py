@@ -1,0 +1,122 @@
+"""A model into files: our bundle, or anybody else's format."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from vitrail.checkpoints import google, hub
+from vitrail.checkpoints.bundle import check_class_names, save_bundle
+from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
+from vitrail.checkpoints.formats import OUR_METADATA, table_for
+from vitrail.checkpoints.rules import write
+from vitrail.checkpoints.shapes import NumericLoss
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError
+from vitrail.models.build import Model
+from vitrail.models.config import to_dict
+
+FOLDERS = ("bundle", "timm", "huggingface")  # formats that are more than a file of weights
+OLDER = "google-older"  # vision_transformer's names before 2021
+
+
+def save(
+    model: Model,
+    path: str | PathLike[str],
+    format: str = "bundle",
+    *,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    allow_loss: bool = False,
+) -> None:
+    """Write a model so that it can be loaded again, here or in another library.
+
+    >>> save(model, "folder", class_names=["cat", "dog"])  # a bundle
+    >>> save(model, "ViT-B_16.npz", "google")
+    >>> save(model, "folder", "huggingface")
+
+    `format` is bundle, google (or google-older), timm, huggingface or torchvision. What the format
+    cannot express is an error; `allow_loss` gives up numerics, never weights.
+    """
+    facts = facts_of(model)
+    if class_names is not None:
+        facts = replace(facts, class_names=tuple(class_names))
+    if preprocessing is not None:
+        facts = replace(facts, preprocessing=preprocessing)
+    check_class_names(facts, model.config)
+    if format == "bundle":
+        save_bundle(model, Path(path), facts)
+        return
+    lost = losses(model, format)
+    refuse(lost, format, allow_loss)
+    write_foreign(model, Path(path), format, facts, exact=not lost)
+
+
+def refuse(lost: list[str], format: str, allow_loss: bool) -> None:
+    """Stop where weights would be lost, or numerics that nobody has given up."""
+    weights = [what for what in lost if not isinstance(what, NumericLoss)]
+    if weights:
+        raise CheckpointError(f"{format} cannot express {'; '.join(weights)}")
+    if lost and not allow_loss:
+        raise CheckpointError(
+            f"{format} cannot express {'; '.join(lost)}; to write the weights all the same, "
+            "allow the loss"
+        )
+
+
+def losses(model: Model, format: str) -> list[str]:
+    """What of the model the format has no words for."""
+    if format == "bundle":
+        return []
+    return table_for(model.config, table_name(format)).cannot(model.config)
+
+
+def write_foreign(model: Model, path: Path, format: str, facts: Facts, *, exact: bool) -> None:
+    """Weights and settings in a foreign format; our description too, where it fits exactly."""
+    table = table_for(model.config, table_name(format))
+    file = destination_file(path, format)
+    tensors = write(model, table.rules(model.config))
+    if format == OLDER:
+        tensors = {google.early_name(name): tensor for name, tensor in tensors.items()}
+    about = {"model": to_dict(model.config), **facts.to_dict()}
+    ours = {OUR_METADATA: json.dumps(about)} if exact else {}
+    write_file(file, tensors, {"format": "pt"} | ours)
+    if file.parent == path:  # a folder: the settings go beside the weights
+        for name, values in table.companions(model.config, facts).items():
+            write_json(path / name, values)
+
+
+def destination_file(path: Path, format: str) -> Path:
+    """Where the weights go: into the file that is named, or a folder with its settings."""
+    if format in FOLDERS and path.exists() and not path.is_dir() and path.suffix not in SUFFIXES:
+        raise CheckpointError(f"cannot write to {path}: it is a file, not a folder")
+    if format == "bundle":
+        if path.is_file():
+            raise CheckpointError(f"cannot write a bundle to {path}: it is a file, not a folder")
+        return path / "model.safetensors"
+    if table_name(format) == "google":
+        if path.suffix != ".npz":
+            raise CheckpointError(f"a Google checkpoint is a file; try {path}.npz")
+        return path
+    if path.suffix in SUFFIXES and path.suffix != ".npz":
+        return path
+    if path.suffix == ".npz":
+        raise CheckpointError(f"only Google's files end in .npz; try {path.with_suffix('')}")
+    if format not in FOLDERS:
+        raise CheckpointError(f"a {format} checkpoint is a file; try {path}.safetensors")
+    return path / "model.safetensors"
+
+
+def table_name(format: str) -> str:
+    return "google" if format == OLDER else format
+
+
+def push(model: Model, name: str, *, private: bool = False) -> str:
+    """Put a model on a hub as a bundle; the address to load it from."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_bundle(model, Path(folder) / name.split("/")[-1])
+        return hub.push(Path(folder) / name.split("/")[-1], name, private=private)

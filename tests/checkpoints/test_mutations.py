@@ -1,0 +1,19 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+COUNT = 2000
+
+
+def test_no_broken_file_gets_further_than_one_line(tmp_path):
+    script = Path(__file__).parent / "mutations.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(COUNT)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["wrong"] == [], "\n".join(outcome["wrong"][:3])
+    assert outcome["loads"] + outcome["errors"] == COUNT
+    assert outcome["errors"] > COUNT / 2  # the mutations bite
+    assert outcome["peak_mib"] < 2048

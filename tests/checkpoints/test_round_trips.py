@@ -1,0 +1,131 @@
+"""Through every pair of formats and back: the same weights to the last bit, as far as a format
+can express the model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import FAMILIES, VIT, awake, probe, same_weights
+from vitrail import CheckpointError, VitConfig, load, save
+from vitrail.checkpoints.save import losses
+from vitrail.models.build import build
+
+FILES = {
+    "bundle": "model",
+    "google": "model.npz",
+    "google-older": "model.npz",
+    "timm": "model",
+    "huggingface": "model",
+    "torchvision": "model.pth",
+}
+QUIET = {"tell": lambda line: None}
+
+
+def through(model, format, folder):
+    """The model, written in a format and read again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(model, folder / FILES[format], format)
+    return load(folder / FILES[format], **QUIET).eval()
+
+
+def pairs():
+    """Every family with every pair of formats that can both express it."""
+    for name, config in FAMILIES.items():
+        if isinstance(config, VitConfig):  # heads of usual width, which files need not state
+            config = config.change(width=64, heads=1)
+        for first in FILES:
+            for second in FILES:
+                peers = {first, second} & {"timm", "torchvision"}
+                suited = config.change(numerics="timm") if peers else config
+                if expresses(first, suited) and expresses(second, suited):
+                    yield pytest.param(suited, first, second, id=f"{name}, {first}, {second}")
+
+
+def expresses(format, config):
+    try:
+        return not losses(build(config), format)
+    except CheckpointError:
+        return False  # no models of this family
+
+
+@pytest.mark.parametrize(("config", "first", "second"), [*pairs()])
+def test_weights_survive_every_pair_of_formats(tmp_path, config, first, second):
+    model = awake(config)
+    middle = through(model, first, tmp_path / "one")
+    last = through(middle, second, tmp_path / "two")
+    assert same_weights(last, model)
+    images = probe(model.config)
+    with torch.no_grad():
+        assert torch.equal(last(images), model(images))
+
+
+def compute_same(one, other):
+    return replace(one, position_resize="google") == replace(other, position_resize="google")
+
+
+@st.composite
+def vits(draw):
+    """Small ViTs of all kinds."""
+    heads = draw(st.integers(1, 3))
+    pool = draw(st.sampled_from(["cls", "mean", "map"]))
+    patch = draw(st.sampled_from([2, 4, (2, 4)]))
+    down, across = (patch, patch) if isinstance(patch, int) else patch
+    height, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    position = draw(st.sampled_from(["learned", "learned", "learned", "sincos-2d", "relative"]))
+    distilled = pool == "cls" and draw(st.booleans())
+    return VIT.change(
+        depth=draw(st.integers(1, 3)),
+        heads=heads,
+        width=heads * draw(st.sampled_from([4, 8])),
+        mlp_width=draw(st.integers(1, 20)),
+        patch_size=patch,
+        image_size=(height * down, width * across),
+        channels=draw(st.integers(1, 4)),
+        num_classes=draw(st.integers(0, 5)),
+        pool=pool,
+        position=position,
+        distillation=distilled,
+        representation=0 if distilled else draw(st.sampled_from([0, 0, 6])),
+        registers=draw(st.sampled_from([0, 0, 2])),
+        layer_scale=draw(st.sampled_from([None, 0.1])),
+        qkv_bias=draw(st.booleans()),
+        mlp=draw(st.sampled_from(["gelu", "gelu", "swiglu"])),
+        numerics=draw(st.sampled_from(["google", "timm", "transformers", "torchvision"])),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(config=vits(), format=st.sampled_from(sorted(FILES)))
+def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, config, format):
+    model = awake(config)
+    folder = tmp_path_factory.mktemp("trip")
+    if losses(model, format):
+        with pytest.raises(CheckpointError, match="cannot express"):
+            save(model, folder / FILES[format], format)
+        assert list(folder.iterdir()) == []
+        return
+    # A .npz says no heads beside the query's shape, and others have our header: all is known.
+    loaded = through(model, format, folder)
+    assert same_weights(loaded, model)
+    assert compute_same(loaded.config.numerics, model.config.numerics)
+    images = probe(config)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), model(images))
+
+
+GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit"]
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_files_come_back_from_a_bundle_unchanged(golden, tmp_path, name):
+    save(load(golden / f"{name}.npz"), tmp_path / "bundle")
+    save(load(tmp_path / "bundle"), tmp_path / "again.npz", "google")
+    before, after = np.load(golden / f"{name}.npz"), np.load(tmp_path / "again.npz")
+    assert sorted(before.files) == sorted(after.files)
+    for key in before.files:
+        assert before[key].dtype == after[key].dtype
+        assert np.array_equal(before[key], after[key])

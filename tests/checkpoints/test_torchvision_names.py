@@ -1,0 +1,143 @@
+"""torchvision's names, both ways, without torchvision."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import FAMILIES, VIT, awake, same_weights
+from vitrail import NUMERICS, CheckpointError, VitConfig
+from vitrail.checkpoints import torchvision_vit
+from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints.rules import read, write
+
+THEIRS = VIT.change(numerics="torchvision")
+
+
+def weights_of(model, **beside):
+    tensors = write(model, torchvision_vit.rules(model.config))
+    return Weights({n: Entry(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside)
+
+
+def load(weights):
+    tidied = torchvision_vit.tidy(weights)
+    assert torchvision_vit.recognizes(tidied.entries)
+    config = torchvision_vit.describe(tidied)
+    return read(tidied.entries, torchvision_vit.rules(config), config)
+
+
+@st.composite
+def configs(draw):
+    """Any ViT that torchvision can express."""
+    sizes = st.integers(1, 3)
+    heads, patch = draw(sizes), draw(sizes)
+    return VitConfig(
+        depth=draw(sizes),
+        width=heads * draw(sizes),
+        mlp_width=draw(st.integers(1, 7)),
+        heads=heads,
+        patch_size=patch,
+        image_size=patch * draw(sizes),
+        num_classes=draw(st.sampled_from([1, 2, 5])),
+        representation=draw(st.sampled_from([0, 3])),
+        numerics=NUMERICS["torchvision"],
+    )
+
+
+@given(config=configs(), early=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_what_is_written_is_read_back(config, early):
+    model = awake(config)
+    weights = weights_of(model, heads=config.heads)
+    if early:
+        weights = with_early_names(weights)
+    again = load(weights)
+    assert again.config == config
+    assert same_weights(again, model)
+    assert torchvision_vit.cannot(config) == []
+
+
+def with_early_names(weights):
+    """The names before torchvision 0.13."""
+    names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
+    entries = {}
+    for name, entry in weights.entries.items():
+        for late, early in names.items():
+            name = name.replace(late, early)
+        entries[name] = entry
+    assert entries.keys() != weights.entries.keys()
+    return Weights(entries, weights.settings)
+
+
+def test_a_tensor_under_two_names_is_an_error():
+    weights = weights_of(awake(THEIRS), heads=2)
+    weights.entries.update(with_early_names(weights).entries)
+    with pytest.raises(CheckpointError, match="twice"):
+        load(weights)
+
+
+def test_heads_are_the_usual_ones_unless_the_user_says():
+    usual = awake(THEIRS.change(width=192, heads=3))
+    assert load(weights_of(usual)).config == usual.config
+    assert load(weights_of(usual, heads=6)).config.heads == 6
+    with pytest.raises(CheckpointError, match="heads"):
+        load(weights_of(awake(THEIRS)))
+
+
+def test_a_file_without_heads_is_a_model_without_a_head():
+    model = awake(THEIRS.change(num_classes=0))  # after `model.heads = nn.Identity()`
+    again = load(weights_of(model, heads=2))
+    assert again.config == model.config
+    assert same_weights(again, model)
+    assert torchvision_vit.cannot(model.config) == ["a model without a head"]
+
+
+def test_the_convolutional_stem_is_refused_by_name():
+    weights = weights_of(awake(THEIRS), heads=2)
+    for kind in ("weight", "bias"):
+        weights.entries[f"conv_proj.conv_last.{kind}"] = weights.entries.pop(f"conv_proj.{kind}")
+    with pytest.raises(CheckpointError, match="convolutional stem"):
+        load(weights)
+
+
+def test_a_grid_that_is_not_square_is_refused():
+    weights = weights_of(awake(THEIRS.change(image_size=(8, 12))), heads=2)
+    with pytest.raises(CheckpointError, match="square"):
+        load(weights)
+
+
+def test_other_formats_are_left_alone():
+    weights = Weights({"cls_token": Entry((1, 1, 8), torch.empty)})
+    assert torchvision_vit.tidy(weights) is weights
+    assert not torchvision_vit.recognizes(weights.entries)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"numerics": "google"}, ["gelu='tanh' (it computes with 'exact')"]),
+        ({"numerics": "transformers"}, ["norm_eps=1e-12 (it computes with 1e-06)"]),
+        ({"channels": 1}, ["1 input channels (it has 3)"]),
+        ({"image_size": (8, 12)}, ["images of 8 x 12 pixels, which are not square"]),
+        (
+            {"image_size": 8, "patch_size": (4, 8)},
+            ["patches of 4 x 8 pixels, which are not square"],
+        ),
+        ({"qkv_bias": False}, ["attention without a qkv bias"]),
+        ({"pool": "mean"}, ["the pool 'mean'"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_said_is_told(changes, words):
+    assert torchvision_vit.cannot(THEIRS.change(**changes)) == words
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whatever_can_be_said_can_be_read_back(name):
+    config = FAMILIES[name]
+    if isinstance(config, VitConfig):
+        config = config.change(numerics="torchvision")
+        expressible = name in ("vit", "representation")
+        assert (torchvision_vit.cannot(config) == []) == expressible
+        if expressible:
+            assert load(weights_of(awake(config), heads=2)).config == config

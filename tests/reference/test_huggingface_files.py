@@ -1,0 +1,316 @@
+"""Folders that transformers wrote load here, folders written here load in transformers."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from weights import TOLERANCE, random_model, relative
+
+from vitrail import Facts, Preprocessing
+from vitrail.checkpoints import huggingface
+from vitrail.checkpoints.files import read_file, read_json, write_file, write_json
+from vitrail.checkpoints.rules import read, write
+from vitrail.data.preprocessing import preset
+from vitrail.models.checks import pair
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.reference
+
+LIMIT = TOLERANCE[torch.float32]
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 24,
+    "patch_size": 8,
+}
+DINO = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+
+
+@torch.no_grad()
+def awake(model):
+    """A model of theirs in which no weight is zero or one."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim > 1:
+            weight.copy_(noise / max(1, weight[0].numel()) ** 0.5)
+        else:
+            weight.copy_(0.2 * noise + name.endswith(("weight", "lambda1")))
+    return model.eval()
+
+
+def read_here(folder, file="model.safetensors"):
+    """Our model of a folder of theirs, and what is known beside it."""
+    settings = read_json(folder / "config.json")
+    if (folder / "preprocessor_config.json").exists():
+        settings["preprocessor_config.json"] = read_json(folder / "preprocessor_config.json")
+    weights = huggingface.tidy(replace(read_file(folder / file), settings=settings))
+    assert huggingface.recognizes(weights.entries)
+    config = huggingface.describe(weights)
+    model = read(weights.entries, huggingface.rules(config), config).eval()
+    return model, huggingface.read_facts(settings, config), weights.left_out
+
+
+def write_here(model, folder, how=None, names=()):
+    """A folder of theirs for our model."""
+    assert huggingface.cannot(model.config) == []
+    how = how or preset("transformers", pair(model.config.image_size), model.config.channels)
+    tensors = write(model, huggingface.rules(model.config))
+    write_file(folder / "model.safetensors", tensors, {"format": "pt"})
+    for name, values in huggingface.companions(
+        model.config, Facts(preprocessing=how, class_names=names)
+    ).items():
+        write_json(folder / name, values)
+
+
+def read_there(kind, folder, **changes):
+    """Their model of a folder, in which nothing is missing and nothing left over."""
+    model, report = getattr(transformers, kind).from_pretrained(
+        folder, output_loading_info=True, **changes
+    )
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def images(config):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, config.channels, *pair(config.image_size), generator=generator)
+
+
+@torch.no_grad()
+def difference(ours, theirs, output="logits"):
+    pictures = images(ours.config)
+    answer = theirs(pictures)
+    expected = answer[output] if output != "token" else answer.last_hidden_state[:, 0]
+    return relative(ours(pictures), expected)
+
+
+VITS = {
+    "usual": {},
+    "no qkv bias": {"qkv_bias": False},
+    "tanh": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6},
+    "fast tanh": {"hidden_act": "gelu_fast"},
+    "gray": {"num_channels": 1},
+    "not square": {"image_size": (16, 24)},
+    "oblong patches": {"image_size": (16, 24), "patch_size": (4, 8)},
+    "two classes": {"num_labels": 2},
+    "eight heads": {"num_attention_heads": 8},
+}
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_a_saved_classifier_gives_its_logits_here(name, tmp_path):
+    changes = {"num_labels": 5} | SMALL | VITS[name]
+    theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**changes)))
+    theirs.save_pretrained(tmp_path)
+    ours, facts, left_out = read_here(tmp_path)
+    assert not left_out
+    assert facts.class_names == ()
+    assert ours.config.numerics.norm_eps == theirs.config.layer_norm_eps
+    assert difference(ours, theirs) <= LIMIT
+
+
+def test_a_state_dict_in_the_names_of_memory_gives_the_same(tmp_path):
+    theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)))
+    theirs.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "memory.pt")
+    assert "vit.layers.0.attention.q_proj.weight" in read_file(tmp_path / "memory.pt").entries
+    ours, _, _ = read_here(tmp_path, "memory.pt")
+    assert difference(ours, theirs) <= LIMIT
+
+
+@pytest.mark.parametrize("pooler", [None, 20])
+def test_a_saved_model_without_a_head_gives_its_pooler_output_here(pooler, tmp_path):
+    config = transformers.ViTConfig(**SMALL, pooler_output_size=pooler)
+    theirs = awake(transformers.ViTModel(config))
+    theirs.save_pretrained(tmp_path)
+    ours, _, _ = read_here(tmp_path)
+    assert ours.config.representation == (pooler or 32)
+    assert difference(ours, theirs, "pooler_output") <= LIMIT
+
+
+def test_a_saved_model_without_a_pooler_gives_its_class_token_here(tmp_path):
+    theirs = awake(transformers.ViTModel(transformers.ViTConfig(**SMALL), add_pooling_layer=False))
+    theirs.save_pretrained(tmp_path)
+    ours, _, _ = read_here(tmp_path)
+    assert difference(ours, theirs, "token") <= LIMIT
+
+
+def test_a_pre_trained_model_is_read_without_its_decoder(tmp_path):
+    theirs = awake(transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**SMALL)))
+    theirs.save_pretrained(tmp_path)
+    ours, _, left_out = read_here(tmp_path)
+    assert set(left_out) == {"vit.embeddings.mask_token", "decoder.0.weight", "decoder.0.bias"}
+    assert difference(ours, theirs.vit, "token") <= LIMIT
+
+
+@pytest.mark.parametrize("heads", ["", "WithTeacher"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_deit_gives_its_logits_here(heads, in_memory, tmp_path):
+    kind = getattr(transformers, f"DeiTForImageClassification{heads}")
+    theirs = awake(kind(transformers.DeiTConfig(**SMALL, num_labels=5)))
+    theirs.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "memory.pt")
+    ours, _, _ = read_here(tmp_path, "memory.pt" if in_memory else "model.safetensors")
+    assert ours.config.distillation == bool(heads)
+    assert difference(ours, theirs) <= LIMIT
+
+
+def test_deit_without_a_head_gives_its_pooler_output_here(tmp_path):
+    theirs = awake(transformers.DeiTModel(transformers.DeiTConfig(**SMALL)))
+    theirs.save_pretrained(tmp_path)
+    ours, _, _ = read_here(tmp_path)
+    assert difference(ours, theirs, "pooler_output") <= LIMIT
+
+
+@pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_dinov2_gives_its_features_here(kind, swiglu, in_memory, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(**DINO, use_swiglu_ffn=swiglu)
+    theirs = awake(getattr(transformers, f"{kind}Model")(config))
+    theirs.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "memory.pt")
+    ours, _, left_out = read_here(tmp_path, "memory.pt" if in_memory else "model.safetensors")
+    assert set(left_out) == {"embeddings.mask_token"}
+    assert ours.config.registers == (4 if kind == "Dinov2WithRegisters" else 0)
+    assert difference(ours, theirs, "pooler_output") <= LIMIT
+
+
+def test_msn_and_mae_are_vits(tmp_path):
+    theirs = awake(transformers.ViTMSNForImageClassification(transformers.ViTMSNConfig(**SMALL)))
+    theirs.save_pretrained(tmp_path / "msn")
+    ours, _, _ = read_here(tmp_path / "msn")
+    assert difference(ours, theirs) <= LIMIT
+    theirs = awake(
+        transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL, mask_ratio=0.0))
+    )  # it shuffles the patches, which the class token cannot see
+    theirs.save_pretrained(tmp_path / "mae")
+    ours, _, _ = read_here(tmp_path / "mae")
+    assert difference(ours, theirs, "token") <= LIMIT
+
+
+OURS = {
+    "usual": {},
+    "google": {"numerics": "google"},
+    "transformers": {"numerics": "transformers"},
+    "no qkv bias": {"qkv_bias": False},
+    "gray": {"channels": 1},
+    "not square": {"image_size": (16, 24)},
+    "oblong patches": {"image_size": (16, 24), "patch_size": (4, 8)},
+    "one class": {"num_classes": 1},
+    "two classes": {"num_classes": 2},
+}
+
+
+def small(**changes):
+    sizes = {"image_size": 24, "patch_size": 8, "num_classes": 5, "numerics": "timm"}
+    return random_model("ViT-Mu/8", **{"depth": 2, "heads": 4, **sizes, **changes})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_written_here_gives_our_logits_there(name, tmp_path):
+    ours = small(**OURS[name])
+    write_here(ours, tmp_path)
+    theirs = read_there("ViTForImageClassification", tmp_path)
+    assert theirs.config.layer_norm_eps == ours.config.numerics.norm_eps
+    assert difference(ours, theirs) <= LIMIT
+    again, _, _ = read_here(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(images(ours.config)), ours(images(ours.config)))
+
+
+def test_what_is_written_here_is_what_they_would_write(tmp_path):
+    write_here(small(), tmp_path / "ours")
+    theirs = read_there("ViTForImageClassification", tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    one, other = (
+        read_file(tmp_path / who / "model.safetensors").entries for who in ("ours", "theirs")
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name].read(), other[name].read()) for name in one)
+    ours = read_json(tmp_path / "ours" / "config.json")
+    theirs = read_json(tmp_path / "theirs" / "config.json")
+    assert ours == {name: theirs[name] for name in ours}
+    assert theirs.keys() - ours.keys() == {"dtype", "transformers_version"}
+
+
+def test_a_model_without_a_head_is_their_model_with_or_without_a_pooler(tmp_path):
+    ours = small(num_classes=0, representation=20)
+    write_here(ours, tmp_path / "pooler")
+    theirs = read_there("ViTModel", tmp_path / "pooler")
+    assert difference(ours, theirs, "pooler_output") <= LIMIT
+    ours = small(num_classes=0)
+    write_here(ours, tmp_path / "bare")
+    theirs = read_there("ViTModel", tmp_path / "bare", add_pooling_layer=False)
+    assert difference(ours, theirs, "token") <= LIMIT
+
+
+def test_auto_classes_find_our_folders(tmp_path):
+    ours = small()
+    write_here(ours, tmp_path, names=("ant", "bee", "cat", "dog", "elk"))
+    theirs = read_there("AutoModelForImageClassification", tmp_path)
+    assert difference(ours, theirs) <= LIMIT
+    assert theirs.config.id2label[3] == "dog"
+    assert theirs.config.label2id["dog"] == 3
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor.size == {"height": 24, "width": 24}
+
+
+PREPARED = {
+    "transformers": preset("transformers", (24, 24)),
+    "torchvision": preset("torchvision", (24, 24)),
+    "timm": preset("timm", (24, 24)),
+    "cut": Preprocessing(size=(16, 24), resize_to=(20, 30), mean=(0.1, 0.2, 0.3), std=(1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_their_processor_does_what_ours_says(name, tmp_path):
+    how = PREPARED[name]
+    write_here(small(), tmp_path, how)
+    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
+    assert tuple(processor.image_mean) == how.mean
+    assert tuple(processor.image_std) == how.std
+    if how.resize == "short-side":
+        assert processor.size == {"shortest_edge": how.resize_to[0]}
+    else:
+        height, width = how.resize_to or how.size
+        assert processor.size == {"height": height, "width": width}
+    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    pixels = processor(picture, return_tensors="pt").pixel_values
+    assert pixels.shape == (1, 3, *how.size)
+    black = (0 - torch.tensor(how.mean)) / torch.tensor(how.std)
+    plain = processor(np.zeros((40, 60, 3), np.uint8), return_tensors="pt").pixel_values
+    torch.testing.assert_close(plain[0, :, 0, 0], black)
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_our_preprocessing_survives_their_processor(name, tmp_path):
+    write_here(small(), tmp_path, PREPARED[name])
+    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    assert "do_resize" in json.loads((tmp_path / "preprocessor_config.json").read_text())
+    _, facts, _ = read_here(tmp_path)
+    assert facts.preprocessing == PREPARED[name]
+
+
+def test_their_processors_are_understood(tmp_path):
+    theirs = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**SMALL, id2label={0: "ant", 1: "bee", 2: "cat"})
+    )
+    theirs.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    _, facts, _ = read_here(tmp_path)
+    assert facts == Facts(
+        preprocessing=preset("transformers", (24, 24)), class_names=("ant", "bee", "cat")
+    )
+    transformers.DeiTImageProcessor().save_pretrained(tmp_path)
+    _, facts, _ = read_here(tmp_path)
+    assert facts.preprocessing == Preprocessing(
+        size=(224, 224), resize_to=(256, 256), interpolation="bicubic"
+    )

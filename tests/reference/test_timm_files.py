@@ -1,0 +1,300 @@
+"""Files that timm wrote give timm's logits here; folders written here give our logits in timm."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from weights import TOLERANCE, relative
+
+from vitrail import NUMERICS, BitConfig, MixerConfig, VitConfig
+from vitrail.checkpoints import timm_bit, timm_mixer, timm_vit
+from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.files import Entry, Weights, read_file, read_json, write_file, write_json
+from vitrail.checkpoints.rules import read, write
+from vitrail.data.preprocessing import preset
+from vitrail.models.build import build
+from vitrail.models.checks import pair
+
+timm = pytest.importorskip("timm")
+pytestmark = pytest.mark.reference
+
+SMALL = {"img_size": 64, "depth": 2, "num_classes": 5}
+MEAN = {"global_pool": "avg", "class_token": False, "fc_norm": False}
+MAP = {"global_pool": "map", "class_token": False}
+VITS = {
+    "ViT": ("vit_tiny_patch16_224", {}),
+    "without a head": ("vit_tiny_patch16_224", {"num_classes": 0}),
+    "gray": ("vit_tiny_patch16_224", {"in_chans": 1}),
+    "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "no positions": ("vit_tiny_patch16_224", {"pos_embed": "none", "img_size": 224}),
+    "mean": ("vit_tiny_patch16_224", MEAN),
+    "attention pooling": ("vit_tiny_patch16_224", MAP),
+    "placed registers": ("vit_tiny_patch16_224", {"reg_tokens": 4, "img_size": 96}),
+    "placed registers, mean": ("vit_tiny_patch16_224", MEAN | {"reg_tokens": 4}),
+    "registers, no table rows": (
+        "vit_tiny_patch16_224",
+        {"reg_tokens": 4, "no_embed_class": True},
+    ),
+    "DeiT": ("deit_tiny_patch16_224", {}),
+    "distilled DeiT": ("deit_tiny_distilled_patch16_224", {}),
+    "DeiT-III": ("deit3_small_patch16_224", {}),
+    "DINOv2": ("vit_small_patch14_dinov2", {"img_size": 56, "num_classes": 0}),
+    "DINOv2 giant with registers": (
+        "vit_giant_patch14_reg4_dinov2",
+        {"img_size": 56, "embed_dim": 128, "num_heads": 2},
+    ),
+    "hybrid": ("vit_small_r26_s32_224", {"img_size": 96}),
+    "hybrid of the root alone": ("vit_tiny_r_s16_p8_224", {}),
+}
+
+
+@torch.no_grad()
+def randomized(model):
+    """The model with no weight that is zero or one, and no two that are equal."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim > 1:
+            weight.copy_(noise / weight[0].numel() ** 0.5)
+        else:
+            weight.copy_(0.2 * noise + name.endswith(("weight", "gamma", "scale")))
+    return model.eval()
+
+
+def loaded(weights, table=timm_vit):
+    tidied = timm_vit.tidy(weights)
+    assert table.recognizes(tidied.entries)
+    config = table.describe(tidied)
+    return read(tidied.entries, table.rules(config), config).eval()
+
+
+@torch.no_grad()
+def assert_same_logits(ours, theirs, dtype=torch.float32):
+    """Two random images give the same, but for what is lost by rounding."""
+    config = ours.config
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, config.channels, *pair(config.image_size), generator=generator)
+    images = images.to(dtype)
+    expected = theirs.to(dtype).eval()(images)
+    assert relative(ours.to(dtype).eval()(images), expected) <= TOLERANCE[dtype]
+
+
+def resnet_dtype(config):
+    """ResNets on small pictures have norms of few numbers, in which float32 loses five digits."""
+    is_vit = isinstance(config, VitConfig) and config.stem == "patches"
+    return torch.float32 if is_vit else torch.float64
+
+
+def save_pickle(model, path):
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, path / "model.pth")
+    return read_file(path / "model.pth")
+
+
+def save_safetensors(model, path):
+    save_file(model.state_dict(), path / "model.safetensors")
+    return read_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize(("name", "options"), VITS.values(), ids=VITS)
+def test_a_vit_that_timm_wrote_gives_its_logits(tmp_path, name, options):
+    theirs = randomized(timm.create_model(name, **SMALL | options))
+    ours = loaded(save_safetensors(theirs, tmp_path))
+    assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "distilled DeiT", "DINOv2 giant with registers"])
+def test_a_training_state_that_torch_wrote_gives_its_logits(tmp_path, kind):
+    name, options = VITS[kind]
+    theirs = randomized(timm.create_model(name, **SMALL | options))
+    ours = loaded(save_pickle(theirs, tmp_path))
+    assert_same_logits(ours, theirs)
+
+
+def test_a_bit_that_timm_wrote_gives_its_logits(tmp_path):
+    theirs = randomized(timm.create_model("resnetv2_50x1_bit", num_classes=5))
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_bit)
+    assert ours.config == BitConfig(num_classes=5, numerics=NUMERICS["timm"])
+    assert_same_logits(ours, theirs)
+
+
+def test_a_mixer_that_timm_wrote_gives_its_logits(tmp_path):
+    theirs = randomized(timm.create_model("mixer_s32_224", img_size=64, num_classes=5))
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_mixer)
+    assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh", "num_heads": 6}),
+        ("vit_tiny_patch16_224", {"img_size": [32, 80]}),
+        ("vit_tiny_patch16_224", {"img_size": [32, 80], "reg_tokens": 2, "no_embed_class": True}),
+        ("deit3_small_patch16_224", {"img_size": [80, 32]}),
+        ("vit_small_patch14_dinov2", {"img_size": 64}),  # eight pixels fill no patch
+        ("vit_base_patch32_siglip_256", {"embed_dim": 192, "num_heads": 3}),
+    ],
+)
+def test_a_folder_that_timm_wrote_says_what_shapes_do_not(tmp_path, name, options):
+    options = {"img_size": 64, "depth": 2, "num_classes": 5} | options
+    theirs = randomized(timm.create_model(name, **options))
+    timm.models.save_for_hf(theirs, tmp_path, model_args=options, safe_serialization=True)
+    entries = read_file(tmp_path / "model.safetensors").entries
+    settings = read_json(tmp_path / "config.json")
+    ours = loaded(Weights(entries, settings))
+    height, width = theirs.patch_embed.img_size
+    images = torch.randn(2, 3, height, width)
+    seen = images[:, :, : pair(ours.config.image_size)[0], : pair(ours.config.image_size)[1]]
+    with torch.no_grad():
+        assert relative(ours(seen), theirs(images)) <= TOLERANCE[torch.float32]
+    facts = timm_vit.read_facts(settings, ours.config)
+    assert facts is not None
+    assert facts.preprocessing.mean == theirs.pretrained_cfg["mean"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_base_patch16_gap_224",
+        "vit_base_patch32_siglip_256",
+        "vit_giantopt_patch16_siglip_256",
+        "vit_large_patch16_siglip_384",
+        "vit_large_patch16_siglip_512",
+        "vit_so150m_patch16_reg4_map_256",
+        "vit_so400m_patch14_siglip_378",
+        "vit_so400m_patch16_siglip_256",
+        "vit_giant_patch14_reg4_dinov2",
+        "vit_gigantic_patch14_224",
+        "vit_huge_patch14_224",
+        "deit3_huge_patch14_224",
+        "deit_base_distilled_patch16_384",
+        "vit_large_r50_s32_384",
+        "flexivit_small",
+    ],
+)
+def test_a_published_architecture_is_described_as_timm_builds_it(tmp_path, name):
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    timm.models._hub.save_config_for_hf(theirs, tmp_path / "config.json")
+    shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
+    entries = {key: Entry(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
+    config = timm_vit.describe(timm_vit.tidy(Weights(entries, read_json(tmp_path / "config.json"))))
+    block = theirs.blocks[0]
+    tanh = type(block.mlp.act).__name__ == "GELUTanh"
+    assert config.heads == block.attn.num_heads
+    assert config.numerics.gelu == ("tanh" if tanh else "exact")
+    assert config.grid == tuple(theirs.patch_embed.grid_size)
+    assert timm_vit.POOLS[config.pool] == theirs.global_pool
+    assert sum(p.numel() for p in build(config).parameters()) == pytest.approx(
+        sum(p.numel() for p in theirs.parameters()), abs=config.num_prefix * config.width
+    )
+
+
+def written(config, folder, table):
+    """A model of ours, and what timm makes of the folder it is written to."""
+    assert table.cannot(config) == []
+    model = randomized(build(config, device="cpu"))
+    tensors = write(model, table.rules(config))
+    how = preset("timm", pair(config.image_size), config.channels)
+    names = tuple(f"class {index}" for index in range(config.num_classes))
+    write_file(folder / "model.safetensors", tensors, {"format": "pt"})
+    for name, values in table.companions(
+        config, Facts(preprocessing=how, class_names=names)
+    ).items():
+        write_json(folder / name, values)
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert theirs.state_dict().keys() == tensors.keys()
+    return model, theirs
+
+
+TINY = VitConfig(
+    depth=2,
+    width=24,
+    mlp_width=53,
+    heads=2,
+    patch_size=8,
+    image_size=32,
+    num_classes=5,
+    numerics=NUMERICS["timm"],
+)
+HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 64}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_classes": 0},
+        {"channels": 1},
+        {"channels": 4, "patch_size": (4, 8), "image_size": (24, 48)},
+        {"numerics": "google"},
+        {"pool": "mean", "registers": 3},
+        {"pool": "map", "mlp_width": 31},
+        {"position": "none", "qkv_bias": False},
+        {"distillation": True, "layer_scale": 0.1},
+        {"registers": 4, "layer_scale": 1e-5, "mlp": "swiglu"},
+        {"mlp": "swiglu", "pool": "mean", "mlp_width": 7},
+        HYBRID | {"patch_size": 2},
+        HYBRID | {"resnet_blocks": (2, 2, 2, 2), "channels": 1},
+        HYBRID | {"resnet_blocks": (3, 4, 9), "image_size": (32, 64), "registers": 2},
+        HYBRID | {"resnet_blocks": (3, 4, 6, 3), "pool": "mean"},
+    ],
+    ids=str,
+)
+def test_timm_builds_a_vit_from_a_folder_and_gives_our_logits(tmp_path, changes):
+    numerics = changes.get("numerics", NUMERICS["timm"])
+    ours, theirs = written(TINY.change(**changes | {"numerics": numerics}), tmp_path, timm_vit)
+    assert_same_logits(ours, theirs, resnet_dtype(ours.config))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BitConfig(blocks=(3, 4), num_classes=5, image_size=64, numerics=NUMERICS["timm"]),
+        BitConfig(
+            blocks=(3, 8), width_factor=3, channels=1, image_size=64, numerics=NUMERICS["timm"]
+        ),
+        BitConfig(
+            blocks=(3, 4, 6),
+            width_factor=2,
+            num_classes=0,
+            image_size=64,
+            numerics=NUMERICS["timm"],
+        ),
+        BitConfig(blocks=(3, 4, 23, 3), image_size=64, numerics=NUMERICS["timm"]),
+    ],
+    ids=["two stages", "wide and gray", "no head", "R101x1"],
+)
+def test_timm_builds_a_bit_from_a_folder_and_gives_our_logits(tmp_path, config):
+    ours, theirs = written(config, tmp_path, timm_bit)
+    assert_same_logits(ours, theirs, resnet_dtype(ours.config))
+
+
+def test_timm_builds_a_mixer_from_a_folder_and_gives_our_logits(tmp_path):
+    config = MixerConfig(
+        depth=8,
+        width=512,
+        tokens_mlp=7,
+        channels_mlp=51,
+        patch_size=32,
+        image_size=(64, 96),
+        num_classes=5,
+        numerics=NUMERICS["timm"],
+    )
+    ours, theirs = written(config, tmp_path, timm_mixer)
+    assert_same_logits(ours, theirs)
+
+
+def test_timm_prepares_pictures_and_names_classes_as_the_folder_says(tmp_path):
+    _, theirs = written(TINY, tmp_path, timm_vit)
+    how = timm.data.resolve_model_data_config(theirs)
+    expected = preset("timm", (32, 32))
+    assert how["input_size"] == [3, 32, 32]
+    assert (tuple(how["mean"]), tuple(how["std"])) == (expected.mean, expected.std)
+    resize = timm.data.create_transform(**how).transforms[0]
+    assert expected.resize_to == (resize.size, resize.size)
+    assert theirs.pretrained_cfg["label_names"][4] == "class 4"
+
+
+def test_timm_can_give_the_folder_another_head(tmp_path):
+    written(TINY, tmp_path, timm_vit)
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
+    assert theirs(torch.zeros(1, 3, 32, 32)).shape == (1, 2)

@@ -1,0 +1,110 @@
+"""Files that torchvision's users save load here, files written here load in torchvision."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from weights import TOLERANCE, difference, random_model
+
+from vitrail import CheckpointError
+from vitrail.checkpoints import torchvision_vit
+from vitrail.checkpoints.files import Entry, Weights, read_file, write_file
+from vitrail.checkpoints.rules import read, write
+
+peer = pytest.importorskip("torchvision.models.vision_transformer")
+pytestmark = pytest.mark.reference
+
+LIMIT = TOLERANCE[torch.float32]
+
+
+def theirs_of(**changes):
+    sizes = {"image_size": 24, "patch_size": 8, "num_layers": 2, "num_heads": 4}
+    widths = {"hidden_dim": 32, "mlp_dim": 48, "num_classes": 5}
+    return peer.VisionTransformer(**{**sizes, **widths, **changes}).eval()
+
+
+@torch.no_grad()
+def awake(model):
+    """A model of theirs in which no weight is zero or one."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim > 1:
+            weight.copy_(noise / weight[0].numel() ** 0.5)
+        else:
+            weight.copy_(0.2 * noise + name.endswith("weight"))
+    return model
+
+
+def read_here(path, heads):
+    weights = torchvision_vit.tidy(replace(read_file(path), settings={"heads": heads}))
+    assert torchvision_vit.recognizes(weights.entries)
+    config = torchvision_vit.describe(weights)
+    return read(weights.entries, torchvision_vit.rules(config), config).eval()
+
+
+@pytest.mark.parametrize("representation", [None, 20])
+@pytest.mark.parametrize("heads", [4, 8])
+def test_a_saved_state_dict_gives_its_logits_here(representation, heads, tmp_path):
+    theirs = awake(theirs_of(representation_size=representation, num_heads=heads))
+    torch.save(theirs.state_dict(), tmp_path / "vit.pth")
+    ours = read_here(tmp_path / "vit.pth", heads)
+    assert difference(ours, theirs, size=(24, 24)) <= LIMIT
+
+
+def test_a_training_state_gives_its_logits_here(tmp_path):
+    theirs = awake(theirs_of())
+    torch.save({"model": theirs.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pth")
+    ours = read_here(tmp_path / "checkpoint.pth", 4)
+    assert difference(ours, theirs, size=(24, 24)) <= LIMIT
+
+
+def test_a_model_whose_heads_were_removed_gives_its_features_here(tmp_path):
+    theirs = awake(theirs_of())
+    theirs.heads = torch.nn.Identity()
+    torch.save(theirs.state_dict(), tmp_path / "vit.pth")
+    ours = read_here(tmp_path / "vit.pth", 4)
+    assert ours.config.num_classes == 0
+    assert difference(ours, theirs, size=(24, 24)) <= LIMIT
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
+def test_a_named_model_needs_no_word_about_heads(name):
+    with torch.device("meta"):
+        theirs = getattr(peer, name)()
+    shapes = {name: Entry(tuple(t.shape), torch.empty) for name, t in theirs.state_dict().items()}
+    config = torchvision_vit.describe(Weights(shapes))
+    assert config.heads == theirs.encoder.layers[0].num_heads
+    assert config.image_size == theirs.image_size
+    assert config.patch_size == theirs.patch_size
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("representation", [0, 20])
+def test_what_is_written_here_gives_our_logits_there(suffix, representation, tmp_path):
+    ours = random_model(
+        "ViT-Mu/8",
+        depth=2,
+        heads=4,
+        mlp_width=48,
+        image_size=24,
+        num_classes=5,
+        representation=representation,
+        numerics="torchvision",
+    )
+    assert torchvision_vit.cannot(ours.config) == []
+    path = tmp_path / f"vit.{suffix}"
+    write_file(path, write(ours, torchvision_vit.rules(ours.config)), None)
+    theirs = theirs_of(representation_size=representation or None)
+    written = {name: entry.read() for name, entry in read_file(path).entries.items()}
+    theirs.load_state_dict(written, strict=True)
+    assert difference(ours, theirs, size=(24, 24)) <= LIMIT
+    again = read_here(path, 4)
+    assert again.config == ours.config
+
+
+def test_the_convolutional_stem_is_refused(tmp_path):
+    stem = [peer.ConvStemConfig(8, 3, 2), peer.ConvStemConfig(8, 3, 4)]
+    torch.save(theirs_of(conv_stem_configs=stem).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="convolutional stem"):
+        read_here(tmp_path / "vit.pth", 4)
