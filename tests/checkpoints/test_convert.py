@@ -21,8 +21,9 @@ def npz(tmp_path):
 def test_the_command_says_what_went_where_and_checks_the_result(npz, tmp_path, capsys):
     assert main(["convert", str(npz), str(tmp_path / "out"), "--to", "huggingface"]) == 0
     out = capsys.readouterr().out
-    assert "encoderblock_*/LayerNorm_0/scale" in out
-    assert "vit.encoder.layer.*.layernorm_before.weight" in out
+    assert "encoderblock_*/LayerNorm_0/{scale,bias}" in out
+    assert "vit.encoder.layer.*.attention.attention.{query,key,value}.{weight,bias}" in out
+    assert max(len(line) for line in out.splitlines() if line.startswith("  ")) <= 100
     assert "logits on a probe image differ by 0.0e+00" in out
     assert out.splitlines()[-1] == f"done: {tmp_path / 'out'}"
     assert same_weights(load(tmp_path / "out"), awake(VIT))

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from vitrail.checkpoints import bundle
+from vitrail.checkpoints import bundle, google
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import SUFFIXES
 from vitrail.checkpoints.formats import table_for
 from vitrail.checkpoints.huggingface_processor import cannot_prepare
 from vitrail.checkpoints.load import Loaded, Reference, open_reference
-from vitrail.checkpoints.save import destination_file, losses, refuse, save, table_name
+from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, save, table_name
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
@@ -89,8 +89,11 @@ def convert(
 def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
     """What the target has no place for that is not a matter of weights."""
     facts = facts_of(loaded.model)
-    if to == "huggingface" and destination.suffix not in SUFFIXES:
+    folder = destination.suffix not in SUFFIXES
+    if to == "huggingface" and folder:
         return [f"{what} becomes the nearest thing" for what in cannot_prepare(facts.preprocessing)]
+    if to == "timm" and folder and not facts.preprocessing.antialias:
+        return ["timm always antialiases when it resizes; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
     notes = ["preprocessing is not part of such a file"]
@@ -106,18 +109,44 @@ def tensor_names(loaded: Loaded, to: str) -> list[tuple[list[str], list[str]]]:
     before = {rule.ours: list(rule.theirs) for rule in loaded.rules}
     table = bundle if to == "bundle" else table_for(config, table_name(to))
     after = {rule.ours: list(rule.theirs) for rule in table.rules(config)}
+    if to == OLDER:
+        after = {ours: [google.early_name(n) for n in theirs] for ours, theirs in after.items()}
     return [(before.get(name, [name]), after[name]) for name in ours if name in after]
 
 
 def summary(tensors: list[tuple[list[str], list[str]]]) -> list[str]:
-    """The tensors by kind: layers that differ in a number only are one line."""
-    kinds: Counter[tuple[str, str]] = Counter()
+    """The tensors by kind: one pair of lines for all layers and all parts of a module."""
+    kinds: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     for before, after in tensors:
-        kinds[" + ".join(map(starred, before)), " + ".join(map(starred, after))] += 1
-    width = max(len(before) for before, _ in kinds)
-    return [
-        f"{count:4d}  {before:<{width}}  ->  {after}" for (before, after), count in kinds.items()
-    ]
+        (here, leaf), (there, other_leaf) = apart(folded(before)), apart(folded(after))
+        leaves = kinds.setdefault((here, there), [])
+        if (leaf, other_leaf) not in leaves:
+            leaves.append((leaf, other_leaf))
+        counts[here, there] += 1
+    lines = []
+    for (here, there), leaves in kinds.items():
+        ours, theirs = (folded([*dict.fromkeys(side)]) for side in zip(*leaves, strict=True))
+        lines += [f"{counts[here, there]:4d}  {here}{ours}", f"      -> {there}{theirs}"]
+    return lines
+
+
+def folded(names: list[str]) -> str:
+    """`layer.*.{query,key,value}.weight` for three names that differ in one word."""
+    names = [starred(name) for name in names]
+    if len(names) == 1:
+        return names[0]
+    words = [re.split(r"([./])", name) for name in names]
+    if len({len(each) for each in words}) > 1:
+        return "{" + ",".join(names) + "}"
+    places = zip(*words, strict=True)
+    return "".join(at[0] if len(set(at)) == 1 else "{" + ",".join(at) + "}" for at in places)
+
+
+def apart(name: str) -> tuple[str, str]:
+    """A name's module with its separator, and its last word."""
+    match = re.fullmatch(r"(.*[./])([^./]+)", name)
+    return (match[1], match[2]) if match else ("", name)
 
 
 def starred(name: str) -> str:

@@ -17,8 +17,8 @@ def shape(entries: Entries, name: str, axes: int) -> tuple[int, ...]:
     if name not in entries:
         raise CheckpointError(f"the file has no {name}, which the model needs")
     sizes = entries[name].shape
-    if len(sizes) != axes:
-        raise CheckpointError(f"{name} is {sizes}; it should have {axes} axes")
+    if len(sizes) != axes or 0 in sizes:
+        raise CheckpointError(f"{name} is {sizes}; it should have {axes} axes, none of them empty")
     return sizes
 
 

@@ -1,0 +1,37 @@
+"""Loading takes the memory of the model and little more."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitrail import create, save
+
+MEASURE = """
+import sys
+from vitrail import load
+
+def now(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+load("ViT-Mu/4")  # everything that loading needs is imported
+before = now("VmRSS")
+model = load(sys.argv[1])
+size = sum(p.nbytes for p in model.parameters())
+print((now("VmHWM") - before) / size)
+"""
+FORMATS = {"model": "bundle", "model.npz": "google", "folder": "huggingface"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_loading_peaks_below_one_and_a_third_of_the_model(tmp_path):
+    model = create("ViT-B/16")
+    for name, format in FORMATS.items():
+        save(model, tmp_path / name, format)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(tmp_path / name)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 1.3, format
