@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
     from vitrail.errors import VitrailError as VitrailError
+    from vitrail.models.bit import BiT as BiT
     from vitrail.models.build import create as create
     from vitrail.models.config import NUMERICS as NUMERICS
     from vitrail.models.config import BitConfig as BitConfig
     from vitrail.models.config import MixerConfig as MixerConfig
     from vitrail.models.config import Numerics as Numerics
     from vitrail.models.config import VitConfig as VitConfig
+    from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
 
 __version__ = "0.1.0.dev0"

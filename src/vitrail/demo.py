@@ -30,7 +30,7 @@ def learn_shapes(
     rng = np.random.default_rng(seed)
     model = create("ViT-Femto/4", num_classes=len(SHAPES))
     assert isinstance(model, VisionTransformer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
     started = time.monotonic()
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:  # rise for 50 steps, then fall to zero
@@ -83,7 +83,7 @@ def draw(shape: str, rng: np.random.Generator) -> Image.Image:
 
 @torch.inference_mode()
 def picture(model: VisionTransformer, seed: int) -> Image.Image:
-    """Each shape in three columns: as patches, as the class token sees it, and its name."""
+    """Each shape from top to bottom: as patches, as the class token sees it, and its name."""
     rng = np.random.default_rng(seed + 1)
     side, gap, head = SIDE * ZOOM, 12, 40
     font, small = ImageFont.load_default(18), ImageFont.load_default(14)

@@ -36,11 +36,38 @@ def test_more_values_than_fit_at_once_are_all_done():
     torch.testing.assert_close(gelu(x, "tanh"), expected)
 
 
-def test_memory_is_used_again_only_where_no_gradient_needs_it():
-    x = torch.randn(5)
-    assert gelu(x, "tanh").data_ptr() == x.data_ptr()
-    kept = torch.randn(5, requires_grad=True)
-    assert gelu(kept, "tanh").data_ptr() != kept.data_ptr()
+def test_memory_is_used_again_only_where_that_is_allowed():
+    for kind in KINDS:
+        x = torch.randn(5)
+        before = x.clone()
+        assert gelu(x, kind).data_ptr() != x.data_ptr()
+        assert torch.equal(x, before)
+        assert gelu(x, kind, reuse=True).data_ptr() == x.data_ptr()
+
+
+def test_the_gradient_of_more_values_than_fit_at_once_is_whole():
+    ours = torch.randn(3, CHUNK).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    gelu(ours, "tanh").sum().backward()
+    F.gelu(theirs, approximate="tanh").sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_traced_model_takes_any_batch():
+    traced = torch.jit.trace(lambda x: gelu(x * 1, "tanh"), torch.randn(2, 5))
+    x = torch.randn(2, CHUNK)
+    torch.testing.assert_close(traced(x), F.gelu(x, approximate="tanh"))
+
+
+def test_default_types_do_not_matter():
+    x = torch.randn(100)
+    expected = gelu(x, "tanh")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(gelu(x, "tanh"), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -1,6 +1,7 @@
 import json
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 
 from vitrail import NUMERICS, BitConfig, ConfigError, MixerConfig, VitConfig
@@ -23,6 +24,12 @@ def test_sizes_have_one_spelling(tiny):
     assert tiny.change(image_size=(8, 8)) == tiny.change(image_size=[8, 8]) == tiny
     assert tiny.change(image_size=(8, 12)).grid == (2, 3)
     assert tiny.change(patch_size=(2, 4)).grid == (4, 2)
+
+
+def test_numbers_of_numpy_are_numbers(tiny):
+    assert tiny.change(image_size=np.int64(8), depth=np.int32(2), layer_scale=1) == tiny.change(
+        layer_scale=1.0
+    )
 
 
 def test_numerics_can_be_named(tiny):
@@ -59,6 +66,13 @@ def test_a_new_kind_of_position_takes_its_own_placement(tiny):
         ({"distillation": True, "pool": "mean"}, "a distillation token needs pool='cls'"),
         ({"stem": "conv", "patch_size": 6, "image_size": 12}, "must be a power of two"),
         ({"resnet_blocks": (1,)}, "set that too"),
+        ({"resnet_blocks": "a"}, "must be positive numbers of units"),
+        ({"dropout": "0.1"}, "dropout='0.1' is a chance"),
+        ({"layer_scale": "x"}, "layer_scale='x' must be a number"),
+        ({"numerics": None}, "numerics=None must be a name or a Numerics"),
+        ({"position": ["learned"]}, "unknown position"),
+        ({"distillation": 2}, "distillation=2 must be True or False"),
+        ({"depth": True}, "depth=True must be a whole number"),
         ({"stem": "resnet", "resnet_blocks": (0,), "image_size": 16}, "must be positive"),
     ],
 )
@@ -77,7 +91,7 @@ def test_a_foreign_dictionary_is_refused():
 
 
 def test_the_other_families_are_checked_too():
-    with pytest.raises(ConfigError, match="must be one or more units"):
+    with pytest.raises(ConfigError, match="must be positive numbers of units"):
         BitConfig(blocks=(3, 0))
     with pytest.raises(ConfigError, match="image_size=30"):
         MixerConfig(depth=1, width=4, tokens_mlp=4, channels_mlp=4, patch_size=8, image_size=30)

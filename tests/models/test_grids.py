@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.grids import METHODS, Kept, resize_grid, resize_line
+from vitrail.models.grids import METHODS, resize_grid, resize_line
 
 
 def test_tables_stretch_as_the_authors_stretch_them(golden):
@@ -46,39 +46,11 @@ def test_gradients_flow_through_a_resize():
     assert table.grad.sum().item() == pytest.approx(50, rel=1e-5)
 
 
-def counted(kept, source, key):
-    calls = []
-
-    def make():
-        calls.append(key)
-        return source * 2
-
-    kept.get(source, key, make)
-    return len(calls)
-
-
-def test_a_value_is_kept_until_its_source_changes():
-    kept, source = Kept(), torch.ones(2)
-    assert counted(kept, source, "a") == 1
-    assert counted(kept, source, "a") == 0
-    assert counted(kept, source, "b") == 1
-    source.add_(1)
-    assert counted(kept, source, "b") == 1
-    assert counted(kept, source.clone(), "b") == 1
-
-
-def test_nothing_is_kept_while_gradients_flow():
-    kept, source = Kept(), torch.ones(2, requires_grad=True)
-    assert counted(kept, source, "a") == counted(kept, source, "a") == 1
-    with torch.no_grad():
-        assert counted(kept, source, "a") == 1
-        assert counted(kept, source, "a") == 0
-
-
-def test_what_was_kept_in_inference_mode_can_be_used_for_training_later():
-    kept, source = Kept(), torch.ones(2)
-    with torch.inference_mode():
-        kept.get(source, "a", lambda: source * 2)
-    weight = torch.ones(2, requires_grad=True)
-    (weight * kept.get(source, "a", lambda: source * 2)).sum().backward()
-    assert torch.equal(weight.grad, torch.full((2,), 2.0))
+def test_half_precision_is_resized_in_full():
+    table = torch.randn(7, 7, 4)
+    for method in METHODS:
+        exact = resize_grid(table.bfloat16().float(), (9, 12), method)
+        assert torch.equal(resize_grid(table.bfloat16(), (9, 12), method), exact.bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = resize_grid(table, (9, 12), method)
+        assert torch.equal(inside, resize_grid(table, (9, 12), method))

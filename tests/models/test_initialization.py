@@ -72,6 +72,16 @@ def test_an_unknown_scheme_is_refused():
         create("ViT-Mu/4", init="jax")
 
 
+def test_layer_scale_registers_and_pools_have_their_own_first_values():
+    model = create("ViT-Mu/4", layer_scale=0.25, registers=3)
+    assert (model.encoder.blocks[0].branch2.scale == 0.25).all()
+    assert model.registers.std().item() == pytest.approx(0.02, rel=0.3)
+    wide = create("ViT-B/16", depth=1, position="learned-2d", init="big_vision")
+    assert wide.position.columns.std().item() == pytest.approx(384**-0.5, rel=0.1)
+    pooled = create("ViT-B/16", depth=1, pool="map", init="timm")
+    assert pooled.pool.probe.std().item() == pytest.approx(0.8796 * 768**-0.5, rel=0.1)
+
+
 def test_hybrid_units_start_as_their_shortcut():
     model = create("R26+ViT-S/32", depth=1)
     unit = model.stem.resnet.stages[1][1]
@@ -90,8 +100,12 @@ def test_mixers_mlps_start_from_lecun():
 @pytest.mark.parametrize("name", ["ViT-Mu/4", "R+ViT-Ti/16", "BiT-R50x1", "Mixer-S/32"])
 @pytest.mark.parametrize("init", ["google", "big_vision", "timm"])
 def test_no_weight_is_forgotten(name, init):
+    if init == "timm" and not hasattr(create(name), "encoder"):
+        with pytest.raises(ConfigError, match="is for Vision Transformers"):
+            create(name, init=init)
+        return
     extras = {"layer_scale": 0.1, "registers": 2, "distillation": True} if "Mu" in name else {}
-    model = create(name, **extras)
+    model = create(name, **extras, **({"stem": "conv"} if "Mu" in name else {}))
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
     initialize(model, init)

@@ -108,8 +108,15 @@ def test_little_g_and_big_g_are_two_models():
 
 
 def test_a_misspelled_name_is_told_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; did you mean 'ViT-B/16'\?"):
+    with pytest.raises(ConfigError, match=r"unknown model 'BiT-R50x7'; did you mean 'BiT-R50x\d'"):
+        configuration("BiT-R50x7")
+    with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; there is ViT-B/8 and .*16"):
         configuration("ViT-B/61")
+    for almost in ("B/16", "ViT-B"):
+        with pytest.raises(ConfigError, match="there is ViT-B/8 and ViT-B/14 and ViT-B/16"):
+            configuration(almost)
+    with pytest.raises(ConfigError, match="a word such as 'ViT-B/16', not None"):
+        configuration(None)
 
 
 def test_a_name_like_no_other_is_told_where_the_names_are():

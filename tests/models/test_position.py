@@ -56,26 +56,29 @@ def test_sines_are_big_visions(larger):
 
 
 def test_relative_keys_depend_on_the_offset_alone(larger):
-    keys = filled(RelativePosition(larger)).at((3, 2))
-    assert keys.shape == (7, 7, 8)
+    relative = filled(RelativePosition(larger)).at((3, 2))
+    keys = relative.keys[relative.offsets]  # (7, 7, 8)
     patches = keys[1:, 1:]
     assert torch.equal(patches[0, 3], patches[2, 5])
     assert not torch.equal(patches[0, 3], patches[3, 0])
     assert torch.equal(keys[0, 1], keys[0, 6])  # class token to any patch
     assert torch.equal(keys[1, 0], keys[6, 0])
-    assert not torch.equal(keys[1, 0], keys[0, 1])
+    assert len({tuple(keys[q, k].tolist()) for q, k in ((1, 0), (0, 1), (0, 0), (1, 1))}) == 4
+    row = relative.keys[: 2 * 6 - 1]
+    assert torch.equal(patches[4, 1], row[4 - 1 + 5])  # query minus key, from -5 to 5
 
 
 def test_relative_attention_adds_the_offsets_score(larger):
     model = awake(larger.change(position="relative"))
     images = torch.randn(2, 3, 12, 8)
     tokens, grid = model.tokens_and_grid(images)
-    entered, keys = model.encoder.enter(0, tokens, grid)
+    entered, relative = model.encoder.enter(0, tokens, grid)
+    keys = relative.keys[relative.offsets]
     block = model.encoder.blocks[0]
     query, key, _ = block.attention.query_key_value(block.norm1(entered))
     scores = query @ key.mT + torch.einsum("bhqk,qnk->bhqn", query, keys)
     expected = (scores / 8**0.5).softmax(dim=-1)
-    torch.testing.assert_close(block.attention_map(entered, keys), expected)
+    torch.testing.assert_close(block.attention_map(entered, relative), expected)
 
 
 KINDS = [

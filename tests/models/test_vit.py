@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail import DataError, VisionTransformer, create
+from vitrail import ConfigError, DataError, VisionTransformer, create
 from vitrail.models.build import build
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Block, Branch, drop_path
@@ -156,6 +156,123 @@ def test_dropout_is_in_the_papers_places(tiny):
     tokens = torch.ones(1, 400, 8)
     assert (block.branch1(tokens) == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
     assert torch.equal(block.branch1.eval()(tokens), tokens)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "drop_path"])
+@pytest.mark.parametrize("family", ["vit", "mixer"])
+def test_dropping_is_felt_in_training_and_nowhere_else(tiny, family, kind):
+    if family == "mixer":
+        if kind == "dropout":
+            return
+        config = create("Mixer-S/16", depth=2, width=8, image_size=32, num_classes=3).config
+    else:
+        config = tiny
+    model = awake(config.change(**{kind: 0.5})).float()
+    images = torch.randn(8, 3, *(32, 32) if family == "mixer" else (8, 8))
+    assert torch.equal(model(images), model(images))
+    model.train()
+    assert not torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("place", ["dropout", "encoder.blocks.0.mlp.dropout"])
+def test_each_dropout_is_in_the_way_of_the_tokens(tiny, place):
+    model = awake(tiny)
+    images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    before = model(images)
+    dropout = model.get_submodule(place)
+    dropout.p = 0.9
+    dropout.train()
+    assert not torch.allclose(model(images), before)
+
+
+def test_the_convolutional_stem_is_convolutions_norms_and_relus(tiny):
+    model = awake(tiny.change(stem="conv"))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    stem = model.stem
+    expected = images
+    for index in (0, 3):
+        expected = F.conv2d(expected, stem.layers[index].weight, stride=2, padding=1)
+        norm = stem.layers[index + 1]
+        expected = F.group_norm(expected, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        expected = F.relu(expected)
+    expected = F.conv2d(expected, stem.projection.weight, stem.projection.bias)
+    torch.testing.assert_close(stem(images), expected.permute(0, 2, 3, 1))
+
+
+def test_the_attention_pool_does_not_read_registers(tiny):
+    model = awake(tiny.change(pool="map", registers=2))
+    tokens = torch.randn(2, 6, 8, dtype=torch.float64)
+    changed = tokens.clone()
+    changed[:, :2] = 0
+    assert torch.equal(model.pool(tokens), model.pool(changed))
+    assert model.pool.attention_map(tokens, heads=[1]).shape == (2, 1, 1, 4)
+
+
+def test_swiglu_gates_with_its_first_half(tiny):
+    mlp = awake(tiny.change(mlp="swiglu")).encoder.blocks[0].mlp
+    tokens = torch.randn(3, 8, dtype=torch.float64)
+    both = mlp.fc1(tokens)
+    torch.testing.assert_close(mlp(tokens), mlp.fc2(F.silu(both[:, :16]) * both[:, 16:]))
+
+
+@pytest.mark.parametrize("name", ["ViT-Mu/4", "Mixer-S/16", "BiT-R50x1"])
+def test_checkpointing_computes_blocks_again(name):
+    small = {"BiT-R50x1": {"blocks": (1, 1)}, "Mixer-S/16": {"depth": 2}}.get(name, {"depth": 2})
+    model = create(name, num_classes=3, image_size=32, **small)
+    block = next(
+        m for n, m in model.named_modules() if n in ("encoder.blocks.0", "blocks.0", "stages.0.0")
+    )
+    calls = []
+    block.register_forward_pre_hook(lambda *_: calls.append(1))
+    for switch, expected in ((False, 1), (True, 2)):
+        calls.clear()
+        model.checkpointing = switch
+        model(torch.rand(1, 3, 32, 32)).sum().backward()
+        assert len(calls) == expected
+
+
+def test_autocast_keeps_the_residual_stream_exact(tiny):
+    model = awake(tiny).float()
+    for images in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 12, 8)):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            assert {layer.dtype for layer in model.layers(images)} == {torch.float32}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(images).sum().backward()
+
+
+def test_hooks_see_what_modules_gave(tiny):
+    model = awake(tiny).float()
+    seen = {}
+    for name in ("attention", "mlp", "mlp.fc1"):
+        module = model.encoder.blocks[0].get_submodule(name)
+        module.register_forward_hook(lambda *args, name=name: seen.update({name: args[2]}))
+    model.encoder.blocks[0].register_forward_hook(lambda *args: None)
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        model(images)
+        block = model.encoder.blocks[0]
+        tokens = model.tokens(images)
+        attended = block.attention(block.norm1(tokens))
+        torch.testing.assert_close(seen["attention"], attended)
+        torch.testing.assert_close(seen["mlp"], block.mlp(block.norm2(tokens + attended)))
+        hidden = F.linear(block.norm2(tokens + attended), block.mlp.fc1.weight, block.mlp.fc1.bias)
+        torch.testing.assert_close(seen["mlp.fc1"], hidden)
+
+
+def test_chosen_layers_and_heads_are_checked(tiny):
+    model = awake(tiny)
+    images = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    (last,) = model.attention_maps(images, layers=[-1], heads=[1])
+    *_, every = model.attention_maps(images)
+    assert torch.equal(last, every[:, [1]])
+    with pytest.raises(ConfigError, match=r"layers=\[9\] asks for 9; there are 2"):
+        model.attention_maps(images, layers=[9])
+    with pytest.raises(ConfigError, match="heads"):
+        model.attention_maps(images, heads=[2])
+    calls = []
+    model.encoder.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    list(model.attention_maps(images, layers=[0]))
+    assert calls == []  # nothing is computed that nobody asked for
 
 
 def test_stochastic_depth_skips_later_blocks_more(tiny):

@@ -12,34 +12,42 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from vitrail.models.config import Gelu
+from vitrail.models.kept import watched
 
 LINEAR = 2 * math.sqrt(2 / math.pi)  # 2 u = LINEAR x + CUBIC x^3
 CUBIC = LINEAR * 0.044715
 CHUNK = 2**18  # values worked on at a time, so that all steps but the first find them in the cache
 
 
-def gelu(x: Tensor, kind: Gelu) -> Tensor:
-    """GELU of a tensor that nobody else holds: without gradients its memory is used again.
+def gelu(x: Tensor, kind: Gelu, *, reuse: bool = False) -> Tensor:
+    """GELU, if `reuse` in the memory of `x`.
 
     Torch's own operations are used where a compiler or a transform must see a single one, and on
     other devices and types, where they are as good.
     """
-    special = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    special = (
+        watched()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or type(x) is not Tensor
+    )
     if special or not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous():
         return F.gelu(x, approximate="tanh" if kind == "tanh" else "none")
-    in_graph = torch.is_grad_enabled() and x.requires_grad
     if kind == "exact":
-        return F.gelu(x) if in_graph else torch.ops.aten.gelu_(x)
-    return TanhGelu.apply(x) if in_graph else tanh_gelu(x, x)
+        return torch.ops.aten.gelu_(x) if reuse else F.gelu(x)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return TanhGelu.apply(x)
+    return tanh_gelu(x, x if reuse else torch.empty_like(x))
 
 
 def tanh_gelu(x: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
     """Write GELU of `x` into `y`, which may be `x`, and its derivative into `slope`."""
-    linear = torch.tensor(LINEAR)
-    s = torch.empty(min(CHUNK, x.numel()))
+    linear = x.new_tensor(LINEAR)
+    s = x.new_empty(min(CHUNK, x.numel()))
     for start in range(0, x.numel(), CHUNK):
         part = slice(start, start + CHUNK)
         x_part, y_part = x.view(-1)[part], y.view(-1)[part]
@@ -56,7 +64,7 @@ def tanh_gelu(x: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
 
 
 class TanhGelu(torch.autograd.Function):
-    """`tanh_gelu` with gradients."""
+    """`tanh_gelu` with gradients; of gradients there are none, and asking for them is an error."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

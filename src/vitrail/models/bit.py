@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import BitConfig, Numerics
+from vitrail.models.encoder import step
 from vitrail.models.initialization import initialize
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH, StandardizedConv2d, group_norm
 from vitrail.models.stems import check_images
@@ -54,6 +55,7 @@ class BiT(nn.Module):
     def __init__(self, config: BitConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False  # forget what units compute, and compute it again
         numerics = config.numerics
         width = ROOT_WIDTH * config.width_factor
         self.root = StandardizedConv2d(config.channels, width, 7, numerics, stride=2, same=False)
@@ -80,7 +82,8 @@ class BiT(nn.Module):
         """One vector per image: the mean over all cells of the last feature map."""
         images = self.first_map(images)
         for stage in self.stages:
-            images = stage(images)
+            for unit in stage:
+                images = step(unit, images, self.checkpointing)
         return F.relu(self.norm(images)).mean(dim=(2, 3))  # (B, C)
 
     def tokens(self, images: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Nothing here knows a model; `config.py` says which field must pass which check.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args
@@ -26,28 +27,45 @@ def check_known(values: Mapping[str, Any], cls: type) -> None:
 
 def tidy_size(name: str, size: Any) -> Size:
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+    sides = tuple(whole_number(side) or 0 for side in sides)
+    if len(sides) != 2 or min(sides) < 1:
         raise ConfigError(f"{name}={size!r} must be a positive number, or (height, width)")
     return sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
 
 
 def check_choices(config: Any, **choices: Any) -> None:
     for name, kind in choices.items():
-        if getattr(config, name) not in get_args(kind):
+        if not any(getattr(config, name) == choice for choice in get_args(kind)):
             raise unknown(name, getattr(config, name), get_args(kind))
 
 
 def check_counts(config: Any, *names: str, least: int = 1) -> None:
     for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name}={value!r} must be a whole number, at least {least}")
+        value = whole_number(getattr(config, name))
+        if value is None or value < least:
+            given = getattr(config, name)
+            raise ConfigError(f"{name}={given!r} must be a whole number, at least {least}")
+        object.__setattr__(config, name, value)
+
+
+def check_flags(config: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigError(f"{name}={getattr(config, name)!r} must be True or False")
+
+
+def whole_number(value: Any) -> int | None:
+    """A plain int of anything that counts, numpy's integers too; None of everything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_chances(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not 0 <= value < 1:
+        if not isinstance(value, int | float) or not 0 <= value < 1:
             raise ConfigError(f"{name}={value!r} is a chance: at least 0 and below 1")
 
 

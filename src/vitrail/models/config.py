@@ -15,10 +15,12 @@ from vitrail.models.checks import (
     check_chances,
     check_choices,
     check_counts,
+    check_flags,
     check_grid,
     check_known,
     pair,
     tidy_size,
+    whole_number,
 )
 
 Gelu = Literal["tanh", "exact"]
@@ -55,8 +57,10 @@ class Numerics:
 
     def __post_init__(self) -> None:
         check_choices(self, gelu=Gelu, position_resize=ResizeMethod)
-        if min(self.norm_eps, self.group_norm_eps, self.conv_eps) <= 0:
-            raise ConfigError(f"an epsilon must be positive, and one of {self} is not")
+        for name in ("norm_eps", "group_norm_eps", "conv_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or value <= 0:
+                raise ConfigError(f"{name}={value!r} must be a positive number")
 
 
 NUMERICS = {
@@ -119,10 +123,11 @@ class VitConfig(Description):
     numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
-        set_place = self.position_place or PLACES.get(self.position, ("stem",))[0]
-        object.__setattr__(self, "position_place", set_place)
         tidy(self)
         check_choices(self, stem=StemKind, position=PositionKind, pool=Pool, mlp=MlpKind)
+        set_place = self.position_place or PLACES[self.position][0]
+        object.__setattr__(self, "position_place", set_place)
+        check_flags(self, "distillation", "qkv_bias")
         check_counts(self, "depth", "width", "mlp_width", "heads", "channels", "resnet_width")
         check_counts(self, "num_classes", "representation", "registers", least=0)
         check_chances(self, "dropout", "drop_path")
@@ -276,7 +281,17 @@ def tidy(config: Any) -> None:
             object.__setattr__(config, name, tidy_size(name, getattr(config, name)))
     for name in ("blocks", "resnet_blocks"):
         if hasattr(config, name):
-            object.__setattr__(config, name, tuple(getattr(config, name)))
+            given = getattr(config, name)
+            units = tuple(given) if isinstance(given, tuple | list) else (given,)
+            if not all(whole_number(unit) for unit in units):
+                raise ConfigError(f"{name}={given!r} must be positive numbers of units per stage")
+            object.__setattr__(config, name, units)
+    if getattr(config, "layer_scale", None) is not None:
+        if not isinstance(config.layer_scale, int | float):
+            raise ConfigError(f"layer_scale={config.layer_scale!r} must be a number, or None")
+        object.__setattr__(config, "layer_scale", float(config.layer_scale))
+    if not isinstance(config.numerics, str | Numerics):
+        raise ConfigError(f"numerics={config.numerics!r} must be a name or a Numerics")
     if isinstance(config.numerics, str):
         if config.numerics not in NUMERICS:
             raise unknown("numerics", config.numerics, NUMERICS)

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.models.activation import gelu
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
-from vitrail.models.position import POSITIONS, Grid
+from vitrail.models.kept import may_reuse
+from vitrail.models.position import POSITIONS, Grid, Relative
 
 
 class SelfAttention(nn.Module):
@@ -29,21 +30,21 @@ class SelfAttention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(
-        self, tokens: Tensor, relative: Tensor | None = None, read: int | None = None
+        self, tokens: Tensor, relative: Relative | None = None, read: int | None = None
     ) -> Tensor:
         """What the first `read` tokens, or all, have seen.
 
-        `relative`, if given, holds a key (N, N, K) for each offset (`position.py`).
+        `relative` holds a key for each offset, where positions are relative (`position.py`).
         """
         query, key, value = self.query_key_value(tokens, read)
-        bias = None if relative is None else relative_scores(query, relative[:read])
+        bias = None if relative is None else relative_scores(query, relative)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
         return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
 
     def attention_map(
         self,
         tokens: Tensor,
-        relative: Tensor | None = None,
+        relative: Relative | None = None,
         heads: Sequence[int] | None = None,
     ) -> Tensor:
         """Who looks at whom, for all or the chosen heads; `forward` never builds it."""
@@ -67,11 +68,11 @@ class SelfAttention(nn.Module):
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
 
 
-def relative_scores(query: Tensor, relative: Tensor) -> Tensor:
+def relative_scores(query: Tensor, relative: Relative) -> Tensor:
     """What the offsets add to the attention scores, scaled as the content is."""
-    by_token = query.flatten(0, 1).transpose(0, 1)  # (queries, B * H, K)
-    scores = by_token @ relative.mT / query.shape[-1] ** 0.5  # (queries, B * H, N)
-    return scores.transpose(0, 1).unflatten(0, query.shape[:2])  # (B, H, N, N)
+    scores = query @ relative.keys.to(query.dtype).mT / query.shape[-1] ** 0.5  # (B, H, N, R)
+    offsets = relative.offsets[: query.shape[2]]  # a row for each query
+    return scores.gather(-1, offsets.expand(*scores.shape[:3], -1))  # (B, H, N, N)
 
 
 class Mlp(nn.Module):
@@ -85,7 +86,9 @@ class Mlp(nn.Module):
         self.gelu: Gelu = numerics.gelu
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(self.dropout(gelu(self.fc1(tokens), self.gelu)))
+        hidden = self.fc1(tokens)
+        hidden = gelu(hidden, self.gelu, reuse=may_reuse(hidden, self.fc1))
+        return self.fc2(self.dropout(hidden))
 
 
 class SwiGlu(nn.Module):
@@ -152,20 +155,23 @@ class Block(nn.Module):
         self.branch2 = branch()
 
     def forward(
-        self, tokens: Tensor, relative: Tensor | None = None, read: int | None = None
+        self, tokens: Tensor, relative: Relative | None = None, read: int | None = None
     ) -> Tensor:
-        """The tokens after this layer; only the first `read`, if nobody reads the others.
-
-        The sums are taken in the memory of the branch, which nobody else holds.
-        """
+        """The tokens after this layer; only the first `read`, if nobody reads the others."""
         seen = self.branch1(self.attention(self.norm1(tokens), relative, read))
-        tokens = seen.add_(tokens[:, :read])  # equation 2
-        return self.branch2(self.mlp(self.norm2(tokens))).add_(tokens)  # equation 3
+        tokens = self.sum(tokens[:, :read], seen)  # equation 2
+        return self.sum(tokens, self.branch2(self.mlp(self.norm2(tokens))))  # equation 3
+
+    def sum(self, tokens: Tensor, branch: Tensor) -> Tensor:
+        """tokens + branch, in the memory of the branch if it is ours alone."""
+        if branch.dtype == tokens.dtype and may_reuse(branch, *self.modules()):
+            return branch.add_(tokens)
+        return tokens + branch
 
     def attention_map(
         self,
         tokens: Tensor,
-        relative: Tensor | None = None,
+        relative: Relative | None = None,
         heads: Sequence[int] | None = None,
     ) -> Tensor:
         """The map of this layer's attention for the tokens that enter the layer."""
@@ -194,7 +200,7 @@ class Encoder(nn.Module):
             tokens = self.step(index, entered, relative, read if index == last else None)
         return self.norm(tokens)
 
-    def enter(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    def enter(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Relative | None]:
         """What block `index` reads: tokens with this layer's positions, and its relative keys."""
         if not self.positions:
             return tokens, None
@@ -202,10 +208,14 @@ class Encoder(nn.Module):
         return (tokens, position.at(grid)) if self.relative else (position(tokens, grid), None)
 
     def step(
-        self, index: int, tokens: Tensor, relative: Tensor | None, read: int | None = None
+        self, index: int, tokens: Tensor, relative: Relative | None, read: int | None = None
     ) -> Tensor:
         """What block `index` makes of what it reads."""
-        block = self.blocks[index]
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, tokens, relative, read, use_reentrant=False)
-        return block(tokens, relative, read)
+        return step(self.blocks[index], tokens, self.checkpointing, relative, read)
+
+
+def step(block: nn.Module, tokens: Tensor, checkpointing: bool, *rest: object) -> Tensor:
+    """What a block makes of tokens, remembering all of it or, for less memory, nothing."""
+    if checkpointing and torch.is_grad_enabled():
+        return cast(Tensor, checkpoint(block, tokens, *rest, use_reentrant=False))
+    return block(tokens, *rest)

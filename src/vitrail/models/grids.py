@@ -1,10 +1,9 @@
-"""Stretching a table of vectors from one grid to another, and keeping the result.
+"""Stretching a table of vectors from one grid to another.
 
 A resize along one axis is a matrix (new, old), so a resize of a grid is two matrix products,
 whatever the method: exact, differentiable, and exportable.
 """
 
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -28,16 +27,24 @@ METHODS: dict[ResizeMethod, dict[str, Any]] = {
 
 def resize_grid(table: Tensor, grid: tuple[int, int], method: ResizeMethod = "google") -> Tensor:
     """A table of vectors (h, w, D) on another grid (h', w')."""
-    height, width = grid
-    down = interpolation(table.shape[0], height, method, like=table)  # (h', h)
-    across = interpolation(table.shape[1], width, method, like=table)  # (w', w)
-    rows = (down @ table.flatten(1)).unflatten(1, table.shape[1:])  # (h', w, D)
-    return across @ rows  # (h', w', D)
+    with torch.autocast(table.device.type, enabled=False):
+        exact = table.to(at_least_float32(table))
+        down = interpolation(table.shape[0], grid[0], method, like=exact)  # (h', h)
+        across = interpolation(table.shape[1], grid[1], method, like=exact)  # (w', w)
+        rows = (down @ exact.flatten(1)).unflatten(1, table.shape[1:])  # (h', w, D)
+        return (across @ rows).to(table.dtype)  # (h', w', D)
 
 
 def resize_line(table: Tensor, length: int, method: ResizeMethod = "google") -> Tensor:
     """A row of vectors (n, D) at another length (n', D)."""
-    return interpolation(len(table), length, method, like=table) @ table
+    with torch.autocast(table.device.type, enabled=False):
+        exact = table.to(at_least_float32(table))
+        return (interpolation(len(table), length, method, like=exact) @ exact).to(table.dtype)
+
+
+def at_least_float32(table: Tensor) -> torch.dtype:
+    """The type to compute in: a table is resized once, and half precision would show."""
+    return torch.promote_types(table.dtype, torch.float32)
 
 
 def interpolation(old: int, new: int, method: ResizeMethod, *, like: Tensor) -> Tensor:
@@ -49,29 +56,3 @@ def interpolation(old: int, new: int, method: ResizeMethod, *, like: Tensor) -> 
     """
     unit = torch.eye(old, dtype=like.dtype, device=like.device)
     return F.interpolate(unit[None, None], (new, old), **METHODS[method])[0, 0]
-
-
-class Kept:
-    """Remembers the last value made from a parameter, for as long as the parameter is unchanged.
-
-    Nothing is kept while gradients flow through the parameter (each step needs its own graph) or
-    while a compiler looks on (it must see the computation, not its result).
-    """
-
-    def __init__(self) -> None:
-        self.key: Hashable = None
-        self.source: Tensor | None = None
-        self.value: Tensor | None = None
-
-    def get(self, source: Tensor | None, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """`make()`, or what it gave last time if `source` and `key` are the same."""
-        if torch.compiler.is_compiling():
-            return make()
-        if source is not None:
-            if source.is_inference() or (torch.is_grad_enabled() and source.requires_grad):
-                return make()
-            key = (key, source._version, source.dtype, source.device)
-        if self.value is None or self.source is not source or self.key != key:
-            with torch.inference_mode(False), torch.no_grad():  # usable in any later mode
-                self.key, self.source, self.value = key, source, make()
-        return self.value

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import unknown
+from vitrail.errors import ConfigError, unknown
 from vitrail.models.encoder import Branch, Mlp, SelfAttention, SwiGlu
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.position import Learned2dPosition, LearnedPosition, RelativePosition
@@ -56,6 +56,8 @@ def initialize(
         for table in position_tables(model):
             nn.init.normal_(table, std=table.shape[-1] ** -0.5, generator=generator)
     if scheme == "timm":
+        if not hasattr(model, "encoder"):
+            raise ConfigError("init='timm' is for Vision Transformers; use 'google' here")
         start_like_timm(model, generator)
     for head in (getattr(model, "head", None), getattr(model, "distillation_head", None)):
         if head is not None:
@@ -129,6 +131,10 @@ def start_like_timm(model: nn.Module, generator: Generator) -> None:
             bound = 1 / math.sqrt(module.weight[0].numel())
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
             nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif isinstance(module, AttentionPool):
+            std = module.probe.shape[-1] ** -0.5
+            bounds = {"a": -2 * std, "b": 2 * std}
+            nn.init.trunc_normal_(module.probe, std=std, **bounds, generator=generator)
     for table in position_tables(model):
         nn.init.trunc_normal_(table, std=SMALL, generator=generator)
     for token, std in (("cls_token", TINY), ("registers", TINY), ("distillation_token", SMALL)):

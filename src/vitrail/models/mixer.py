@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.errors import DataError
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig
-from vitrail.models.encoder import Mlp, drop_path
+from vitrail.models.encoder import Mlp, drop_path, step
 from vitrail.models.initialization import initialize
 from vitrail.models.stems import PatchProjection, check_images
 
@@ -43,6 +43,7 @@ class MlpMixer(nn.Module):
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False  # forget what blocks compute, and compute it again
         self.stem = PatchProjection(config.channels, config.width, pair(config.patch_size))
         last = max(1, config.depth - 1)
         self.blocks = nn.ModuleList(
@@ -61,7 +62,7 @@ class MlpMixer(nn.Module):
         """One vector per image: the mean over all tokens, after the norm."""
         tokens = self.tokens(images)
         for block in self.blocks:
-            tokens = block(tokens)
+            tokens = step(block, tokens, self.checkpointing)
         return self.norm(tokens).mean(dim=1)  # (B, D)
 
     def tokens(self, images: Tensor) -> Tensor:

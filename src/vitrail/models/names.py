@@ -5,10 +5,13 @@
     BiT-R50x1        a ResNet of 50 layers, 1 times as wide
     Mixer-B/16       MLP-Mixer
 
-Case does not matter, except that ViT-g and ViT-G are two models.
+Case does not matter, except that ViT-g and ViT-G are two models. A name says what a model is, not
+how it is trained: dropout is 0 here, though the authors trained some sizes with 0.1.
 """
 
-from vitrail.errors import unknown
+import re
+
+from vitrail.errors import ConfigError, unknown
 from vitrail.models.config import BitConfig, Config, MixerConfig, VitConfig
 
 # B, L, H: table 1 of the paper. Ti, S: Steiner et al. 2022 (arXiv:2106.10270), table 2.
@@ -77,11 +80,20 @@ MIXER_PATCHES = {"S": (16, 32), "B": (16, 32), "L": (16, 32), "H": (14,)}
 
 def configuration(name: str) -> Config:
     """The description a name stands for: `configuration("ViT-B/16")`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a model's name is a word such as 'ViT-B/16', not {name!r}")
     if name in CONFIGURATIONS:
         return CONFIGURATIONS[name]
     matches = [known for known in CONFIGURATIONS if known.lower() == name.lower()]
     if len(matches) > 1:  # g or G: the letter as typed decides
         matches = [known for known in matches if known[4] == name[4]]
+    if not matches and (size := re.fullmatch(r"(?:vit-)?(\w+?)(?:/(\d+))?", name, re.I)):
+        kin = [
+            known for known in CONFIGURATIONS if known.lower().startswith(f"vit-{size[1]}/".lower())
+        ]
+        if kin:
+            hint = "; for another patch give patch_size=" if size[2] else ""
+            raise ConfigError(f"unknown model {name!r}; there is {' and '.join(kin)}{hint}")
     if not matches:
         raise unknown("model", name, CONFIGURATIONS, where="`vitrail models` lists them all")
     return CONFIGURATIONS[matches[0]]

@@ -5,6 +5,8 @@ Each takes the encoder's normalized tokens. `num_prefix` tokens come before the 
 Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,9 +56,11 @@ class AttentionPool(nn.Module):
         pooled = self.merge(mixed.flatten(1))  # (B, D)
         return pooled + self.mlp(self.norm(pooled))
 
-    def attention_map(self, tokens: Tensor) -> Tensor:
-        """How much each patch counts: (B, H, 1, N), each row sums to 1."""
+    def attention_map(self, tokens: Tensor, heads: Sequence[int] | None = None) -> Tensor:
+        """How much each patch counts, for all or the chosen heads: (B, H, 1, N)."""
         query, key, _ = self.split_heads(tokens)
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, list(heads)]
         return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
 
     def split_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,18 +3,21 @@
 Each kind is a module in `POSITIONS`. Calling it with tokens and their grid places the tokens;
 `at(grid)` gives the vectors themselves, for a grid of any size: (T, D), one row for each class or
 distillation token and each patch in raster order. The relative kind adds nothing to tokens: its
-`at` gives keys (T, T, K) that attention scores its queries against. *Where* positions come in
-(stem, every layer, shared) is for `vit.py` and `encoder.py` to know. `tables_at(grid)` gives the
-parameters that a model made for another grid would start with.
+`at` gives one key (K) for each offset, and which offset each pair of tokens has. *Where* positions
+come in (stem, every layer, shared) is for `vit.py` and `encoder.py` to know. `tables_at(grid)`
+gives the parameters that a model made for another grid would start with.
 
 Shapes: h x w patches, P placed tokens before them, T = P + h * w, D width, K channels per head.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.models.config import PositionKind, ResizeMethod, VitConfig
-from vitrail.models.grids import Kept, resize_grid, resize_line
+from vitrail.models.grids import resize_grid, resize_line
+from vitrail.models.kept import Kept
 
 Grid = tuple[int, int]
 Tables = dict[str, Tensor]
@@ -74,6 +77,7 @@ class Learned2dPosition(nn.Module):
         self.columns = nn.Parameter(torch.empty(self.grid[1], half))  # X in appendix D.4
         self.rows = nn.Parameter(torch.empty(self.grid[0], half))  # Y
         self.prefix = nn.Parameter(torch.empty(config.placed_prefix, config.width))
+        self.kept_columns, self.kept_rows = Kept(), Kept()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return tokens + self.at(grid)
@@ -88,8 +92,12 @@ class Learned2dPosition(nn.Module):
     def tables_at(self, grid: Grid) -> Tables:
         columns, rows = self.columns, self.rows
         if grid != self.grid:
-            columns = resize_line(columns, grid[1], self.method)
-            rows = resize_line(rows, grid[0], self.method)
+            columns = self.kept_columns.get(
+                columns, grid, lambda: resize_line(self.columns, grid[1], self.method)
+            )
+            rows = self.kept_rows.get(
+                rows, grid, lambda: resize_line(self.rows, grid[0], self.method)
+            )
         return {"columns": columns, "rows": rows, "prefix": self.prefix}
 
 
@@ -126,6 +134,13 @@ class Sincos2dPosition(nn.Module):
         return {}
 
 
+class Relative(NamedTuple):
+    """What attention needs of relative positions."""
+
+    keys: Tensor  # (R, K), one for each offset
+    offsets: Tensor  # (T, T), which of them belongs to each query and key
+
+
 class RelativePosition(nn.Module):
     """A learned key for every raster offset between query and key, shared by the heads.
 
@@ -142,30 +157,26 @@ class RelativePosition(nn.Module):
         self.table = nn.Parameter(torch.empty(rows, config.head_width))
         self.kept = Kept()
 
-    def at(self, grid: Grid) -> Tensor:
-        return self.kept.get(self.table, grid, lambda: self.keys(grid[0] * grid[1]))
-
-    def keys(self, patches: int) -> Tensor:
-        """For each query and key of `patches` patches, the row of their offset: (T, T, K)."""
-        table = self.stretched(patches)
-        place = torch.arange(patches, device=table.device)
-        index = place[:, None] - place + patches - 1  # (N, N), from 0 to 2 N - 2
+    def at(self, grid: Grid) -> Relative:
+        patches = grid[0] * grid[1]
+        place = torch.arange(patches, device=self.table.device)
+        offsets = place[:, None] - place + patches - 1  # (N, N), from 0 to 2 N - 2
         if self.prefix:
             first = 2 * patches - 1
-            index = nn.functional.pad(index, (self.prefix, 0, self.prefix, 0), value=first + 2)
-            index[: self.prefix, self.prefix :] = first
-            index[self.prefix :, : self.prefix] = first + 1
-        return table[index]  # (T, T, K)
+            offsets = nn.functional.pad(offsets, (self.prefix, 0, self.prefix, 0), value=first + 2)
+            offsets[: self.prefix, self.prefix :] = first
+            offsets[self.prefix :, : self.prefix] = first + 1
+        return Relative(self.tables_at(grid)["table"], offsets)
 
     def tables_at(self, grid: Grid) -> Tables:
-        return {"table": self.stretched(grid[0] * grid[1])}
-
-    def stretched(self, patches: int) -> Tensor:
         """The table for another number of patches; rows of prefix tokens stay as they are."""
-        if patches == self.patches:
-            return self.table
+        if grid[0] * grid[1] == self.patches:
+            return {"table": self.table}
+        return {"table": self.kept.get(self.table, grid, lambda: self.stretched(grid))}
+
+    def stretched(self, grid: Grid) -> Tensor:
         offsets, prefix = self.table.tensor_split([2 * self.patches - 1])
-        return torch.cat([resize_line(offsets, 2 * patches - 1, self.method), prefix])
+        return torch.cat([resize_line(offsets, 2 * grid[0] * grid[1] - 1, self.method), prefix])
 
 
 POSITIONS: dict[PositionKind, type[nn.Module]] = {

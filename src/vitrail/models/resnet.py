@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import Numerics
-from vitrail.models.grids import Kept
 
 GROUPS = 32  # of every GroupNorm (Wu & He 2018)
 ROOT_WIDTH = 64  # channels after the root convolution of a network that is 1 times as wide
@@ -39,19 +38,23 @@ class StandardizedConv2d(nn.Module):
         self.same = same
         self.eps = numerics.conv_eps
         self.eps_inside_root = numerics.conv_eps_inside_root
-        self.kept = Kept()
 
     def forward(self, images: Tensor) -> Tensor:
-        weight = self.kept.get(self.weight, None, self.standardized)
+        weight = self.standardized()
         if self.same:
             return F.conv2d(pad_same(images, self.kernel, self.stride), weight, stride=self.stride)
         return F.conv2d(images, weight, stride=self.stride, padding=self.kernel // 2)
 
     def standardized(self) -> Tensor:
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        """The kernels as they are used. A LayerNorm over each is the same, and one operation."""
+        kernels = self.weight.flatten(1)  # (out, in * k * k)
         if self.eps_inside_root:
-            return (self.weight - mean) * torch.rsqrt(variance + self.eps)
-        return (self.weight - mean) / (variance.sqrt() + self.eps)
+            normed = F.layer_norm(kernels, kernels.shape[1:], eps=self.eps)
+        else:
+            centered = kernels - kernels.mean(dim=1, keepdim=True)
+            deviation = torch.linalg.vector_norm(centered, dim=1, keepdim=True)
+            normed = centered / (deviation / kernels.shape[1] ** 0.5 + self.eps)
+        return normed.view_as(self.weight)
 
 
 def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

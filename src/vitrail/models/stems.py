@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail.errors import DataError
 from vitrail.models.checks import pair
 from vitrail.models.config import StemKind, VitConfig
+from vitrail.models.kept import watched
 from vitrail.models.resnet import ResNet
 
 
@@ -99,8 +100,10 @@ STEMS: dict[StemKind, type[nn.Module]] = {
 
 def check_images(images: Tensor, channels: int, stride: tuple[int, int] = (1, 1)) -> None:
     """Refuse a batch that the model cannot read. Compilers, which know the shapes, pass."""
-    if torch.compiler.is_compiling():
+    if watched():
         return
+    if not isinstance(images, Tensor):
+        raise DataError(f"the model takes a tensor of images, not a {type(images).__name__}")
     if images.ndim != 4 or images.shape[1] != channels:
         raise DataError(
             f"a batch of shape {tuple(images.shape)} does not fit a model of {channels} channels; "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
 from vitrail.models.encoder import Encoder
 from vitrail.models.initialization import initialize
@@ -44,6 +45,15 @@ class VisionTransformer(nn.Module):
         # same logits for less work, one fourteenth of a model of 12 blocks.
         self.read = config.placed_prefix if config.pool == "cls" else None
         initialize(self)
+
+    @property
+    def checkpointing(self) -> bool:
+        """Forget what blocks compute and compute it again for the gradient: less memory."""
+        return self.encoder.checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, enabled: bool) -> None:
+        self.encoder.checkpointing = enabled
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); features where the model has no head."""
@@ -103,14 +113,31 @@ class VisionTransformer(nn.Module):
     ) -> Iterator[Tensor]:
         """Each layer's attention (B, heads, N, N), or that of chosen ones, one at a time.
 
-        Computed beside the forward pass, which keeps its fused attention.
+        Computed beside the forward pass, which keeps its fused attention. Layers come in their
+        order; negative numbers count from the last.
         """
+        wanted = set(chosen("layers", layers, self.config.depth))
+        heads = chosen("heads", heads, self.config.heads)
+        return self.maps(images, wanted, heads)
+
+    def maps(self, images: Tensor, wanted: set[int], heads: Sequence[int]) -> Iterator[Tensor]:
         tokens, grid = self.tokens_and_grid(images)
-        for index, block in enumerate(self.encoder.blocks):
+        for index in range(max(wanted, default=-1) + 1):
             entered, relative = self.encoder.enter(index, tokens, grid)
-            if layers is None or index in layers:
-                yield block.attention_map(entered, relative, heads)
-            tokens = self.encoder.step(index, entered, relative)
+            if index in wanted:
+                yield self.encoder.blocks[index].attention_map(entered, relative, heads)
+            if index < max(wanted):
+                tokens = self.encoder.step(index, entered, relative)
+
+
+def chosen(what: str, numbers: Sequence[int] | None, count: int) -> list[int]:
+    """All numbers below `count`, or those that were asked for."""
+    if numbers is None:
+        return list(range(count))
+    for number in numbers:
+        if not -count <= number < count:
+            raise ConfigError(f"{what}={list(numbers)} asks for {number}; there are {count}")
+    return [number % count for number in numbers]
 
 
 def token_parameter(count: int, width: int) -> nn.Parameter | None:
