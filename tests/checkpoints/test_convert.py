@@ -80,7 +80,7 @@ def test_another_family_says_which_formats_have_it(tmp_path):
 
 
 def test_a_result_that_differs_takes_no_place(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "logits_difference", lambda one, other: 0.5)
+    monkeypatch.setattr(conversion, "largest_difference", lambda one, other: 0.5)
     with pytest.raises(CheckpointError, match="gives other logits"):
         convert(npz, tmp_path / "out", "bundle")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]

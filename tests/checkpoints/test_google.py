@@ -19,6 +19,8 @@ GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit
 
 
 def golden_case(golden, name):
+    if not (golden / f"{name}.npz").exists():
+        pytest.skip(f"{name}.npz is large, and not beside this checkout in ../shared/golden")
     model = load(golden / f"{name}.npz").eval()
     arrays = np.load(golden / f"{name}.io.npz")
     images = torch.from_numpy(arrays["images"]).permute(0, 3, 1, 2)
@@ -319,7 +321,7 @@ def test_a_broken_file_is_one_line_that_names_the_tensor(tmp_path, vit, change, 
 def test_other_files_are_refused(tmp_path, vit):
     with pytest.raises(CheckpointError, match="there is no file"):
         load(tmp_path / "absent.npz")
-    with pytest.raises(CheckpointError, match=r"there is no file 'ViT-B/61'.*did you mean"):
+    with pytest.raises(CheckpointError, match=r"there is no file 'ViT-B/61'.*there is ViT-B/8"):
         load("ViT-B/61")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(CheckpointError, match="is broken or of another kind"):

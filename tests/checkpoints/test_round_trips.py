@@ -1,7 +1,7 @@
 """Through every pair of formats and back: the same weights to the last bit, as far as a format
 can express the model."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from models import FAMILIES, VIT, awake, probe, same_weights
 from vitrail import CheckpointError, VitConfig, load, save
 from vitrail.checkpoints.save import losses
+from vitrail.checkpoints.shapes import other_numerics
 from vitrail.models.build import build
 
 FILES = {
@@ -47,7 +48,7 @@ def pairs():
 
 def expresses(format, config):
     try:
-        return not losses(build(config), format)
+        return not losses(build(config), format, Path(FILES[format]))
     except CheckpointError:
         return False  # no models of this family
 
@@ -61,10 +62,6 @@ def test_weights_survive_every_pair_of_formats(tmp_path, config, first, second):
     images = probe(model.config)
     with torch.no_grad():
         assert torch.equal(last(images), model(images))
-
-
-def compute_same(one, other):
-    return replace(one, position_resize="google") == replace(other, position_resize="google")
 
 
 @st.composite
@@ -103,7 +100,7 @@ def vits(draw):
 def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, config, format):
     model = awake(config)
     folder = tmp_path_factory.mktemp("trip")
-    if losses(model, format):
+    if losses(model, format, Path(FILES[format])):
         with pytest.raises(CheckpointError, match="cannot express"):
             save(model, folder / FILES[format], format)
         assert list(folder.iterdir()) == []
@@ -111,7 +108,7 @@ def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, co
     # A .npz says no heads beside the query's shape, and others have our header: all is known.
     loaded = through(model, format, folder)
     assert same_weights(loaded, model)
-    assert compute_same(loaded.config.numerics, model.config.numerics)
+    assert other_numerics(loaded.config, model.config.numerics) == []
     images = probe(config)
     with torch.no_grad():
         assert torch.equal(loaded(images), model(images))
@@ -122,6 +119,8 @@ GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_golden_files_come_back_from_a_bundle_unchanged(golden, tmp_path, name):
+    if not (golden / f"{name}.npz").exists():
+        pytest.skip(f"{name}.npz is large, and not beside this checkout in ../shared/golden")
     save(load(golden / f"{name}.npz"), tmp_path / "bundle")
     save(load(tmp_path / "bundle"), tmp_path / "again.npz", "google")
     before, after = np.load(golden / f"{name}.npz"), np.load(tmp_path / "again.npz")

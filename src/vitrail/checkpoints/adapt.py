@@ -93,8 +93,8 @@ def new_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
             state.pop(f"{head}.{part}", None)
         distilled = isinstance(new, VitConfig) and new.distillation
         if new.num_classes and (head == "head" or distilled):
-            state[f"{head}.weight"] = torch.zeros(new.num_classes, new.num_features)
-            state[f"{head}.bias"] = torch.zeros(new.num_classes)
+            state[f"{head}.weight"] = torch.zeros(new.num_classes, new.num_features, device="cpu")
+            state[f"{head}.bias"] = torch.zeros(new.num_classes, device="cpu")
     how = "new, starts at zero" if new.num_classes else "left off: the model gives features"
     return [*told, Change("head", f"{old.num_classes} -> {new.num_classes} classes", how)]
 
@@ -125,7 +125,7 @@ def new_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
     else:
         order = torch.arange(new.channels) % old.channels
         state[name] = weight[:, order] * (old.channels / new.channels)
-        how = "kernels repeated and weighed down"
+        how = "kernels repeated, weighed down" if new.channels > old.channels else "first ones kept"
     return [Change("channels", f"{old.channels} -> {new.channels}", how)]
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from vitrail.checkpoints.files import Weights
-from vitrail.checkpoints.rules import Entries, Rule, same
+from vitrail.checkpoints.rules import Entries, Rule, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, other_numerics, shape
 from vitrail.checkpoints.timm_bit import head_rules
-from vitrail.checkpoints.timm_vit import layer
 from vitrail.models.config import NUMERICS, BitConfig
 from vitrail.models.resnet import ROOT_WIDTH
 
@@ -58,7 +57,7 @@ def rules(config: BitConfig) -> list[Rule]:
         for unit in range(units):
             there = f"body.block{stage + 1}.unit{unit + 1:02d}"
             table += unit_rules(f"stages.{stage}.{unit}", there, unit == 0)
-    table += layer("norm", "head.gn")
+    table += weight_and_bias("norm", "head.gn")
     if config.num_classes:
         table += head_rules("head.conv")
     return table
@@ -66,7 +65,7 @@ def rules(config: BitConfig) -> list[Rule]:
 
 def unit_rules(ours: str, theirs: str, first: bool) -> Iterator[Rule]:
     for index in (1, 2, 3):
-        yield from layer(f"{ours}.norm{index}", f"{theirs}.gn{index}")
+        yield from weight_and_bias(f"{ours}.norm{index}", f"{theirs}.gn{index}")
         yield same(f"{ours}.conv{index}.weight", f"{theirs}.conv{index}.weight")
     if first:
         yield same(f"{ours}.shortcut.weight", f"{theirs}.downsample.weight")

@@ -22,7 +22,7 @@ from vitrail.checkpoints.card import GENERATED, model_card
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.facts import from_dict as facts_from_dict
 from vitrail.checkpoints.files import Weights, whole_or_absent, write_file, write_json
-from vitrail.checkpoints.rules import Rule, read
+from vitrail.checkpoints.rules import Rule, read, saved_tensors
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model, build
 from vitrail.models.config import Config, from_dict, to_dict
@@ -32,6 +32,7 @@ CONFIG = "config.json"
 CARD = "README.md"
 HEADER = "vitrail-bundle"  # the key of the safetensors header that holds config.json
 VERSION = 1
+KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "weights")
 
 
 def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
@@ -40,7 +41,7 @@ def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
         raise CheckpointError(f"cannot write a bundle to {folder}: it is a file, not a folder")
     facts = facts_of(model) if facts is None else facts
     check_class_names(facts, model.config)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = saved_tensors(model)
     config: dict[str, Any] = {
         "vitrail": {"bundle": VERSION, "version": __version__},
         "model": to_dict(model.config),
@@ -49,10 +50,20 @@ def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
     config["weights"] = digest(tensors, config)
     write_file(folder / WEIGHTS, tensors, {HEADER: json.dumps(config)})
     write_json(folder / CONFIG, config)
-    card = folder / CARD
-    if not card.exists() or card.read_text(encoding="utf-8").startswith(GENERATED):
-        with whole_or_absent(card) as temporary:
-            temporary.write_text(model_card(model.config, facts, folder.name), encoding="utf-8")
+    if may_write_card(folder / CARD):
+        name = folder.resolve().name
+        with whole_or_absent(folder / CARD) as temporary:
+            temporary.write_text(model_card(model.config, facts, name), encoding="utf-8")
+
+
+def may_write_card(card: Path) -> bool:
+    """There is none yet, or one that we made; what somebody wrote by hand stays."""
+    if not card.exists():
+        return True
+    try:
+        return card.read_bytes().startswith(GENERATED.encode())
+    except OSError:
+        return False
 
 
 def is_bundle(weights: Weights) -> bool:
@@ -72,6 +83,8 @@ def read_bundle(weights: Weights, header: dict[str, Any]) -> Model:
         if settings.get("weights") != inner.get("weights"):
             settings = inner  # config.json is missing, or was not yet written when saving stopped
         written = inner
+    elif "weights" in settings:
+        written = {key: value for key, value in settings.items() if key in KEYS}
     version = settings.get("vitrail", {})
     version = version.get("bundle") if isinstance(version, dict) else None
     if version != VERSION:
@@ -104,6 +117,9 @@ def rules(config: Config) -> list[Rule]:
 
 def check_class_names(facts: Facts, config: Config) -> None:
     names = facts.class_names
+    for name in names:
+        if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
+            raise CheckpointError(f"the class name {name!r} cannot be written; give plain text")
     if names and len(names) != config.num_classes:
         raise CheckpointError(
             f"{len(names)} class names do not fit a model of {config.num_classes} classes"

@@ -3,7 +3,7 @@
 from vitrail.checkpoints.facts import Facts
 from vitrail.models.build import build
 from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import BitConfig, Config, VitConfig
 from vitrail.models.names import name_of
 
 GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"
@@ -45,7 +45,11 @@ logits = model(images)  # (batch, {config.channels}, {height}, {width}), normali
 
 def numerics_words(config: Config) -> list[str]:
     numerics = config.numerics
-    return [f"{numerics.gelu} GELU", f"LayerNorm epsilon {numerics.norm_eps:g}"]
+    if isinstance(config, BitConfig):
+        return [f"GroupNorm epsilon {numerics.group_norm_eps:g}"]
+    swiglu = isinstance(config, VitConfig) and config.mlp == "swiglu"
+    hidden = "SwiGLU" if swiglu else f"{numerics.gelu} GELU"
+    return [hidden, f"LayerNorm epsilon {numerics.norm_eps:g}"]
 
 
 def resize_words(facts: Facts) -> str:

@@ -59,7 +59,9 @@ def convert(
     """Write the source's model in another format, and check that it is the same model."""
     destination_file(destination, to)  # a wrong one is told before any work is done
     loaded = open_reference(source, format=from_format, heads=heads)
-    lost = losses(loaded.model, to)
+    if loaded.format == "name":
+        raise CheckpointError(f"{source} is a name: fresh weights, which are not worth converting")
+    lost = losses(loaded.model, to, destination)
     refuse(lost, to, allow_loss)
     planned = Conversion(
         name_of(loaded.model.config),
@@ -74,16 +76,36 @@ def convert(
         return planned
     with beside(destination) as temporary:
         save(loaded.model, temporary, to, allow_loss=allow_loss)
-        heads = getattr(loaded.model.config, "heads", None)
-        again = open_reference(temporary, format=table_name(to), heads=heads).model
-        difference = logits_difference(loaded.model, again)
-        if difference > TOLERANCE and not lost:
+        again, notes = reopened(temporary, to, loaded.model)
+        difference = largest_difference(loaded.model, again)
+        same = same_weights(loaded.model, again)
+        if not same or not (difference <= TOLERANCE or lost):
             raise CheckpointError(
-                f"what was written gives other logits (by {difference:.1e} of the largest); "
-                f"nothing was left at {destination}"
+                f"what was written gives other {'logits' if same else 'weights'} "
+                f"(by {difference:.1e} of the largest); nothing was left at {destination}"
             )
         put_in_place(temporary, destination)
-    return replace(planned, difference=difference)
+    return replace(planned, difference=difference, notes=[*planned.notes, *notes])
+
+
+def reopened(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
+    """The result as anybody would load it; with the number of heads, and a note, where it must."""
+    heads = getattr(model.config, "heads", None)
+    try:
+        again = open_reference(path, format=table_name(format)).model
+        if getattr(again.config, "heads", None) == heads:
+            return again, []
+    except CheckpointError:
+        if heads is None:
+            raise
+    again = open_reference(path, format=table_name(format), heads=heads).model
+    return again, [f"such a file does not say how many heads there are: load it with heads={heads}"]
+
+
+def same_weights(one: Model, other: Model) -> bool:
+    """To the last bit."""
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
 def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
@@ -155,15 +177,19 @@ def starred(name: str) -> str:
 
 
 @torch.no_grad()
-def logits_difference(one: Model, other: Model) -> float:
-    """How far apart two models are on a probe image, relative to the largest logit."""
+def largest_difference(one: Model, other: Model) -> float:
+    """How far apart two models are on a probe image, in logits or in features, relatively."""
     generator = torch.Generator().manual_seed(0)
     height, width = pair(one.config.image_size)
     probe = torch.randn(1, one.config.channels, height, width, generator=generator)
-    first, second = one.eval()(probe), other.eval()(probe)
-    if first.shape != second.shape:
-        return float("inf")
-    return ((first - second).abs().max() / first.abs().max().clamp(min=1e-30)).item()
+    differences = []
+    for look in ("forward", "features"):
+        first, second = (getattr(model.eval(), look)(probe) for model in (one, other))
+        if first.shape != second.shape:
+            return float("inf")
+        difference = (first - second).abs().max() / first.abs().max().clamp(min=1e-30)
+        differences.append(difference.item())
+    return max(differences, key=lambda value: (value != value, value))  # NaN is the largest
 
 
 @contextmanager
@@ -188,6 +214,7 @@ def put_in_place(temporary: Path, destination: Path) -> None:
             return
         destination.mkdir(exist_ok=True)
         for path in sorted(temporary.iterdir(), key=lambda path: path.name != "model.safetensors"):
-            os.replace(path, destination / path.name)
+            if path.name != bundle.CARD or bundle.may_write_card(destination / path.name):
+                os.replace(path, destination / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None

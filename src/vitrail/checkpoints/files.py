@@ -5,6 +5,8 @@ understood, and refused, before memory is taken. No code from a file is ever run
 under a temporary name and renamed: it is whole or absent.
 """
 
+import argparse
+import io
 import json
 import math
 import os
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -39,6 +41,15 @@ SAFETENSORS_TYPES = {
     "U8": torch.uint8,
 }
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+TRAINING_STATES = (  # in which training scripts keep their weights
+    "state_dict",
+    "model",
+    "model_state_dict",
+    "teacher",
+    "model_ema",
+    "state_dict_ema",
+    "net",
+)
 SUFFIXES = {
     ".npz": "npz",
     ".safetensors": "safetensors",
@@ -46,6 +57,7 @@ SUFFIXES = {
     ".pth": "torch",
     ".bin": "torch",
     ".ckpt": "torch",
+    ".tar": "torch",  # timm's .pth.tar
 }
 
 
@@ -69,6 +81,26 @@ class Weights:
     entries: dict[str, Entry]
     settings: dict[str, Any] = field(default_factory=dict)  # config.json, or a file's metadata
     left_out: dict[str, str] = field(default_factory=dict)  # tensors no model needs, and why
+    guessed: dict[str, str] = field(default_factory=dict)  # what the file leaves open, and how read
+
+
+class OpenFile:
+    """A file that stays the one that was opened, even if another takes its name meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+    @contextmanager
+    def stream(self) -> Iterator[io.BufferedReader]:
+        """From its beginning, for one reader at a time."""
+        with clear_errors(self.path), os.fdopen(os.dup(self.descriptor), "rb") as stream:
+            stream.seek(0)
+            yield stream
 
 
 def read_file(path: Path) -> Weights:
@@ -122,26 +154,37 @@ def clear_errors(path: Path) -> Iterator[None]:
 def read_npz(path: Path) -> Weights:
     """Arrays of an .npz, each read and checked against its checksum when it is asked for."""
     entries = {}
-    with zipfile.ZipFile(path) as archive:
+    file = OpenFile(path)
+    with file.stream() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
-        if sum(info.file_size for info in members) > MOST_UNPACKED * path.stat().st_size + 2**28:
-            raise CheckpointError(f"{path} would grow beyond reason when unpacked")
+        check_unpacked(path, members)
         for info in members:
             name = info.filename.removesuffix(".npy")
-            with archive.open(info) as stream:
-                shape, _, dtype = read_header(stream)
-                start = stream.tell()
+            with archive.open(info) as member:
+                shape, _, dtype = read_header(member)
+                start = member.tell()
             if math.prod(shape) * dtype.itemsize + start != info.file_size:
                 raise CheckpointError(f"{path}: {name} is not as long as it says")
-            entries[name] = Entry(shape, npz_reader(path, info))
+            entries[name] = Entry(shape, npz_reader(file, info))
     return Weights(entries)
 
 
-def npz_reader(path: Path, info: zipfile.ZipInfo) -> Callable[[], Tensor]:
+def check_unpacked(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that is small on disk and endless in memory."""
+    total = sum(info.file_size for info in members)
+    if total > MOST_UNPACKED * path.stat().st_size + 2**28:
+        raise CheckpointError(f"{path} would grow beyond reason when unpacked")
+
+
+def npz_reader(file: OpenFile, info: zipfile.ZipInfo) -> Callable[[], Tensor]:
     def read() -> Tensor:
-        with clear_errors(path), zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-            stream.read()  # to its end, where the checksum is compared
+        with (
+            file.stream() as stream,
+            zipfile.ZipFile(stream) as archive,
+            archive.open(info) as member,
+        ):
+            array = np.lib.format.read_array(member, allow_pickle=False)
+            member.read()  # to its end, where the checksum is compared
             return to_tensor(info.filename.removesuffix(".npy"), array)
 
     return read
@@ -175,28 +218,29 @@ def to_tensor(name: str, array: np.ndarray) -> Tensor:
 
 def read_safetensors(path: Path) -> Weights:
     """Tensors of a .safetensors file, each read straight into the memory where it will stay."""
-    with safe_open(path, framework="pt") as file:  # checks the header against the file
-        metadata = dict(file.metadata() or {})
-    with path.open("rb") as stream:
+    with safe_open(path, framework="pt"):
+        pass  # it checks the header against the file
+    file = OpenFile(path)
+    with file.stream() as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
     entries = {}
     for name, about in header.items():
         dtype = SAFETENSORS_TYPES.get(about["dtype"])
         shape, start = tuple(about["shape"]), 8 + length + about["data_offsets"][0]
-        entries[name] = Entry(shape, safetensors_reader(path, name, dtype, shape, start))
+        entries[name] = Entry(shape, safetensors_reader(file, name, dtype, shape, start))
     return Weights(entries, metadata)
 
 
 def safetensors_reader(
-    path: Path, name: str, dtype: torch.dtype | None, shape: tuple[int, ...], start: int
+    file: OpenFile, name: str, dtype: torch.dtype | None, shape: tuple[int, ...], start: int
 ) -> Callable[[], Tensor]:
     def read() -> Tensor:
         if dtype is None:
             raise CheckpointError(f"{name} holds values of a type that weights do not have")
-        with clear_errors(path), path.open("rb") as stream:
-            tensor = torch.empty(shape, dtype=dtype)
+        with file.stream() as stream:
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
             stream.seek(start)
             if stream.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
                 raise EOFError(f"{name} is cut off")
@@ -206,25 +250,58 @@ def safetensors_reader(
 
 
 def read_torch(path: Path) -> Weights:
-    """Tensors of a pickle, of which only tensors are believed."""
-    with warnings.catch_warnings():
+    """Tensors of a pickle, of which only tensors are believed.
+
+    It is looked at through a map, and read when the first value is asked for: a map would not
+    survive that somebody writes over the file.
+    """
+    file = OpenFile(path)
+    if zipfile.is_zipfile(path):
+        with file.stream() as stream, zipfile.ZipFile(stream) as archive:
+            check_unpacked(path, archive.infolist())
+    seen = tensors_of(path, load_torch(path, mmap=True))
+    whole: dict[str, Tensor] = {}
+
+    def reader(name: str) -> Callable[[], Tensor]:
+        def read() -> Tensor:
+            if not whole:
+                with file.stream() as stream:
+                    whole.update(tensors_of(path, load_torch(stream)))
+            return whole[name]
+
+        return read
+
+    return Weights({name: Entry(tuple(t.shape), reader(name)) for name, t in seen.items()})
+
+
+def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
+    with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
         warnings.simplefilter("ignore")  # of pickles that are then refused
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap or None)
         except RuntimeError as error:
-            if "mmap" not in str(error):
+            if not mmap or "mmap" not in str(error):
                 raise
-            content = torch.load(path, map_location="cpu", weights_only=True)  # before torch 1.6
-    for key in ("state_dict", "model", "teacher", "model_ema"):  # training states
+            return torch.load(source, map_location="cpu", weights_only=True)  # before torch 1.6
+
+
+def tensors_of(path: Path, content: Any) -> dict[str, Tensor]:
+    """The tensors by name, of a state dict or of a training state that holds one."""
+    for key in TRAINING_STATES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    return Weights(
-        {name: Entry(tuple(t.shape), lambda t=t: t.detach()) for name, t in tensors.items()}
-    )
+    if not tensors:
+        keys = ", ".join(map(str, list(content)[:8])) or "nothing"
+        raise CheckpointError(f"{path} holds no tensors by name, but {keys}")
+    for name, tensor in tensors.items():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not plain or tensor.untyped_storage().nbytes() < tensor.nbytes:
+            raise CheckpointError(f"{path}: {name} is no plain tensor with values of its own")
+    return tensors
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> None:
@@ -233,7 +310,8 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, st
     with whole_or_absent(path) as temporary:
         if kind == "npz":
             with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **{n: t.numpy() for n, t in tensors.items()})
+                arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
+                np.savez(file, **arrays)
         elif kind == "safetensors":
             save_file({n: t.contiguous() for n, t in tensors.items()}, temporary, metadata)
         elif kind == "torch":
@@ -255,6 +333,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""
@@ -267,10 +351,13 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(0o666 & ~current_umask())
         temporary.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+    except (SafetensorError, RuntimeError) as error:  # how the writers say that a disk is full
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"cannot write {path}: {reason}") from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

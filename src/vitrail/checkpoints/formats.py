@@ -6,7 +6,7 @@ of `FORMATS`.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.checkpoints import (
@@ -22,12 +22,13 @@ from vitrail.checkpoints import (
     torchvision_vit,
 )
 from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.files import Weights
+from vitrail.checkpoints.files import Entry, Weights
 from vitrail.checkpoints.rules import Entries, Rule, read
 from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.build import Model
 from vitrail.models.config import BitConfig, Config, MixerConfig, VitConfig, from_dict
 
+WRAPPERS = ("module.", "_orig_mod.")
 OUR_METADATA = "vitrail-model"  # key under which files we write carry the description
 
 
@@ -89,20 +90,28 @@ FORMATS = {
 }
 
 
-def read_model(weights: Weights, format: str | None) -> tuple[Model, str, dict[str, str]]:
-    """The model that weights make, their format, and what was left out of them and why."""
+def read_model(weights: Weights, format: str | None) -> tuple[Model, str, Weights]:
+    """The model that weights make, their format, and the weights as they were understood."""
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    weights = replace(weights, entries=unwrapped(weights.entries))
     for name in FORMATS if format is None else [format]:
         tidied = FORMATS[name].tidy(weights)
         for each in FORMATS[name].tables:
             if each.recognizes(tidied.entries):
                 config = described(each, tidied)
                 model = read(tidied.entries, each.rules(config), config)
-                return model, name, tidied.left_out
+                return model, name, tidied
     looked = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"
     some = ", ".join(sorted(weights.entries)[:3]) or "nothing"
     raise CheckpointError(f"the weights are in no format of {looked}: the file holds {some} …")
+
+
+def unwrapped(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """The entries without what torch.compile and data parallelism put before every name."""
+    while entries and all(name.startswith(WRAPPERS) for name in entries):
+        entries = {name.split(".", 1)[1]: entry for name, entry in entries.items()}
+    return entries
 
 
 def described(each: Table, weights: Weights) -> Config:

@@ -12,6 +12,7 @@ into one, that of today's vision_transformer; after it, a family is one table.
 """
 
 import re
+from dataclasses import replace
 
 import torch
 
@@ -36,7 +37,12 @@ def tidy(weights: Weights) -> Weights:
     """The arrays under the names of today's vision_transformer."""
     if not any(name.endswith("/kernel") for name in weights.entries):
         return weights  # not Google's
-    return Weights(renamed(without_prefix(weights.entries)), weights.settings)
+    inside = without_prefix(weights.entries)
+    left_out = dict(weights.left_out)
+    if len(inside) < len(weights.entries):
+        count = len(weights.entries) - len(inside)
+        left_out["beside"] = f"{count} arrays that are not under the model's prefix"
+    return replace(weights, entries=renamed(inside), left_out=left_out)
 
 
 def renamed(entries: dict[str, Entry]) -> dict[str, Entry]:

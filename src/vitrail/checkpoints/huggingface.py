@@ -35,7 +35,7 @@ from vitrail.checkpoints.huggingface_processor import (
     processor_settings,
     read_processor,
 )
-from vitrail.checkpoints.rules import Entries, Rule, first, same
+from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, last_size, shape, usual_heads
 from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError
@@ -183,8 +183,3 @@ def side_by_side(ours: str, theirs: str, kind: str) -> Rule:
         lambda *parts: torch.cat(parts),
         lambda whole: whole.chunk(3),
     )
-
-
-def weight_and_bias(ours: str, theirs: str) -> Iterator[Rule]:
-    yield same(f"{ours}.weight", f"{theirs}.weight")
-    yield same(f"{ours}.bias", f"{theirs}.bias")

@@ -11,8 +11,8 @@ from vitrail.checkpoints import bundle, hub
 from vitrail.checkpoints.adapt import Change, adapt
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.facts import from_dict as facts_from_dict
-from vitrail.checkpoints.files import Entry, Weights, read_file, read_json
-from vitrail.checkpoints.formats import FORMATS, our_metadata, read_model, table_for
+from vitrail.checkpoints.files import SUFFIXES, Entry, Weights, clear_errors, read_file, read_json
+from vitrail.checkpoints.formats import FORMATS, OUR_METADATA, our_metadata, read_model, table_for
 from vitrail.checkpoints.rules import Rule
 from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError, ConfigError
@@ -22,7 +22,7 @@ from vitrail.models.names import name_of
 
 Reference = str | PathLike[str]
 BESIDE = "preprocessor_config.json"  # what Hugging Face writes beside config.json
-INDEX = "model.safetensors.index.json"  # of weights in several files
+BESIDE_CONFIG = ("model.safetensors", "pytorch_model.bin")  # files that config.json belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,26 @@ def open_reference(
 ) -> Loaded:
     """The model as it is, and how its format stores it."""
     text = str(reference)
+    if not text or not isinstance(reference, str | PathLike):
+        raise CheckpointError(f"{reference!r} names no model; give a name, a file or a folder")
     path = hub.fetch(text) if hub.is_address(text) else Path(reference)
-    if not path.exists():
-        return named(text)
-    weights, header = read_folder(path) if path.is_dir() else read_single(path)
+    with clear_errors(path):
+        if not path.exists():
+            return named(text)
+        if path.name in BESIDE_CONFIG and (path.parent / "config.json").exists():
+            path = path.parent  # the settings beside such a file belong to it
+        weights, header = read_folder(path) if path.is_dir() else read_single(path)
     if heads is not None:
         weights.settings["heads"] = heads
     if bundle.is_bundle(weights) and format in (None, "bundle"):
         model = bundle.read_bundle(weights, header)
         return Loaded(model, "bundle", bundle.rules(model.config))
-    model, found, left_out = read_model(weights, format)
+    if format == "bundle":
+        raise CheckpointError(f"{reference} is no bundle: it has no config.json of vitrail's")
+    model, found, tidied = read_model(weights, format)
     model.facts = facts_from(weights.settings, found, model, text)
-    told = [Change(name, "left out", why) for name, why in left_out.items()]
+    told = [Change(name, "left out", why) for name, why in tidied.left_out.items()]
+    told += [Change(name, "guessed", how) for name, how in tidied.guessed.items()]
     return Loaded(model, found, table_for(model.config, found).rules(model.config), told)
 
 
@@ -100,7 +108,7 @@ def named(text: str) -> Loaded:
     try:
         return Loaded(create(text), "name")
     except ConfigError as error:
-        hint = "" if Path(text).suffix else f", and as a name: {error}"
+        hint = "" if Path(text).suffix in SUFFIXES else f", and as a name: {error}"
         raise CheckpointError(f"there is no file {text!r}{hint}") from None
 
 
@@ -117,7 +125,10 @@ def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
         weights = read_file(path)
         entries |= weights.entries
         header |= weights.settings
-    settings = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    settings = {}
+    if (folder / "config.json").exists():
+        settings = read_json(folder / "config.json")
+        header.pop(OUR_METADATA, None)  # config.json decides: somebody may have changed it
     if (folder / BESIDE).exists():
         settings[BESIDE] = read_json(folder / BESIDE)
     return Weights(entries, header | settings), header
@@ -125,26 +136,22 @@ def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold a folder's weights: one, or the parts an index names."""
-    if (folder / INDEX).exists() and not (folder / "model.safetensors").exists():
-        parts = read_json(folder / INDEX).get("weight_map", {})
-        names = sorted(set(parts.values())) if isinstance(parts, dict) else []
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise CheckpointError(f"{folder / INDEX} names files outside its folder")
-        return [folder / name for name in names]
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).exists():
-            return [folder / name]
-    kinds = ("*.safetensors", "*.npz", "*.pth", "*.pt", "*.bin")
-    found = [path for kind in kinds for path in sorted(folder.glob(kind))]
-    if len(found) == 1:
-        return found
-    what = "no weights" if not found else f"{len(found)} files of weights"
-    raise CheckpointError(f"{folder} holds {what}; name the file itself")
+    found = hub.weight_files(path.name for path in folder.iterdir())
+    if len(found) != 1:
+        what = "no weights" if not found else f"{len(found)} files of weights"
+        raise CheckpointError(f"{folder} holds {what}; name the file itself")
+    if not found[0].endswith(".index.json"):
+        return [folder / found[0]]
+    names = hub.shard_names(folder / found[0])
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{folder / found[0]} names files outside its folder")
+    return [folder / name for name in names]
 
 
 def facts_from(settings: dict[str, Any], format: str, model: Model, source: str) -> Facts:
     """What a foreign file says beside its weights, or what its origin usually does."""
-    provenance = {"source": Path(source).name or source, "format": format}
+    name = source if hub.is_address(source) else Path(source).name
+    provenance = {"source": name or source, "format": format}
     config = model.config
     ours = our_metadata(settings)
     if ours is not None and "preprocessing" in ours:

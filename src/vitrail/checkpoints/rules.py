@@ -3,8 +3,9 @@
 Reading and writing cannot drift apart, and a partial load is an error, never a log line.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,10 +56,10 @@ def read(entries: Entries, rules: Sequence[Rule], config: Config) -> Model:
 
 def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
     """Their arrays for a model of ours; what no rule names is left behind."""
-    tensors = model.state_dict()
+    tensors = saved_tensors(model)
     arrays = {}
     for rule in rules:
-        parts = rule.unpack(tensors[rule.ours].detach())
+        parts = rule.unpack(tensors[rule.ours])
         arrays |= zip(rule.theirs, parts, strict=True)
     return {name: array.contiguous() for name, array in arrays.items()}
 
@@ -70,6 +71,41 @@ def same(ours: str, theirs: str) -> Rule:
 def first(ours: str, theirs: str) -> Rule:
     """(1, n, D) as (n, D): most libraries keep an axis for the batch."""
     return Rule(ours, (theirs,), lambda array: array.squeeze(0), lambda tensor: (tensor[None],))
+
+
+def weight_and_bias(ours: str, theirs: str) -> Iterator[Rule]:
+    """A module that both have as torch has it."""
+    yield same(f"{ours}.weight", f"{theirs}.weight")
+    yield same(f"{ours}.bias", f"{theirs}.bias")
+
+
+def saved_tensors(model: Model) -> dict[str, Tensor]:
+    """The weights as they are written: float32, of a model that is what its description says."""
+    places = build(model.config).state_dict()
+    tensors = model.state_dict()
+    for name in sorted(places.keys() | tensors.keys()):
+        place, tensor = places.get(name), tensors.get(name)
+        if place is None or tensor is None or tensor.shape != place.shape:
+            here = None if tensor is None else tuple(tensor.shape)
+            there = None if place is None else tuple(place.shape)
+            raise CheckpointError(
+                f"the model is not what its config says: {name} is {here} and should be {there}; "
+                "change a model with vitrail.load(…, num_classes=…), or its config too"
+            )
+        if tensor.is_meta:
+            raise CheckpointError("the model has shapes but no values; nothing can be saved")
+    return {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}
+
+
+def unwrapped(model: Model) -> Model:
+    """The model inside what torch.compile or data parallelism put around it."""
+    inner: Any = model
+    while not hasattr(inner, "config") or hasattr(inner, "_orig_mod"):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if wrapped is None:
+            raise CheckpointError(f"a {type(model).__name__} is no model of vitrail")
+        inner = wrapped
+    return inner
 
 
 def packed(rule: Rule, entries: Entries) -> Tensor:

@@ -11,12 +11,12 @@ from vitrail.checkpoints.bundle import check_class_names, save_bundle
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
 from vitrail.checkpoints.formats import OUR_METADATA, table_for
-from vitrail.checkpoints.rules import write
-from vitrail.checkpoints.shapes import NumericLoss
+from vitrail.checkpoints.rules import unwrapped, write
+from vitrail.checkpoints.shapes import NumericLoss, other_numerics
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
-from vitrail.models.config import to_dict
+from vitrail.models.config import NUMERICS, to_dict
 
 FOLDERS = ("bundle", "timm", "huggingface")  # formats that are more than a file of weights
 OLDER = "google-older"  # vision_transformer's names before 2021
@@ -37,10 +37,14 @@ def save(
     >>> save(model, "ViT-B_16.npz", "google")
     >>> save(model, "folder", "huggingface")
 
-    `format` is bundle, google (or google-older), timm, huggingface or torchvision. What the format
+    `format` is bundle, google (or google-older), timm, huggingface, torchvision or bit_pytorch;
+    weights are written as float32. What the format
     cannot express is an error; `allow_loss` gives up numerics, never weights.
     """
+    model = unwrapped(model)
     facts = facts_of(model)
+    if isinstance(class_names, str):
+        raise CheckpointError(f"class_names={class_names!r} is one word; give a list of names")
     if class_names is not None:
         facts = replace(facts, class_names=tuple(class_names))
     if preprocessing is not None:
@@ -49,7 +53,7 @@ def save(
     if format == "bundle":
         save_bundle(model, Path(path), facts)
         return
-    lost = losses(model, format)
+    lost = losses(model, format, Path(path))
     refuse(lost, format, allow_loss)
     write_foreign(model, Path(path), format, facts, exact=not lost)
 
@@ -62,15 +66,19 @@ def refuse(lost: list[str], format: str, allow_loss: bool) -> None:
     if lost and not allow_loss:
         raise CheckpointError(
             f"{format} cannot express {'; '.join(lost)}; to write the weights all the same, "
-            "allow the loss"
+            "say --allow-loss (in Python allow_loss=True)"
         )
 
 
-def losses(model: Model, format: str) -> list[str]:
-    """What of the model the format has no words for."""
+def losses(model: Model, format: str, path: Path) -> list[str]:
+    """What of the model the format has no words for; a bare file has fewer than a folder."""
     if format == "bundle":
         return []
-    return table_for(model.config, table_name(format)).cannot(model.config)
+    lost = table_for(model.config, table_name(format)).cannot(model.config)
+    if format in FOLDERS and path.suffix in SUFFIXES:
+        usual = NUMERICS[{"huggingface": "transformers"}.get(format, format)]
+        lost += [what for what in other_numerics(model.config, usual) if what not in lost]
+    return lost
 
 
 def write_foreign(model: Model, path: Path, format: str, facts: Facts, *, exact: bool) -> None:

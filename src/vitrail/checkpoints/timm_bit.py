@@ -5,11 +5,10 @@ from typing import Any
 
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
-from vitrail.checkpoints.rules import Entries, Rule, same
+from vitrail.checkpoints.rules import Entries, Rule, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, other_numerics, shape
 from vitrail.checkpoints.timm_settings import config_json, usual_size
 from vitrail.checkpoints.timm_settings import read_facts as read_facts
-from vitrail.checkpoints.timm_vit import layer
 from vitrail.models.config import NUMERICS, BitConfig
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH
 
@@ -54,7 +53,7 @@ def rules(config: BitConfig) -> list[Rule]:
             table += unit_rules(
                 f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}", unit == 0
             )
-    table += layer("norm", "norm")
+    table += weight_and_bias("norm", "norm")
     if config.num_classes:
         table += head_rules("head.fc")
     return table
@@ -62,7 +61,7 @@ def rules(config: BitConfig) -> list[Rule]:
 
 def unit_rules(ours: str, theirs: str, first: bool) -> Iterator[Rule]:
     for index in (1, 2, 3):
-        yield from layer(f"{ours}.norm{index}", f"{theirs}.norm{index}")
+        yield from weight_and_bias(f"{ours}.norm{index}", f"{theirs}.norm{index}")
         yield same(f"{ours}.conv{index}.weight", f"{theirs}.conv{index}.weight")
     if first:
         yield same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight")

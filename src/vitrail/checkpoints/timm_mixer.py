@@ -4,11 +4,11 @@ from typing import Any
 
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
-from vitrail.checkpoints.rules import Entries, Rule
+from vitrail.checkpoints.rules import Entries, Rule, weight_and_bias
 from vitrail.checkpoints.shapes import count, other_numerics, shape
 from vitrail.checkpoints.timm_settings import config_json, image_size, ratio
 from vitrail.checkpoints.timm_settings import read_facts as read_facts
-from vitrail.checkpoints.timm_vit import layer, mlp_rules
+from vitrail.checkpoints.timm_vit import mlp_rules
 from vitrail.models.checks import pair
 from vitrail.models.config import NUMERICS, MixerConfig
 
@@ -57,16 +57,16 @@ def describe(weights: Weights) -> MixerConfig:
 
 def rules(config: MixerConfig) -> list[Rule]:
     """Every tensor of ours and what timm calls it."""
-    table = [*layer("stem", "stem.proj")]
+    table = [*weight_and_bias("stem", "stem.proj")]
     for index in range(config.depth):
         block = f"blocks.{index}"
-        table += layer(f"{block}.norm1", f"{block}.norm1")
+        table += weight_and_bias(f"{block}.norm1", f"{block}.norm1")
         table += mlp_rules(f"{block}.token_mixing", f"{block}.mlp_tokens")
-        table += layer(f"{block}.norm2", f"{block}.norm2")
+        table += weight_and_bias(f"{block}.norm2", f"{block}.norm2")
         table += mlp_rules(f"{block}.channel_mixing", f"{block}.mlp_channels")
-    table += layer("norm", "norm")
+    table += weight_and_bias("norm", "norm")
     if config.num_classes:
-        table += layer("head", "head")
+        table += weight_and_bias("head", "head")
     return table
 
 

@@ -52,9 +52,13 @@ def tidy(weights: Weights) -> Weights:
         else:
             left_out[re.sub(rf"({found[0]}).+", r"\1*", name)] = found[1]  # one line for a module
     ours = any(key.startswith(OURS) for key in weights.settings)
+    guessed = dict(weights.guessed)
     if not ours and {PATCHES, "pos_embed"} <= entries.keys():
+        before = entries["pos_embed"].shape
         entries = placed(entries, weights.settings)
-    return Weights(entries, weights.settings, left_out)
+        if entries["pos_embed"].shape != before and not grids(weights.settings, stride(entries)):
+            guessed["positions"] = f"the {before[1]} rows are taken to be all for patches"
+    return Weights(entries, weights.settings, left_out, guessed)
 
 
 def todays(name: str) -> str:

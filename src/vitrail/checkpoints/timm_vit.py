@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.rules import Entries, Rule, first, same
+from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
 from vitrail.checkpoints.shapes import other_numerics
 from vitrail.checkpoints.timm_names import BACKBONE, PATCHES
 from vitrail.checkpoints.timm_names import tidy as tidy
@@ -33,7 +33,7 @@ HYBRIDS = {
 
 def rules(config: VitConfig) -> list[Rule]:
     """Every tensor of ours and what timm calls it."""
-    table = [*layer("stem.projection", "patch_embed.proj")]
+    table = [*weight_and_bias("stem.projection", "patch_embed.proj")]
     if config.stem == "resnet":
         table += resnet_rules(config)
     if config.pool == "cls":
@@ -46,15 +46,15 @@ def rules(config: VitConfig) -> list[Rule]:
         table.append(position(config))
     for index in range(config.depth):
         table += block_rules(config, f"encoder.blocks.{index}", f"blocks.{index}")
-    table += layer("encoder.norm", "norm")
+    table += weight_and_bias("encoder.norm", "norm")
     if config.pool == "map":
         table += map_rules()
     if config.representation:
-        table += layer("representation", "pre_logits.fc")  # timm's before 2022
+        table += weight_and_bias("representation", "pre_logits.fc")  # timm's before 2022
     if config.num_classes:
-        table += layer("head", "head")
+        table += weight_and_bias("head", "head")
     if config.num_classes and config.distillation:
-        table += layer("distillation_head", "head_dist")
+        table += weight_and_bias("distillation_head", "head_dist")
     return table
 
 
@@ -144,16 +144,16 @@ def position(config: VitConfig) -> Rule:
 def resnet_rules(config: VitConfig) -> Iterator[Rule]:
     ours, root = "stem.resnet", resnet_root(config)
     yield same(f"{ours}.root.weight", f"{root}conv.weight")
-    yield from layer(f"{ours}.norm", f"{root}norm")
+    yield from weight_and_bias(f"{ours}.norm", f"{root}norm")
     for stage, units in enumerate(config.resnet_blocks):
         for unit in range(units):
             here, there = f"{ours}.stages.{stage}.{unit}", f"{BACKBONE}stages.{stage}.blocks.{unit}"
             for index in (1, 2, 3):
                 yield same(f"{here}.conv{index}.weight", f"{there}.conv{index}.weight")
-                yield from layer(f"{here}.norm{index}", f"{there}.norm{index}")
+                yield from weight_and_bias(f"{here}.norm{index}", f"{there}.norm{index}")
             if unit == 0:  # every stage begins with a change of width
                 yield same(f"{here}.shortcut.0.weight", f"{there}.downsample.conv.weight")
-                yield from layer(f"{here}.shortcut.1", f"{there}.downsample.norm")
+                yield from weight_and_bias(f"{here}.shortcut.1", f"{there}.downsample.norm")
 
 
 def resnet_root(config: VitConfig) -> str:
@@ -162,12 +162,12 @@ def resnet_root(config: VitConfig) -> str:
 
 
 def block_rules(config: VitConfig, ours: str, theirs: str) -> Iterator[Rule]:
-    yield from layer(f"{ours}.norm1", f"{theirs}.norm1")
+    yield from weight_and_bias(f"{ours}.norm1", f"{theirs}.norm1")
     yield same(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight")
     if config.qkv_bias:
         yield same(f"{ours}.attention.qkv.bias", f"{theirs}.attn.qkv.bias")
-    yield from layer(f"{ours}.attention.merge", f"{theirs}.attn.proj")
-    yield from layer(f"{ours}.norm2", f"{theirs}.norm2")
+    yield from weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attn.proj")
+    yield from weight_and_bias(f"{ours}.norm2", f"{theirs}.norm2")
     yield from mlp_rules(f"{ours}.mlp", f"{theirs}.mlp")
     if config.layer_scale is not None:
         yield same(f"{ours}.branch1.scale", f"{theirs}.ls1.gamma")
@@ -177,16 +177,10 @@ def block_rules(config: VitConfig, ours: str, theirs: str) -> Iterator[Rule]:
 def map_rules() -> Iterator[Rule]:
     yield first("pool.probe", "attn_pool.latent")
     for ours, theirs in (("query", "q"), ("key_value", "kv"), ("merge", "proj"), ("norm", "norm")):
-        yield from layer(f"pool.{ours}", f"attn_pool.{theirs}")
+        yield from weight_and_bias(f"pool.{ours}", f"attn_pool.{theirs}")
     yield from mlp_rules("pool.mlp", "attn_pool.mlp")
 
 
 def mlp_rules(ours: str, theirs: str) -> Iterator[Rule]:
-    yield from layer(f"{ours}.fc1", f"{theirs}.fc1")
-    yield from layer(f"{ours}.fc2", f"{theirs}.fc2")
-
-
-def layer(ours: str, theirs: str) -> Iterator[Rule]:
-    """A weight and a bias, as torch has them."""
-    yield same(f"{ours}.weight", f"{theirs}.weight")
-    yield same(f"{ours}.bias", f"{theirs}.bias")
+    yield from weight_and_bias(f"{ours}.fc1", f"{theirs}.fc1")
+    yield from weight_and_bias(f"{ours}.fc2", f"{theirs}.fc2")

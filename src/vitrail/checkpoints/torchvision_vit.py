@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
-from vitrail.checkpoints.rules import Entries, Rule, first, same
+from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
 from vitrail.checkpoints.shapes import (
     count,
     is_square,
@@ -129,11 +129,6 @@ def companions(config: VitConfig, facts: Facts) -> dict[str, dict[str, Any]]:
 
 def read_facts(settings: dict[str, Any], config: VitConfig) -> Facts | None:
     return None
-
-
-def weight_and_bias(ours: str, theirs: str) -> Iterator[Rule]:
-    yield same(f"{ours}.weight", f"{theirs}.weight")
-    yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
 def late_name(name: str) -> str:

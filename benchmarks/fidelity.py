@@ -1,0 +1,45 @@
+"""How far our logits are from the authors', model by model."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail import load
+
+ROOT = Path(__file__).parents[1]
+PLACES = (ROOT.parent / "shared" / "golden", ROOT / "tests" / "golden")
+NAMES = ("vit-token", "vit-prelogits", "vit-gap", "mixer", "hybrid", "bit")
+
+
+def report() -> str:
+    """The section of docs/benchmarks.md, measured now."""
+    rows = []
+    for name in NAMES:
+        place = next((p for p in PLACES if (p / f"{name}.npz").exists()), None)
+        if place is not None:
+            single, double = (difference(place, name, t) for t in (torch.float32, torch.float64))
+            rows.append(f"| {name} | {single:.1e} | {double:.1e} |")
+    return "\n".join(
+        [
+            "## Fidelity",
+            "",
+            "The largest difference from the logits of the authors' code on the same random",
+            "weights, relative to the largest logit. Theirs are float32: what remains in our",
+            "float64 is their rounding.",
+            "",
+            "| model | float32 | float64 |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+@torch.no_grad()
+def difference(place: Path, name: str, dtype: torch.dtype) -> float:
+    arrays = np.load(place / f"{name}.io.npz")
+    images = torch.from_numpy(arrays["images"]).permute(0, 3, 1, 2).to(dtype)
+    logits = torch.from_numpy(arrays["logits"])
+    ours = load(place / f"{name}.npz").eval().to(dtype)(images)
+    return ((ours - logits).abs().max() / logits.abs().max()).item()

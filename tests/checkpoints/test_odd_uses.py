@@ -1,0 +1,250 @@
+"""What people do that nobody planned for."""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models import VIT, awake, same_weights
+from vitrail import CheckpointError, create, load, save
+from vitrail.checkpoints.convert import convert
+
+TIMM = VIT.change(width=64, heads=1, numerics="timm")
+
+
+@pytest.mark.parametrize("format", ["bundle", "timm", "huggingface"])
+def test_loading_while_another_saves_gives_the_one_or_the_other(tmp_path, format):
+    models = [awake(TIMM.change(numerics="timm"), seed) for seed in (0, 1)]
+    save(models[0], tmp_path / "model", format)
+    stop = threading.Event()
+
+    def keep_saving():
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            save(models[turn % 2], tmp_path / "model", format)
+
+    thread = threading.Thread(target=keep_saving)
+    thread.start()
+    try:
+        for _ in range(40):
+            loaded = load(tmp_path / "model")
+            assert any(same_weights(loaded, model) for model in models)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_writing_over_the_file_a_model_came_from_harms_neither(tmp_path):
+    save(awake(TIMM), tmp_path / "w.pth", "timm")
+    code = (
+        "import sys, torch; from vitrail import load\n"
+        "model = load(sys.argv[1])\n"
+        "torch.save({n: t for n, t in model.state_dict().items()}, sys.argv[1])\n"
+        "print(sum(p.double().sum().item() for p in model.parameters()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "w.pth")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    expected = sum(p.double().sum().item() for p in awake(TIMM).parameters())
+    assert float(done.stdout) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat16", "double"])
+@pytest.mark.parametrize("format", ["bundle", "google"])
+def test_models_of_other_types_are_saved_as_float32(tmp_path, kind, format):
+    model = getattr(awake(VIT), kind)()
+    path = tmp_path / ("model" if format == "bundle" else "model.npz")
+    save(model, path, format)
+    assert same_weights(load(path), model.float())
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_wrappers_are_taken_off(tmp_path, wrap):
+    save(wrap(awake(VIT)), tmp_path / "model")
+    assert same_weights(load(tmp_path / "model"), awake(VIT))
+
+
+def test_a_model_that_is_not_what_its_config_says_is_not_saved(tmp_path):
+    save(awake(VIT), tmp_path / "model")
+    model = awake(VIT)
+    model.head = nn.Linear(8, 5)
+    with pytest.raises(CheckpointError, match=r"head.bias is \(5,\) and should be \(3,\)"):
+        save(model, tmp_path / "model")
+    assert same_weights(load(tmp_path / "model"), awake(VIT))
+    with pytest.raises(CheckpointError, match="a Linear is no model of vitrail"):
+        save(nn.Linear(2, 2), tmp_path / "other")
+    with torch.device("meta"):
+        empty = create("ViT-Mu/4")
+    with pytest.raises(CheckpointError, match="shapes but no values"):
+        save(empty, tmp_path / "other")
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_a_bare_file_cannot_say_what_config_json_says(tmp_path, format):
+    tanh = awake(TIMM.change(numerics="google"))
+    with pytest.raises(CheckpointError, match=r"cannot express.*gelu='tanh'.*--allow-loss"):
+        save(tanh, tmp_path / "model.safetensors", format)
+    save(tanh, tmp_path / "folder", format)
+    assert load(tmp_path / "folder").config.numerics.gelu == "tanh"
+
+
+def test_settings_beside_a_file_belong_to_it(tmp_path):
+    save(awake(VIT.change(width=64, heads=4)), tmp_path, "huggingface")
+    loaded = load(tmp_path / "model.safetensors")
+    assert loaded.config.heads == 4
+    assert loaded.config.numerics.gelu == "tanh"
+
+
+def test_config_json_decides_when_somebody_changed_it(tmp_path):
+    save(awake(VIT), tmp_path, "huggingface", class_names=["cat", "dog", "owl"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["id2label"]["2"] = "eagle-owl"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load(tmp_path).facts.class_names == ("cat", "dog", "eagle-owl")
+
+
+def test_converting_says_when_heads_must_be_given(tmp_path):
+    save(awake(TIMM.change(width=128, heads=4, numerics="torchvision")), tmp_path / "source")
+    done = convert(tmp_path / "source", tmp_path / "out.pth", "torchvision")
+    assert any("load it with heads=4" in note for note in done.notes)
+    assert load(tmp_path / "out.pth", heads=4).config.heads == 4
+
+
+def test_equal_logits_are_not_enough_for_a_conversion(tmp_path, monkeypatch):
+    model = awake(VIT)
+    nn.init.zeros_(model.head.weight)  # whatever the body computes, logits are the same
+    save(model, tmp_path / "source")
+    wrong = awake(VIT, seed=1)
+    wrong.head.load_state_dict(model.head.state_dict())
+    other = ("vitrail.checkpoints.convert.reopened", lambda *_: (wrong, []))
+    monkeypatch.setattr(*other)
+    with pytest.raises(CheckpointError, match="gives other weights"):
+        convert(tmp_path / "source", tmp_path / "out", "bundle")
+
+
+def test_names_are_not_converted(tmp_path):
+    with pytest.raises(CheckpointError, match="is a name: fresh weights"):
+        convert("ViT-Mu/4", tmp_path / "out", "bundle")
+
+
+def test_converting_leaves_a_hand_written_readme_alone(tmp_path):
+    save(awake(VIT), tmp_path / "model.npz", "google")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_bytes(b"mine \xe9")
+    convert(tmp_path / "model.npz", tmp_path / "out", "bundle")
+    assert (tmp_path / "out" / "README.md").read_bytes() == b"mine \xe9"
+
+
+def torch_file(tmp_path, change):
+    save(awake(TIMM), tmp_path / "model.pth", "timm")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    torch.save(change(tensors), tmp_path / "model.pth")
+    return tmp_path / "model.pth"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t | {"norm.bias": torch.empty(64, device="meta")},
+            "norm.bias is no plain tensor",
+        ),
+        (lambda t: t | {"norm.bias": torch.ones(64).to_sparse()}, "norm.bias is no plain tensor"),
+        (lambda t: t | {"norm.bias": torch.ones(1).expand(2**40)}, "norm.bias is no plain tensor"),
+        (lambda t: {"optimizer": 1, "epoch": 3}, "holds no tensors by name, but optimizer, epoch"),
+        (lambda t: [1], "holds a list, not tensors by name"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_pickles_with_strange_tensors_are_one_line(tmp_path, change, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(torch_file(tmp_path, change))
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "state_dict_ema"])
+def test_training_states_of_many_scripts_are_opened(tmp_path, key):
+    settings = argparse.Namespace(lr=0.1)
+    path = torch_file(tmp_path, lambda t: {key: t, "epoch": 3, "args": settings})
+    path = path.rename(path.with_suffix(".pth.tar"))
+    assert same_weights(load(path), awake(TIMM))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("format", ["timm", "torchvision"])
+def test_names_with_wrappers_are_understood_in_every_format(tmp_path, prefix, format):
+    save(awake(TIMM), tmp_path / "model.pth", format)
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    torch.save({prefix + name: t for name, t in tensors.items()}, tmp_path / "model.pth")
+    assert same_weights(load(tmp_path / "model.pth"), awake(TIMM))
+
+
+def test_what_lies_beside_the_weights_is_named(tmp_path):
+    save(awake(VIT), tmp_path / "plain.npz", "google")
+    arrays = {f"params/{name}": array for name, array in np.load(tmp_path / "plain.npz").items()}
+    np.savez(tmp_path / "state.npz", **arrays, **{"opt/step": np.zeros(1), "rng": np.zeros(2)})
+    lines = []
+    load(tmp_path / "state.npz", tell=lines.append)
+    assert "2 arrays that are not under the model's prefix" in lines[1]
+
+
+def test_a_guess_about_positions_is_told(tmp_path):
+    model = awake(TIMM.change(image_size=(24, 32)))  # 6 x 8 patches and a class token: 49 rows
+    save(model, tmp_path / "model.pth", "timm")
+    lines = []
+    guessed = load(tmp_path / "model.pth", tell=lines.append)
+    assert guessed.config.grid == (7, 7)  # a wrong guess, but not a silent one
+    assert "the 49 rows are taken to be all for patches" in lines[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of file size are Linux's")
+@pytest.mark.parametrize(
+    ("path", "format"), [("m", "bundle"), ("m.npz", "google"), ("m.pth", "timm")]
+)
+def test_a_full_disk_is_one_line_and_leaves_the_old(tmp_path, path, format):
+    numerics = "timm" if format == "timm" else "google"
+    save(awake(TIMM.change(numerics=numerics)), tmp_path / path, format)
+    code = (
+        "import resource, signal, sys\n"
+        "from vitrail import create, save, VitrailError\n"
+        "model = create('ViT-Ti/16', depth=2, numerics=sys.argv[3])\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try: save(model, sys.argv[1], sys.argv[2])\n"
+        "except VitrailError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / path), format, numerics],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cannot write")
+    assert done.stdout.count("\n") == 1
+    assert same_weights(load(tmp_path / path), awake(TIMM))
+    assert list(tmp_path.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("reference", ["", None, 5, "x" * 300])
+def test_references_that_name_nothing_are_one_line(reference):
+    with pytest.raises(CheckpointError):
+        load(reference)
+
+
+def test_class_names_must_be_a_list_of_text(tmp_path):
+    for names, message in (
+        ("cat", "is one word"),
+        ([1, 2, 3], "give plain text"),
+        (["a", "b", "\udce9"], "give plain text"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            save(awake(VIT), tmp_path / "model", class_names=names)
+    assert not (tmp_path / "model").exists()
