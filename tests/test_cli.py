@@ -57,6 +57,26 @@ def test_the_demo_leaves_a_picture(tmp_path, capsys):
     assert "of 500 new pictures" in capsys.readouterr().out
 
 
+def test_impossible_demos_are_one_line(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path), "--seed", "-1"]) == 2
+    assert "seed=-1" in capsys.readouterr().err
+    (tmp_path / "attention.png").mkdir()
+    assert main(["demo", "--out", str(tmp_path), "--steps", "1"]) == 2
+    assert "cannot write into" in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_is_no_error():
+    code = "import sys; from vitrail.cli import main; sys.exit(main(['models', '--like', 'mu']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 0
+    assert errors == b""
+
+
 def test_public_names_are_all_there():
     for name in vitrail.__all__:
         assert getattr(vitrail, name) is not None

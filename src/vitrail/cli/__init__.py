@@ -4,6 +4,7 @@ Options are dataclasses and nothing here imports torch until a command runs, so 
 answers at once. A `VitrailError` ends as one line and status 2; a bug keeps its traceback.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS, prog="vitrail", description=DESCRIPTION, args=argv or ["--help"]
         )
         command.run()
+        sys.stdout.flush()
     except VitrailError as error:
         print(f"vitrail: {error}", file=sys.stderr)
         return 2
@@ -37,6 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vitrail: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `vitrail models | head`: the reader has seen enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0

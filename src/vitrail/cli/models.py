@@ -48,21 +48,15 @@ def row(name: str, config: Config) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     columns = ("name", "parameters", "image_size", "tokens", "depth", "width", "heads")
-    for column in columns:
-        table.add_column(
-            column.replace("_", " "), justify="left" if column == "name" else "right", no_wrap=True
-        )
-    for facts in rows:
-        table.add_row(*(cell(facts.get(column)) for column in columns))
-    console = Console()
-    console.print(table)
-    console.print('\nIn Python: [bold]vitrail.create("ViT-B/16", num_classes=10)[/bold]')
-    console.print("Parameters are counted with a head of 1000 classes, at the image size shown.")
+    cells = [[column.replace("_", " ") for column in columns]]
+    cells += [[cell(facts.get(column)) for column in columns] for facts in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for name, *numbers in cells:
+        aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        print("   ".join([name.ljust(widths[0]), *aligned]).rstrip())
+    print('\nIn Python: vitrail.create("ViT-B/16", num_classes=10)')
+    print("Parameters are counted with a head of 1000 classes, at the image size shown.")
 
 
 def cell(value: Any) -> str:
