@@ -9,7 +9,7 @@ from pathlib import Path
 
 from timing import machine
 
-SECTIONS = ["fidelity", "models"]
+SECTIONS = ["fidelity", "models", "data"]
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 

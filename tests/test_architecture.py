@@ -19,6 +19,7 @@ ONLY_IN = {
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decoding.py",),
     "datasets": ("data/hf_datasets.py",),
+    "fsspec": ("data/files.py",),
     "timm": (),
     "transformers": (),
     "torchvision": (),
@@ -27,7 +28,9 @@ ONLY_IN = {
 
 FREE_OF_TORCH = [
     "errors.py",
+    "data/decoding.py",
     "data/preprocessing.py",
+    "data/sources.py",
     "models/checks.py",
     "models/config.py",
     "models/names.py",

@@ -1,1 +1,12 @@
-"""Image files → batches. So far: the value that says how a picture becomes a model's input."""
+"""Image files → batches.
+
+    sources.py        open a data set, whatever it is: samples of bytes or pixels, and labels
+    samples.py        what a sample and a source are
+    folders.py, lists.py, shards.py, arrays.py, published.py, hf_datasets.py   the kinds
+    decoding.py       an encoded picture → the right pixels, or a reason why not
+    preprocessing.py  how a picture becomes input: the value that travels with the weights
+    transforms.py     pictures → bytes of a model's size, random or not
+    augmentation.py   the random part, as pure functions; `mixing.py` that of whole batches
+    order.py          which sample comes when
+    loader.py         samples → batches, in worker processes
+"""

@@ -1,0 +1,156 @@
+"""From JPEG files to training batches, beside torchvision and timm: pictures per second."""
+
+import io
+import statistics
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from peers import make_torchvision_importable
+from timing import in_turns
+from vitrail.data.augmentation import rand_augment
+from vitrail.data.preprocessing import preset
+from vitrail.data.transforms import Augmentation, TrainTransform, normalize
+
+FLOWERS = Path(__file__).parents[2] / "shared" / "data" / "flowers5_160.tar"
+CASES = {"500 x 375": ((500, 375), 120), "2000 x 1500": ((2000, 1500), 24)}
+ROUNDS = 9
+BATCH = 24
+
+
+def report() -> str:
+    """The section of docs/benchmarks.md, measured now."""
+    if not FLOWERS.exists():
+        return "## Data\n\nNot measured: ../shared/data/flowers5_160.tar is not there.\n"
+    make_torchvision_importable()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        lines = [
+            "## Data",
+            "",
+            "Decode, random resized crop to 224, flip, batch, normalize: one process, one thread,",
+            "enlarged flower photographs as JPEG (quality 90), batches of 24. Interleaved,",
+            f"{ROUNDS} rounds. *Ratio* is vitrail's rate divided by the other's, the median over",
+            "rounds. torchvision and timm have their usual transforms; timm's second row is its",
+            "prefetching loader's, which hands out bytes and normalizes batches, as vitrail does.",
+            "",
+        ]
+        for title, (size, count) in CASES.items():
+            print(f"  {title}", flush=True)
+            lines += [f"### {title} JPEG", "", *pipelines(size, count), ""]
+        print("  RandAugment", flush=True)
+        lines += ["### RandAugment at 224, two operations of magnitude 9", "", *augmentations(), ""]
+        return "\n".join(lines)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def photographs(size: tuple[int, int], count: int) -> list[bytes]:
+    """Real pictures, enlarged and encoded again."""
+    found = []
+    with tarfile.open(FLOWERS) as archive:
+        for member in archive:
+            if member.name.endswith(".jpg") and len(found) < count:
+                image = Image.open(archive.extractfile(member)).convert("RGB")
+                buffer = io.BytesIO()
+                image.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+                found.append(buffer.getvalue())
+    return found
+
+
+def pipelines(size: tuple[int, int], count: int) -> list[str]:
+    files = photographs(size, count)
+    return rows(
+        {
+            "vitrail": ours(files),
+            "torchvision": theirs(files, torchvision_transform()),
+            "timm": theirs(files, timm_transform(bytes_out=False)),
+            "timm, prefetching": theirs(files, timm_transform(bytes_out=True), late=True),
+        },
+        count,
+    )
+
+
+def ours(files: list[bytes]) -> Callable[[], object]:
+    how = preset("torchvision", (224, 224))
+    transform = TrainTransform(preprocessing=how, augmentation=Augmentation(crop_area=(0.08, 1)))
+
+    def call() -> None:
+        rng = np.random.default_rng(0)
+        for part in in_batches(files):
+            normalize(torch.stack([transform(data, rng) for data in part]), how)
+
+    return call
+
+
+def theirs(
+    files: list[bytes], transform: Callable[[Image.Image], torch.Tensor], *, late: bool = False
+) -> Callable[[], object]:
+    how = preset("torchvision", (224, 224))
+
+    def call() -> None:
+        torch.manual_seed(0)
+        for part in in_batches(files):
+            images = [transform(Image.open(io.BytesIO(data)).convert("RGB")) for data in part]
+            batch = torch.stack([torch.as_tensor(image) for image in images])
+            if late:
+                normalize(batch, how)
+
+    return call
+
+
+def in_batches(files: list[bytes]) -> list[list[bytes]]:
+    return [files[start : start + BATCH] for start in range(0, len(files), BATCH)]
+
+
+def torchvision_transform() -> Callable[[Image.Image], torch.Tensor]:
+    from torchvision import transforms
+
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+
+
+def timm_transform(*, bytes_out: bool) -> Callable[[Image.Image], torch.Tensor]:
+    from timm.data import create_transform
+
+    return create_transform(
+        224, is_training=True, color_jitter=None, auto_augment=None, use_prefetcher=bytes_out
+    )
+
+
+def augmentations() -> list[str]:
+    from timm.data.auto_augment import rand_augment_transform
+
+    images = [
+        Image.open(io.BytesIO(data)).resize((224, 224)) for data in photographs((256, 256), 100)
+    ]
+    timm = rand_augment_transform("rand-m9-n2", {"translate_const": 100})
+
+    def our_call() -> None:
+        rng = np.random.default_rng(0)
+        for image in images:
+            rand_augment(image, rng, count=2, magnitude=9)
+
+    return rows(
+        {"vitrail": our_call, "timm": lambda: [timm(image) for image in images]}, len(images)
+    )
+
+
+def rows(calls: dict[str, Callable[[], object]], count: int) -> list[str]:
+    seconds = in_turns(calls, rounds=ROUNDS)
+    lines = ["| pipeline | pictures / s | ratio |", "|---|---|---|"]
+    for name, times in seconds.items():
+        ratio = statistics.median(t / o for t, o in zip(times, seconds["vitrail"], strict=True))
+        lines.append(f"| {name} | {count / min(times):.0f} | {ratio:.2f} |")
+    return lines

@@ -1,0 +1,92 @@
+"""Which sample comes when: a pure function of the seed, so that a run can go on anywhere.
+
+Training reads an endless stream. Epoch e is a permutation of all samples drawn from (seed, e), and
+epochs follow each other without a seam: batch s is positions s * B to (s + 1) * B of the stream.
+Nothing is dropped and nothing comes twice in an epoch, whatever the batch size; and since the batch
+is defined before it is shared out, any number of processes sees the same batches.
+
+Evaluation reads every sample once; processes take turns, and shares differ by one at most.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One sample at one time: the key from which all of its randomness is drawn."""
+
+    epoch: int
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOrder:
+    """The batches of a training run, from any step on."""
+
+    samples: int
+    batch_size: int  # over all processes
+    seed: int = 0
+    start_step: int = 0  # the first batch that is wanted
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError("there are no samples to train on")
+        if self.batch_size % self.world_size:
+            raise ConfigError(
+                f"batch_size={self.batch_size} does not split over {self.world_size} processes; "
+                f"try {round_up(self.batch_size, self.world_size)}"
+            )
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        share = self.batch_size // self.world_size
+        position = self.start_step * self.batch_size + self.rank * share
+        epoch, order = -1, np.empty(0, np.int64)
+        while True:
+            batch = []
+            for place in range(position, position + share):
+                if place // self.samples != epoch:
+                    epoch = place // self.samples
+                    order = epoch_order(self.samples, self.seed, epoch)
+                batch.append(Place(epoch, int(order[place % self.samples])))
+            yield batch
+            position += self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationOrder:
+    """Every sample once, shared out among the processes."""
+
+    samples: int
+    batch_size: int  # of this process
+    rank: int = 0
+    world_size: int = 1
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        mine = range(self.rank, self.samples, self.world_size)
+        for start in range(0, len(mine), self.batch_size):
+            yield [Place(0, index) for index in mine[start : start + self.batch_size]]
+
+    def __len__(self) -> int:
+        mine = len(range(self.rank, self.samples, self.world_size))
+        return -(-mine // self.batch_size)
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """The samples of one epoch in the order they come."""
+    return np.random.default_rng((seed, epoch)).permutation(samples)
+
+
+def sample_rng(seed: int, place: Place, attempt: int = 0) -> np.random.Generator:
+    """The randomness of one sample at one time, the same in whichever process it is drawn."""
+    return np.random.default_rng((seed, place.epoch, place.index, attempt))
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

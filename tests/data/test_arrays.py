@@ -1,0 +1,272 @@
+import gzip
+import os
+import pickle
+import random
+import struct
+
+import numpy as np
+import pytest
+from tiny_sets import pixels, shared
+
+from vitrail.data.sources import open_source, splits_of
+from vitrail.errors import DataError
+
+
+def idx(array: np.ndarray) -> bytes:
+    """As MNIST's authors wrote it."""
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:
+    """The opcodes of the published files, which Python 2 wrote with its second protocol."""
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    return (
+        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03"
+        b"U" + bytes([len(key)]) + key + b"q\x04]q\x05(" + numbers + b"e"
+        b"U\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08"
+        b"K\x00\x85U\x01b\x87Rq\x09(K\x01" + b"M" + struct.pack("<H", len(data)) + b"M\x00\x0c\x86"
+        b"cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+        b"K\x00tb\x89T" + struct.pack("<i", data.nbytes) + data.tobytes() + b"tbu."
+    )
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_holds_splits_and_names(tmp_path, save):
+    images, labels = pixels(8, (4, 5, 3)), np.arange(8) % 2
+    names = np.array(["cat", "dog"])
+    save(tmp_path / "a.npz", x_train=images[:6], y_train=labels[:6, None], x_test=images[6:],
+         y_test=labels[6:].astype(float), class_names=names)  # fmt: skip
+    assert splits_of(tmp_path / "a.npz") == {"train": 6, "test": 2}
+    source = open_source(tmp_path / "a.npz", "test")
+    assert source.classes == ("cat", "dog")
+    assert source.name(1) == "test/1"
+    assert np.array_equal(source[1].data, images[7])
+    assert source.labels().tolist() == [0, 1]
+    source[1].data[:] = 0  # a copy: the set is not changed
+    assert source[1].data.any()
+    assert source.in_memory
+
+
+def test_arrays_go_by_several_names(tmp_path):
+    images, labels = pixels(10), np.arange(10) % 5
+    np.savez(tmp_path / "med.npz", train_images=images, train_labels=labels[:, None],
+             val_images=images[:4], val_labels=labels[:4])  # fmt: skip
+    assert splits_of(tmp_path / "med.npz") == {"train": 10, "val": 4}
+    np.savez(tmp_path / "plain.npz", images=images, labels=labels)
+    assert len(open_source(tmp_path / "plain.npz", "all")) == 10
+    (tmp_path / "pair").mkdir()
+    np.save(tmp_path / "pair" / "images.npy", images)
+    np.save(tmp_path / "pair" / "labels.npy", labels)
+    for reference in ("pair", "pair/images.npy", "pair/labels.npy"):
+        assert np.array_equal(open_source(tmp_path / reference, "all")[3].data, images[3])
+
+
+def test_what_is_not_compressed_stays_on_the_disk(tmp_path):
+    images = np.asfortranarray(pixels(5, (4, 5, 3)))
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(5))
+    source = open_source(tmp_path / "a.npz", "all")
+    assert np.array_equal(source[2].data, images[2])
+    assert isinstance(source.collection.store.arrays[0].values, np.memmap)
+    assert len(pickle.dumps(source)) < 2000
+
+
+def test_channels_come_last(tmp_path):
+    images = pixels(3, (3, 8, 9))
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(3))
+    source = pickle.loads(pickle.dumps(open_source(tmp_path / "a.npz", "all")))
+    assert np.array_equal(source[1].data, images[1].transpose(1, 2, 0))
+
+
+def test_rows_of_zeros_and_ones_are_labels_of_several_classes(tmp_path):
+    labels = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
+    np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
+    source = open_source(tmp_path / "a.npz", "all")
+    assert list(source.labels()) == [(0, 2), (), (1,)]
+    np.savez(tmp_path / "b.npz", images=pixels(3), labels=np.eye(3, dtype=np.uint8))
+    assert open_source(tmp_path / "b.npz", "all").labels().tolist() == [0, 1, 2]
+
+
+def test_labels_may_be_names(tmp_path):
+    np.savez(tmp_path / "a.npz", images=pixels(3), labels=np.array(["b", "a", "b"]))
+    source = open_source(tmp_path / "a.npz", "all")
+    assert source.classes == ("a", "b")
+    assert source.labels().tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"images": pixels(3)}, "images but no labels"),
+        ({"x_train": pixels(3), "y_test": np.arange(3)}, "no labels for train"),
+        ({"labels": np.arange(3)}, "needs arrays x_train and y_train, or images and labels"),
+        ({"images": pixels(3), "labels": np.arange(2)}, "3 images but 2 labels"),
+        ({"images": pixels(3).astype(np.float32), "labels": np.arange(3)}, "images of float32"),
+        ({"images": pixels(3, ()), "labels": np.arange(3)}, r"images of shape \(3,\)"),
+        ({"images": pixels(3, (2, 2, 9)), "labels": np.arange(3)}, "images of shape"),
+        ({"images": pixels(0), "labels": np.arange(0)}, "holds no pictures"),
+        ({"images": pixels(3), "labels": np.array([0, -1, 2])}, "outside its 3 classes"),
+        ({"images": pixels(3), "labels": np.array([0, 1, 10**12])}, "outside its 1000000 classes"),
+        ({"images": pixels(3), "labels": np.array([0.5, 1, 2])}, "labels of shape"),
+        ({"images": pixels(2), "labels": np.array([0, 1], object)}, "could run code"),
+        ({"images": pixels(2), "labels": np.array([0, 2]), "classes": ["a", "b"]}, "outside its 2"),
+    ],
+)
+def test_arrays_that_are_no_data_set_are_refused(tmp_path, arrays, words):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=words) as error:
+        open_source(tmp_path / "a.npz")
+    assert "\n" not in str(error.value)
+
+
+def test_broken_arrays_never_crash(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", images=pixels(5), labels=np.arange(5))
+    np.save(tmp_path / "labels.npy", np.arange(5))
+    np.save(tmp_path / "images.npy", pixels(5))
+    rng = random.Random(0)
+    for name in ("a.npz", "images.npy"):
+        whole = (tmp_path / name).read_bytes()
+        refused = 0
+        for _ in range(300):
+            data = bytearray(whole)
+            for _ in range(rng.choice([1, 5, 30])):
+                data[rng.randrange(min(len(data), 1000))] = rng.randrange(256)
+            (tmp_path / name).write_bytes(data[: rng.choice([len(data), rng.randrange(len(data))])])
+            try:
+                list(open_source(tmp_path / name, "all"))
+            except DataError:
+                refused += 1
+        assert refused > 100
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_is_read_as_published(tmp_path, packed):
+    images, labels = pixels(12, (6, 7)), (np.arange(12) % 10).astype(np.uint8)
+    for part, rows in (("train", slice(0, 10)), ("t10k", slice(10, 12))):
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            data = idx(array[rows])
+            path = tmp_path / f"{part}-{kind}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(data) if packed else data)
+    assert splits_of(tmp_path) == {"train": 10, "test": 2}
+    source = pickle.loads(pickle.dumps(open_source(tmp_path, "test")))
+    assert np.array_equal(source[1].data, images[11])
+    assert source.labels().tolist() == [0, 1]
+    assert source.name(1) == "test/1"
+    path.with_name(path.name.replace("labels-idx1", "images-idx3")).unlink()
+    assert splits_of(tmp_path) == {"train": 10}
+
+
+def test_mnist_that_is_cut_off_is_refused(tmp_path):
+    data = idx(pixels(10, (6, 7)))
+    for name, end in (("train-images-idx3-ubyte", -1), ("train-images-idx3-ubyte.gz", -5)):
+        (tmp_path / name).write_bytes(gzip.compress(data)[:end] if end == -5 else data[:end])
+        (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10, np.uint8)))
+        with pytest.raises(DataError, match=name):
+            list(open_source(tmp_path, "all"))
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match="not the images for them"):
+        open_source(tmp_path)
+
+
+def cifar_rows(count):
+    return np.random.default_rng(1).integers(0, 256, (count, 3072), np.uint8)
+
+
+def as_pictures(rows):
+    return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("protocol", [None, 2, 4])
+def test_cifar_10_for_python_is_read_as_published(tmp_path, protocol):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rows = cifar_rows(6)
+    for name, part in (("data_batch_1", rows[:4]), ("test_batch", rows[4:])):
+        labels = list(range(len(part)))
+        content = {"data": part, "labels": labels, "filenames": ["x.png"] * len(part)}
+        data = pickle.dumps(content, protocol) if protocol else python2_pickle(part, labels)
+        (folder / name).write_bytes(data)
+    names = pickle.dumps({"label_names": ["plane", "car", "bird", "cat"]}, 2)
+    (folder / "batches.meta").write_bytes(names)
+    source = open_source(tmp_path)
+    assert source.classes == ("plane", "car", "bird", "cat")
+    assert splits_of(tmp_path) == {"train": 4, "test": 2}
+    assert source.name(3) == "data_batch_1/3"
+    again = pickle.loads(pickle.dumps(open_source(folder, "all")))
+    assert np.array_equal([sample.data for sample in again], as_pictures(rows))
+    assert again.labels().tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_cifar_100_is_read_by_its_fine_labels(tmp_path):
+    rows = cifar_rows(3)
+    python = tmp_path / "python"
+    python.mkdir()
+    (python / "train").write_bytes(python2_pickle(rows, [5, 7, 99], b"fine_labels"))
+    names = {"fine_label_names": [f"kind {i}" for i in range(100)]}
+    (python / "meta").write_bytes(pickle.dumps(names, 2))
+    binary = tmp_path / "binary"
+    binary.mkdir()
+    records = np.concatenate([[[1, 5], [2, 7], [3, 99]], rows], axis=1).astype(np.uint8)
+    (binary / "train.bin").write_bytes(records.tobytes())
+    (binary / "fine_label_names.txt").write_text("\n".join(names["fine_label_names"]))
+    a, b = open_source(python), open_source(binary)
+    assert a.classes == b.classes
+    assert a.labels().tolist() == b.labels().tolist() == [5, 7, 99]
+    for x, y in zip(a, b, strict=True):
+        assert np.array_equal(x.data, y.data)
+
+
+def test_cifar_10_in_binary_is_read_as_published(tmp_path):
+    rows = cifar_rows(4)
+    records = np.concatenate([[[3], [0], [2], [1]], rows], axis=1).astype(np.uint8)
+    (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes())
+    source = open_source(tmp_path)
+    assert source.labels().tolist() == [3, 0, 2, 1]
+    assert np.array_equal(source[2].data, as_pictures(rows)[2])
+    (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes()[:-1])
+    with pytest.raises(DataError, match="no whole number of records"):
+        open_source(tmp_path)
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_that_would_run_code_runs_none(tmp_path, protocol):
+    trap = str(tmp_path / "sprung")
+    content = {"data": Evil(trap), "labels": [0]}
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol))
+    with pytest.raises(DataError, match=r"asks for posix\.mkdir, and loading it could run code"):
+        open_source(tmp_path)
+    assert not os.path.exists(trap)
+
+
+def test_broken_pickles_never_crash(tmp_path):
+    whole = python2_pickle(cifar_rows(2), [0, 1])
+    rng, refused = random.Random(0), 0
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 4, 20])):
+            data[rng.randrange(260)] = rng.randrange(256)
+        (tmp_path / "data_batch_1").write_bytes(data)
+        try:
+            list(open_source(tmp_path, "all"))
+        except DataError:
+            refused += 1
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "shape"),
+    [("fashion_mnist.npz", 60000, 10000, (28, 28)), ("cifar10_10k.npz", 10000, 5000, (32, 32, 3))],
+)
+def test_the_shared_arrays_are_read(tmp_path, name, train, test, shape):
+    path = shared(name, tmp_path)
+    assert splits_of(path) == {"train": train, "test": test}
+    source = open_source(path, "test")
+    assert source[test - 1].data.shape == shape
+    assert len(source.classes) == 10

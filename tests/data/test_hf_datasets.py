@@ -1,0 +1,126 @@
+import pickle
+import sys
+
+import pytest
+from tiny_sets import png
+
+from vitrail.data.hf_datasets import stream
+from vitrail.data.packing import pack
+from vitrail.data.sources import fingerprint, open_source, splits_of
+from vitrail.errors import DataError
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    library = pytest.importorskip("datasets", reason="pip install 'vitrail[data]' to run these")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(library.config, "HF_DATASETS_OFFLINE", True)
+    library.disable_progress_bars()
+    return library
+
+
+def make(datasets, length, start=0):
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ape", "bee"])}
+    rows = range(start, start + length)
+    values = {
+        "image": [{"bytes": png(i), "path": None} for i in rows],
+        "label": [i % 2 for i in rows],
+    }
+    return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
+
+
+@pytest.fixture
+def parquet(datasets, tmp_path):
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for name, table in (("train", make(datasets, 6)), ("validation", make(datasets, 3, 6))):
+        table.to_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet")
+    return tmp_path / "set"
+
+
+def test_without_the_library_the_way_to_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "train.parquet").write_bytes(b"")
+    for reference in ("hf:cifar10", tmp_path, tmp_path / "train.parquet"):
+        with pytest.raises(DataError, match=r"pip install 'vitrail\[data\]'"):
+            open_source(reference)
+
+
+def test_a_folder_of_parquet_files_is_a_data_set(parquet, tmp_path):
+    assert splits_of(parquet) == {"train": 6, "val": 3}
+    source = open_source(parquet, "validation")
+    assert source.classes == ("ape", "bee")
+    assert source.labels().tolist() == [0, 1, 0]
+    assert [sample.data for sample in source] == [png(6), png(7), png(8)]
+    assert source.name(2) == "val/2"
+    again = pickle.loads(pickle.dumps(source))
+    assert again[1] == source[1]
+    assert fingerprint(again) == fingerprint(source)
+    list(pack(str(parquet), tmp_path / "shards"))
+    assert [sample.data for sample in open_source(tmp_path / "shards", "val")] == [
+        sample.data for sample in source
+    ]
+
+
+def test_one_parquet_file_is_a_data_set(parquet):
+    path = next((parquet / "data").glob("train*"))
+    assert len(open_source(path, "all")) == 6
+
+
+def test_what_save_to_disk_wrote_is_a_data_set(datasets, tmp_path):
+    both = datasets.DatasetDict(train=make(datasets, 6), test=make(datasets, 2))
+    both.save_to_disk(tmp_path / "both")
+    make(datasets, 10).save_to_disk(tmp_path / "one")
+    assert splits_of(tmp_path / "both") == {"train": 6, "test": 2}
+    assert len(open_source(tmp_path / "one", "all")) == 10
+    assert [sample.label for sample in stream(str(tmp_path / "both"), "test")] == [0, 1]
+
+
+def test_several_labels_and_names_without_a_list(datasets, tmp_path):
+    image = [{"bytes": png(i), "path": None} for i in range(3)]
+    several = datasets.Features(
+        {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=list("abc")))}
+    )
+    table = datasets.Dataset.from_dict({"img": image, "labels": [[0, 2], [], [1]]}, several)
+    table.save_to_disk(tmp_path / "several")
+    assert list(open_source(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
+    named = datasets.Features({"img": datasets.Image(), "label": datasets.Value("string")})
+    table = datasets.Dataset.from_dict({"img": image, "label": ["b", "a", "b"]}, named)
+    table.save_to_disk(tmp_path / "named")
+    assert open_source(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
+    with pytest.raises(DataError, match="does not name its classes"):
+        stream(str(tmp_path / "named"))
+
+
+def test_a_split_without_labels_is_left_out(datasets, tmp_path):
+    hidden = make(datasets, 2).remove_columns("label").add_column("label", [-1, -1])
+    hidden = hidden.cast_column("label", datasets.ClassLabel(names=["ape", "bee"]))
+    datasets.DatasetDict(train=make(datasets, 6), test=hidden).save_to_disk(tmp_path / "set")
+    source = open_source(tmp_path / "set")
+    assert source.notes == ("test has no labels and was left out",)
+    assert splits_of(tmp_path / "set") == {"train": 6}
+
+
+def test_a_stream_gives_one_sample_after_the_other(parquet):
+    samples = stream(str(parquet), "val")
+    assert samples.classes == ("ape", "bee")
+    assert [(s.data, s.label, s.name) for s in samples] == [
+        (png(6), 0, "val/0"),
+        (png(7), 1, "val/1"),
+        (png(8), 0, "val/2"),
+    ]
+    with pytest.raises(DataError, match="has no split 'test'; it has train, val"):
+        stream(str(parquet), "test")
+
+
+def test_what_the_library_cannot_open_is_told_in_one_line(datasets, tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
+    table = datasets.Dataset.from_dict({"text": ["a"], "label": [1]})
+    table.save_to_disk(tmp_path / "text")
+    for reference, words in (
+        (tmp_path / "broken.parquet", "cannot open"),
+        ("hf:nobody/nothing", "cannot open hf:nobody/nothing"),
+        (tmp_path / "text", "has no column of pictures; its columns: text, label"),
+    ):
+        with pytest.raises(DataError, match=words) as error:
+            open_source(reference)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,146 @@
+import json
+
+import pytest
+from tiny_sets import png
+
+from vitrail.data.sources import open_source, splits_of
+from vitrail.errors import DataError
+
+
+def write(tmp_path, name, text):
+    (tmp_path / "pictures").mkdir(exist_ok=True)
+    for number in range(3):
+        (tmp_path / "pictures" / f"{number}.png").write_bytes(png(number))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "file,class\npictures/0.png,dog\npictures/1.png,cat\npictures/2.png,dog\n"),
+        ("a.csv", "\ufeffClass ,Path\r\ndog,pictures/0.png\r\ncat,pictures/1.png\r\n"
+                  "dog,pictures/2.png"),
+        ("a.csv", "image;label\npictures/0.png;dog\npictures/1.png;cat\npictures/2.png;dog\n"),
+        ("a.tsv", "file\tlabel\npictures/0.png\tdog\npictures/1.png\tcat\npictures/2.png\tdog\n"),
+        ("a.jsonl", '{"file":"pictures/0.png","label":"dog"}\n\n'
+                    '{"path":"pictures/1.png","class":"cat"}\n'
+                    '{"image":"pictures/2.png","label":"dog"}'),
+    ],
+)  # fmt: skip
+def test_a_list_can_be_written_in_many_ways(tmp_path, name, text):
+    source = open_source(write(tmp_path, name, text), "all")
+    assert source.classes == ("cat", "dog")
+    assert source.labels().tolist() == [1, 0, 1]
+    assert not source.multi_label
+    assert source[2].data == png(2)
+    assert source.name(2) == "pictures/2.png"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "file,labels\npictures/0.png,b;a\npictures/1.png,\npictures/2.png,c\n"),
+        ("a.csv", "file,labels\npictures/0.png,b | a\npictures/1.png,\npictures/2.png,c\n"),
+        ("a.csv", 'file,labels\npictures/0.png,"[""b"", ""a""]"\npictures/1.png,[]\n'
+                  'pictures/2.png,c\n'),
+        ("a.jsonl", '{"file":"pictures/0.png","labels":["b","a"]}\n'
+                    '{"file":"pictures/1.png","labels":[]}\n'
+                    '{"file":"pictures/2.png","labels":["c","c"]}'),
+    ],
+)  # fmt: skip
+def test_a_picture_may_have_several_labels_or_none(tmp_path, name, text):
+    source = open_source(write(tmp_path, name, text), "all")
+    assert source.multi_label
+    assert source.classes == ("a", "b", "c")
+    assert [sample.label for sample in source] == [(1, 0), (), (2,)] == list(source.labels())
+
+
+def test_one_cell_with_two_labels_makes_it_a_set_of_several(tmp_path):
+    text = "file,label\npictures/0.png,a;b\npictures/1.png,a\n"
+    assert list(open_source(write(tmp_path, "a.csv", text), "all").labels()) == [(0, 1), (0,)]
+
+
+def test_a_list_may_state_splits(tmp_path):
+    rows = [f"pictures/{n}.png,cat,{s}" for n, s in enumerate(["Validation", "train", "fold 7"])]
+    path = write(tmp_path, "labels.csv", "\n".join(["file,class,split", *rows]))
+    assert splits_of(path) == {"train": 1, "val": 1, "fold 7": 1}
+    assert open_source(tmp_path, "val").name(0) == "pictures/0.png"  # the folder stands for it
+    assert open_source(path, "fold 7").name(0) == "pictures/2.png"
+
+
+def test_numbers_are_classes_in_the_order_of_numbers(tmp_path):
+    text = "file,label\npictures/0.png,10\npictures/1.png,9\npictures/2.png,2\n"
+    source = open_source(write(tmp_path, "a.csv", text), "all")
+    assert source.classes == ("2", "9", "10")
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("classes.txt", "dog\n\ncat\n"),
+        ("classes.json", '["dog", "cat"]'),
+        ("classes.json", '{"cat": 1, "dog": 0}'),
+        ("classes.json", '{"0": "dog", "1": "cat"}'),
+        ("classes.json", '{"classes": ["dog", "cat"]}'),
+    ],
+)
+def test_the_order_of_classes_may_be_stated_beside(tmp_path, name, classes):
+    (tmp_path / name).write_text(classes)
+    text = "file,label\npictures/0.png,cat\npictures/1.png,0\n"
+    source = open_source(write(tmp_path, "a.csv", text), "all")
+    assert source.classes == ("dog", "cat")
+    assert source.labels().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "", "lists no pictures"),
+        ("a.csv", "file,label\n", "lists no pictures"),
+        ("a.csv", "name,label\nx,y\n", r"the file \(file, path, image\); its columns: name, label"),
+        ("a.csv", "file,size\nx,y\n", r"label \(label, class, labels\); its columns: file, size"),
+        ("a.csv", "file,label\nx.png,\n", "line 2 has no label"),
+        ("a.csv", "file,label\n,cat\n", "line 2 names no file"),
+        ("a.csv", "file,label\nx.png,cat,3\n", "line 2 has more cells"),
+        ("a.csv", "file,label,split\nx.png,cat,train\ny.png,cat,\n", "some pictures have a split"),
+        ("a.csv", 'file,label\nx.png,"' + "y" * 200_000, "field larger"),
+        ("a.jsonl", '{"file": "x.png", "label": "a"}\n{', "line 2 is no JSON object"),
+        ("a.jsonl", "[" * 100_000, "line 1 is no JSON object"),
+        ("a.jsonl", '{"file": 3, "label": "a"}', "line 1 names no file"),
+    ],
+)  # fmt: skip
+def test_a_list_that_cannot_be_used_is_told_in_one_line(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=words) as error:
+        open_source(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot read"):
+        open_source(tmp_path / "a.csv")
+
+
+def test_a_label_outside_the_stated_classes_is_refused(tmp_path):
+    (tmp_path / "classes.txt").write_text("dog\ncat\n")
+    path = write(tmp_path, "a.csv", "file,label\npictures/0.png,cow\n")
+    with pytest.raises(DataError, match="label 'cow' is not among the 2 classes dog, cat"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("classes", ["{", "[]", '["a", "a"]', '{"a": 5}', "3"])
+def test_classes_that_are_no_list_of_names_are_refused(tmp_path, classes):
+    (tmp_path / "classes.json").write_text(classes)
+    path = write(tmp_path, "a.csv", "file,label\npictures/0.png,cow\n")
+    with pytest.raises(DataError, match=r"classes\.json"):
+        open_source(path)
+
+
+def test_a_missing_picture_of_a_list_is_told_when_it_is_read(tmp_path):
+    path = write(tmp_path, "a.jsonl", json.dumps({"file": "gone.png", "label": 3}))
+    source = open_source(path, "all")
+    assert source.labels().tolist() == [0]
+    with pytest.raises(DataError, match="there is no file"):
+        source[0]

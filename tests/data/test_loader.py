@@ -1,0 +1,178 @@
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_transforms import jpeg, photograph
+
+from vitrail import DataError
+from vitrail.data.loader import Loader
+from vitrail.data.order import EvaluationOrder, TrainingOrder
+from vitrail.data.preprocessing import preset
+from vitrail.data.sources import Sample
+from vitrail.data.transforms import Augmentation, EvaluationTransform, TrainTransform
+
+HOW = preset("google", (16, 16))
+EVALUATE = EvaluationTransform(preprocessing=HOW)
+TRAIN = TrainTransform(preprocessing=HOW, augmentation=Augmentation(policy="randaugment"))
+
+
+class Memory:
+    """A source for tests: pictures in a list; None is one that cannot be read."""
+
+    multi_label = False
+    in_memory = False
+
+    def __init__(self, pictures, classes=("a", "b")):
+        self.pictures = pictures
+        self.classes = classes
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def __getitem__(self, index):
+        if self.pictures[index] is None:
+            raise DataError("it is broken")
+        return Sample(self.pictures[index], index % 2, self.name(index))
+
+    def name(self, index):
+        return f"picture {index}"
+
+    def labels(self):
+        return np.arange(len(self)) % 2
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return Memory([jpeg(photograph(40, 50, seed)) for seed in range(23)])
+
+
+def batches(source, order, count, workers=0, **more):
+    loader = Loader(source, TRAIN, order, seed=5, workers=workers, **more)
+    return list(islice(loader, count)), loader
+
+
+def same(one, other):
+    return len(one) == len(other) and all(
+        torch.equal(a, b)
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_batches_after_resuming_equal_the_uninterrupted_ones(pictures):
+    def order(**more):
+        return TrainingOrder(samples=23, batch_size=4, seed=5, **more)
+
+    whole, _ = batches(pictures, order(), 20)
+    for case in range(6):
+        rng = random.Random(case)
+        step, workers = rng.randrange(19), rng.choice([0, 0, 1, 2])
+        late, _ = batches(pictures, order(start_step=step), 20 - step, workers)
+        assert same(late, whole[step:])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_share_the_batches_out(pictures, world):
+    alone, _ = batches(pictures, TrainingOrder(samples=23, batch_size=8, seed=5), 5)
+    shares = [
+        batches(
+            pictures,
+            TrainingOrder(samples=23, batch_size=8, seed=5, rank=rank, world_size=world),
+            5,
+        )[0]
+        for rank in range(world)
+    ]
+    for step, batch in enumerate(alone):
+        assert torch.equal(torch.cat([share[step].images for share in shares]), batch.images)
+        assert torch.equal(torch.cat([share[step].labels for share in shares]), batch.labels)
+
+
+def test_a_bad_picture_is_replaced_by_the_same_other_and_named(pictures):
+    broken = Memory([None if i in (3, 17) else p for i, p in enumerate(pictures.pictures)])
+    order = TrainingOrder(samples=23, batch_size=4, seed=5)
+    one, loader = batches(broken, order, 12)
+    other, again = batches(broken, order, 12, workers=2)
+    assert same(one, other)
+    assert loader.skipped == {"picture 3": "it is broken", "picture 17": "it is broken"}
+    assert again.skipped == loader.skipped
+    assert all(len(batch.images) == 4 for batch in one)
+    assert not any(3 in batch.indices or 17 in batch.indices for batch in one)
+
+
+def test_strict_stops_at_the_first_bad_picture(pictures):
+    broken = Memory([None, *pictures.pictures[1:]])
+    order = TrainingOrder(samples=23, batch_size=4, seed=5)
+    for workers in (0, 1):
+        with pytest.raises(DataError, match=r"^picture 0: it is broken$"):
+            batches(broken, order, 12, workers=workers, strict=True)
+
+
+def test_nothing_but_bad_pictures_is_an_error():
+    order = TrainingOrder(samples=9, batch_size=4)
+    with pytest.raises(DataError, match=r"picture \d: it is broken"):
+        batches(Memory([None] * 9), order, 1)
+
+
+def test_evaluation_leaves_bad_pictures_out_and_counts_them(pictures):
+    broken = Memory([None if i in (0, 1, 5) else p for i, p in enumerate(pictures.pictures)])
+    loader = Loader(broken, EVALUATE, EvaluationOrder(samples=23, batch_size=2), workers=0)
+    seen = [int(index) for batch in loader for index in batch.indices]
+    assert seen == [i for i in range(23) if i not in (0, 1, 5)]
+    assert sorted(loader.skipped) == ["picture 0", "picture 1", "picture 5"]
+
+
+def test_several_labels_become_rows_of_zeros_and_ones(pictures):
+    class Many(Memory):
+        multi_label = True
+
+        def __getitem__(self, index):
+            return super().__getitem__(index)._replace(label=((), (0,), (0, 1))[index % 3])
+
+    source = Many(pictures.pictures[:3])
+    (batch,) = Loader(source, EVALUATE, EvaluationOrder(samples=3, batch_size=3), workers=0)
+    assert batch.labels.tolist() == [[0, 0], [1, 0], [1, 1]]
+
+
+DEADLY = """
+import os, signal, sys
+from itertools import islice
+sys.path.insert(0, sys.argv[1])
+from test_loader import Memory, TRAIN, jpeg, photograph
+from vitrail import DataError
+from vitrail.data.loader import Loader
+from vitrail.data.order import TrainingOrder
+
+class Deadly(Memory):
+    def __getitem__(self, index):
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+pictures = Deadly([jpeg(photograph(40, 50))] * 23)
+try:
+    list(islice(Loader(pictures, TRAIN, TrainingOrder(samples=23, batch_size=4), workers=1), 12))
+except DataError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_dies_is_reported_and_not_waited_for():
+    """In a process of its own: torch watches the dead worker for as long as its parent lives."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEADLY, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("a process that reads pictures died"), done.stderr
+
+
+def test_images_are_bytes_until_they_are_normalized(pictures):
+    (batch,), _ = batches(pictures, TrainingOrder(samples=23, batch_size=4), 1)
+    assert batch.images.dtype == torch.uint8
+    assert batch.images.shape == (4, 3, 16, 16)

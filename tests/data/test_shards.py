@@ -1,0 +1,344 @@
+import io
+import json
+import pickle
+import random
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_sets import make_folder, pixels, png, same_samples, shared
+
+from vitrail.cli.pack import Pack
+from vitrail.data.packing import pack
+from vitrail.data.shards import expand_braces
+from vitrail.data.sources import fingerprint, open_source, splits_of
+from vitrail.errors import ConfigError, DataError
+
+
+def make_tar(path, members, format=tarfile.PAX_FORMAT):
+    """A tar of (name, bytes), written by Python's own library."""
+    with tarfile.open(path, "w", format=format) as tar:
+        for name, data in members:
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            tar.addfile(about, io.BytesIO(data))
+    return path
+
+
+def test_packing_and_reading_gives_the_same_samples(tmp_path):
+    folder = make_folder(tmp_path / "set", {"train/cat": 5, "train/dog": 7, "val/dog": 2})
+    shards = list(pack(str(folder), tmp_path / "shards", max_bytes=5000))
+    assert [shard.path.name for shard in shards[:2]] == ["train-000000.tar", "train-000001.tar"]
+    assert sum(shard.samples for shard in shards) == 14
+    assert splits_of(tmp_path / "shards") == {"train": 12, "val": 2}
+    for split in ("train", "val"):
+        packed = open_source(tmp_path / "shards", split)
+        assert same_samples(packed, open_source(folder, split))
+    assert packed.name(0) == "000000000.png"
+    assert open_source(tmp_path / "shards").name(0) == "train-000000.tar/000000000.png"
+
+
+def test_a_set_without_splits_is_packed_as_it_is_divided(tmp_path):
+    folder = make_folder(tmp_path / "set", {"cat": 20, "dog": 20})
+    list(pack(str(folder), tmp_path / "shards"))
+    for split in ("train", "val", "test"):
+        assert same_samples(open_source(tmp_path / "shards", split), open_source(folder, split))
+
+
+def test_arrays_are_packed_as_png(tmp_path):
+    for name, shape in (("gray", (6, 7)), ("channel", (6, 7, 1)), ("color", (6, 7, 3))):
+        path, images = tmp_path / f"{name}.npz", pixels(5, shape)
+        np.savez(path, x_train=images, y_train=np.arange(5))
+        list(pack(str(path), tmp_path / name))
+        packed = open_source(tmp_path / name)
+        assert packed.labels().tolist() == [0, 1, 2, 3, 4]
+        for sample, image in zip(packed, images, strict=True):
+            decoded = np.asarray(Image.open(io.BytesIO(sample.data)))
+            assert np.array_equal(decoded, image.reshape(decoded.shape))
+
+
+def test_several_labels_survive_packing(tmp_path):
+    make_folder(tmp_path, {"p": 3})
+    text = "file,labels\np/000.png,b;a\np/001.png,\np/002.png,c\n"
+    (tmp_path / "labels.csv").write_text(text)
+    list(pack(str(tmp_path), tmp_path / "shards", split="all"))
+    packed = open_source(tmp_path / "shards", "all")
+    assert packed.multi_label
+    assert same_samples(packed, open_source(tmp_path, "all"))
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path):
+    folder = make_folder(tmp_path / "set", {"train/cat": 3})
+    for name in ("a", "b"):
+        list(pack(str(folder), tmp_path / name))
+    a, b = ((tmp_path / name / "train-000000.tar").read_bytes() for name in "ab")
+    assert a == b
+    with tarfile.open(tmp_path / "a" / "train-000000.tar") as tar:
+        members = tar.getmembers()
+        assert [m.name for m in members[:2]] == ["000000000.png", "000000000.cls"]
+        assert {(m.mtime, m.uid, m.mode, m.uname) for m in members} == {(0, 0, 0o644, "")}
+        assert tar.extractfile("000000002.cls").read() == b"0"
+        assert tar.extractfile("000000001.png").read() == png(1)
+
+
+def test_packing_never_mixes_with_what_is_there(tmp_path):
+    folder = make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 1})
+    list(pack(str(folder), tmp_path / "shards", split="validation"))
+    with pytest.raises(DataError, match=r"already holds val-000000\.tar"):
+        list(pack(str(folder), tmp_path / "shards"))
+    assert not (tmp_path / "shards" / "train-000000.tar").exists()
+    with pytest.raises(ConfigError, match="max_bytes=0"):
+        list(pack(str(folder), tmp_path / "other", max_bytes=0))
+
+
+def test_a_shard_is_whole_or_absent(tmp_path):
+    folder = make_folder(tmp_path / "set", {"train/cat": 3})
+    (folder / "train" / "cat" / "003.png").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="there is no file"):
+        list(pack(str(folder), tmp_path / "shards"))
+    assert list((tmp_path / "shards").iterdir()) == []
+
+
+def test_the_command_tells_what_it_wrote(tmp_path, capsys):
+    folder = str(make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 1}))
+    Pack(source=folder, destination=tmp_path / "a").run()
+    assert "train-000000.tar  3 pictures" in capsys.readouterr().out
+    Pack(source=folder, destination=tmp_path / "b", json=True).run()
+    told = json.loads(capsys.readouterr().out)["splits"]
+    assert told["train"] == {"shards": 1, "samples": 3, "bytes": told["train"]["bytes"]}
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_of_every_format_are_read(tmp_path, format):
+    long = "/".join(["d" * 60] * 3)
+    path = make_tar(
+        tmp_path / "a.tar",
+        [(f"./cat/{long}/1.png", png(1)), (f"cat/{'e' * 80}.png", png(2)), ("dög/3.png", png(3))],
+        format,
+    )
+    source = open_source(path, "all")
+    assert source.classes == ("cat", "dög")
+    assert source.name(0) == f"cat/{long}/1.png"
+    assert [sample.data for sample in source] == [png(1), png(2), png(3)]
+
+
+def test_a_label_may_stand_before_or_after_and_be_a_name(tmp_path):
+    members = [
+        ("x/1.cls", b"1\n"), ("x/1.jpg", b"a"),
+        ("x/2.b.jpg", b"b"), ("x/2.json", b'{"label": 0, "more": [1]}'), ("x/2.seg.png", b"mask"),
+        ("x/3.JPG", b"c"),
+        ("._x/4.jpg", b"d"), ("x/._4.jpg", b"d"),
+    ]  # fmt: skip
+    source = open_source(make_tar(tmp_path / "a.tar", members), "all")
+    assert [(sample.data, sample.label) for sample in source] == [(b"a", 1), (b"b", 0)]
+    assert source.classes == ("0", "1")
+    assert "1 pictures have no label and were left out" in source.notes[0]
+    members = [("1.jpg", b"a"), ("1.cls", b"dog"), ("2.jpg", b"b"), ("2.cls", b"cat")]
+    source = open_source(make_tar(tmp_path / "b.tar", members), "all")
+    assert source.classes == ("cat", "dog")
+    assert source.labels().tolist() == [1, 0]
+
+
+def test_numbers_of_labels_are_numbers_of_classes(tmp_path):
+    members = [("1.jpg", b"a"), ("1.cls", b"1"), ("2.jpg", b"b"), ("2.cls", b"2")]
+    path = make_tar(tmp_path / "a.tar", members)
+    assert open_source(path, "all").classes == ("0", "1", "2")
+    (tmp_path / "classes.json").write_text('["1", "2", "10"]')  # names that look like numbers
+    assert open_source(path, "all").labels().tolist() == [1, 2]
+    (tmp_path / "classes.json").write_text('["a", "b"]')
+    with pytest.raises(DataError, match="label '2' is not among"):
+        open_source(path, "all")
+
+
+def test_classes_of_one_split_are_those_of_all(tmp_path):
+    make_tar(tmp_path / "set-train-0.tar", [("1.jpg", b"a"), ("1.cls", b"5")])
+    make_tar(tmp_path / "set-val-0.tar", [("1.jpg", b"b"), ("1.cls", b"0")])
+    assert len(open_source(tmp_path, "val").classes) == 6
+    (tmp_path / "set-train-0.tar").rename(tmp_path / "set-train-2.tar")
+    make_tar(tmp_path / "set-train-0.tar", [("1.jpg", b"a"), ("1.cls", b"5")])
+    assert open_source(tmp_path).notes == ("set-train-1.tar is missing in the series",)
+
+
+def test_splits_may_be_folders_of_shards(tmp_path):
+    for split, label in (("train", b"a"), ("validation", b"b")):
+        (tmp_path / split).mkdir()
+        make_tar(tmp_path / split / "000.tar", [("1.jpg", split.encode()), ("1.cls", label)])
+    assert splits_of(tmp_path) == {"train": 1, "val": 1}
+    assert open_source(tmp_path, "val")[0][:2] == (b"validation", 1)
+
+
+def test_class_folders_may_be_inside_a_tar(tmp_path):
+    members = [(f"photos/{kind}/{i}.jpg", b"x") for kind in ("cat", "dog") for i in range(3)]
+    assert open_source(make_tar(tmp_path / "a.tar", members), "all").classes == ("cat", "dog")
+    members = [(f"{split}/cat/1.jpg", b"x") for split in ("train", "val")]
+    assert splits_of(make_tar(tmp_path / "b.tar", members)) == {"train": 1, "val": 1}
+
+
+def test_a_list_inside_a_tar_is_followed(tmp_path):
+    text = b"file,split,class\nb.jpg,train,x\n./a.jpg,test,y\n"
+    path = make_tar(tmp_path / "a.tar", [("labels.csv", text), ("a.jpg", b"a"), ("b.jpg", b"b")])
+    assert open_source(path, "test")[0][:2] == (b"a", 1)
+    path = make_tar(tmp_path / "b.tar", [("labels.csv", text), ("a.jpg", b"a")])
+    with pytest.raises(DataError, match=r"labels\.csv lists b\.jpg, which is not in the tar"):
+        open_source(path)
+
+
+def test_patterns_stand_for_many_shards(tmp_path):
+    for number in range(12):
+        make_tar(
+            tmp_path / f"p-{number:02}.tar", [(f"{number}.jpg", b"x"), (f"{number}.cls", b"0")]
+        )
+    assert len(open_source(tmp_path / "p-{00..09}.tar", "all")) == 10
+    assert len(open_source(str(tmp_path / "p-0?.tar"), "all")) == 10
+    assert len(open_source(f"file://{tmp_path}/p-{{03,11}}.tar", "all")) == 2
+    assert list(expand_braces("{a,b}-{8..10}")) == ["a-8", "a-9", "a-10", "b-8", "b-9", "b-10"]
+
+
+def test_signs_of_patterns_may_be_in_a_name(tmp_path):
+    folder = tmp_path / "photos [of {2..3} *]"
+    folder.mkdir()
+    make_tar(folder / "a[1].tar", [("1.jpg", b"x"), ("1.cls", b"0")])
+    assert len(open_source(folder, "all")) == len(open_source(folder / "a[1].tar", "all")) == 1
+
+
+def test_an_archive_beside_class_folders_is_not_meant(tmp_path):
+    make_folder(tmp_path, {"cat": 3})
+    make_tar(tmp_path / "download.tar", [("dog/1.jpg", b"x")])
+    assert open_source(tmp_path, "all").classes == ("cat",)
+
+
+def test_the_index_is_kept_and_only_believed_for_the_same_file(tmp_path):
+    path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two")])
+    first = fingerprint(open_source(path, "all"))
+    kept = tmp_path / ".a.tar.index.npz"
+    before = kept.stat().st_mtime_ns
+    assert fingerprint(open_source(path, "all")) == first
+    assert kept.stat().st_mtime_ns == before
+    kept.write_bytes(kept.read_bytes()[:100])  # broken: built again
+    assert fingerprint(open_source(path, "all")) == first
+    make_tar(path, [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two"), ("dog/3.jpg", b"three")])
+    assert len(open_source(path, "all")) == 3
+
+
+def test_nothing_is_left_in_a_folder_that_is_for_reading_only(tmp_path):
+    path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one")])
+    tmp_path.chmod(0o555)  # root could write here all the same
+    try:
+        assert len(open_source(path, "all")) == 1
+        assert [p.name for p in tmp_path.iterdir()] == ["a.tar"]
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_an_index_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch):
+    path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one")])
+    monkeypatch.setattr("tempfile.mkstemp", lambda **_: (_ for _ in ()).throw(PermissionError()))
+    assert len(open_source(path, "all")) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_a_truncated_tar_is_refused_unless_what_is_whole_is_wanted(tmp_path):
+    members = [(f"cat/{number}.jpg", bytes([number]) * 700) for number in range(10)]
+    whole = make_tar(tmp_path / "whole.tar", members).read_bytes()
+    path = tmp_path / "a.tar"
+    for length in random.Random(0).sample(range(1, 10 * 1536 + 512), 60):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataError) as error:
+            open_source(path, "all")
+        assert str(path) in str(error.value)
+        count = sum(length >= 1536 * n + 512 + 700 for n in range(10))
+        if count:
+            assert f"whole up to cat/{count - 1}.jpg, {count} pictures" in str(error.value)
+            part = open_source(path, "all", allow_truncated=True)
+            assert [sample.data for sample in part] == [data for _, data in members[:count]]
+            assert "whole" in part.notes[0]
+
+
+def test_a_tar_that_shrinks_later_is_told_when_it_is_read(tmp_path):
+    path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"x" * 5000), ("cat/2.jpg", b"y" * 5000)])
+    source = open_source(path, "all")
+    path.write_bytes(path.read_bytes()[:6000])
+    source[0]
+    with pytest.raises(DataError, match="it is cut off or changed"):
+        source[1]
+
+
+def test_damaged_tars_never_crash(tmp_path):
+    members = [("labels.csv", b"file,class\n1.jpg,a\n2.jpg,b\n"), ("1.jpg", b"x"), ("2.jpg", b"y")]
+    members += [("3.jpg", b"x"), ("3.json", b'{"labels": [1, 2]}'), ("p" * 150 + ".jpg", b"z")]
+    whole = make_tar(tmp_path / "whole.tar", members).read_bytes()
+    rng, path = random.Random(0), tmp_path / "a.tar"
+    opened, refused = 0, []
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 3, 30])):
+            data[rng.randrange(8192)] = rng.randrange(256)
+        path.write_bytes(data)
+        (tmp_path / ".a.tar.index.npz").unlink(missing_ok=True)
+        try:
+            part = open_source(path, "all", allow_truncated=bool(rng.getrandbits(1)))
+            opened += len(list(part)) > 0
+        except DataError as error:
+            refused.append(str(error))
+    assert not [words for words in refused if "\n" in words]
+    assert opened > 10
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8b" + bytes(2000), "is no .tar file, or compressed"),
+        (bytes(10240), "holds no pictures"),
+    ],
+)
+def test_what_is_no_tar_is_refused(tmp_path, data, words):
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(DataError, match=words):
+        open_source(tmp_path / "a.tar")
+
+
+def test_shards_may_be_behind_an_address(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    folder = make_folder(tmp_path / "set", {"train/cat": 3, "train/dog": 3, "val/dog": 2})
+    list(pack(str(folder), tmp_path / "shards", max_bytes=5000))
+    memory = fsspec.filesystem("memory")
+    try:
+        for path in (tmp_path / "shards").iterdir():
+            memory.pipe(f"/bucket/{path.name}", path.read_bytes())
+        assert splits_of("memory://bucket") == {"train": 6, "val": 2}
+        for end in ("", "train-*.tar", "train-{000000..000002}.tar"):
+            source = pickle.loads(pickle.dumps(open_source(f"memory://bucket/{end}")))
+            assert same_samples(source, open_source(folder))
+        with pytest.raises(DataError, match=r"memory://bucket/none\.tar"):
+            open_source("memory://bucket/none.tar")
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_streaming_holds_memory_flat():
+    script = Path(__file__).with_name("stream_million.py")
+    done = subprocess.run(
+        [sys.executable, script, "30000"], capture_output=True, text=True, check=True
+    )
+    early, late = (
+        float(re.search(rf"{when}: ([\d.]+) MiB", done.stdout)[1]) for when in ("10 %", "the end")
+    )
+    assert late - early < 1
+
+
+def test_flowers_are_read_as_they_are_packed(tmp_path):
+    path = shared("flowers5_160.tar", tmp_path)
+    assert splits_of(path) == {"train": 2934, "val": 736}
+    source = open_source(path, "val")
+    assert source.classes == ("daisy", "dandelion", "roses", "sunflowers", "tulips")
+    with tarfile.open(path) as tar:
+        for index in (0, 400, 735):
+            assert source[index].data == tar.extractfile(source.name(index)).read()
+    list(pack(str(path), tmp_path / "shards", split="val", max_bytes=2**20))
+    assert same_samples(open_source(tmp_path / "shards", "val"), source)

@@ -1,0 +1,248 @@
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_sets import make_folder, pixels, png
+
+from vitrail.data.samples import LabelSets
+from vitrail.data.sources import Splits, fingerprint, open_source, splits_of
+from vitrail.data.splits import divide
+from vitrail.errors import ConfigError, DataError, VitrailError
+
+
+def test_a_folder_of_class_folders_is_a_data_set(tmp_path):
+    make_folder(tmp_path, {"cat": 2, "ape": 1})
+    source = open_source(tmp_path, "all")
+    assert source.classes == ("ape", "cat")
+    assert [sample.name for sample in source] == ["ape/000.png", "cat/000.png", "cat/001.png"]
+    assert source[0].data == (tmp_path / "ape/000.png").read_bytes()
+    assert source.labels().tolist() == [0, 1, 1] == [sample.label for sample in source]
+    assert source[-1] == source[2]
+    with pytest.raises(IndexError):
+        source[3]
+
+
+def test_split_folders_go_by_several_names(tmp_path):
+    make_folder(tmp_path, {"training/cat": 3, "training/dog": 2, "Valid/cat": 1, "testing/dog": 1})
+    assert splits_of(tmp_path) == {"train": 5, "val": 1, "test": 1}
+    assert open_source(tmp_path, "validation").name(0) == "Valid/cat/000.png"
+    assert open_source(tmp_path, "val").classes == ("cat", "dog")  # although it has no dog
+    assert open_source(tmp_path, "test").labels().tolist() == [1]
+    assert len(open_source(tmp_path, "all")) == 7
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make_folder(tmp_path, {"train": 4, "bus": 4, "car": 4})
+    assert open_source(tmp_path, "all").classes == ("bus", "car", "train")
+    (tmp_path / "train" / "steam").mkdir()
+    shutil.move(tmp_path / "train" / "000.png", tmp_path / "train" / "steam")
+    assert len(open_source(tmp_path, "all")) == 12
+
+
+def test_what_is_no_picture_is_left_out_and_counted(tmp_path):
+    make_folder(tmp_path, {"cat/deep/down": 2, "Cat": 1, ".hidden": 3})
+    (tmp_path / "cat" / "notes.txt").write_text("")
+    (tmp_path / "cat" / ".000.png").write_text("")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "top.png").write_bytes(png(1))
+    source = open_source(tmp_path, "all")
+    assert source.classes == ("Cat", "cat")
+    assert len(source) == 3
+    assert source.notes == (
+        "1 pictures lie outside class folders and were left out",
+        "1 files are no pictures and were left out: .txt 1",
+        "classes 'Cat' and 'cat' differ in case only, and count as two",
+    )
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    make_folder(tmp_path / "elsewhere", {"x": 2})
+    root = make_folder(tmp_path / "set", {"cat": 1})
+    (root / "dog").symlink_to(tmp_path / "elsewhere" / "x")
+    (root / "cat" / "again").symlink_to(root / "cat")
+    (root / "cat" / "nowhere.png").symlink_to(tmp_path / "missing")
+    source = open_source(root, "all")
+    assert source.labels().tolist().count(1) == 2
+    assert "cat/nowhere.png" in [source.name(i) for i in range(len(source))]
+
+
+def test_a_picture_that_goes_missing_is_told_when_it_is_read(tmp_path):
+    source = open_source(make_folder(tmp_path, {"cat": 2}), "all")
+    (tmp_path / "cat" / "001.png").unlink()
+    os.mkfifo(tmp_path / "cat" / "002.png")
+    source[0]
+    with pytest.raises(DataError, match=r"there is no file .*cat/001\.png"):
+        source[1]
+    with pytest.raises(DataError, match="no ordinary file"):  # and it is not waited for
+        open_source(tmp_path, "all")[1]
+
+
+def test_a_set_without_splits_is_divided_class_by_class(tmp_path):
+    make_folder(tmp_path, {"cat": 20, "dog": 10, "eel": 3, "fox": 1})
+    parts = {split: open_source(tmp_path, split) for split in ("train", "val", "test")}
+    counts = {
+        split: np.bincount(part.labels(), minlength=4).tolist() for split, part in parts.items()
+    }
+    assert counts == {"train": [16, 8, 1, 1], "val": [2, 1, 1, 0], "test": [2, 1, 1, 0]}
+    assert splits_of(tmp_path) == {"train": 26, "val": 4, "test": 4}
+    names = [sample.name for part in parts.values() for sample in part]
+    assert len(set(names)) == 34
+    assert "80% train, 10% val, 10% test by seed 0" in parts["train"].notes[0]
+
+
+def test_another_seed_divides_otherwise_and_the_same_seed_the_same(tmp_path):
+    make_folder(tmp_path, {"cat": 30, "dog": 30})
+    copy = shutil.copytree(tmp_path, tmp_path.with_name(tmp_path.name + "-copy"))
+
+    def val(folder, seed):
+        part = open_source(folder, "val", splits=Splits(val=0.2, test=0, seed=seed))
+        return [part.name(i) for i in range(len(part))]
+
+    assert val(tmp_path, 0) == val(copy, 0) != val(tmp_path, 1)
+    assert len(val(tmp_path, 0)) == 12
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=200),
+    val=st.floats(0, 0.45),
+    test=st.floats(0, 0.45),
+    seed=st.integers(0, 2**32),
+)
+def test_every_class_keeps_something_to_learn_from(labels, val, test, seed):
+    labels = np.array(labels, np.int32)
+    names = [f"{i}.jpg" for i in range(len(labels))]
+    places = divide(names, labels, Splits(val=val, test=test, seed=seed))
+    for label in np.unique(labels):
+        train, held, judged = np.bincount(places[labels == label], minlength=3)
+        count = train + held + judged
+        assert train >= 1
+        assert abs(held - count * val) <= 1
+        assert abs(judged - count * test) <= 1
+        assert count < 3 or held >= (val > 0)
+
+
+def test_a_picture_added_later_moves_hardly_any_other():
+    names = [f"{i}.jpg" for i in range(1000)]
+    before = divide(names, np.zeros(1000, np.int32), Splits())
+    after = divide([*names, "new.jpg"], np.zeros(1001, np.int32), Splits())
+    assert (before != after[:-1]).sum() <= 2
+
+
+def test_pictures_of_several_classes_are_divided_by_the_rarest():
+    ends = np.concatenate([np.arange(2, 61, 2), np.arange(61, 131)])
+    labels = LabelSets(np.array([0, 1] * 30 + [0] * 70, np.int32), ends)
+    places = divide([str(i) for i in range(100)], labels, Splits())
+    assert np.bincount(places[:30]).tolist() == [24, 3, 3]
+    assert [labels.take(np.array([29, 30]))[i] for i in (0, 1, -1)] == [(0, 1), (0,), (0,)]
+
+
+def test_stated_splits_stay_and_lacking_ones_can_be_cut_out_of_train(tmp_path):
+    make_folder(tmp_path, {"train/cat": 20, "train/dog": 20, "test/cat": 5, "test/dog": 5})
+    with pytest.raises(DataError, match=r"has no split 'val'; it has: train, test$"):
+        open_source(tmp_path, "val")
+    assert splits_of(tmp_path) == {"train": 40, "test": 10}
+    cut = Splits(val=0.25, test=0.5)
+    assert splits_of(tmp_path, splits=cut) == {"train": 30, "val": 10, "test": 10}
+    parts = [open_source(tmp_path, split, splits=cut) for split in ("train", "val", "test")]
+    assert len({sample.name for part in parts for sample in part}) == 50
+    assert all(sample.name.startswith("test/") for sample in parts[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: p / "nowhere", "there is no data set"),
+        (lambda p: p, "is empty; expected a folder for each class"),
+        (lambda p: make_folder(p, {"a": 0}), "holds no pictures; expected"),
+        (lambda p: make_folder(p, {".": 2}), "holds 2 pictures but no class folders"),
+        (lambda p: make_folder(p, {"a": 1}) / "a" / "000.png", "is one picture"),
+        (lambda p: "builtin:sign-digit", "did you mean 'sign-digits'?"),
+        (lambda p: p / "*.tar", "no .tar file is called"),
+        (lambda p: p / "missing.tar", "there is no file"),
+        (lambda p: (p / "x.zip").write_bytes(b"") or p / "x.zip", "unpack it first"),
+        (lambda p: (p / "x.doc").write_bytes(b"") or p / "x.doc", "no kind of data set"),
+        (lambda p: "no-such://x/y.tar", "Protocol not known: no-such"),
+        (lambda p: f"{'x' * 5000}", "there is no data set"),
+        (lambda p: "nul\0", "there is no data set"),
+    ],
+)
+def test_what_is_no_data_set_is_told_in_one_line(tmp_path, make, words):
+    with pytest.raises(VitrailError) as error:
+        open_source(make(tmp_path))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_split_nobody_has_is_told_with_those_there_are(tmp_path):
+    make_folder(tmp_path, {"cat": 10})
+    with pytest.raises(DataError, match="has no split 'dev2'; it has: train, val, test"):
+        open_source(tmp_path, "dev2")
+    with pytest.raises(ConfigError, match="leave some for train"):
+        Splits(val=0.5, test=0.5)
+
+
+def test_the_fingerprint_is_that_of_the_samples(tmp_path):
+    folder = make_folder(tmp_path / "a", {"cat": 3, "dog": 3})
+    copy = shutil.copytree(folder, tmp_path / "b")
+    os.utime(copy / "cat" / "000.png", (0, 0))
+
+    def print_of(path):
+        return fingerprint(open_source(path, "all"))
+
+    assert print_of(folder) == print_of(copy)
+    assert print_of(folder) != fingerprint(open_source(folder, "train"))
+    (copy / "cat" / "000.png").write_bytes(png(0) + b"more")
+    assert print_of(folder) != print_of(copy)
+    shutil.rmtree(copy)
+    shutil.copytree(folder, copy)
+    shutil.move(copy / "cat" / "000.png", copy / "dog" / "003.png")
+    assert print_of(folder) != print_of(copy)
+
+
+def test_the_fingerprint_of_arrays_looks_at_some_pixels(tmp_path):
+    images = pixels(40)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(40) % 4)
+    np.savez_compressed(tmp_path / "b.npz", images=images, labels=np.arange(40) % 4)
+    images[0] += 1
+    np.savez(tmp_path / "c.npz", images=images, labels=np.arange(40) % 4)
+    a, b, c = (fingerprint(open_source(tmp_path / f"{name}.npz", "all")) for name in "abc")
+    assert a == b != c
+
+
+def test_the_first_run_needs_no_download():
+    assert splits_of("builtin:sign-digits") == {"train": 1653, "test": 409}
+    source = open_source("builtin:sign-digits", "test")
+    assert source.classes == tuple("0123456789")
+    assert source[0].data.startswith(b"\xff\xd8")
+    assert source.name(0) == "test/0/IMG_1158.JPG"
+    assert fingerprint(open_source("builtin:sign-digits")) == "ebea408a87bd788aefdf8f450febcb1c"
+
+
+def test_sources_go_to_other_processes_and_serve_many_threads(tmp_path):
+    make_folder(tmp_path, {"cat": 5, "dog": 5})
+    np.savez(tmp_path / "a.npz", images=pixels(10), labels=np.arange(10) % 2)
+    for reference in (tmp_path, tmp_path / "a.npz", "builtin:sign-digits"):
+        source = open_source(reference)
+        first = source[0]
+        again = pickle.loads(pickle.dumps(source))
+        assert np.array_equal(again[0].data, first.data)
+        with ThreadPoolExecutor(4) as pool:
+            many = list(pool.map(again.__getitem__, [0, 1, 2, 3] * 50))
+        assert all(np.array_equal(sample.data, first.data) for sample in many[::4])
+
+
+def test_opening_data_does_not_load_torch():
+    code = (
+        "import sys; from vitrail.data.sources import open_source\n"
+        "open_source('builtin:sign-digits')[0]\n"
+        "assert 'torch' not in sys.modules and 'PIL' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,129 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail import ConfigError, Preprocessing
+from vitrail.data.preprocessing import preset
+from vitrail.data.transforms import (
+    PILLOW,
+    Augmentation,
+    EvaluationTransform,
+    TrainTransform,
+    normalize,
+    resize,
+)
+
+
+def photograph(height, width, seed=0):
+    """Something smooth with detail, as photographs are."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return np.clip(smooth + rng.integers(-9, 10, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def jpeg(array, quality=95):
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "JPEG", quality=quality, subsampling=0)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("how", "levels"), [("bicubic", 2), ("bilinear", 1)])
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (300, 120)])
+def test_resizing_agrees_with_pillow(how, levels, size):
+    pixels = photograph(170, 230)
+    ours = resize(pixels, size, how).permute(1, 2, 0).numpy().astype(int)
+    theirs = np.asarray(Image.fromarray(pixels).resize(size[::-1], PILLOW[how])).astype(int)
+    assert np.abs(ours - theirs).max() <= levels
+
+
+@pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "lanczos", "area"])
+def test_the_pillow_backend_is_pillow(how):
+    pixels = photograph(50, 70)
+    ours = resize(pixels, (32, 40), how, backend="pillow").permute(1, 2, 0).numpy()
+    assert np.array_equal(ours, np.asarray(Image.fromarray(pixels).resize((40, 32), PILLOW[how])))
+
+
+@pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "area"])
+def test_resizing_without_antialiasing_is_torchs(how):
+    pixels = photograph(50, 70)
+    ours = resize(pixels, (32, 40), how, antialias=False)
+    assert ours.shape == (3, 32, 40)
+    assert ours.dtype == torch.uint8
+
+
+def test_google_evaluation_squeezes_the_whole_picture():
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:, 40:] = 255
+    how = preset("google", (16, 16))
+    out = EvaluationTransform(preprocessing=how)(pixels)
+    assert out.shape == (3, 16, 16)
+    assert (out[:, :, :7] == 0).all()
+    assert (out[:, :, 9:] == 255).all()
+
+
+def test_short_side_evaluation_cuts_the_middle():
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:, 30:50] = 255  # the middle quarter of the width
+    how = Preprocessing(size=(20, 20), resize="short-side", resize_to=(20, 20))
+    out = EvaluationTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
+    assert out.shape == (3, 20, 20)
+    assert (out[0, :, 7:13] == 255).all()
+    assert (out[0, :, :3] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["google", "big_vision", "fewshot", "timm", "torchvision"])
+@pytest.mark.parametrize("shape", [(30, 200), (224, 224), (1, 1), (500, 375)])
+def test_every_preset_gives_its_size(name, shape):
+    how = preset(name, (64, 48))
+    assert EvaluationTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
+
+
+def test_decoding_smaller_changes_little():
+    pixels = photograph(800, 1200)
+    how = preset("torchvision", (96, 96))
+    transform = EvaluationTransform(preprocessing=how)
+    from_file = transform(jpeg(pixels)).int()
+    from_array = transform(pixels).int()
+    assert (from_file - from_array).abs().float().mean() < 2
+
+
+AUGMENTATIONS = {
+    "plain": Augmentation(),
+    "padded": Augmentation(crop="padded", padding=40),
+    "whole": Augmentation(crop="whole", flip=False),
+    "randaugment": Augmentation(policy="randaugment"),
+    "trivial": Augmentation(policy="trivial", color_jitter=0.3),
+    "augmix": Augmentation(policy="augmix", erasing=1.0),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_training_pictures_depend_on_the_generator_alone(name, channels):
+    how = preset("google", (32, 24), channels)
+    transform = TrainTransform(
+        preprocessing=how, augmentation=AUGMENTATIONS[name], channels=channels
+    )
+    data = jpeg(photograph(90, 120))
+    outs = [transform(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3, 4)]
+    assert all(out.shape == (channels, 32, 24) and out.dtype == torch.uint8 for out in outs)
+    assert torch.equal(outs[0], outs[1])
+    assert name == "whole" or any(not torch.equal(outs[0], out) for out in outs[2:])
+
+
+def test_normalizing_is_the_formula():
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    how = Preprocessing(size=(4, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    mean, std = (torch.tensor(v)[:, None, None] for v in (how.mean, how.std))
+    torch.testing.assert_close(normalize(images, how), (images / 255 - mean) / std)
+
+
+def test_impossible_settings_are_one_line():
+    with pytest.raises(ConfigError, match="crop_area"):
+        Augmentation(crop_area=(0.0, 1.0))
+    with pytest.raises(ConfigError, match="pictures of 2 channels do not fit a model of 3"):
+        EvaluationTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))

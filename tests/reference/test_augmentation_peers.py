@@ -1,0 +1,259 @@
+"""Operations and their strengths are those of torchvision and timm.
+
+Pictures agree to the last bit, with two exceptions that are stated where they are tested: shear
+and translate with bilinear filtering (2 gray levels; what lies within half a pixel of the border is
+left out, since there ours fades into the fill), and AugMix (1: torchvision cuts off where we
+round).
+"""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data import augmentation
+from vitrail.data.operations import COLORS, OPERATIONS, PLACES, Canvas
+from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL
+
+functional = pytest.importorskip("torchvision.transforms.functional")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+timm_augment = pytest.importorskip("timm.data.auto_augment")
+pytestmark = pytest.mark.reference
+
+NEAREST, BILINEAR, BICUBIC = (Image.Resampling(code) for code in (0, 2, 3))
+FACTORS = (0.0, 0.1, 0.55, 1.0, 1.37, 1.9, 3.7)
+
+# Ours → theirs of (picture, amount), and amounts.
+TORCHVISION = {
+    "brightness": (functional.adjust_brightness, FACTORS),
+    "contrast": (functional.adjust_contrast, FACTORS),
+    "color": (functional.adjust_saturation, FACTORS),
+    "sharpness": (functional.adjust_sharpness, FACTORS),
+    "hue": (functional.adjust_hue, (-0.5, -0.1, 0.0, 0.02, 0.3, 0.5)),
+    "posterize": (functional.posterize, (1, 4, 7, 8)),
+    "solarize": (functional.solarize, (0, 85.5, 128, 255, 256)),
+    "autocontrast": (lambda image, _: functional.autocontrast(image), (0,)),
+    "equalize": (lambda image, _: functional.equalize(image), (0,)),
+    "invert": (lambda image, _: functional.invert(image), (0,)),
+}
+TIMM = {
+    "brightness": (timm_augment.brightness, FACTORS),
+    "contrast": (timm_augment.contrast, FACTORS),
+    "color": (timm_augment.color, FACTORS),
+    "sharpness": (timm_augment.sharpness, FACTORS),
+    "posterize": (timm_augment.posterize, (1, 4, 7, 8)),
+    "solarize": (timm_augment.solarize, (0, 85, 128, 255, 256)),
+    "solarize_add": (timm_augment.solarize_add, (0, 50, 110)),
+    "autocontrast": (lambda image, _: timm_augment.auto_contrast(image), (0,)),
+    "equalize": (lambda image, _: timm_augment.equalize(image), (0,)),
+    "invert": (lambda image, _: timm_augment.invert(image), (0,)),
+}
+PLACED = {  # timm's translations go the other way
+    "shear_x": (timm_augment.shear_x, 1, (-0.3, -0.11, 0.27)),
+    "shear_y": (timm_augment.shear_y, 1, (-0.3, -0.11, 0.27)),
+    "translate_x": (timm_augment.translate_x_abs, -1, (-20, -7.3, 11, 12.6)),
+    "translate_y": (timm_augment.translate_y_abs, -1, (-20, -7.3, 11, 12.6)),
+    "rotate": (timm_augment.rotate, 1, (-30, -11.5, 27)),
+}
+ENHANCERS = ("Brightness", "Color", "Contrast", "Sharpness")
+
+
+def pictures(mode):
+    """Smooth and rough ones, one that does not use all values, and a small one."""
+    rng = np.random.default_rng(0)
+    for height, width, low, high in ((60, 48, 0, 256), (48, 60, 40, 190), (3, 5, 0, 256)):
+        rough = Image.fromarray(rng.integers(low, high, (height, width, 3), dtype=np.uint8))
+        smooth = rough.reduce(2).resize((width, height), BICUBIC)
+        yield from (rough.convert(mode), smooth.convert(mode))
+
+
+def apart(ours, theirs):
+    """The largest difference, in gray levels."""
+    assert (ours.mode, ours.size) == (theirs.mode, theirs.size)
+    return np.abs(np.asarray(ours).astype(int) - np.asarray(theirs).astype(int))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("name", "theirs", "amounts"),
+    [(name, *row) for table in (TORCHVISION, TIMM) for name, row in table.items()],
+    ids=[
+        *(f"{name} of torchvision" for name in TORCHVISION),
+        *(f"{name} of timm" for name in TIMM),
+    ],
+)
+def test_colors_change_as_they_do_there(name, theirs, amounts, mode):
+    for image in pictures(mode):
+        for amount in amounts:
+            assert apart(COLORS[name](image, amount), theirs(image, amount)).max() == 0, amount
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("resample", [NEAREST, BICUBIC])
+@pytest.mark.parametrize("name", PLACED)
+def test_pixels_move_as_they_do_in_timm(name, resample, mode):
+    theirs, sign, amounts = PLACED[name]
+    fill = (10, 20, 30) if mode == "RGB" else 20
+    for image in pictures(mode):
+        for amount in amounts:
+            ours = PLACES[name](image, amount, Canvas(fill, resample))
+            other = theirs(image, sign * amount, resample=resample, fillcolor=fill)
+            assert apart(ours, other).max() == 0, amount
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", PLACED)
+def test_bilinear_filtering_is_within_two_levels_of_timm(name, mode):
+    theirs, sign, amounts = PLACED[name]
+    for image in pictures(mode):
+        for amount in amounts:
+            ours = PLACES[name](image, amount, Canvas(128, BILINEAR))
+            fill = 128 if mode == "L" else (128,) * 3
+            other = theirs(image, sign * amount, resample=BILINEAR, fillcolor=fill)
+            difference = apart(ours, other)[inner(name, image, amount)]
+            assert difference.max(initial=0) <= (0 if name == "rotate" else 2), amount
+
+
+def inner(name, image, amount):
+    """Where the pixels come from at least half a pixel inside the picture."""
+    y, x = np.mgrid[: image.height, : image.width] + 0.5
+    place, side = {
+        "shear_x": (x + amount * y, image.width),
+        "shear_y": (y + amount * x, image.height),
+        "translate_x": (x - amount, image.width),
+        "translate_y": (y - amount, image.height),
+        "rotate": (x, image.width),  # not ours: everywhere
+    }[name]
+    return (place >= 0.5) & (place <= side - 0.5)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_pixels_move_as_they_do_in_torchvision(name):
+    affine = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], "fill": 0}
+    for image in pictures("RGB"):
+        for amount in (-11, 7) if "translate" in name else (-0.3, 0.21):
+            degrees = float(np.degrees(np.arctan(amount)))
+            match name:
+                case "rotate":
+                    theirs = functional.rotate(image, 100 * amount, fill=0)
+                    amount = 100 * amount
+                case "shear_x" | "shear_y":
+                    shear = [degrees, 0.0] if name == "shear_x" else [0.0, degrees]
+                    theirs = functional.affine(image, **affine | {"shear": shear}, center=[0, 0])
+                case _:
+                    move = [amount, 0] if name == "translate_x" else [0, amount]
+                    theirs = functional.affine(image, **affine | {"translate": move})
+            assert apart(OPERATIONS[name](image, amount, Canvas(0)), theirs).max() == 0, amount
+
+
+def ours_called(name):
+    """ShearX → shear_x, TranslateXRel → translate_x."""
+    name = name.removesuffix("Increasing").removesuffix("Rel").replace("AutoC", "Autoc")
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+@pytest.mark.parametrize(
+    ("policy", "peer", "bins"),
+    [
+        (RAND_AUGMENT["torchvision"], v2.RandAugment, 31),
+        (TRIVIAL, v2.TrivialAugmentWide, 31),
+        (AUGMIX, v2.AugMix, 10),
+    ],
+)
+def test_strengths_are_those_of_torchvision(policy, peer, bins):
+    theirs = peer._AUGMENTATION_SPACE
+    assert {ours_called(name) for name in theirs} == policy.strengths.keys()
+    for name, (magnitudes, signed) in theirs.items():
+        amounts = magnitudes(bins, 24, 32)
+        for magnitude in range(bins) if amounts is not None else ():
+            for sign in (-1, 1):
+                theirs = float(amounts[magnitude]) * (sign if signed else 1)
+                theirs = 1 + theirs if name in ENHANCERS else theirs
+                theirs = 255 * theirs if name == "Solarize" else theirs
+                if "Translate" in name:  # in whole pixels; their float32 may fall just short of one
+                    theirs = int(theirs + 1e-4 * sign)
+                strength = policy.strengths[ours_called(name)]
+                ours = strength(magnitude / policy.full, sign, (32, 24))
+                assert ours == pytest.approx(theirs, abs=1e-4), (name, magnitude)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "names"),
+    [
+        ("timm", timm_augment._RAND_TRANSFORMS),
+        ("timm-increasing", timm_augment._RAND_INCREASING_TRANSFORMS),
+    ],
+)
+def test_strengths_are_those_of_timm(flavor, names, monkeypatch):
+    policy = RAND_AUGMENT[flavor]
+    assert {ours_called(name) for name in names} == policy.strengths.keys()
+    for name in names:
+        level = timm_augment.LEVEL_TO_ARG[name]
+        for magnitude in np.linspace(0, 10, 41) if level else ():
+            for sign in (-1, 1):
+                monkeypatch.setattr(timm_augment, "_randomly_negate", lambda v, s=sign: s * v)
+                (theirs,) = level(magnitude, {})
+                side = 32 if name == "TranslateXRel" else 24 if name == "TranslateYRel" else 1
+                strength = policy.strengths[ours_called(name)]
+                ours = strength(magnitude / policy.full, sign, (32, 24))
+                assert ours == pytest.approx(side * theirs), (name, magnitude)
+
+
+class Script:
+    """A generator whose next draws are known."""
+
+    def __init__(self, draws, beta=0.0, weights=()):
+        self.draws, self.share, self.weights = iter(draws), beta, weights
+
+    def integers(self, _high):
+        return next(self.draws)
+
+    def random(self):
+        return next(self.draws)
+
+    def beta(self, *_alpha):
+        return self.share
+
+    def dirichlet(self, _alpha):
+        return self.weights
+
+
+@pytest.mark.parametrize("magnitude", [0, 9, 30])
+def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch):
+    names = list(v2.RandAugment._AUGMENTATION_SPACE)
+    ours = list(RAND_AUGMENT["torchvision"].strengths)
+    image = next(pictures("RGB"))
+    for first in range(len(names)):
+        for sign, second in ((0.7, (first + 5) % len(names)), (0.2, (first + 8) % len(names))):
+            theirs = iter((first, second))
+            monkeypatch.setattr(torch, "randint", lambda *_, draws=theirs: next(draws))
+            monkeypatch.setattr(torch, "rand", lambda *_, s=sign: s)  # up to a half: negative
+            expected = v2.RandAugment(2, magnitude)(image)
+            monkeypatch.undo()
+            draws = []
+            for number in (first, second):  # ours draws the sign the other way round
+                draws += [ours.index(ours_called(names[number])), 1 - sign, 0.5, 0.5]
+            changed = augmentation.rand_augment(image, Script(draws), 2, magnitude)
+            assert apart(changed, expected).max() == 0, (names[first], names[second])
+
+
+def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
+    names = ["Brightness", "Posterize", "Color", "Solarize", "Contrast", "Sharpness"]
+    theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUGMIX.strengths)
+    share, weights = 0.7, np.array([0.1, 0.3, 0.2, 0.15, 0.05, 0.2])
+    peer = v2.AugMix(mixture_width=6, chain_depth=1)
+    peer._sample_dirichlet = lambda alphas: torch.tensor(
+        [weights.tolist() if alphas.shape[-1] == 6 else [1 - share, share]]
+    )
+    for image in pictures("RGB"):
+        their_draws, our_draws = [], []
+        for number, name in enumerate(names):
+            their_draws += [theirs.index(name), number % 3]
+            our_draws += [number % 3, ours.index(ours_called(name)), 0.3, 0.5, 0.5]
+        draws = iter(their_draws)
+        monkeypatch.setattr(torch, "randint", lambda *_, draws=draws: next(draws))
+        monkeypatch.setattr(torch, "rand", lambda *_: 0.7)
+        expected = peer(image)
+        monkeypatch.undo()
+        rng = Script(our_draws, share, weights)
+        assert apart(augmentation.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1
