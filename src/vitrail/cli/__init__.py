@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import tyro
 
 from vitrail import __version__
+from vitrail.cli.check import Check
 from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
 from vitrail.errors import VitrailError
 
-COMMANDS = {"convert": Convert, "demo": Demo, "models": Models, "pack": Pack}
+COMMANDS = {"check": Check, "convert": Convert, "demo": Demo, "models": Models, "pack": Pack}
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."
 
 
