@@ -76,13 +76,14 @@ def fitting_box(
     height: int, width: int, rng: Rng, area: Range, aspect: Range, limit: tuple[int, int]
 ) -> Box | None:
     """A box of random area, shape and place, at most `limit` (height, width); or nothing."""
+    low, high = math.log(aspect[0]), math.log(aspect[1])
     for _ in range(TRIES):
-        pixels = height * width * rng.uniform(*area)
-        ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
+        share, shape, down, across = rng.random(4).tolist()  # one draw is as dear as four
+        pixels = height * width * (area[0] + share * (area[1] - area[0]))
+        ratio = math.exp(low + shape * (high - low))
         rows, columns = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
         if 0 < rows <= limit[0] and 0 < columns <= limit[1]:
-            top = int(rng.integers(height - rows + 1))
-            left = int(rng.integers(width - columns + 1))
+            top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
             return Box(top, left, rows, columns)
     return None
 

@@ -222,7 +222,13 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """uint8 (B, C, H, W) → what the model takes, on the device where the batch is."""
     mean = torch.tensor(preprocessing.mean, device=images.device)[:, None, None]
     std = torch.tensor(preprocessing.std, device=images.device)[:, None, None]
-    return images.float().mul_(1 / (255 * std)).sub_(mean / std)  # in place: no copies
+    scale, shift = 1 / (255 * std), mean / std
+    if not images.is_cpu:
+        return images.float().mul_(scale).sub_(shift)
+    out = torch.empty(images.shape)
+    for picture, pixels in zip(out, images, strict=True):  # one at a time stays in the cache
+        picture.copy_(pixels).mul_(scale).sub_(shift)
+    return out
 
 
 def cut_middle(tensor: Tensor, size: tuple[int, int]) -> Tensor:
