@@ -8,6 +8,7 @@ import vitrail
 from models import FAMILIES, VIT, awake, probe, same_weights
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints import bundle, files
+from vitrail.data.sources import fingerprint, open_source
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -28,6 +29,13 @@ def test_names_preprocessing_and_provenance_travel_along(tmp_path):
     facts = load(tmp_path).facts
     assert facts.class_names == ("cat", "dog", "owl")
     assert facts.preprocessing == preparing
+
+
+def test_the_datas_fingerprint_goes_into_the_bundle(tmp_path):
+    source = open_source("builtin:sign-digits", "train")
+    save(awake(VIT), tmp_path, provenance={"data": fingerprint(source)})
+    assert load(tmp_path).facts.provenance["data"] == fingerprint(source)
+    assert fingerprint(source) in (tmp_path / "README.md").read_text()
 
 
 def test_what_was_loaded_is_saved_with_its_facts(tmp_path):

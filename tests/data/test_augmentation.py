@@ -174,22 +174,6 @@ def test_contrast_of_big_vision_turns_about_the_number_of_pixels():
     assert COLORS["contrast_by_size"](white, 0.1).getpixel((0, 0)) == 239
 
 
-def test_impossible_settings_are_refused():
-    image, rng = picture(), seeded()
-    with pytest.raises(ConfigError, match="did you mean 'torchvision'"):
-        augmentation.rand_augment(image, rng, flavor="torchvison")
-    with pytest.raises(ConfigError, match="magnitude=11 must be 0 to 10 for 'timm'"):
-        augmentation.rand_augment(image, rng, 2, 11, flavor="timm")
-    with pytest.raises(ConfigError, match="severity=0"):
-        augmentation.aug_mix(image, rng, severity=0)
-    with pytest.raises(ConfigError, match="hue"):
-        augmentation.color_jitter(image, rng, hue=0.6)
-    with pytest.raises(ConfigError, match="do not fit"):
-        augmentation.padded_crop(4, 4, rng, padding=1, size=(7, 4))
-    with pytest.raises(ConfigError, match="times=0"):
-        augmentation.repeat_indices(np.arange(3), 0)
-
-
 # Boxes
 
 
@@ -286,9 +270,15 @@ def test_what_is_too_small_to_erase_stays():
     assert torch.equal(augmentation.random_erasing(pixels, seeded()), pixels)
 
 
-def test_repeated_samples_follow_each_other():
-    order = np.array([5, 2, 9])
-    repeated = augmentation.repeat_indices(order, 3)
-    assert repeated.tolist() == [5, 5, 5, 2, 2, 2, 9, 9, 9]
-    shares = [repeated[rank::3].tolist() for rank in range(3)]
-    assert shares == [order.tolist()] * 3  # three processes: a version of each sample for all
+def test_impossible_settings_are_refused():
+    image, rng = picture(), seeded()
+    with pytest.raises(ConfigError, match="did you mean 'torchvision'"):
+        augmentation.rand_augment(image, rng, flavor="torchvison")
+    with pytest.raises(ConfigError, match="magnitude=11 must be 0 to 10 for 'timm'"):
+        augmentation.rand_augment(image, rng, 2, 11, flavor="timm")
+    with pytest.raises(ConfigError, match="severity=0"):
+        augmentation.aug_mix(image, rng, severity=0)
+    with pytest.raises(ConfigError, match="hue"):
+        augmentation.color_jitter(image, rng, hue=0.6)
+    with pytest.raises(ConfigError, match="do not fit"):
+        augmentation.padded_crop(4, 4, rng, padding=1, size=(7, 4))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_transforms import jpeg, photograph
 
-from vitrail import DataError
+from vitrail import DataError, create
 from vitrail.data.loader import Loader
 from vitrail.data.order import EvaluationOrder, TrainingOrder
 from vitrail.data.preprocessing import preset
-from vitrail.data.sources import Sample
-from vitrail.data.transforms import Augmentation, EvaluationTransform, TrainTransform
+from vitrail.data.sources import Sample, open_source
+from vitrail.data.transforms import Augmentation, EvaluationTransform, TrainTransform, normalize
 
 HOW = preset("google", (16, 16))
 EVALUATE = EvaluationTransform(preprocessing=HOW)
@@ -104,6 +104,33 @@ def test_a_bad_picture_is_replaced_by_the_same_other_and_named(pictures):
     assert not any(3 in batch.indices or 17 in batch.indices for batch in one)
 
 
+def test_a_folder_with_broken_files_trains_to_the_end_and_names_them(tmp_path):
+    """5 % of 100 pictures are broken: a model learns from the others, and they are told."""
+    broken = {
+        f"{name}/{i:02d}.jpg" for name, i in (("a", 3), ("a", 40), ("b", 7), ("b", 21), ("b", 49))
+    }
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(50):
+            data = jpeg(photograph(20, 24, i) // (1 if name == "a" else 4))
+            path = tmp_path / name / f"{i:02d}.jpg"
+            path.write_bytes(data[:200] if f"{name}/{i:02d}.jpg" in broken else data)
+    source = open_source(tmp_path, "all")
+    model = create("ViT-Mu/4", num_classes=2, image_size=16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    transform = TrainTransform(preprocessing=HOW, augmentation=Augmentation())
+    order = TrainingOrder(samples=len(source), batch_size=20, seed=1)
+    loader = Loader(source, transform, order, workers=2)
+    for batch in islice(loader, 20):  # four epochs
+        loss = torch.nn.functional.cross_entropy(model(normalize(batch.images, HOW)), batch.labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(loader.skipped) == broken
+    assert all("JPEG" in reason for reason in loader.skipped.values())
+    assert loss.item() < 0.3
+
+
 def test_strict_stops_at_the_first_bad_picture(pictures):
     broken = Memory([None, *pictures.pictures[1:]])
     order = TrainingOrder(samples=23, batch_size=4, seed=5)
@@ -143,7 +170,7 @@ import os, signal, sys
 from itertools import islice
 sys.path.insert(0, sys.argv[1])
 from test_loader import Memory, TRAIN, jpeg, photograph
-from vitrail import DataError
+from vitrail import DataError, create
 from vitrail.data.loader import Loader
 from vitrail.data.order import TrainingOrder
 

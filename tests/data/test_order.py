@@ -58,6 +58,16 @@ def test_evaluation_neither_drops_nor_doubles(samples, world):
     assert all(len(list(order)) == len(order) for order in orders)
 
 
+def test_repeated_samples_come_in_a_row_with_randomness_of_their_own():
+    batches = take(TrainingOrder(samples=5, batch_size=6, repeats=3), 5)  # two epochs of 15
+    places = [place for batch in batches for place in batch]
+    assert [place.turn for place in places] == [0, 1, 2] * 10
+    for start in range(0, 30, 3):
+        assert len({(place.epoch, place.index) for place in places[start : start + 3]}) == 1
+    assert sorted(p.index for p in places[:15]) == sorted(list(range(5)) * 3)
+    assert len({sample_rng(0, place).random() for place in places}) == 30
+
+
 def test_impossible_orders_are_refused():
     with pytest.raises(ConfigError, match="does not split over 3 processes; try 12"):
         TrainingOrder(samples=5, batch_size=10, world_size=3)

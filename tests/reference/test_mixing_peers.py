@@ -118,11 +118,3 @@ def test_mixup_of_a_rolled_batch_is_that_of_torchvision(share):
     mixed, targets = mixing.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)
-
-
-def test_repeated_samples_come_as_in_the_sampler_of_deit():
-    data, processes = list(range(1024)), 4
-    for rank in range(processes):
-        peer = samplers.RepeatAugSampler(data, num_replicas=processes, rank=rank, shuffle=False)
-        repeated = augmentation.repeat_indices(np.arange(1024), 3)[: len(data)]
-        assert repeated[rank::processes].tolist() == list(peer)

@@ -1,10 +1,11 @@
 """A model into files: our bundle, or anybody else's format."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from vitrail.checkpoints import google, hub
 from vitrail.checkpoints.bundle import check_class_names, save_bundle
@@ -29,6 +30,7 @@ def save(
     *,
     class_names: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
+    provenance: Mapping[str, Any] | None = None,
     allow_loss: bool = False,
 ) -> None:
     """Write a model so that it can be loaded again, here or in another library.
@@ -37,6 +39,7 @@ def save(
     >>> save(model, "ViT-B_16.npz", "google")
     >>> save(model, "folder", "huggingface")
 
+    `provenance` is what the weights come from, such as {"data": fingerprint(source)}: plain values.
     `format` is bundle, google (or google-older), timm, huggingface, torchvision or bit_pytorch;
     weights are written as float32. What the format
     cannot express is an error; `allow_loss` gives up numerics, never weights.
@@ -49,6 +52,8 @@ def save(
         facts = replace(facts, class_names=tuple(class_names))
     if preprocessing is not None:
         facts = replace(facts, preprocessing=preprocessing)
+    if provenance is not None:
+        facts = replace(facts, provenance=dict(facts.provenance) | dict(provenance))
     check_class_names(facts, model.config)
     if format == "bundle":
         save_bundle(model, Path(path), facts)

@@ -9,4 +9,7 @@
     augmentation.py   the random part, as pure functions; `mixing.py` that of whole batches
     order.py          which sample comes when
     loader.py         samples → batches, in worker processes
+    health.py         what is wrong with a data set; `sheet.py` shows it
+
+Only `transforms.py`, `mixing.py` and `loader.py` import torch.
 """

@@ -237,16 +237,3 @@ def random_erasing(
     else:
         part.copy_(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
     return erased
-
-
-def repeat_indices(order: np.ndarray, times: int) -> np.ndarray:
-    """Repeated augmentation (Hoffer et al. 2020): every sample `times` in a row.
-
-    Processes that take turns (rank, rank + world size, ...) then get different versions of a
-    sample at about the same step, as with DeiT's sampler; which also ends an epoch after as many
-    samples as there are, so that each epoch sees only 1 / `times` of them: take the first
-    `len(order)` for that.
-    """
-    if times < 1:
-        raise ConfigError(f"times={times}: a sample must come at least once")
-    return np.repeat(order, times)

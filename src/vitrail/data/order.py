@@ -22,6 +22,7 @@ class Place:
 
     epoch: int
     index: int
+    turn: int = 0  # which of its repetitions in the epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +33,12 @@ class TrainingOrder:
     batch_size: int  # over all processes
     seed: int = 0
     start_step: int = 0  # the first batch that is wanted
+    repeats: int = 1  # times a sample comes in a row, each time augmented anew (Hoffer et al. 2020)
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
+        if self.samples < 1 or self.repeats < 1:
             raise ConfigError("there are no samples to train on")
         if self.batch_size % self.world_size:
             raise ConfigError(
@@ -51,10 +53,11 @@ class TrainingOrder:
         while True:
             batch = []
             for place in range(position, position + share):
-                if place // self.samples != epoch:
-                    epoch = place // self.samples
+                at, turn = divmod(place, self.repeats)
+                if at // self.samples != epoch:
+                    epoch = at // self.samples
                     order = epoch_order(self.samples, self.seed, epoch)
-                batch.append(Place(epoch, int(order[place % self.samples])))
+                batch.append(Place(epoch, int(order[at % self.samples]), turn))
             yield batch
             position += self.batch_size
 
@@ -85,7 +88,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 def sample_rng(seed: int, place: Place, attempt: int = 0) -> np.random.Generator:
     """The randomness of one sample at one time, the same in whichever process it is drawn."""
-    return np.random.default_rng((seed, place.epoch, place.index, attempt))
+    return np.random.default_rng((seed, place.epoch, place.index, place.turn, attempt))
 
 
 def round_up(number: int, multiple: int) -> int:
