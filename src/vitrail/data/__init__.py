@@ -11,5 +11,5 @@
     loader.py         samples → batches, in worker processes
     health.py         what is wrong with a data set; `sheet.py` shows it
 
-Only `transforms.py`, `mixing.py` and `loader.py` import torch.
+Sources, decoding, preprocessing and health do not import torch.
 """

@@ -78,8 +78,8 @@ class Loader:
                 batch = self.checked(items)
                 if len(batch.indices):
                     yield batch
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError, EOFError) as error:  # which one is a matter of luck
+            if type(error) is RuntimeError and "DataLoader worker" not in str(error):
                 raise
             raise DataError(
                 "a process that reads pictures died, most likely for want of memory; "
