@@ -10,11 +10,15 @@ MAY_IMPORT = {
     "models": {"errors"},
     "data": {"errors"},
     "checkpoints": {"errors", "models", "data"},
-    "demo": {"errors", "models"},
+    "parallel": {"errors", "models"},
+    "evaluation": {"errors", "models", "data", "parallel"},
+    "training": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
+    "demo": {"errors", "models", "data", "checkpoints"},
 }  # `cli` may import everything, and nothing imports `cli`
 
 ONLY_IN = {
     "tyro": ("cli/",),
+    "rich": ("cli/",),
     "PIL": ("data/", "demo.py"),
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decoding.py",),
@@ -27,6 +31,11 @@ ONLY_IN = {
 }
 
 FREE_OF_TORCH = [
+    "training/folder.py",
+    "training/recipes.py",
+    "training/settings.py",
+    "training/watch.py",
+    "data/variation.py",
     "errors.py",
     "data/decoding.py",
     "data/preprocessing.py",
@@ -93,3 +102,13 @@ def test_what_options_are_made_of_is_free_of_torch():
 def test_files_fit_in_the_head():
     lengths = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
     assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+def test_one_file_knows_about_several_processes():
+    wrong = [
+        name
+        for name, _, modules in files()
+        for module in modules
+        if module.startswith("torch.distributed") and name != "parallel.py"
+    ]
+    assert not wrong

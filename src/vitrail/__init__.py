@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vitrail.models.config import VitConfig as VitConfig
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
+    from vitrail.training.api import train as train
+    from vitrail.training.settings import Settings as Settings
+    from vitrail.training.watch import Watch as Watch
 
 __version__ = "0.1.0.dev0"
 
@@ -30,6 +33,7 @@ WHERE = {
     "load": "checkpoints.load",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
+    "train": "training.api",
     "Facts": "checkpoints.facts",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
@@ -40,6 +44,8 @@ WHERE = {
     "VisionTransformer": "models.vit",
     "BiT": "models.bit",
     "MlpMixer": "models.mixer",
+    "Settings": "training.settings",
+    "Watch": "training.watch",
     "VitrailError": "errors",
     "CheckpointError": "errors",
     "ConfigError": "errors",

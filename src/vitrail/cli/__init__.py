@@ -7,6 +7,7 @@ answers at once. A `VitrailError` ends as one line and status 2; a bug keeps its
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -16,9 +17,18 @@ from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
+from vitrail.cli.train import Finetune, Train, Training
 from vitrail.errors import VitrailError
 
-COMMANDS = {"check": Check, "convert": Convert, "demo": Demo, "models": Models, "pack": Pack}
+COMMANDS = {
+    "check": Check,
+    "convert": Convert,
+    "demo": Demo,
+    "finetune": Finetune,
+    "models": Models,
+    "pack": Pack,
+    "train": Train,
+}
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."
 
 
@@ -29,8 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vitrail {__version__}")
         return 0
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="vitrail", description=DESCRIPTION, args=argv or ["--help"]
+        command = tyro.cli(
+            Union[*(named(name, argv) for name in COMMANDS)],  # type: ignore[arg-type]
+            prog="vitrail",
+            description=DESCRIPTION,
+            args=argv or ["--help"],
         )
         command.run()
         sys.stdout.flush()
@@ -44,3 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+def named(name: str, argv: Sequence[str]) -> Any:
+    """A command for tyro; one that begins with a recipe has other defaults."""
+    command = COMMANDS[name]
+    if argv and argv[0] == name and issubclass(command, Training):
+        return Annotated[command, tyro.conf.subcommand(name, default=command.beginning(argv))]
+    return Annotated[command, tyro.conf.subcommand(name)]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from vitrail.data.operations import COLORS, OPERATIONS, Canvas, Fill
 from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL, Policy
+from vitrail.data.variation import Flavor
 from vitrail.errors import ConfigError, unknown
 
 Rng = np.random.Generator
 Range = tuple[float, float]
-Flavor = Literal["torchvision", "timm", "timm-increasing", "big_vision"]
 
 TRIES = 10  # a box that does not fit is drawn again this often
 

@@ -5,8 +5,6 @@
 The page asks nothing of the network: pictures and style are inside it.
 """
 
-import base64
-import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +15,12 @@ from string import Template
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decoding import open_picture
 from vitrail.data.health import Health, Member, Twins
 from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source
+from vitrail.data.thumbnails import THUMBNAIL, inline, thumbnail, to_png
 from vitrail.errors import DataError
 
-THUMBNAIL = 96  # pixels a side
 GAP = 4
 COLUMNS = 8
 PER_CLASS = 24
@@ -67,7 +64,7 @@ figcaption { font-size: .8rem; color: var(--soft); line-height: 1.35; }
 figcaption b { color: var(--ink); }
 .sheet { max-width: 100%; height: auto; border-radius: 4px; }
 dl { margin: 0; } dt { font-weight: 600; } dd { margin: 0 0 .6rem; color: var(--soft); }
-</style>
+$more_style</style>
 <h1>$title</h1>
 <div class="soft">$facts</div>
 $body
@@ -135,7 +132,8 @@ def page(health: Health, parts: dict[str, Samples], sheets: Sequence[tuple[str, 
         left = len(health.classes) - len(sheets)
         body.append(f'<p class="soft">{left:,} more classes have theirs in the folder sheets.</p>')
     title = escape(f"Health of {Path(health.reference).name or health.reference}")
-    return PAGE.substitute(title=title, facts=escape(facts(health)), body="\n".join(body))
+    text = "\n".join(body)
+    return PAGE.substitute(title=title, facts=escape(facts(health)), body=text, more_style="")
 
 
 def facts(health: Health) -> str:
@@ -225,28 +223,3 @@ def rows_of(part: Samples, name: str) -> list[int]:
     if isinstance(labels, LabelSets):
         return [row for row, found in enumerate(labels) if number in found]
     return np.flatnonzero(labels == number).tolist()
-
-
-def thumbnail(part: Samples, row: int) -> Image.Image | None:
-    """The whole picture, made to fit a square; None if it cannot be read."""
-    try:
-        data = part[row].data
-        if isinstance(data, bytes):
-            data = open_picture(data).pixels(at_least=(THUMBNAIL, THUMBNAIL))
-    except DataError:
-        return None
-    image = Image.fromarray(data.squeeze(2) if data.shape[2:] == (1,) else data).convert("RGB")
-    scale = THUMBNAIL / max(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    enlarge = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
-    return image.resize(size, enlarge)
-
-
-def to_png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

@@ -21,11 +21,10 @@ from vitrail.data import augmentation, decoding
 from vitrail.data.augmentation import Box
 from vitrail.data.decoding import Picture, open_picture
 from vitrail.data.preprocessing import Interpolation, Preprocessing
+from vitrail.data.variation import Augmentation as Augmentation
 from vitrail.errors import ConfigError
 
 Backend = Literal["torch", "pillow"]
-Policy = Literal["none", "randaugment", "trivial", "augmix"]
-Crop = Literal["inception", "padded", "whole"]
 
 PILLOW = {
     "nearest": Image.Resampling.NEAREST,
@@ -34,40 +33,6 @@ PILLOW = {
     "lanczos": Image.Resampling.LANCZOS,
     "area": Image.Resampling.BOX,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What is done to a training picture, beside resizing it."""
-
-    crop: Crop = "inception"
-    """A random part of the picture, the picture shifted within a border, or all of it."""
-    crop_area: tuple[float, float] = (0.05, 1.0)
-    """Smallest and largest share of the picture that an inception crop takes."""
-    padding: int = 4
-    """Pixels of border for the padded crop."""
-    flip: bool = True
-    """Mirror half of the pictures, left to right."""
-    policy: Policy = "none"
-    """Which random changes of color and shape."""
-    count: int = 2
-    """RandAugment: how many of them."""
-    magnitude: int = 10
-    """RandAugment: how strong, up to 30."""
-    color_jitter: float = 0.0
-    """How much brightness, contrast and saturation may vary."""
-    erasing: float = 0.0
-    """Chance that a random rectangle is blotted out."""
-
-    def __post_init__(self) -> None:
-        low, high = self.crop_area
-        if not 0 < low <= high <= 1:
-            raise ConfigError(
-                f"crop_area={self.crop_area} must be two shares, 0 < low <= high <= 1"
-            )
-
-
-NO_AUGMENTATION = Augmentation(crop="whole", flip=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +93,12 @@ class TrainTransform:
         match what.policy:
             case "randaugment":
                 return augmentation.rand_augment(
-                    image, rng, count=what.count, magnitude=what.magnitude
+                    image,
+                    rng,
+                    count=what.count,
+                    magnitude=what.magnitude,
+                    flavor=what.flavor,
+                    spread=what.spread,
                 )
             case "trivial":
                 return augmentation.trivial_augment(image, rng)

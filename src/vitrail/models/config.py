@@ -120,6 +120,7 @@ class VitConfig(Description):
 
     dropout: float = 0.0  # after every dense layer but q, k, v, and after adding positions
     drop_path: float = 0.0  # chance that the last block is skipped; earlier blocks less
+    patch_dropout: float = 0.0  # share of the patches left out in training (Liu et al. 2022)
     numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class VitConfig(Description):
         check_flags(self, "distillation", "qkv_bias")
         check_counts(self, "depth", "width", "mlp_width", "heads", "channels", "resnet_width")
         check_counts(self, "num_classes", "representation", "registers", least=0)
-        check_chances(self, "dropout", "drop_path")
+        check_chances(self, "dropout", "drop_path", "patch_dropout")
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} does not split into heads={self.heads}")
         check_vit_parts(self)
@@ -314,6 +315,12 @@ def check_vit_parts(config: VitConfig) -> None:
         )
     if config.registers and config.position_place != "stem" and config.position != "relative":
         raise ConfigError("registers have no position; use them with position_place='stem'")
+    if config.patch_dropout and config.position_place != "stem":
+        raise ConfigError(
+            f"patch_dropout={config.patch_dropout} leaves tokens without the grid that "
+            f"position={config.position!r} in the encoder's layers needs; "
+            "use position='learned' with position_place='stem', or patch_dropout=0"
+        )
     if config.distillation and (config.pool != "cls" or config.representation):
         raise ConfigError("a distillation token needs pool='cls' and representation=0")
     if config.stem == "conv":

@@ -85,14 +85,24 @@ class VisionTransformer(nn.Module):
         return self.tokens_and_grid(images)[0]
 
     def tokens_and_grid(self, images: Tensor) -> tuple[Tensor, Grid]:
+        return self.place(self.patches(images))
+
+    def patches(self, images: Tensor) -> Tensor:
+        """A vector for each patch, which does not know yet where it is: (B, h, w, D)."""
         check_images(images, self.config.channels, self.config.stride)
-        patches = self.stem(images)  # (B, h, w, D)
+        return self.stem(images)
+
+    def place(self, patches: Tensor) -> tuple[Tensor, Grid]:
+        """Patches (B, h, w, D) with their positions and the other tokens, and their grid."""
         grid = (patches.shape[1], patches.shape[2])
         tokens = patches.flatten(1, 2)  # (B, h * w, D)
         tokens = put_before(tokens, self.cls_token, self.distillation_token)
         tokens = self.dropout(self.position(tokens, grid))
+        placed = self.config.placed_prefix
+        if self.training and self.config.patch_dropout:
+            kept = some_patches(tokens[:, placed:], self.config.patch_dropout)
+            tokens = torch.cat([tokens[:, :placed], kept], dim=1)
         if self.registers is not None:  # between the placed tokens and the patches, unplaced
-            placed = self.config.placed_prefix
             rest = put_before(tokens[:, placed:], self.registers)
             tokens = torch.cat([tokens[:, :placed], rest], dim=1)
         return tokens, grid  # (B, N, D)
@@ -152,3 +162,15 @@ def put_before(tokens: Tensor, *extra: Tensor | None) -> Tensor:
     """Learned tokens (n, D) before the tokens of every image."""
     given = [part.expand(tokens.shape[0], -1, -1) for part in extra if part is not None]
     return torch.cat([*given, tokens], dim=1) if given else tokens
+
+
+def some_patches(patches: Tensor, dropout: float) -> Tensor:
+    """Patches (B, n, D) without a share of them, other ones for each image, in their order.
+
+    PatchDropout, Liu et al. 2022 (arXiv:2208.07220): the encoder reads the fewer tokens.
+    """
+    images, count, width = patches.shape
+    keep = max(1, round((1 - dropout) * count))
+    order = torch.rand(images, count, device=patches.device).argsort(dim=1)
+    places = order[:, :keep].sort(dim=1).values  # (B, keep)
+    return patches.gather(1, places[..., None].expand(-1, -1, width))  # (B, keep, D)

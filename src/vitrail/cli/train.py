@@ -1,0 +1,195 @@
+"""`vitrail train` and `vitrail finetune`: pictures → a bundle."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import tyro
+
+from vitrail.errors import ConfigError
+from vitrail.training.folder import is_run, new_folder, read_run
+from vitrail.training.recipes import read_recipe, to_toml
+from vitrail.training.settings import Settings
+
+if TYPE_CHECKING:
+    from vitrail.training.run import Result
+    from vitrail.training.setup import Order
+
+BEGUN = time.monotonic()  # a time budget includes the time that importing takes
+# What the weights and the order of the data depend on: these stay when a run is resumed.
+FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
+FIXED += ("average", "dev", "masked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What both commands take."""
+
+    data: tyro.conf.Positional[str] = ""
+    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
+    out: Path | None = None
+    """The run's folder; without it, a new one in runs/."""
+    recipe: str = ""
+    """Settings to begin with: a recipe of the package, or a .toml file."""
+    resume: bool = False
+    """Go on with the run in --out that was stopped."""
+    print_settings: bool = False
+    """Print the settings as a recipe, and train nothing."""
+    json: bool = False
+    """Print one JSON object when done; progress goes to standard error."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+
+    @classmethod
+    def beginning(cls, argv: Sequence[str]) -> Self:
+        """What the options change: defaults, a recipe, or the run that is to be resumed."""
+        recipe, out = option(argv, "--recipe"), option(argv, "--out")
+        if "--resume" in argv and out is not None and is_run(Path(out)):
+            settings, data, start = read_run(Path(out))
+            return cls(settings=settings, data=data, **cls.beginning_with(start))
+        settings = read_recipe(recipe) if recipe else Settings()
+        if "--steps" in argv and settings.epochs is not None:
+            settings = replace(settings, epochs=None)  # the option overrules the recipe
+        if "--epochs" in argv and settings.steps is not None:
+            settings = replace(settings, steps=None)
+        return cls(settings=settings)
+
+    @classmethod
+    def beginning_with(cls, start: str) -> dict[str, Any]:
+        return {}
+
+    def run(self) -> None:
+        if self.print_settings:
+            print(to_toml(self.settings), end="")
+            return
+        if not self.data:
+            raise ConfigError(
+                "which pictures? Give a folder of class folders, or builtin:sign-digits"
+            )
+        order = self.order()
+        from vitrail.cli.live import Live
+        from vitrail.training.run import run
+
+        with Live(quiet=self.json) as live:
+            result = run(order, live, begun=BEGUN)
+        self.tell(result)
+
+    def order(self) -> "Order":
+        from vitrail.training.setup import Order
+
+        if self.resume:
+            self.check_resume()
+        return Order(
+            data=self.data,
+            out=self.out or new_folder(self.data),
+            settings=self.settings,
+            start=self.start,
+            resume=self.resume,
+        )
+
+    @property
+    def start(self) -> str:
+        return ""
+
+    def check_resume(self) -> None:
+        """Options may change how a run goes on, but not what it is."""
+        if self.out is None:
+            raise ConfigError("which run? --resume needs --out with the run's folder")
+        before, data, _ = read_run(self.out)
+        if data != self.data:
+            raise ConfigError(
+                f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
+            )
+        for name in FIXED:
+            was, now = getattr(before, name), getattr(self.settings, name)
+            if was != now:
+                raise ConfigError(
+                    f"{changed(name, was, now)} cannot be changed when a run is resumed; "
+                    "leave it out, or begin another run"
+                )
+
+    def tell(self, result: "Result") -> None:
+        if self.json:
+            print(json.dumps(as_json(result), indent=1))
+            return
+        for line in words(result, self):
+            print(line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Training):
+    """Train a model from scratch; with no options, everything is chosen from the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Training):
+    """Fit a trained model to your pictures: any bundle, file, or hub address."""
+
+    origin: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """The model to begin with: a bundle, a file of weights, or hf:owner/name."""
+
+    @classmethod
+    def beginning_with(cls, start: str) -> dict[str, Any]:
+        return {"origin": start}
+
+    @property
+    def start(self) -> str:
+        if not self.origin:
+            raise ConfigError(
+                "fine-tune which model? Give --from with a bundle, a file of weights, or "
+                "hf:owner/name; `vitrail train` begins with fresh weights"
+            )
+        return self.origin
+
+
+def option(argv: Sequence[str], name: str) -> str | None:
+    """The value of an option, before all of them are parsed."""
+    for place, word in enumerate(argv):
+        if word == name and place + 1 < len(argv):
+            return argv[place + 1]
+        if word.startswith(f"{name}="):
+            return word.removeprefix(f"{name}=")
+    return None
+
+
+def changed(name: str, was: Any, now: Any) -> str:
+    """`model.depth=6`: the first field that differs."""
+    if hasattr(was, "__dataclass_fields__"):
+        names = [f.name for f in fields(was)]
+        part = next(part for part in names if getattr(was, part) != getattr(now, part))
+        return f"{name}.{part}={getattr(now, part)!r}"
+    return f"{name}={now!r}"
+
+
+def as_json(result: "Result") -> dict[str, Any]:
+    return {
+        "folder": str(result.folder),
+        "finished": result.finished,
+        "step": result.step,
+        "seconds": round(result.seconds, 1),
+        "results": {split: outcome.to_dict() for split, outcome in result.outcomes.items()},
+    }
+
+
+def words(result: "Result", command: Training) -> list[str]:
+    """What became of it, and what to type next."""
+    if not result.finished:
+        verb = "finetune" if command.start else "train"
+        return [
+            f"stopped after step {result.step:,}; nothing is lost. To go on:",
+            f"  vitrail {verb} --resume --out {result.folder}",
+        ]
+    lines = [
+        f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
+        for split, outcome in result.outcomes.items()
+    ]
+    lines.append(f"done in {result.seconds / 60:.1f} minutes: {result.folder}")
+    return [
+        *lines,
+        "",
+        "Next:",
+        f"  open {result.folder / 'report.html'} in a browser: curves, mistakes, settings",
+        f'  vitrail.load("{result.folder}") in Python',
+    ]

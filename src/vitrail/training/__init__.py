@@ -1,0 +1,1 @@
+"""Data, a model and a recipe → a bundle: one loop."""

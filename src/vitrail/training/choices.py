@@ -1,0 +1,227 @@
+"""Sensible settings for what was left open, by looking at the data; each with its reason.
+
+The numbers come from the experiments in docs/notebook.md.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vitrail.data.decoding import open_picture
+from vitrail.data.samples import Source
+from vitrail.data.variation import Augmentation, Mixing
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.config import Config, VitConfig
+from vitrail.training.settings import ModelSettings, Optim, Settings, given
+
+LOOKED_AT = 48  # pictures that speak for all
+SMALL_PICTURES = 40  # pixels: up to here every pixel counts
+FEW = 20_000  # pictures: a set that needs to be varied to be learned from
+MANY = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What the choices depend on."""
+
+    pictures: int
+    classes: int
+    side: int  # the median of the pictures' short sides
+    gray: bool
+    multi_label: bool
+
+
+def look_at(source: Source) -> Look:
+    """A few pictures, evenly spaced, speak for all."""
+    sides, grays = [], []
+    for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int):
+        try:
+            data = source[int(index)].data
+            if isinstance(data, np.ndarray):
+                sides.append(min(data.shape[:2]))
+                grays.append(data.ndim == 2 or data.shape[2] == 1)
+            else:
+                picture = open_picture(data)
+                sides.append(min(picture.height, picture.width))
+                pixels = picture.pixels(channels=3, at_least=(32, 32))
+                grays.append(bool((np.ptp(pixels.astype(np.int16), axis=2) <= 2).all()))
+        except DataError:
+            continue
+    if not sides:
+        raise DataError(
+            f"none of the {len(source):,} pictures that were tried can be read; "
+            "`vitrail check` tells why"
+        )
+    return Look(
+        pictures=len(source),
+        classes=len(source.classes),
+        side=int(np.median(sides)),
+        gray=all(grays),
+        multi_label=source.multi_label,
+    )
+
+
+@dataclass
+class Choices:
+    """Settings being completed, and what was chosen why."""
+
+    settings: Settings
+    look: Look
+    gpu: bool
+    reasons: list[str]
+
+    def say(self, what: str, why: str) -> None:
+        self.reasons.append(f"{what}: {why}")
+
+
+def choose(settings: Settings, look: Look, *, gpu: bool, start: Config | None) -> Choices:
+    """Fill in what is None; `start` is the model to fine-tune, if there is one."""
+    choices = Choices(settings, look, gpu, [])
+    if start is None:
+        choose_model(choices)
+    choose_length(choices, fine_tuning=start is not None)
+    choose_optimizer(choices, start)
+    choose_loss(choices)
+    return choices
+
+
+def choose_model(choices: Choices) -> None:
+    settings, look = choices.settings, choices.look
+    model = settings.model
+    if model.channels is None:
+        model = replace(model, channels=1 if look.gray else 3)
+        if look.gray:
+            choices.say("1 channel", "the pictures are gray")
+    if model.name is None:
+        model = small_model(choices, model)
+    choices.settings = replace(settings, model=model)
+
+
+def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
+    """A model and an image size for the pictures; given fields stay."""
+    look = choices.look
+    if look.side <= SMALL_PICTURES:
+        size, patch = max(8, 4 * round(look.side / 4)), 4
+        name, why = "ViT-Femto/4", f"pictures of {look.side} pixels"
+    elif choices.gpu and look.pictures >= MANY:
+        size, patch = 224, 16
+        name, why = "ViT-S/16", f"{look.pictures:,} pictures and a GPU"
+    else:
+        size, patch = 64, 8
+        name, why = "ViT-Pico/8", f"{look.pictures:,} pictures are learned best by a small model"
+    defaults = {"image_size": size, "patch_size": patch, "pool": "mean"}
+    if patch < 16:
+        defaults["stem"] = "conv"
+    changed = {key: value for key, value in defaults.items() if getattr(model, key) is None}
+    choices.say(f"{name}, {changed.get('image_size', model.image_size)} pixels", why)
+    return replace(model, name=name, **changed)  # pyright: ignore[reportArgumentType]
+
+
+def choose_length(choices: Choices, *, fine_tuning: bool) -> None:
+    settings, look = choices.settings, choices.look
+    if settings.batch_size is None:
+        usual = 16 if fine_tuning else 32 if look.pictures < FEW else 128
+        size = max(1, min(usual, look.pictures))
+        settings = replace(settings, batch_size=size)
+        choices.say(f"batches of {size}", f"{look.pictures:,} training pictures")
+    if settings.epochs is None and settings.steps is None and settings.minutes is None:
+        epochs = 4.0 if fine_tuning else usual_epochs(look.pictures)
+        settings = replace(settings, epochs=epochs)
+        choices.say(f"{epochs:g} epochs", "longer for few pictures; --minutes sets a time instead")
+    choices.settings = settings
+
+
+def usual_epochs(pictures: int) -> float:
+    """The fewer pictures there are, the more often each must be seen."""
+    return float(min(100, max(3, round(8 * math.sqrt(FEW / pictures)))))
+
+
+def choose_optimizer(choices: Choices, start: Config | None) -> None:
+    settings = choices.settings
+    optim = settings.optim
+    if optim.kind is None:
+        fits = start is None and settings.objective == "classify"
+        optim = replace(optim, kind="muon" if fits else "adamw")
+        if fits:
+            choices.say("Muon", "reaches a given accuracy from scratch in about half the time")
+            optim = with_defaults(optim, weight_decay=0.05, clip_norm=1.0, schedule="linear")
+    if optim.learning_rate is None:
+        rate = 2e-4 if start is not None else 3e-3 if optim.kind == "muon" else 1e-3
+        if optim.kind == "sgd":
+            rate = 0.01
+        optim = replace(optim, learning_rate=rate)
+        choices.say(f"learning rate {rate:g}", f"usual for {optim.kind}")
+    choices.settings = replace(settings, optim=optim)
+
+
+def with_defaults(optim: Optim, **better: float | str) -> Optim:
+    """Better defaults where a field still has the general one."""
+    plain = Optim()
+    changed = {k: v for k, v in better.items() if getattr(optim, k) == getattr(plain, k)}
+    return replace(optim, **changed)  # pyright: ignore[reportArgumentType]
+
+
+def choose_loss(choices: Choices) -> None:
+    settings, look = choices.settings, choices.look
+    if settings.loss.kind is None:
+        kind = "sigmoid" if look.multi_label else "softmax"
+        choices.settings = replace(settings, loss=replace(settings.loss, kind=kind))
+        if look.multi_label:
+            choices.say("sigmoid loss", "pictures have several labels")
+    elif settings.loss.kind == "softmax" and look.multi_label:
+        raise ConfigError(
+            "loss.kind='softmax' wants one label for each picture, and these have several; "
+            "use 'sigmoid'"
+        )
+
+
+def choose_variation(settings: Settings, look: Look, config: Config) -> tuple[Augmentation, Mixing]:
+    """How pictures are varied: what was given, and the rest by the size of the set."""
+    small = look.side <= SMALL_PICTURES
+    base = Augmentation(crop="padded" if small else "inception", crop_area=(0.35, 1.0), padding=3)
+    augmentation = replace(base, **given(settings.augment))
+    return augmentation, replace(Mixing(), **given(settings.mix))
+
+
+def describe(augmentation: Augmentation, mixing: Mixing) -> str:
+    """In words: what is done to training pictures."""
+    return ", ".join(words(augmentation, mixing)) or "nothing"
+
+
+def words(augmentation: Augmentation, mixing: Mixing) -> Iterator[str]:
+    if augmentation.crop == "inception":
+        yield f"random parts of {augmentation.crop_area[0]:.0%} or more"
+    if augmentation.crop == "padded":
+        yield f"shifts by up to {augmentation.padding} pixels"
+    if augmentation.flip:
+        yield "flips"
+    if augmentation.policy != "none":
+        yield augmentation.policy
+    if augmentation.color_jitter:
+        yield f"color jitter {augmentation.color_jitter:g}"
+    if augmentation.erasing:
+        yield f"erasing {augmentation.erasing:.0%}"
+    if mixing.mixup:
+        yield f"mixup {mixing.mixup:g}"
+    if mixing.cutmix:
+        yield f"cutmix {mixing.cutmix:g}"
+
+
+def stages_of(settings: Settings, config: Config) -> tuple[tuple[float, int], ...]:
+    """From which share of the run on, which image size; the last is the model's own."""
+    size = config.image_size
+    final = size if isinstance(size, int) else size[0]
+    if not settings.image_sizes:
+        return ((0.0, final),)
+    if not isinstance(config, VitConfig):
+        raise ConfigError("image_sizes grow for Vision Transformers only; leave them out here")
+    stride = config.stride[0]
+    for _, pixels in settings.image_sizes:
+        if pixels % stride or pixels > final:
+            raise ConfigError(
+                f"image_sizes: {pixels} pixels are no multiple of {stride} up to {final}; "
+                f"try {max(stride, round(pixels / stride) * stride)}"
+            )
+    return settings.image_sizes

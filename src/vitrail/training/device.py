@@ -1,0 +1,53 @@
+"""Which precision pays on a device, and why."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from vitrail.errors import ConfigError
+from vitrail.training.settings import Precision
+
+FAST_BFLOAT16 = ("amx_bf16", "avx512_bf16")  # instructions without which it is slower than float32
+
+
+def choose_precision(wish: Precision, device: torch.device) -> tuple[torch.dtype, str]:
+    """The type of the matrix products, and the reason."""
+    if wish != "auto":
+        return getattr(torch, wish), "as asked for"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "this GPU multiplies bfloat16 faster, without loss of range"
+        return torch.float16, "this GPU multiplies float16 faster; gradients are scaled for it"
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        if any(able.get(name) for name in FAST_BFLOAT16):
+            return torch.bfloat16, "this processor has instructions for bfloat16"
+        return torch.float32, "this processor has no instructions for bfloat16, which is slower"
+    return torch.float32, f"nothing else is known to pay on {device.type}"
+
+
+def autocast_for(
+    precision: torch.dtype, device: torch.device
+) -> Callable[[], AbstractContextManager[object]]:
+    """A context in which matrix products have the precision; weights stay float32."""
+    if precision == torch.float32:
+        return nullcontext
+    return lambda: torch.autocast(device.type, precision)
+
+
+def scaler_for(precision: torch.dtype, device: torch.device) -> torch.amp.GradScaler | None:
+    """float16 alone has too little range for gradients."""
+    return torch.amp.GradScaler(device.type) if precision == torch.float16 else None
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """The module, compiled by torch on its first step."""
+    from torch.utils.cpp_extension import check_compiler_ok_for_platform, get_cxx_compiler
+
+    if not torch.cuda.is_available() and not check_compiler_ok_for_platform(get_cxx_compiler()):
+        raise ConfigError(
+            "machine.compile needs a C++ compiler and finds none; install g++, or leave it out"
+        )
+    return torch.compile(module)  # pyright: ignore[reportReturnType]: it is one

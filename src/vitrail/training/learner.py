@@ -1,0 +1,117 @@
+"""The model that is to learn: made fresh, or taken from anywhere and fitted to the task."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.load import load, open_reference
+from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.samples import Samples
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models.build import Model, build, create
+from vitrail.models.checks import pair
+from vitrail.training.choices import Look, choose
+from vitrail.training.settings import Settings
+
+FITTED = ("image_size", "patch_size", "channels")  # what loading can change about a model
+HARMLESS = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model, how pictures are prepared for it, and the settings it was made by."""
+
+    model: Model
+    preprocessing: Preprocessing
+    settings: Settings  # complete
+    reasons: list[str]
+    teacher: Model | None = None
+
+
+def build_learner(
+    settings: Settings,
+    source: Samples,
+    look: Look,
+    start: str,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Learner:
+    """Choose what is open, then make the model or load it."""
+    classes = source.classes if settings.objective == "classify" else ()
+    gpu = device.type == "cuda"
+    if start:
+        if settings.model.name is not None:
+            raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
+        found = open_reference(start)
+        if found.format == "name":
+            raise CheckpointError(
+                f"{start} is a name, and fine-tuning needs weights; give a file, a folder or "
+                "hf:owner/name, or use `vitrail train`"
+            )
+        del found  # read again below, when it is known what to fit it to
+        model = fitted(start, settings, len(classes), say)
+        choices = choose(settings, look, gpu=gpu, start=model.config)
+        usual = facts_of(model).preprocessing
+    else:
+        choices = choose(settings, look, gpu=gpu, start=None)
+        model = fresh(choices.settings, len(classes))
+        usual = Preprocessing(
+            size=pair(model.config.image_size),
+            mean=(0.5,) * model.config.channels,
+            std=(0.5,) * model.config.channels,
+        )
+    if settings.preprocessing is not None:
+        size, channels = pair(model.config.image_size), model.config.channels
+        usual = preset(settings.preprocessing, size, channels)
+    model.facts = Facts(preprocessing=usual, class_names=tuple(classes))
+    return Learner(
+        model=model,
+        preprocessing=usual,
+        settings=choices.settings,
+        reasons=choices.reasons,
+        teacher=teacher(settings),
+    )
+
+
+def fresh(settings: Settings, classes: int) -> Model:
+    """A model with the first values that the seed draws."""
+    model = settings.model
+    assert model.name is not None
+    return create(
+        model.name,
+        init=model.init,
+        head_bias=model.head_bias,
+        generator=torch.Generator().manual_seed(settings.seed),
+        **(model.changes() | {"num_classes": classes}),
+    )
+
+
+def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], None]) -> Model:
+    """The model of a reference with a head for these classes, at the wanted size."""
+    changes = settings.model.changes()
+    for name in changes:
+        if name not in (*FITTED, *HARMLESS):
+            raise ConfigError(
+                f"model.{name} is given by {start} and cannot be changed when fine-tuning; "
+                f"what can: {', '.join((*FITTED, *HARMLESS))}"
+            )
+    model = load(
+        start,
+        num_classes=classes,
+        tell=say,
+        **{name: changes[name] for name in FITTED if name in changes},
+    )
+    kept = {name: changes[name] for name in HARMLESS if name in changes}
+    if not kept:
+        return model
+    changed = build(model.config.change(**kept))
+    changed.load_state_dict(model.state_dict(), assign=True)
+    changed.facts = model.facts
+    return changed
+
+
+def teacher(settings: Settings) -> Model | None:
+    """The model to learn from, if there is one."""
+    return load(settings.loss.teacher).eval() if settings.loss.teacher else None

@@ -1,0 +1,124 @@
+"""The one training loop: pre-training, fine-tuning and masked patches differ in what is passed in.
+
+It prints nothing and opens nothing. What changes is in `TrainState`, what does not in `Plan`, and
+what happens beside the learning is in the callbacks.
+
+Shapes: B pictures of a micro-batch (B, C, H, W), targets (B,) or (B, K).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import parallel
+from vitrail.data.loader import Batch
+from vitrail.errors import VitrailError
+from vitrail.training.averaging import Average
+from vitrail.training.optimizers import set_rates
+from vitrail.training.plan import Plan
+
+Prepare = Callable[[Batch, np.random.Generator], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class TrainState:
+    """What changes from step to step."""
+
+    objective: nn.Module  # holds the model; its forward is the loss
+    wrapped: nn.Module  # the same, as several processes share it
+    optimizers: list[torch.optim.Optimizer]
+    average: Average | None = None
+    scaler: torch.amp.GradScaler | None = None  # of float16 alone
+    step: int = 0
+    rate_scale: float = 1.0  # halved when the loss exploded and the run went back
+
+
+@dataclass
+class Step:
+    """What a step was like."""
+
+    loss: float
+    grad_norm: float
+    indices: list[int] = field(default_factory=list)  # the samples it learned from
+
+
+class DivergedError(VitrailError):
+    """The loss is no number any more, or far beyond where it began."""
+
+    def __init__(self, what: str, indices: list[int]) -> None:
+        super().__init__(what)
+        self.indices = indices
+
+
+def train(
+    state: TrainState,
+    plan: Plan,
+    *,
+    batches: Callable[[int], Iterator[Batch]],
+    prepare: Prepare,
+    after: Callable[[TrainState, Step], bool],
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> None:
+    """Take steps until `plan.steps`, or until `after`, which sees each one, says to stop.
+
+    `batches(step)` gives the micro-batches of one step, `prepare` makes floats of one.
+    """
+    while state.step < plan.steps:
+        done = train_step(state, plan, batches(state.step), prepare, autocast)
+        state.step += 1
+        if not after(state, done):
+            return
+
+
+def train_step(
+    state: TrainState,
+    plan: Plan,
+    batches: Iterator[Batch],
+    prepare: Prepare,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Step:
+    """One step of the optimizers on `plan.accumulate` micro-batches."""
+    set_rates(state.optimizers, plan.rate(state.step) * state.rate_scale)
+    losses, indices = [], []
+    for part in range(plan.accumulate):
+        batch = next(batches)
+        images, targets = prepare(batch, seeded(plan.settings.seed, state.step, part))
+        last = part == plan.accumulate - 1
+        with parallel.sync_gradients(state.wrapped, enabled=last):
+            with autocast():
+                loss = state.wrapped(images, targets) / plan.accumulate
+            (state.scaler.scale(loss) if state.scaler else loss).backward()
+        losses.append(loss.detach())
+        indices += batch.indices.tolist()
+    norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
+    return Step(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
+
+
+def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list[int]) -> Tensor:
+    """Change the weights by their gradients, unless these are no numbers; the gradients' norm."""
+    if state.scaler:
+        for optimizer in state.optimizers:
+            state.scaler.unscale_(optimizer)
+    norm = parallel.clip(state.wrapped.parameters(), clip_norm)
+    if not state.scaler and parallel.any_true(not bool(torch.isfinite(loss + norm))):
+        raise DivergedError(f"loss {float(loss):g}, norm of the gradients {float(norm):g}", indices)
+    for optimizer in state.optimizers:
+        state.scaler.step(optimizer) if state.scaler else optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if state.scaler:
+        state.scaler.update()
+    if state.average is not None:
+        state.average.update()
+    return norm
+
+
+def seeded(seed: int, step: int, part: int) -> np.random.Generator:
+    """The randomness of one micro-batch; torch's too, from which dropout is drawn."""
+    key = (seed, step, part, parallel.rank())
+    words = np.random.SeedSequence(key).generate_state(2, np.uint32)
+    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+    return np.random.default_rng(words)

@@ -1,0 +1,93 @@
+"""What a run learns from and is judged by: the splits of a data set, looked over."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vitrail.data.samples import LabelSets, Samples
+from vitrail.data.sources import open_source, splits_of
+from vitrail.data.splits import Splits
+from vitrail.errors import ConfigError, DataError
+from vitrail.training.settings import Settings
+
+SHOWN = 5  # classes that a note names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """Pictures to learn from, and those to be judged by: val, test, or both."""
+
+    reference: str
+    train: Samples
+    judged: dict[str, Samples]  # split → pictures; the first is looked at during training
+    notes: list[str] = field(default_factory=list)
+
+
+def open_material(reference: str, settings: Settings) -> Material:
+    """The splits of a data set; what cannot work is refused, what is odd is noted."""
+    splits = Splits(val=settings.dev, test=0.0) if settings.dev else None
+    counts = splits_of(reference, splits=splits)
+    if "train" not in counts:
+        raise DataError(
+            f"{reference} has no split train; it has: {', '.join(counts) or 'no pictures'}"
+        )
+    train = open_source(reference, "train", splits=splits)
+    judged = {
+        name: open_source(reference, name, splits=splits)
+        for name in ("val", "test")
+        if name in counts
+    }
+    learning = settings.objective == "classify"
+    if learning and len(train.classes) < 2:
+        raise DataError(
+            f"{reference} has one class, {train.classes[0]!r}; telling apart needs two or more"
+            if train.classes
+            else f"{reference} has no classes; put the pictures of each class into its own folder"
+        )
+    if settings.batch_size is not None and settings.batch_size > len(train):
+        raise ConfigError(
+            f"batch_size={settings.batch_size} is more than the {len(train):,} training pictures; "
+            f"try {max(1, len(train) // 4)}"
+        )
+    notes = list(train.notes)
+    if learning:
+        notes += missing_classes(reference, train, judged)
+    if not judged:
+        notes.append("nothing to evaluate on; --dev 0.1 keeps a tenth of the pictures apart")
+    return Material(reference=reference, train=train, judged=judged, notes=notes)
+
+
+def missing_classes(reference: str, train: Samples, judged: dict[str, Samples]) -> list[str]:
+    """Classes that some split lacks: refused where nothing can be learned, else noted."""
+    notes = []
+    learned = present(train)
+    for name, samples in judged.items():
+        if samples.classes != train.classes:
+            raise DataError(
+                f"{reference}: the classes of {name} are not those of train; "
+                "both need the same class folders"
+            )
+        asked = present(samples)
+        if unknown := [samples.classes[c] for c in np.flatnonzero(asked & ~learned)]:
+            raise DataError(
+                f"{reference}: train has no picture of {listed(unknown)}, which {name} asks "
+                "for; add some, or take the class out"
+            )
+        if missing := [train.classes[c] for c in np.flatnonzero(learned & ~asked)]:
+            notes.append(
+                f"{name} has no picture of {listed(missing)}, so it will not tell how well "
+                "that is learned; add some, or --dev 0.1 evaluates on a tenth of train"
+            )
+    return notes
+
+
+def present(samples: Samples) -> np.ndarray:
+    """For each class whether there is a picture of it."""
+    labels = samples.labels()
+    numbers = labels.classes if isinstance(labels, LabelSets) else labels
+    return np.bincount(np.asarray(numbers, np.int64), minlength=len(samples.classes)) > 0
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more

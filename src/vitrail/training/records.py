@@ -1,0 +1,68 @@
+"""What a run tells while it goes on: metrics.jsonl, always, and TensorBoard's events."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.files import whole_or_absent
+from vitrail.errors import DataError
+
+METRICS = "metrics.jsonl"
+Row = dict[str, Any]
+
+
+class Records:
+    """One line of JSON for each report; lines of steps that will be taken again are dropped."""
+
+    def __init__(self, folder: Path, *, after_step: int, tensorboard: bool = True) -> None:
+        self.path = folder / METRICS
+        self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
+        with whole_or_absent(self.path) as temporary:
+            temporary.write_text("".join(map(line, self.rows)), encoding="utf-8")
+        self.events = event_writer(folder) if tensorboard else None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep a row: it has a step, and numbers."""
+        self.rows.append(dict(row))
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line(row))
+        except OSError as error:
+            raise DataError(f"cannot write {self.path}: {error.strerror or error}") from None
+        if self.events is not None:
+            for name, value in row.items():
+                if name != "step" and isinstance(value, int | float):
+                    self.events.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self.events is not None:
+            self.events.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; a last line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def event_writer(folder: Path) -> Any:
+    """TensorBoard's writer where it is installed: `pip install 'vitrail[track]'`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))

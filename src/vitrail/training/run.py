@@ -1,0 +1,277 @@
+"""A training run from its order to its bundle: what the commands and `vitrail.train` call.
+
+The run's folder is a bundle, with settings.toml, metrics.jsonl, report.html and, while it is not
+finished, the state from which it can be resumed.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail import parallel
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.evaluation.outcome import Outcome
+from vitrail.training import ending, state
+from vitrail.training.device import autocast_for
+from vitrail.training.folder import write_run
+from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
+from vitrail.training.pace import Window, correct, make_budget
+from vitrail.training.records import Records
+from vitrail.training.setup import Order, Setup, set_up
+from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
+from vitrail.training.watch import Watch
+
+EXPLODED = 3.0  # times the first loss; one that large will not come back
+FIRST_STEPS = 10  # whose loss is the first loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of a run."""
+
+    folder: Path
+    step: int
+    seconds: float
+    finished: bool  # False: it was asked to stop, and can be resumed
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # split → how good it is
+
+
+def run(order: Order, watch: Watch | None = None, *, begun: float | None = None) -> Result:
+    """Train a model. `begun` is when the clock of a time budget started (time.monotonic)."""
+    begun = time.monotonic() if begun is None else begun
+    device = parallel.start(order.settings.machine.device)
+    try:
+        first = parallel.is_first()
+        watch = watch if first and watch is not None else Watch()
+        with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
+            check_folder(order)
+            return Run(order, set_up(order, watch, device), watch, stop, begun).go()
+    finally:
+        parallel.stop()
+
+
+def check_folder(order: Order) -> None:
+    """Refuse a folder that holds another run, and one in which there is nothing to resume."""
+    unfinished = state.has_state(order.out)
+    if unfinished and not order.resume:
+        raise ConfigError(
+            f"{order.out} holds a run that is not finished; say --resume to go on with it, "
+            "or name another --out"
+        )
+    if (order.out / "config.json").exists() and not unfinished:
+        what = "is finished" if order.resume else "holds a model already"
+        raise ConfigError(f"{order.out} {what}; name another --out for a new run")
+
+
+class Run:
+    """What happens during a run, beside the learning itself."""
+
+    def __init__(self, order: Order, setup: Setup, watch: Watch, stop: Stop, begun: float) -> None:
+        self.order, self.setup, self.watch, self.stop = order, setup, watch, stop
+        self.folder = order.out
+        self.plan, self.state = setup.plan, setup.state
+        self.begun, self.used = begun, 0.0  # seconds; of earlier parts of a resumed run
+        self.timings: dict[str, float] = {"preparing": time.monotonic() - begun}
+        self.losses: list[float] = []
+        self.reached = False  # the accuracy that was wanted
+
+    def go(self) -> Result:
+        """The whole run, or what is left of it."""
+        if self.order.resume and state.has_state(self.folder):
+            self.restore()
+            self.watch.say(f"resumed at step {self.state.step:,}")
+        self.budget = None
+        if self.setup.settings.minutes is not None:
+            self.budget = make_budget(self.setup, self.watch, elapsed=self.elapsed())
+        self.records = None
+        if parallel.is_first():
+            where = {"data": self.order.data, "start": self.order.start}
+            write_run(self.folder, self.setup.settings, **where)
+            self.records = Records(self.folder, after_step=self.state.step)
+        if not state.has_state(self.folder):
+            self.save()  # a place to go back to; and a full disk shows now
+        self.saved = time.monotonic()
+        self.window = Window(self.plan)
+        self.watch.begin(self.state.step, self.plan.steps)
+        try:
+            finished = self.take_steps()
+            outcomes = self.finish() if finished else {}
+            if not finished:
+                self.save()
+        finally:
+            self.watch.end()
+            if self.records:
+                self.records.close()
+        return Result(
+            folder=self.folder,
+            step=self.state.step,
+            seconds=self.elapsed(),
+            finished=finished,
+            outcomes=outcomes,
+        )
+
+    def take_steps(self) -> bool:
+        """All steps; whether the run came to its end. After an explosion, again from before it."""
+        retries = self.setup.settings.retries
+        while True:
+            try:
+                train(
+                    self.state,
+                    self.plan,
+                    batches=self.setup.feed,
+                    prepare=self.setup.prepare,
+                    after=self.after,
+                    autocast=autocast_for(self.setup.precision, self.setup.device),
+                )
+                return self.reached or self.state.step >= self.plan.steps
+            except DivergedError as error:
+                reason = self.explain(error)
+                if not retries:
+                    raise CheckpointError(reason) from None
+                retries -= 1
+                self.go_back(reason)
+
+    def after(self, done: TrainState, step: Step) -> bool:
+        """What happens between two steps; False ends the run, for now or for good."""
+        self.check_loss(step)
+        row = self.window.add(done, step, self.elapsed())
+        row["epoch"] = round(self.setup.epochs(done.step), 4)
+        self.watch.step(row)
+        if self.records and self.window.due(done.step):
+            self.records.add(self.window.close(row))
+        if self.budget is not None:
+            self.budget.observe(self.plan.size(done.step - 1), self.window.seconds)
+            if parallel.from_first(self.budget.due()):
+                correct(self.budget, self.plan, done.step)
+        last, every = done.step >= self.plan.steps, self.plan.evaluate_every
+        if not last and every and done.step % every == 0:
+            self.reached = self.evaluate()
+        if parallel.any_true(bool(self.stop)):
+            return False
+        wait = time.monotonic() - self.saved > 60 * self.setup.settings.save_minutes
+        if not last and parallel.from_first(wait):
+            self.save()
+        self.window.begin()
+        return not self.reached
+
+    def check_loss(self, step: Step) -> None:
+        """Stop a run that has exploded instead of heating the room with it."""
+        self.losses.append(step.loss)
+        if len(self.losses) <= 2 * FIRST_STEPS:
+            return
+        first, recent = max(self.losses[:FIRST_STEPS]), min(self.losses[-FIRST_STEPS:])
+        if recent > EXPLODED * first + 1:
+            raise DivergedError(f"loss {step.loss:g} after {first:g} at first", step.indices)
+
+    def evaluate(self) -> bool:
+        """Look how good the model is by now; whether that is as good as was wanted."""
+        begun = time.monotonic()
+        with self.timed("evaluating"):
+            row = self.setup.judge.one()
+        self.tell(row)
+        if self.budget is not None:
+            self.budget.evaluation = time.monotonic() - begun
+            self.budget.final = self.setup.judge.share_of_all() * self.budget.evaluation
+        wanted, accuracy = self.setup.settings.until_accuracy, self.setup.judge.accuracy(row)
+        return wanted is not None and accuracy is not None and accuracy >= wanted
+
+    def tell(self, verdict: dict[str, float]) -> None:
+        if not verdict:
+            return
+        step = self.state.step
+        row = {"step": step, "epoch": round(self.setup.epochs(step), 4), **verdict}
+        row["seconds"] = round(self.elapsed(), 3)
+        if self.records:
+            self.records.add(row)
+        self.watch.evaluated(row)
+
+    def explain(self, error: DivergedError) -> str:
+        """What went wrong where, with which pictures, and what is left."""
+        step, setup = self.state.step, self.setup
+        batch = next(replace(setup.feed, expected=(-1, 0), skipped={})(step))
+        images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0))
+        layer = first_bad_layer(self.state.objective, images, targets)
+        names = [setup.material.train.name(index) for index in error.indices[:4]]
+        more = f" and {len(error.indices) - 4} more" if len(error.indices) > 4 else ""
+        return (
+            f"training failed at step {step:,} ({error}); the first bad value is in {layer}; "
+            f"the batch was {', '.join(names)}{more}; the last good state is kept in {self.folder}:"
+            " resume with a smaller --optim.learning-rate, or use --retries 3"
+        )
+
+    def go_back(self, reason: str) -> None:
+        """To the last good state, and on from there at half the learning rate."""
+        scale = self.state.rate_scale / 2
+        self.restore()
+        self.state.rate_scale = scale
+        self.losses.clear()
+        self.setup.feed.expected = (-1, 0)
+        self.watch.say(
+            f"{reason}; back to step {self.state.step:,} at {scale:g} of the learning rate"
+        )
+
+    def finish(self) -> dict[str, Outcome]:
+        """Judge, write the bundle and the report; then the state is no longer needed."""
+        self.timings["steps"] = self.window.total
+        with self.timed("evaluating"):
+            outcomes, row = self.setup.judge.all()
+        self.tell(row)
+        ending.finish(self, outcomes)
+        parallel.wait()
+        if parallel.is_first():
+            state.remove_state(self.folder)
+        return outcomes
+
+    # The resumable state
+
+    def save(self) -> None:
+        extra = {
+            "step": self.state.step,
+            "seconds": self.elapsed(),
+            "rate_scale": self.state.rate_scale,
+            "plan": self.plan.to_dict(),
+            "evaluate_every": self.plan.evaluate_every,
+        }
+        if self.state.scaler is not None:
+            extra["scaler"] = self.state.scaler.state_dict()
+        with self.timed("saving"):
+            state.save_state(self.folder, **self.parts(), extra=extra)
+        self.saved = time.monotonic()
+
+    def restore(self) -> None:
+        """Go back to the last state that was saved."""
+        peaks = [[g["peak"] for g in o.param_groups] for o in self.state.optimizers]
+        extra = state.load_state(self.folder, **self.parts())
+        for optimizer, peak in zip(self.state.optimizers, peaks, strict=True):
+            for group, value in zip(optimizer.param_groups, peak, strict=True):
+                group["peak"] = value  # the settings may have changed it on purpose
+        self.state.step, self.used = extra["step"], extra["seconds"]
+        self.begun = time.monotonic()
+        self.state.rate_scale = extra["rate_scale"]
+        self.plan.restore(extra["plan"])
+        self.plan.evaluate_every = extra["evaluate_every"]
+        if self.state.scaler is not None and "scaler" in extra:
+            self.state.scaler.load_state_dict(extra["scaler"])
+
+    def parts(self) -> dict[str, Any]:
+        average = self.state.average
+        return {
+            "objective": self.state.objective,
+            "optimizers": self.state.optimizers,
+            "average": average.values if average is not None else None,
+        }
+
+    # Time
+
+    def elapsed(self) -> float:
+        return self.used + time.monotonic() - self.begun
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds towards a part of the run."""
+        begun = time.monotonic()
+        yield
+        self.timings[part] = self.timings.get(part, 0.0) + time.monotonic() - begun

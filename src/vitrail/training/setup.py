@@ -1,0 +1,210 @@
+"""Everything a run needs, made in the order in which it is needed, before its first step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitrail import parallel
+from vitrail.errors import ConfigError
+from vitrail.models.build import Model
+from vitrail.models.checks import pair
+from vitrail.models.names import name_of
+from vitrail.training import choices
+from vitrail.training.averaging import Average
+from vitrail.training.device import choose_precision, compiled, scaler_for
+from vitrail.training.feed import Feed, preparation
+from vitrail.training.judge import Judge
+from vitrail.training.learner import Learner, build_learner
+from vitrail.training.loop import Prepare, TrainState
+from vitrail.training.material import Material, open_material
+from vitrail.training.memory import activation_bytes, free_bytes, largest_micro_batch
+from vitrail.training.objectives import make_objective
+from vitrail.training.optimizers import freeze, make_optimizers
+from vitrail.training.plan import Plan
+from vitrail.training.settings import Settings
+from vitrail.training.watch import Watch
+
+EVALUATIONS = 20  # at most, in a run of a given length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to train, on what, and where to put it."""
+
+    data: str
+    out: Path
+    settings: Settings
+    start: str = ""  # a model reference to fine-tune; "" begins with fresh weights
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run works with."""
+
+    settings: Settings  # complete
+    reasons: list[str]  # for what was chosen
+    material: Material
+    learner: Learner
+    plan: Plan
+    state: TrainState
+    feed: Feed
+    prepare: Prepare
+    judge: Judge
+    precision: torch.dtype
+    device: torch.device
+
+    @property
+    def batch_size(self) -> int:
+        assert self.settings.batch_size is not None
+        return self.settings.batch_size
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.batch_size / len(self.material.train)
+
+
+def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
+    """Look at the data, choose what is open, and build the model and what moves it."""
+    material = open_material(order.data, order.settings)
+    for note in material.notes:
+        watch.say(f"note: {note}")
+    look = choices.look_at(material.train)
+    learner = build_learner(order.settings, material.train, look, order.start, device, watch.say)
+    settings, model = learner.settings, learner.model
+    varied = choices.choose_variation(settings, look, model.config)
+    precision, why = choose_precision(settings.machine.precision, device)
+    reasons = [
+        *learner.reasons,
+        f"pictures are varied by {choices.describe(*varied)}",
+        f"{str(precision).removeprefix('torch.')}: {why}",
+    ]
+    introduce(learner, material, reasons, watch)
+    plan = make_plan(settings, learner, material, device, watch)
+    state = make_state(settings, learner, precision, device, watch)
+    classes = len(material.train.classes)
+    return Setup(
+        settings=settings,
+        reasons=reasons,
+        material=material,
+        learner=learner,
+        plan=plan,
+        state=state,
+        feed=Feed(
+            source=material.train,
+            preprocessing=learner.preprocessing,
+            augmentation=varied[0],
+            channels=model.config.channels,
+            plan=plan,
+        ),
+        prepare=preparation(learner.preprocessing, varied[1], classes, device),
+        judge=Judge(
+            material=material,
+            objective=state.objective,
+            average=state.average,
+            preprocessing=learner.preprocessing,
+            settings=settings,
+            device=device,
+        ),
+        precision=precision,
+        device=device,
+    )
+
+
+def introduce(learner: Learner, material: Material, reasons: list[str], watch: Watch) -> None:
+    """Say what will learn from what, and what was chosen why."""
+    config, train = learner.model.config, material.train
+    count = sum(p.numel() for p in learner.model.parameters())
+    height, width = pair(config.image_size)
+    watch.say(f"{name_of(config)}, {count:,} parameters, {height} x {width} pixels")
+    watch.say(f"{len(train):,} pictures of {len(train.classes):,} classes to learn from")
+    for reason in reasons:
+        watch.say(f"  {reason}")
+
+
+def make_plan(
+    settings: Settings, learner: Learner, material: Material, device: torch.device, watch: Watch
+) -> Plan:
+    samples, batch = len(material.train), settings.batch_size
+    assert batch is not None
+    if batch > samples:
+        raise ConfigError(
+            f"batch_size={batch} is more than the {samples:,} training pictures; "
+            f"try {max(1, samples // 4)}"
+        )
+    steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
+    every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
+    plan = Plan(
+        settings=settings,
+        length=steps,
+        accumulate=accumulation(settings, learner.model, device, watch),
+        stages=choices.stages_of(settings, learner.model.config),
+        evaluate_every=max(1, round(every * samples / batch)),
+    )
+    if settings.minutes is None:
+        plan.rate(0)  # a warm-up that does not fit is refused now
+    return plan
+
+
+def accumulation(settings: Settings, model: Model, device: torch.device, watch: Watch) -> int:
+    """Into how many micro-batches a step is cut so that it fits into memory."""
+    assert settings.batch_size is not None
+    processes = parallel.world_size()
+    share, odd = divmod(settings.batch_size, processes)
+    if odd or not share:
+        raise ConfigError(
+            f"batch_size={settings.batch_size} does not split over {processes} processes; "
+            f"try {max(1, share) * processes}"
+        )
+    if (micro := settings.machine.micro_batch) is not None:
+        micro = min(micro, share)
+        if micro < 1 or share % micro:
+            raise ConfigError(
+                f"machine.micro_batch={micro} does not divide the {share} pictures that a "
+                "process has of a batch; try a power of two"
+            )
+        return share // micro
+    shape = (1, model.config.channels, *pair(model.config.image_size))
+    needed = activation_bytes(model, shape)
+    micro = parallel.from_first(largest_micro_batch(share, needed, free_bytes(device)))
+    if micro < share:
+        watch.say(
+            f"  a batch of {share} needs {share * needed / 2**30:.1f} GiB of memory and does not "
+            f"fit: {share // micro} parts of {micro} are accumulated"
+        )
+    return share // micro
+
+
+def make_state(
+    settings: Settings,
+    learner: Learner,
+    precision: torch.dtype,
+    device: torch.device,
+    watch: Watch,
+) -> TrainState:
+    """The objective, spread over the processes, and its optimizers."""
+    model = learner.model
+    if frozen := freeze(model, settings.optim.freeze):
+        left = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        watch.say(f"  {len(frozen)} weights are frozen; {left:,} parameters learn")
+    if settings.machine.checkpointing:
+        if not hasattr(model, "checkpointing"):
+            raise ConfigError(f"{name_of(model.config)} has no checkpointing; leave it out")
+        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+    objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
+    objective.to(device)
+    wrapped = parallel.spread(objective, settings.machine.strategy)
+    named = {
+        name.removeprefix("model."): parameter
+        for name, parameter in objective.named_parameters()
+        if parameter.requires_grad
+    }
+    depth = getattr(model.config, "depth", 0)
+    return TrainState(
+        objective=objective,
+        wrapped=compiled(wrapped) if settings.machine.compile else wrapped,
+        optimizers=make_optimizers(named.items(), settings.optim, depth),
+        average=Average(named, settings.average) if settings.average else None,
+        scaler=scaler_for(precision, device),
+    )

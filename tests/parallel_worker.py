@@ -1,0 +1,275 @@
+"""What `test_parallel.py` starts twice, under torchrun: many checks for one start of torch.
+
+    torchrun --standalone --nproc_per_node=2 tests/parallel_worker.py FOLDER
+
+The same functions run in the test itself, with one process; FOLDER/results.pt holds what came out.
+"""
+
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitrail import BitConfig, MixerConfig, VitConfig, parallel
+from vitrail.errors import CheckpointError
+from vitrail.models.build import build
+from vitrail.training.adafactor import Adafactor
+from vitrail.training.muon import Muon
+from vitrail.training.state import load_state, save_state
+
+SIZE, CLASSES, BATCH, STEPS, HALF = 8, 3, 8, 8, 4
+VIT = VitConfig(
+    depth=2,
+    width=32,
+    mlp_width=33,  # does not split into two
+    heads=2,
+    patch_size=4,
+    image_size=SIZE,
+    num_classes=CLASSES,
+    qkv_bias=False,  # the gradient of a key's bias is rounding alone, which Adam would blow up
+)
+MODELS = {
+    "checkpointed": VIT,
+    "mixer": MixerConfig(
+        depth=2,
+        width=8,
+        tokens_mlp=5,
+        channels_mlp=12,
+        patch_size=4,
+        image_size=SIZE,
+        num_classes=CLASSES,
+    ),
+    "bit": BitConfig(blocks=(1, 1), width_factor=1, num_classes=CLASSES),
+}
+
+
+class Objective(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images, targets):
+        return F.cross_entropy(self.logits(images), targets)
+
+    def logits(self, images):
+        return self.model(images)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to train, in which one and several processes must agree."""
+
+    optimizer: str
+    accumulate: int = 1
+    clip: float | None = None
+    frozen: str = ""
+    close: float = 1e-5
+
+
+SETUPS = {
+    "adamw": Setup("adamw"),
+    "accumulated and clipped": Setup("adamw", accumulate=2, clip=0.3),
+    "muon": Setup("muon", accumulate=2, clip=0.3, frozen="model.stem"),
+    "sgd": Setup("sgd", frozen="model.encoder.blocks.0"),
+    "adafactor": Setup("adafactor", close=1e-3),  # its momentum is rounded to 8 bits
+}
+RESUMED = {name: SETUPS[name] for name in ("muon", "sgd", "adafactor")}
+
+
+def objective_of(config, frozen="") -> Objective:
+    torch.manual_seed(1 + parallel.rank())  # the weights of the first are to count
+    objective = Objective(build(config, device="cpu"))
+    for name, parameter in objective.named_parameters():
+        nn.init.normal_(parameter, std=0.2)  # a head of zeros would hide mistakes for a step
+        parameter.requires_grad_(not frozen or not name.startswith(frozen))
+    return objective
+
+
+def optimizers_of(kind: str, objective: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = [p for p in objective.parameters() if p.requires_grad]
+    if kind == "sgd":
+        return [torch.optim.SGD(parameters, lr=0.1, momentum=0.9)]
+    if kind == "adafactor":
+        return [Adafactor(parameters, lr=0.003)]
+    if kind == "adamw":
+        return [torch.optim.AdamW(parameters, lr=0.01, fused=True)]
+    matrices = [p for p in objective.model.encoder.parameters() if p.ndim == 2 and p.requires_grad]
+    rest = [p for p in parameters if all(p is not m for m in matrices)]
+    return [Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)]
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This process's part of the pictures of a step."""
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
+    targets = torch.randint(CLASSES, (BATCH,), generator=generator)
+    mine = slice(parallel.rank(), None, parallel.world_size())
+    return images[mine], targets[mine]
+
+
+class Learner:
+    """As the loop has it: an objective, what several processes make of it, and optimizers."""
+
+    def __init__(self, setup: Setup, strategy="ddp", config=VIT) -> None:
+        self.setup = setup
+        self.objective = objective_of(config, setup.frozen)
+        self.spread = parallel.spread(self.objective, strategy)
+        self.optimizers = optimizers_of(setup.optimizer, self.objective)
+        self.average = {n: p.detach().clone() for n, p in self.objective.named_parameters()}
+
+    def learn(self, start: int = 0, stop: int = STEPS) -> list[float]:
+        """The mean loss and the norm of the gradients of each step, one after the other."""
+        told = []
+        for step in range(start, stop):
+            losses = []
+            parts = list(zip(*(x.chunk(self.setup.accumulate) for x in batch(step)), strict=True))
+            for part, (images, targets) in enumerate(parts):
+                last = part == len(parts) - 1
+                with parallel.sync_gradients(self.spread, enabled=last):
+                    loss = self.spread(images, targets) / len(parts)
+                    loss.backward()
+                losses.append(loss.detach())
+            norm = parallel.clip(self.spread.parameters(), self.setup.clip)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            for name, parameter in self.objective.named_parameters():
+                self.average[name].lerp_(parameter.detach(), 0.5)
+            told += [float(parallel.mean(torch.stack(losses).sum())), float(norm)]
+        return told
+
+    def save(self, folder: Path, step: int) -> None:
+        save_state(folder, extra={"step": step, "who": parallel.world_size()}, **self.parts)
+
+    def load(self, folder: Path) -> dict:
+        return load_state(folder, **self.parts)
+
+    @property
+    def parts(self) -> dict:
+        return {
+            "objective": self.objective,
+            "optimizers": self.optimizers,
+            "average": self.average,
+        }
+
+    def evaluate(self) -> torch.Tensor:
+        """Logits of the same pictures in every process."""
+        images = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(99))
+        self.objective.eval()
+        with torch.no_grad():
+            logits = self.objective.logits(images)
+        self.objective.train()
+        return logits
+
+    def averaged(self) -> dict[str, torch.Tensor]:
+        return {name: parallel.whole(tensor).clone() for name, tensor in self.average.items()}
+
+
+def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
+    """Half a run, its state, the evaluation and the weights there; then the other half."""
+    learner = Learner(setup, strategy)
+    first = learner.learn(0, HALF)
+    learner.save(folder, HALF)
+    found = {
+        "logits": learner.evaluate(),
+        "weights": parallel.full_weights(learner.objective),
+        "average": learner.averaged(),
+    }
+    return found | {"losses": first + learner.learn(HALF, STEPS)}
+
+
+def resumed(setup: Setup, strategy: str, folder: Path) -> dict:
+    """The other half of a run, from a state that somebody saved."""
+    learner = Learner(setup, strategy)
+    with torch.no_grad():
+        for parameter in learner.objective.parameters():
+            parameter.zero_()  # so that everything must come from the state
+    extra = learner.load(folder)
+    weights = parallel.full_weights(learner.objective)
+    found = {"extra": extra, "weights": weights, "average": learner.averaged()}
+    return found | {"losses": learner.learn(HALF, STEPS)}
+
+
+def one_step(family: str, strategy: str) -> dict:
+    learner = Learner(SETUPS["adamw"], strategy, MODELS[family])
+    learner.objective.model.checkpointing = family == "checkpointed"
+    return {"losses": learner.learn(0, 2), "logits": learner.evaluate()}
+
+
+def apart() -> dict:
+    """A gradient of a block after a micro-batch that is not to be summed, and after one that is."""
+    found = {}
+    for strategy in ("ddp", "fsdp"):
+        learner = Learner(SETUPS["adamw"], strategy)
+        for told, enabled in ((strategy, False), (f"{strategy} summed", True)):
+            with parallel.sync_gradients(learner.spread, enabled=enabled):
+                learner.spread(*batch(0)).backward()
+            weight = learner.objective.model.encoder.blocks[0].mlp.fc1.weight
+            found[told] = None
+            if weight.grad is not None:
+                found[told] = float(parallel.whole(weight.grad).norm())
+    return found
+
+
+def small_talk() -> dict:
+    """What processes tell each other."""
+    me = parallel.rank()
+    return {
+        "rank": me,
+        "size": parallel.world_size(),
+        "sum": float(parallel.sum_over(torch.tensor(me + 1.0))),
+        "mean": float(parallel.mean(torch.tensor(me + 1.0))),
+        "one says so": parallel.any_true(me == 1),
+        "nobody says so": parallel.any_true(False),
+        "objects": parallel.gather_objects(f"from {me}"),
+        "first": parallel.from_first(f"from {me}"),
+        "weights elsewhere": bool(parallel.full_weights(objective_of(VIT))) == (me == 0),
+    }
+
+
+def failed_save(folder: Path) -> str:
+    """A place that cannot be written to."""
+    folder.mkdir(exist_ok=True)
+    (folder / "state").touch()
+    try:
+        Learner(SETUPS["adamw"]).save(folder, 1)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def everything(folder: Path) -> dict:
+    results: dict = {}
+    for strategy in ("ddp", "fsdp"):
+        for name, setup in SETUPS.items():
+            results[strategy, name] = whole_run(setup, strategy, folder / f"two-{strategy}-{name}")
+        for family in MODELS:
+            results[strategy, family] = one_step(family, strategy)
+    for strategy, other in (("ddp", "two-fsdp"), ("fsdp", "two-ddp"), ("fsdp", "one")):
+        for name, setup in RESUMED.items():
+            state = folder / f"{other}-{name}"
+            results["resumed", strategy, other, name] = resumed(setup, strategy, state)
+    return results
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert parallel.start("cpu") == parallel.start("cpu") == torch.device("cpu")
+        results = everything(folder)
+        results["apart"] = parallel.gather_objects(apart())
+        results["talk"] = parallel.gather_objects(small_talk())
+        results["failures"] = parallel.gather_objects(failed_save(folder / "taken"))
+    results["warnings"] = [str(warning.message) for warning in seen]
+    if parallel.is_first():
+        torch.save(results, folder / "results.pt")
+    parallel.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

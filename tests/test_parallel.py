@@ -1,0 +1,204 @@
+"""Two processes learn what one learns, however the model is spread over them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import parallel_worker as worker
+from parallel_worker import HALF, MODELS, RESUMED, SETUPS, STEPS
+from vitrail import parallel
+from vitrail.errors import ConfigError
+
+STRATEGIES = ("ddp", "fsdp")
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def one(folder) -> dict:
+    """What one process makes of every setup."""
+    found = {name: worker.whole_run(s, "ddp", folder / f"one-{name}") for name, s in SETUPS.items()}
+    return found | {family: worker.one_step(family, "ddp") for family in MODELS}
+
+
+@pytest.fixture(scope="module")
+def two(folder, one) -> dict:
+    """What two processes make of it; they also go on from what one has saved."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = str(Path(worker.__file__))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, script, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return torch.load(folder / "results.pt", weights_only=False) | {"stderr": done.stderr}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_processes_have_the_losses_norms_and_weights_of_one(one, two, strategy, name):
+    here, there, close = one[name], two[strategy, name], {"rtol": 0, "atol": SETUPS[name].close}
+    near = close | {"atol": 10 * SETUPS[name].close}  # weights that hardly matter wander off first
+    assert len(here["losses"]) == 2 * STEPS
+    assert here["losses"][0] != pytest.approx(here["losses"][-2], abs=1e-3)  # something is learned
+    assert_close(there["losses"], here["losses"], **close)
+    assert there["weights"].keys() == here["weights"].keys()  # the bare model's names
+    assert_close(there["weights"], here["weights"], **near)
+    assert_close(there["average"], here["average"], **near)
+    assert_close(there["logits"], here["logits"], **close)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_family_can_be_spread(one, two, strategy, family):
+    assert_close(two[strategy, family], one[family], **CLOSE)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("strategy", "other"), [("ddp", "fsdp"), ("fsdp", "ddp")])
+def test_a_state_goes_on_under_the_other_strategy(two, strategy, other, name):
+    saved, resumed = two[other, name], two["resumed", strategy, f"two-{other}", name]
+    assert resumed["extra"] == {"step": HALF, "who": 2}
+    assert_close(resumed["weights"], saved["weights"], rtol=0, atol=0)
+    assert_close(resumed["average"], saved["average"], rtol=0, atol=0)
+    close = {"rtol": 0, "atol": SETUPS[name].close}
+    assert_close(resumed["losses"], saved["losses"][2 * HALF :], **close)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_two_processes_go_on_from_the_state_of_one(one, two, name):
+    resumed = two["resumed", "fsdp", "one", name]
+    assert resumed["extra"] == {"step": HALF, "who": 1}
+    assert_close(resumed["weights"], one[name]["weights"], rtol=0, atol=0)
+    close = {"rtol": 0, "atol": SETUPS[name].close}
+    assert_close(resumed["losses"], one[name]["losses"][2 * HALF :], **close)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_process_goes_on_from_the_state_of_two(folder, two, strategy, name):
+    saved = two[strategy, name]
+    resumed = worker.resumed(SETUPS[name], "ddp", folder / f"two-{strategy}-{name}")
+    assert resumed["extra"] == {"step": HALF, "who": 2}
+    assert_close(resumed["weights"], saved["weights"], rtol=0, atol=0)
+    assert_close(resumed["average"], saved["average"], rtol=0, atol=0)
+    close = {"rtol": 0, "atol": SETUPS[name].close}
+    assert_close(resumed["losses"], saved["losses"][2 * HALF :], **close)
+
+
+def test_gradients_stay_apart_until_they_are_to_be_summed(two):
+    first, second = two["apart"]
+    assert first["ddp"] != second["ddp"]
+    assert first["ddp summed"] == second["ddp summed"]
+    for told in (first, second):  # the gradients of the blocks are not even split yet
+        assert told["fsdp"] is None
+        assert told["fsdp summed"] == pytest.approx(first["ddp summed"], abs=1e-5)
+
+
+def test_processes_tell_each_other(two):
+    for me, told in enumerate(two["talk"]):
+        assert told == {
+            "rank": me,
+            "size": 2,
+            "sum": 3.0,
+            "mean": 1.5,
+            "one says so": True,
+            "nobody says so": False,
+            "objects": ["from 0", "from 1"],
+            "first": "from 0",
+            "weights elsewhere": True,
+        }
+
+
+def test_what_one_process_cannot_write_all_report_in_one_line(two):
+    first, second = two["failures"]
+    assert first == second
+    assert first.startswith("cannot save the run's state in ")
+    assert "\n" not in first
+
+
+def test_torch_has_nothing_to_say_to_the_user(two):
+    assert two["warnings"] == []
+    assert "Warning" not in two["stderr"]
+
+
+# One process
+
+
+def test_one_process_is_left_alone():
+    objective = worker.objective_of(worker.VIT)
+    assert parallel.spread(objective, "fsdp") is objective
+    assert (parallel.rank(), parallel.world_size(), parallel.is_first()) == (0, 1, True)
+    tensor = torch.ones(3)
+    for act in (parallel.mean, parallel.sum_over, parallel.whole):
+        assert act(tensor) is tensor
+    assert parallel.share_like(tensor, tensor) is tensor
+    assert parallel.gather_objects(5) == [5]
+    assert parallel.from_first(5) == 5
+    assert parallel.any_true(True)
+    assert not parallel.any_true(False)
+    with parallel.sync_gradients(objective, enabled=False):
+        parallel.wait()
+    parallel.stop()
+
+
+def test_full_weights_are_a_copy_with_the_names_of_the_bare_model():
+    objective = worker.objective_of(worker.VIT)
+    expected = {name: tensor.clone() for name, tensor in objective.model.state_dict().items()}
+    weights = parallel.full_weights(objective)
+    torch.nn.init.zeros_(objective.model.head.weight)
+    assert_close(weights, expected, rtol=0, atol=0)
+    objective.model = torch.compile(objective.model, backend="eager")
+    assert parallel.full_weights(objective).keys() == expected.keys()
+
+
+def test_gradients_are_clipped_as_torch_does_it():
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    assert float(parallel.clip([*parameters, frozen], None)) == pytest.approx(20**0.5)
+    assert float(parallel.clip([*parameters, frozen], 1.0)) == pytest.approx(20**0.5)
+    assert float(parallel.clip([*parameters, frozen], 1.0)) == pytest.approx(1, abs=1e-5)
+    assert float(parallel.clip([frozen], 1.0)) == 0
+
+
+def test_a_device_is_chosen_or_refused_in_one_line(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert parallel.start() == parallel.start("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="unknown device 'cdua'; did you mean 'cuda'"):
+        parallel.start("cdua")
+    with pytest.raises(ConfigError, match="unknown device 'cuda:x'"):
+        parallel.start("cuda:x")
+    with pytest.raises(ConfigError, match="device=cuda: torch finds none on this machine"):
+        parallel.start("cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert parallel.start() == torch.device("mps")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="device=mps is one device, not 2"):
+        parallel.start("mps")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2 asks for 2 processes, and RANK is not set"):
+        parallel.start("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in parallel.TORCHRUN:
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match="started process 2 on this machine, which has 1 GPUs"):
+        parallel.start("cuda")
+    with pytest.raises(ConfigError, match="device=cuda:3: this machine has 1 GPUs"):
+        parallel.start("cuda:3")

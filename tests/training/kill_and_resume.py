@@ -1,0 +1,99 @@
+"""Kill a run at random moments, resume it each time, and compare with one that was left alone.
+
+    python tests/training/kill_and_resume.py --kills 20
+
+A run saves its state every few steps, so that some of the kills come while it is being written.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+STEPS = 120
+
+
+def command(data: Path, out: Path, *, resume: bool) -> list[str]:
+    words = [sys.executable, "-m", "vitrail", "train", str(data), "--out", str(out)]
+    if resume and (out / "settings.toml").exists():
+        return [*words, "--resume"]
+    words += ["--steps", str(STEPS), "--batch-size", "6", "--optim.kind", "muon"]
+    words += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
+    words += ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--model.dropout", "0.1"]
+    words += ["--image-sizes", "0", "4", "0.5", "8"]
+    return [*words, "--mix.mixup", "0.2", "--evaluate-every", "20"]
+
+
+def start(data: Path, out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(data, out, resume=resume),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors.decode()
+
+
+def where(out: Path) -> str:
+    """How far a killed run had come: its states, whole and partial."""
+    state = out / "state"
+    return ", ".join(sorted(p.name for p in state.iterdir())) if state.exists() else "no state"
+
+
+def kill_and_resume(folder: Path, kills: int, seed: int) -> int:
+    """How many of the kills hit a run that was going on; fails if the weights differ."""
+    import torch
+    from tiny_runs import write_colors
+
+    import vitrail
+
+    data = write_colors(folder / "colors.npz")
+    begun = time.monotonic()
+    finish(start(data, folder / "alone", resume=False))
+    whole = time.monotonic() - begun
+    draw, hits, out = random.Random(seed), 0, folder / "killed-0"
+    for number in range(kills):
+        process = start(data, out, resume=True)
+        try:
+            process.wait(timeout=draw.uniform(0.3 * whole, 0.95 * whole))
+            if process.returncode != 0:
+                raise AssertionError(process.stderr.read().decode() if process.stderr else "")
+            out = folder / f"killed-{number + 1}"  # it was faster than the kill: begin another
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            hits += 1
+            print(f"killed: {out.name}, {where(out)}", flush=True)
+        finally:
+            if process.stderr:
+                process.stderr.close()
+    finish(start(data, out, resume=True))
+    expected = vitrail.load(folder / "alone").state_dict()
+    for killed in sorted(folder.glob("killed-*")):
+        if not (killed / "config.json").exists():
+            continue
+        found = vitrail.load(killed).state_dict()
+        different = [name for name in expected if not torch.equal(expected[name], found[name])]
+        assert not different, f"{killed.name}: {different}"
+    return hits
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        hits = kill_and_resume(Path(temporary), options.kills, options.seed)
+    print(f"{hits} of {options.kills} kills hit a running process; all weights are identical")

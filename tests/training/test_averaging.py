@@ -1,0 +1,92 @@
+"""The running average is the formula, and the weights come back to the bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitrail.training.averaging import Average
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def shake(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+
+
+def test_the_average_is_the_recurrence():
+    model = layers()
+    average = Average(dict(model.named_parameters()), decay=0.9)
+    expected = {name: value.double() for name, value in weights(model).items()}
+    for _ in range(5):
+        shake(model)
+        average.update()
+        now = weights(model)
+        expected = {name: 0.9 * value + 0.1 * now[name] for name, value in expected.items()}
+    for name, value in average.values.items():
+        torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-6)
+
+
+def test_weights_that_do_not_change_are_their_own_average_to_the_bit():
+    model = layers()
+    average = Average(dict(model.named_parameters()), decay=0.99)
+    for _ in range(10):
+        average.update()
+    for name, value in weights(model).items():
+        assert torch.equal(average.values[name], value)
+
+
+def test_the_average_has_memory_of_its_own():
+    model = layers()
+    first = weights(model)
+    average = Average(dict(model.named_parameters()), decay=0.5)
+    shake(model)
+    for name, value in average.values.items():
+        assert torch.equal(value, first[name])
+        assert not value.requires_grad
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_come_back_to_the_bit(fails):
+    model = layers()
+    average = Average(dict(model.named_parameters()), decay=0.5)
+    shake(model)
+    average.update()
+    own, averaged = weights(model), {name: v.clone() for name, v in average.values.items()}
+    memory = [p.data_ptr() for p in model.parameters()]
+    try:
+        with average.applied():
+            assert all(torch.equal(v, averaged[name]) for name, v in weights(model).items())
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert all(torch.equal(value, own[name]) for name, value in weights(model).items())
+    assert all(torch.equal(value, averaged[name]) for name, value in average.values.items())
+    assert [p.data_ptr() for p in model.parameters()] == memory
+
+
+def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
+    results = []
+    for looks in (False, True):
+        model = layers()
+        average = Average(dict(model.named_parameters()), decay=0.5)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        for _ in range(3):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update()
+            if looks:
+                with average.applied(), torch.inference_mode():
+                    model(torch.ones(2, 3))
+        results.append([*weights(model).values(), *average.values.values()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -1,0 +1,119 @@
+"""Muon turns gradients into nearly orthogonal matrices, whatever their shapes."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitrail.training.muon import COEFFICIENTS, STEPS, Muon, newton_schulz, orthogonal
+
+# In the square case the smallest singular values are too small to be raised in five steps.
+SHAPES = [(24, 40), (40, 24), (16, 64), (64, 16), (12, 13), (1, 7), (7, 1)]
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(matrix):
+    """U Vᵀ in double precision, and what five steps make of singular values by the polynomial."""
+    u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        s = a * s + b * s**3 + c * s**5
+    return u @ vh, u @ torch.diag(s) @ vh
+
+
+def shape_scale(matrix):
+    return max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_singular_values_become_nearly_one(shape):
+    matrix = random(*shape)
+    turned = orthogonal([matrix])[0].double() / shape_scale(matrix)
+    nearest, stepped = exact(matrix)
+    values = torch.linalg.svdvals(turned)
+    assert values.min() > 0.65
+    assert values.max() < 1.25
+    torch.testing.assert_close(turned, stepped, atol=1e-5, rtol=1e-5)
+    # The directions are those of the exact factor: what is left over is symmetric and positive.
+    rest = nearest.mT @ turned if shape[0] > shape[1] else turned @ nearest.mT
+    torch.testing.assert_close(rest, rest.mT, atol=1e-5, rtol=1e-5)
+    assert torch.linalg.eigvalsh(rest).min() > 0.65
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (32, 128)])
+def test_badly_scaled_matrices_are_turned_as_precisely(shape):
+    u, _, vh = torch.linalg.svd(random(*shape).double(), full_matrices=False)
+    matrix = (u @ torch.diag(torch.logspace(3, -4, 32).double()) @ vh).float()
+    _, stepped = exact(matrix)
+    torch.testing.assert_close(newton_schulz(matrix[None])[0].double(), stepped, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0, 1e6])
+def test_the_size_of_a_gradient_does_not_matter(size):
+    matrix = random(24, 40)
+    torch.testing.assert_close(
+        orthogonal([matrix * size])[0], orthogonal([matrix])[0], atol=2e-2, rtol=0
+    )
+
+
+def test_a_batch_of_shapes_equals_one_by_one():
+    matrices = [random(*shape, seed=i) for i, shape in enumerate(SHAPES + SHAPES[::-1])]
+    together = orthogonal(matrices)
+    for matrix, update in zip(matrices, together, strict=True):
+        assert update.shape == matrix.shape
+        torch.testing.assert_close(update, orthogonal([matrix])[0], atol=1e-6, rtol=1e-5)
+
+
+def test_the_parts_of_a_weight_are_turned_apart():
+    parts = [random(8, 8, seed=i) * 10**i for i in range(3)]
+    weight = nn.Parameter(torch.zeros(24, 8))
+    weight.grad = torch.cat(parts)
+    Muon([{"params": [weight], "parts": 3}], lr=1.0).step()
+    torch.testing.assert_close(weight.detach(), -torch.cat(orthogonal(parts)))
+
+
+def test_groups_with_several_rates_and_parts_keep_their_own():
+    shapes = [(24, 8), (8, 8), (32, 8), (8, 32)]
+    weights = [nn.Parameter(random(*shape, seed=i)) for i, shape in enumerate(shapes)]
+    before = [weight.detach().clone() for weight in weights]
+    gradients = [random(*shape, seed=9 + i) for i, shape in enumerate(shapes)]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    groups = [
+        {"params": weights[:1], "parts": 3, "lr": 0.5, "weight_decay": 0.1},
+        {"params": weights[1:], "lr": 0.25},
+    ]
+    Muon(groups).step()
+    turned = [torch.cat(orthogonal([*gradients[0].chunk(3)])), *orthogonal(gradients[1:])]
+    expected = [before[0] * (1 - 0.05) - 0.5 * turned[0]]
+    expected += [b - 0.25 * t for b, t in zip(before[1:], turned[1:], strict=True)]
+    for weight, value in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), value, atol=1e-5, rtol=1e-4)
+
+
+def test_momentum_looks_ahead_as_nesterov_does():
+    weight = nn.Parameter(torch.zeros(6, 9))
+    optimizer, momentum, expected = Muon([weight], lr=0.1), torch.zeros(6, 9), torch.zeros(6, 9)
+    for seed in range(3):
+        gradient = random(6, 9, seed=seed)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        expected -= 0.1 * orthogonal([0.95 * momentum + 0.05 * gradient])[0]
+    torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_weight_without_a_gradient_stays():
+    weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    weights[1].grad = random(4, 4)
+    Muon([{"params": weights, "weight_decay": 0.1}]).step()
+    assert torch.equal(weights[0], torch.ones(4, 4))
+    assert not torch.equal(weights[1], torch.ones(4, 4))
+
+
+def test_it_is_for_matrices():
+    with pytest.raises(AssertionError, match="matrices"):
+        Muon([nn.Parameter(torch.zeros(3))])

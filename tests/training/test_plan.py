@@ -1,0 +1,52 @@
+"""Where each step is on the schedule, also when the run turns out longer or shorter."""
+
+import pytest
+
+from vitrail.training.plan import Plan
+from vitrail.training.settings import Optim, Settings
+
+SETTINGS = Settings(optim=Optim(learning_rate=1.0, schedule="linear", warmup_steps=0))
+
+
+def plan(**fields) -> Plan:
+    return Plan(settings=SETTINGS, **{"length": 100, "stages": ((0.0, 32), (0.5, 64)), **fields})
+
+
+def test_a_plan_that_is_never_changed_places_every_step_on_itself():
+    unchanged = plan()
+    assert [unchanged.place(step) for step in range(101)] == list(range(101))
+
+
+def test_a_shortened_run_still_reaches_the_end_of_its_schedule():
+    shorter = plan()
+    shorter.spread_over(20, 60)
+    assert shorter.place(20) == 20
+    assert shorter.place(40) == pytest.approx(60)
+    assert shorter.place(60) == pytest.approx(100)
+    assert shorter.rate(59) == pytest.approx(1 - 99 / 100)
+
+
+def test_the_learning_rate_does_not_jump_when_the_plan_changes():
+    before, after = plan(), plan()
+    after.spread_over(50, 300)
+    assert after.rate(50) == before.rate(50)
+
+
+def test_a_run_that_is_out_of_time_takes_one_more_step():
+    late = plan()
+    late.spread_over(50, 20)
+    assert late.steps == 51
+
+
+def test_image_sizes_change_at_their_share_of_the_schedule():
+    growing = plan()
+    assert [growing.size(step) for step in (0, 49, 50, 99)] == [32, 32, 64, 64]
+    growing.spread_over(0, 200)
+    assert [growing.size(step) for step in (98, 100, 199)] == [32, 64, 64]
+
+
+def test_a_restored_plan_is_the_plan_that_was_written():
+    changed, restored = plan(), plan(length=7)
+    changed.spread_over(30, 77)
+    restored.restore(changed.to_dict())
+    assert [restored.place(s) for s in range(77)] == [changed.place(s) for s in range(77)]

@@ -1,0 +1,247 @@
+import math
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from vitrail import DataError
+from vitrail.data.samples import Sample
+from vitrail.data.sources import open_source
+from vitrail.evaluation.outcome import Mistake, Outcome
+from vitrail.training import report as module
+from vitrail.training.report import Report, points, share, write_report
+
+EVIL = "<script>alert(1)</script>\"'&"
+VOID = {"meta", "img", "br"}
+LOOSE = {"html", "li"}  # may stay open
+
+
+class Reader(HTMLParser):
+    """Every tag is closed; what is asked of the network is noted."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.asked, self.said = [], [], [], []
+        self.feed(text)
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.seen.append((tag, values))
+        asked = [values.get(name) for name in ("src", "href", "srcset", "action")]
+        self.asked += [value for value in asked if value is not None]
+        if tag not in VOID | LOOSE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in LOOSE:
+            assert self.open.pop() == tag, (tag, self.getpos())
+
+    def handle_data(self, data):
+        if not {"style"} & set(self.open):
+            self.said.append(data)
+
+
+def rows(steps=200):
+    for step in range(10, steps + 1, 10):
+        yield {
+            "step": step,
+            "epoch": step / 50,
+            "loss": 2 / step,
+            "learning_rate": 1e-3,
+            "grad_norm": 1.0,
+            "images_per_second": 900.0,
+            "seconds": step / 10,
+        }
+        if step % 50 == 0:
+            yield {"step": step, "epoch": step / 50, "val/accuracy": 0.9, "val/loss": 0.3}
+
+
+def outcome(source, **more):
+    labels = source.labels()
+    confusion = np.diag(np.bincount(labels, minlength=10))
+    confusion[3, 3] -= 2
+    confusion[3, 5] += 2
+    wrong = np.flatnonzero(labels == 3)[:2]
+    mistakes = [Mistake(int(n), source.name(int(n)), 3, 5, 0.97, 0.01) for n in wrong]
+    given = {
+        "samples": len(labels),
+        "accuracy": 1 - 2 / len(labels),
+        "top5": 1.0,
+        "loss": 0.1,
+        "confusion": confusion,
+        "mistakes": tuple(mistakes),
+        "skipped": {},
+    }
+    return Outcome(**given | more)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return open_source("builtin:sign-digits", "test")
+
+
+@pytest.fixture
+def full(source):
+    return Report(
+        title="my run",
+        facts={"model": "ViT-Pico/8", "data": "signs", "time": "4 min 2 s", "parameters": "2,671"},
+        rows=list(rows()),
+        choices=["batches of 32: few pictures"],
+        outcomes={"test": outcome(source)},
+        sources={"test": source},
+        class_names=source.classes,
+        settings_toml='[model]\nname = "ViT-Pico/8"',
+        timings={"training": 200.0, "evaluation": 42.0},
+        skipped={"a.jpg": "it is cut off"},
+        next_steps=["vitrail convert runs/x", "try `--minutes 9`"],
+    )
+
+
+def changed(report, **more):
+    return Report(**{**vars(report), **more})
+
+
+def written(report, tmp_path):
+    write_report(tmp_path / "report.html", report)
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_tells_everything_and_asks_nothing_of_the_network(full, tmp_path):
+    text = written(full, tmp_path)
+    reader = Reader(text)
+    assert all(value.startswith("data:image/") for value in reader.asked)
+    assert len(reader.asked) == 2
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<script" not in text
+    assert "url(" not in text
+    assert len(text) < 300_000
+    said = " ".join(reader.said)
+    for words in (
+        *("my run", "99.5\xa0%", "407 of 409 right", "4 min 2 s", "2,671", "ViT-Pico/8"),
+        *("Loss", "Accuracy", "Learning rate", "Images per second", "it is cut off"),
+        *("batches of 32", "few pictures", "3 min 20 s", "vitrail convert runs/x", "--minutes 9"),
+        *("taken for", "(97\xa0%)", "[model]"),
+    ):
+        assert words in said, words
+    alts = [values["alt"] for tag, values in reader.seen if tag == "img"]
+    assert alts == ["3, taken for 5"] * 2
+
+
+def test_headings_do_not_skip_a_level(full, tmp_path):
+    tags = [tag for tag, _ in Reader(written(full, tmp_path)).seen if tag in ("h1", "h2", "h3")]
+    assert tags[0] == "h1"
+    assert tags.count("h1") == 1
+    levels = [int(tag[1]) for tag in tags]
+    assert all(b <= a + 1 for a, b in pairwise(levels))
+
+
+def test_names_from_files_cannot_change_the_page(full, source, tmp_path):
+    bad = [Mistake(0, EVIL, 0, 1, 0.5, 0.1)]
+    evil = changed(
+        full,
+        title=EVIL,
+        facts={EVIL: EVIL, "model": EVIL, "time": EVIL},
+        rows=[{"step": 1, f"{EVIL}/loss": 1.0, f"{EVIL}/accuracy": 0.5, "loss": 1.0}],
+        choices=[f"{EVIL}: `{EVIL}`", EVIL],
+        outcomes={EVIL: outcome(source, mistakes=tuple(bad), skipped={EVIL: EVIL})},
+        sources={EVIL: source},
+        class_names=[f"{n}{EVIL}" for n in range(10)],
+        settings_toml=EVIL,
+        timings={EVIL: 1.0},
+        skipped={f"x{EVIL}": EVIL},
+        next_steps=[f"vitrail {EVIL}", EVIL],
+    )
+    text = written(evil, tmp_path)
+    assert "<script" not in text
+    assert not [tag for tag, _ in Reader(text).seen if tag == "script"]
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(full, tmp_path):
+    assert "?" in written(changed(full, skipped={"\udcff.jpg": "it is broken"}), tmp_path)
+
+
+def test_a_run_that_has_little_to_tell_is_a_page(tmp_path):
+    text = written(Report(title="bare", facts={}, rows=[]), tmp_path)
+    assert "<h2>" not in text
+    Reader(text)
+
+
+def test_masked_patches_have_curves_and_no_classes(full, tmp_path):
+    text = written(changed(full, outcomes={}, sources={}), tmp_path)
+    assert "Which classes" not in text
+    Reader(text)
+
+
+def test_several_labels_have_no_matrix_and_their_mistakes_name_all(full, source, tmp_path):
+    several = outcome(source, confusion=None, mistakes=(Mistake(0, "x", (1, 2), 5, 0.9, 0.1),))
+    text = written(changed(full, outcomes={"test": several}), tmp_path)
+    assert "Which classes" not in text
+    assert "<b>1, 2</b>" in text
+
+
+def test_pictures_that_cannot_be_read_again_are_left_out(full, tmp_path):
+    class Gone:
+        def __getitem__(self, index) -> Sample:
+            raise DataError("it is gone")
+
+    text = written(changed(full, sources={"test": Gone()}), tmp_path)
+    assert "<img" not in text
+    assert "taken for" in text
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(full, tmp_path, monkeypatch):
+    old = written(full, tmp_path)
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "settings", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(tmp_path / "report.html", full)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_line(full, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="cannot write"):
+        write_report(tmp_path / "file" / "report.html", full)
+
+
+def test_steps_taken_again_replace_those_of_the_first_try():
+    again = [{"step": s, "loss": v} for s, v in ((10, 1.0), (20, 9.0), (30, 99.0), (15, 0.9))]
+    assert points([*again, {"step": 25, "loss": None}, {"step": 26}], "loss")[:2] == [
+        (10, 1.0),
+        (15, 0.9),
+    ]
+    assert math.isnan(points([{"step": 1, "loss": None}], "loss")[0][1])
+
+
+def test_only_all_is_a_hundred_percent():
+    assert share(1.0) == "100&nbsp;%"
+    assert share(0.99999) == "99.9&nbsp;%"
+    assert share(0.5) == "50.0&nbsp;%"
+
+
+def test_the_interval_holds_the_accuracy_and_narrows_with_pictures():
+    narrow, wide = module.interval(9000, 10_000), module.interval(9, 10)
+    assert narrow == pytest.approx((0.894, 0.906), abs=1e-3)
+    assert wide == pytest.approx((0.596, 0.982), abs=1e-3)  # as tables have it
+    assert 0 < module.interval(10, 10)[0] < module.interval(10, 10)[1] <= 1
+
+
+def test_a_thousand_classes_and_a_long_run_stay_small(full, source, tmp_path):
+    rng = np.random.default_rng(0)
+    confusion = rng.poisson(0.05, (1000, 1000)) + np.diag(np.full(1000, 30))
+    many = outcome(source, confusion=confusion, mistakes=(), samples=int(confusion.sum()))
+    names = [f"a rather long name of class {n}" for n in range(1000)]
+    page = changed(
+        full, outcomes={"val": many}, class_names=names, rows=list(rows(200_000)), sources={}
+    )
+    assert len(written(page, tmp_path)) < 400_000

@@ -1,0 +1,94 @@
+"""A run that was stopped, in whatever way, goes on to the weights it would have had."""
+
+import signal
+import time
+
+import pytest
+import torch
+from kill_and_resume import finish, kill_and_resume, start
+from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
+
+import vitrail
+from vitrail.training import run as running
+from vitrail.training.survival import Stop
+
+
+@pytest.fixture
+def colors(tmp_path):
+    return write_colors(tmp_path / "colors.npz")
+
+
+def weights(folder):
+    return vitrail.load(folder).state_dict()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"average": 0.9},
+        {"image_sizes": ((0.0, 4), (0.5, 8))},
+        {"optim": type(SETTINGS.optim)(kind="muon", learning_rate=1e-3, warmup_steps=1)},
+    ],
+    ids=["plain", "averaged", "growing", "muon"],
+)
+def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatch, changes):
+    tiny_run(colors, tmp_path / "alone", **changes)
+
+    class StopAfter(Stop):
+        """Says stop when asked for the third time."""
+
+        asked = 0
+
+        def __bool__(self):
+            self.asked += 1
+            return self.asked >= 3
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.survival.Stop", StopAfter)
+        stopped = tiny_run(colors, tmp_path / "stopped", **changes)
+    assert not stopped.finished
+    assert stopped.step == 3
+    book = Notebook()
+    done = tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
+    assert done.finished
+    assert "resumed at step 3" in book.lines
+    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
+    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+
+
+def test_a_run_that_is_not_finished_is_not_begun_anew(colors, tmp_path, monkeypatch):
+    monkeypatch.setattr(running.Run, "finish", lambda *_: None)
+    tiny_run(colors, tmp_path / "run")
+    with pytest.raises(vitrail.ConfigError, match="not finished; say --resume"):
+        tiny_run(colors, tmp_path / "run")
+
+
+def test_a_run_that_was_killed_resumes_to_identical_weights(tmp_path):
+    kill_and_resume(tmp_path, kills=2, seed=0)
+
+
+def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):
+    process = start(colors, tmp_path / "run", resume=False)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors.decode()
+    assert (tmp_path / "run" / "state").exists()
+    finish(start(colors, tmp_path / "run", resume=True))
+    assert vitrail.load(tmp_path / "run").config.num_classes == 3
+
+
+def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path):
+    first = start(colors, tmp_path / "run", resume=False)
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and first.poll() is None:
+        time.sleep(0.02)
+    second = start(colors, tmp_path / "run", resume=False)
+    _, errors = second.communicate(timeout=60)
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert b"another run is writing into" in errors

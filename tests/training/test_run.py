@@ -1,0 +1,292 @@
+"""A run from settings to bundle: what it leaves behind, what it refuses, what it says."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
+
+import vitrail
+from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.training.folder import read_run
+from vitrail.training.records import read_rows
+from vitrail.training.settings import (
+    LossSettings,
+    MachineSettings,
+    MaskedSettings,
+    ModelSettings,
+    Optim,
+)
+
+
+@pytest.fixture
+def colors(tmp_path):
+    return write_colors(tmp_path / "colors.npz")
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return vitrail.load(folder).state_dict()
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
+    result = tiny_run(colors, tmp_path / "run", steps=60)
+    model = vitrail.load(tmp_path / "run")
+    assert model.facts.class_names == CLASSES
+    assert model.facts.provenance["data"] == str(colors)
+    assert model.facts.provenance["test accuracy"] == result.outcomes["test"].accuracy
+    assert result.finished
+    assert result.outcomes["test"].samples == 12
+    assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    bundle = {"model.safetensors", "config.json", "README.md"}
+    assert files == bundle | {"settings.toml", "metrics.jsonl", "report.html", ".lock"}
+
+
+def test_the_settings_of_a_run_are_complete_and_can_be_read_again(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", batch_size=None, optim=Optim())
+    settings, data, start = read_run(tmp_path / "run")
+    assert (data, start) == (str(colors), "")
+    assert settings.batch_size
+    assert settings.optim.kind
+    assert settings.optim.learning_rate
+    assert settings.model.channels == 3
+
+
+def test_metrics_have_every_step_of_a_short_run_and_every_evaluation(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", steps=10, evaluate_every=1.0)
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 11))
+    assert [row["step"] for row in rows if "test/accuracy" in row] == [5, 10]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(colors, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        tiny_run(colors, tmp_path / name, seed=seed)
+    a, b, c = (weights(tmp_path / name) for name in "abc")
+    assert same(a, b)
+    assert not same(a, c)
+
+
+def test_accumulation_equals_the_large_batch(colors, tmp_path):
+    optim = Optim(kind="sgd", learning_rate=0.1, clip_norm=1.0)
+    tiny_run(colors, tmp_path / "whole", optim=optim)
+    tiny_run(colors, tmp_path / "parts", optim=optim, machine=MachineSettings(micro_batch=2))
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path):
+    book = Notebook()
+    result = tiny_run(colors, tmp_path / "run", watch=book, steps=None, minutes=0.15)
+    assert any("0.15 minutes are enough for about" in line for line in book.lines)
+    assert 9 * 0.7 < result.seconds < 9 * 1.3  # nine seconds, beside other tests
+    assert book.rows[-1]["learning_rate"] < 0.2 * max(row["learning_rate"] for row in book.rows)
+
+
+def test_training_stops_once_the_accuracy_is_reached(colors, tmp_path):
+    result = tiny_run(colors, tmp_path / "run", steps=400, evaluate_every=1.0, until_accuracy=0.6)
+    assert result.finished
+    assert result.step < 400
+    assert result.outcomes["test"].accuracy >= 0.6
+
+
+def test_pictures_may_grow_during_a_run(colors, tmp_path):
+    book = Notebook()
+    tiny_run(colors, tmp_path / "run", watch=book, image_sizes=((0.0, 4), (0.5, 8)))
+    assert [row["image_size"] for row in book.rows] == [4] * 4 + [8] * 4
+
+
+def test_the_average_of_the_weights_is_the_result(colors, tmp_path):
+    tiny_run(colors, tmp_path / "plain")
+    tiny_run(colors, tmp_path / "averaged", average=0.9)
+    assert not same(weights(tmp_path / "plain"), weights(tmp_path / "averaged"))
+
+
+def test_frozen_weights_stay_what_they_were(colors, tmp_path):
+    tiny_run(colors, tmp_path / "start", steps=2)
+    frozen = replace(SETTINGS.optim, freeze=("stem.*", "encoder.*"))
+    tiny_run(
+        colors,
+        tmp_path / "next",
+        start=str(tmp_path / "start"),
+        model=ModelSettings(),
+        optim=frozen,
+    )
+    before, after = weights(tmp_path / "start"), weights(tmp_path / "next")
+    changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert "head" in changed
+    assert not changed & {"stem", "encoder"}
+
+
+def test_fine_tuning_begins_with_the_weights_it_is_given(colors, tmp_path):
+    tiny_run(colors, tmp_path / "start", steps=60)
+    book = Notebook()
+    tiny_run(
+        colors,
+        tmp_path / "next",
+        start=str(tmp_path / "start"),
+        model=ModelSettings(image_size=12),
+        watch=book,
+        steps=3,
+    )
+    assert any("2 x 2 -> 3 x 3" in line for line in book.lines)
+    assert vitrail.load(tmp_path / "next").config.image_size == 12
+    assert book.rows[0]["loss"] < 1.0  # a fresh model would begin at log 3
+
+
+def test_masked_patches_need_no_classes_and_can_be_fine_tuned_from(colors, tmp_path):
+    book = Notebook()
+    tiny_run(
+        colors,
+        tmp_path / "masked",
+        objective="masked-patches",
+        masked=MaskedSettings(predict="pixels"),
+        watch=book,
+        steps=30,
+        evaluate_every=2.0,
+    )
+    assert vitrail.load(tmp_path / "masked").config.num_classes == 0
+    assert "test/loss" in book.verdicts[0]
+    result = tiny_run(
+        colors, tmp_path / "tuned", start=str(tmp_path / "masked"), model=ModelSettings()
+    )
+    assert result.outcomes["test"].samples == 12
+
+
+def test_a_student_learns_from_a_teacher(colors, tmp_path):
+    tiny_run(colors, tmp_path / "teacher", steps=40)
+    loss = LossSettings(teacher=str(tmp_path / "teacher"), teacher_weight=1.0, teaching="soft")
+    result = tiny_run(colors, tmp_path / "student", steps=60, loss=loss)
+    assert result.outcomes["test"].accuracy > 0.8
+
+
+def test_labels_of_several_classes_are_learned_by_a_sigmoid(tmp_path):
+    rows = ["file,labels,split"]
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for index in range(20):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path / f"{index}.png")
+        rows.append(
+            f"{index}.png,{'a|b' if index % 2 else 'b'},{'train' if index < 16 else 'test'}"
+        )
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    book = Notebook()
+    result = tiny_run(tmp_path, tmp_path / "run", watch=book)
+    assert any("sigmoid loss" in line for line in book.lines)
+    assert result.outcomes["test"].confusion is None
+
+
+def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(colors, tmp_path):
+    with pytest.raises(CheckpointError) as failure:
+        tiny_run(colors, tmp_path / "run", optim=Optim(kind="sgd", learning_rate=1e30), steps=30)
+    words = str(failure.value)
+    assert "training failed at step" in words
+    assert "the first bad value is in" in words
+    assert "train/" in words
+    assert (tmp_path / "run" / "state").exists()
+    assert "\n" not in words
+
+
+def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
+    book = Notebook()
+    optim = Optim(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
+    with pytest.raises(CheckpointError):
+        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, watch=book)
+    assert any("at 0.5 of the learning rate" in line for line in book.lines)
+    assert any("at 0.25 of the learning rate" in line for line in book.lines)
+
+
+def refusal(*args, **settings) -> str:
+    with pytest.raises(VitrailError) as refused:
+        tiny_run(*args, **settings)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_folder_with_a_model_is_not_written_over(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run")
+    assert "holds a model already; name another --out" in refusal(colors, tmp_path / "run")
+    assert "is finished" in refusal(colors, tmp_path / "run", resume=True)
+
+
+def test_one_class_is_refused(tmp_path):
+    data = write_colors(tmp_path / "one.npz", classes=1)
+    assert "one class, 'red'; telling apart needs two" in refusal(data, tmp_path / "run")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refusal(tmp_path / "empty", tmp_path / "run")
+
+
+def test_a_batch_larger_than_the_data_is_refused(colors, tmp_path):
+    words = refusal(colors, tmp_path / "run", batch_size=64)
+    assert words == "batch_size=64 is more than the 30 training pictures; try 7"
+
+
+def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(colors, tmp_path):
+    words = refusal(colors, tmp_path / "run", model=replace(TINY, image_size=10))
+    assert "not a whole number of 4-pixel patches; try" in words
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(colors, tmp_path):
+    words = refusal(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
+    assert "optim.warmup_steps=100 leaves nothing of steps=8" in words
+
+
+def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
+    np.savez(tmp_path / "other.npz", weight=np.zeros(3))
+    with pytest.raises((CheckpointError, ConfigError)):
+        tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
+    with pytest.raises(CheckpointError, match="is a name, and fine-tuning needs weights"):
+        tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
+
+
+def test_a_class_that_val_lacks_is_noted_and_one_that_train_lacks_refused(tmp_path):
+    from PIL import Image
+
+    def make(root, *folders):
+        for folder in folders:
+            (root / folder).mkdir(parents=True)
+            for number in range(3):
+                color = tuple(np.random.default_rng(number).integers(0, 255, 3).tolist())
+                Image.new("RGB", (8, 8), color).save(root / folder / f"{number}.png")
+        return root
+
+    book = Notebook()
+    noted = make(tmp_path / "a", "train/cat", "train/dog", "val/cat")
+    tiny_run(noted, tmp_path / "run", watch=book, batch_size=2)
+    assert any("val has no picture of 'dog'" in line and "--dev" in line for line in book.lines)
+    refused = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
+    words = refusal(refused, tmp_path / "other", batch_size=2)
+    assert "train has no picture of 'cow'" in words
+
+
+def test_broken_pictures_are_replaced_and_named_and_strict_stops(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 4)):
+        for kind in ("a", "b"):
+            folder = tmp_path / "set" / split / kind
+            folder.mkdir(parents=True)
+            for n in range(count):
+                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(folder / f"{n}.png")
+    (tmp_path / "set" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    tiny_run(tmp_path / "set", tmp_path / "run", steps=20)
+    assert "a/0.png" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(DataError, match=r"a/0\.png"):
+        tiny_run(tmp_path / "set", tmp_path / "strict", steps=20, strict=True)
+
+
+def test_results_are_plain_values(colors, tmp_path):
+    result = tiny_run(colors, tmp_path / "run")
+    assert json.dumps(result.outcomes["test"].to_dict())

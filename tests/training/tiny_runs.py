@@ -1,0 +1,60 @@
+"""The smallest data set that can be learned, and the smallest run that learns it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.training.run import Result, run
+from vitrail.training.settings import AugmentSettings, ModelSettings, Optim, Settings
+from vitrail.training.setup import Order
+from vitrail.training.watch import Watch
+
+CLASSES = ("red", "green", "blue")
+TINY = ModelSettings(
+    name="ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2
+)
+SETTINGS = Settings(
+    steps=8,
+    batch_size=6,
+    model=TINY,
+    optim=Optim(kind="adamw", learning_rate=3e-3, warmup_steps=1),
+    augment=AugmentSettings(crop="padded", padding=1, flip=True),
+)
+
+
+def write_colors(path: Path, *, train: int = 30, test: int = 12, classes: int = 3) -> Path:
+    """Noisy pictures of 8 x 8 pixels in which one color is strongest."""
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split, count in (("train", train), ("test", test)):
+        labels = np.arange(count) % classes
+        pixels = rng.integers(0, 120, (count, 8, 8, 3))
+        pixels[np.arange(count), :, :, labels % 3] += 100
+        parts[f"x_{split}"] = pixels.astype(np.uint8)
+        parts[f"y_{split}"] = labels
+    np.savez(path, **parts, class_names=np.array(CLASSES[:classes]))
+    return path
+
+
+def tiny_run(data: Path | str, out: Path, *, watch: Watch | None = None, **changes) -> Result:
+    """Train on a data set; `resume` and `start` are the order's, the rest are settings."""
+    about = {key: changes.pop(key) for key in ("resume", "start") if key in changes}
+    settings = replace(SETTINGS, **changes)
+    return run(Order(data=str(data), out=out, settings=settings, **about), watch)
+
+
+class Notebook(Watch):
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.lines, self.rows, self.verdicts = [], [], []
+
+    def say(self, line):
+        self.lines.append(line)
+
+    def step(self, row):
+        self.rows.append(row)
+
+    def evaluated(self, row):
+        self.verdicts.append(row)
