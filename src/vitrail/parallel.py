@@ -82,6 +82,11 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process in place of one that died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def rank() -> int:
     return dist.get_rank() if several() else 0
 

@@ -211,25 +211,32 @@ def muons(model, depth=2, **changes):
     return turned, left
 
 
-def test_muon_turns_the_matrices_of_the_encoder(model):
+def test_muon_turns_the_matrices_of_the_encoder_and_the_kernels_of_the_stem(model):
     turned, left = muons(model)
     parts = {"attention.qkv": 3, "attention.merge": 1, "mlp.fc1": 1, "mlp.fc2": 1}
     assert {name: group["parts"] for name, group in turned.items()} == {
         f"encoder.blocks.{i}.{name}.weight": count for i in (0, 1) for name, count in parts.items()
-    }
+    } | {"stem.projection.weight": 1}
     assert turned["encoder.blocks.0.mlp.fc1.weight"]["peak"] == pytest.approx(0.5 * 0.7**2)
     assert left["head.weight"]["peak"] == 0.01
 
 
 def test_muon_turns_the_matrices_of_a_mixer(mixer):
     turned, _ = muons(mixer)
-    kinds = {name.split(".", 2)[2] for name in turned}
+    kinds = {name.split(".", 2)[2] for name in turned if name.startswith("blocks.")}
     assert kinds == {f"{m}_mixing.fc{i}.weight" for m in ("token", "channel") for i in (1, 2)}
 
 
-def test_muon_has_nothing_to_turn_in_a_bit(bit):
+def test_muon_turns_the_convolutions_of_a_bit(bit):
+    turned, left = muons(bit)
+    assert {name for name, p in bit.named_parameters() if p.ndim == 4} == turned.keys()
+    assert "head.weight" in left
+
+
+def test_muon_says_so_where_it_has_nothing_to_turn(model):
+    freeze(model, ["stem.*", "encoder.*"])
     with pytest.raises(ConfigError, match=r"optim\.kind=adamw"):
-        make_optimizers(bit.named_parameters(), settings("muon"), 0)
+        make_optimizers(model.named_parameters(), settings("muon"), 2)
 
 
 # Each optimizer does what its paper says

@@ -64,6 +64,16 @@ def test_a_run_that_is_not_finished_is_not_begun_anew(colors, tmp_path, monkeypa
         tiny_run(colors, tmp_path / "run")
 
 
+def test_a_process_that_torchrun_restarted_resumes_by_itself(colors, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(running.Run, "finish", lambda *_: {})
+        tiny_run(colors, tmp_path / "run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    book = Notebook()
+    tiny_run(colors, tmp_path / "run", watch=book)
+    assert any("resumed at step" in line for line in book.lines)
+
+
 def test_a_run_that_was_killed_resumes_to_identical_weights(tmp_path):
     kill_and_resume(tmp_path, kills=2, seed=0)
 

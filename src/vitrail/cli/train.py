@@ -1,6 +1,7 @@
 """`vitrail train` and `vitrail finetune`: pictures → a bundle."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import tyro
 
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run, new_folder, read_run
+from vitrail.training.folder import clear_run, is_run, new_folder, read_run
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
 
@@ -34,6 +35,8 @@ class Training:
     """The run's folder; without it, a new one in runs/."""
     recipe: str = ""
     """Settings to begin with: a recipe of the package, or a .toml file."""
+    overwrite: bool = False
+    """Replace the run that --out holds."""
     resume: bool = False
     """Go on with the run in --out that was stopped."""
     print_settings: bool = False
@@ -78,9 +81,15 @@ class Training:
 
     def order(self) -> "Order":
         from vitrail.training.setup import Order
+        from vitrail.training.survival import sole_writer
 
         if self.resume:
             self.check_resume()
+        elif self.overwrite and self.out is not None and is_run(self.out):
+            with sole_writer(self.out):
+                clear_run(self.out)
+        if self.out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("several processes must know the run's folder; give --out")
         return Order(
             data=self.data,
             out=self.out or new_folder(self.data),

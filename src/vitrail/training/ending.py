@@ -11,7 +11,7 @@ from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.training.folder import REPORT
 from vitrail.training.recipes import to_toml
-from vitrail.training.report import Report, write_report
+from vitrail.training.report import Report, duration, write_report
 
 if TYPE_CHECKING:
     from vitrail.training.run import Run
@@ -76,12 +76,3 @@ def report_of(run: "Run", outcomes: dict[str, Outcome]) -> Report:
         skipped=setup.feed.skipped,
         next_steps=[f"vitrail convert {run.folder} model.safetensors --to timm"],
     )
-
-
-def duration(seconds: float) -> str:
-    """`2 min 5 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

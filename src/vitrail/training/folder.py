@@ -7,6 +7,7 @@ report.html                                 the same for people, when the run is
 state/                                      what a resumed run needs, until it is finished
 """
 
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from vitrail.training.recipes import literal, settings_from, to_toml
 from vitrail.training.settings import Settings
 
 SETTINGS = "settings.toml"
+METRICS = "metrics.jsonl"
 REPORT = "report.html"
+BUNDLE = ("model.safetensors", "config.json", "README.md")
 
 
 def write_run(folder: Path, settings: Settings, *, data: str, start: str) -> None:
@@ -53,3 +56,11 @@ def new_folder(data: str) -> Path:
         number += 1
         folder = Path("runs") / f"{stem}-{number}"
     return folder
+
+
+def clear_run(folder: Path) -> None:
+    """Take away what a run has written, and nothing else."""
+    for name in (*BUNDLE, SETTINGS, METRICS, REPORT):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("state", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -3,8 +3,9 @@
 A gradient's large directions drown its small ones; an orthogonal matrix gives each the same
 weight. Five Newton-Schulz steps come close enough, in float32 on every device: bfloat16, which
 torch's own Muon insists on, is many times slower on most processors. Matrices of one shape, or of
-that shape turned, go through the steps together. Only for matrices inside a network; everything
-else (embeddings, heads, norms, biases) is for another optimizer.
+that shape turned, go through the steps together. A convolution is the matrix that maps what its
+kernels see to channels. Only for weights inside a network; everything else (positions, tokens,
+heads, norms, biases) is for another optimizer.
 
 Shapes: B matrices of m rows and n columns, m <= n.
 """
@@ -24,7 +25,7 @@ TINY = 1e-7  # a gradient of zeros stays zeros
 
 
 class Muon(torch.optim.Optimizer):
-    """For weights of two dimensions; `parts` in a group says of how many matrices each is made.
+    """For matrices and convolutions; `parts` in a group says of how many matrices each is made.
 
     The fused weight of queries, keys and values is three matrices, one below the other. The
     update of an (m, n) matrix is scaled by sqrt(max(1, m / n)), which keeps what it does to the
@@ -44,7 +45,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:
-                assert parameter.ndim == 2, "Muon is for matrices"
+                assert parameter.ndim >= 2, "Muon is for matrices"
                 assert parameter.shape[0] % group["parts"] == 0, "parts are of one size"
 
     @torch.no_grad()
@@ -53,12 +54,13 @@ class Muon(torch.optim.Optimizer):
         matrices = []
         for group in self.param_groups:
             for gradient in self.take_momentum(group):
-                matrices += whole(gradient).chunk(group["parts"])
+                matrices += whole(gradient).flatten(1).chunk(group["parts"])
         updates = iter(orthogonal(matrices))
         for group in self.param_groups:
             if found := with_gradient(group):
                 parts = [[next(updates) for _ in range(group["parts"])] for _ in found]
-                shares = [share_like(torch.cat(u), p) for u, p in zip(parts, found, strict=True)]
+                full = [torch.cat(u).view(p.shape) for u, p in zip(parts, found, strict=True)]
+                shares = [share_like(u, p) for u, p in zip(full, found, strict=True)]
                 if group["weight_decay"]:
                     torch._foreach_mul_(found, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(found, shares, alpha=-group["lr"])

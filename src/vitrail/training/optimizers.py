@@ -26,7 +26,7 @@ Group = dict[str, Any]
 BLOCK = re.compile(r"(?:encoder\.)?(?:blocks|positions)\.(\d+)\.")
 UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
 BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
-MATRIX = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")  # what Muon turns
+IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
 FUSED_QKV = ".qkv.weight"  # three matrices
 FUSED_ON = {"cpu", "cuda", "mps"}  # torch would not say so before the first step
 
@@ -115,14 +115,19 @@ def is_kernel(name: str, parameter: nn.Parameter) -> bool:
     return name.endswith(".weight") and parameter.ndim >= 2
 
 
+def is_turned(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon is for it: a matrix of a block, or a convolution."""
+    return parameter.ndim == 4 or (parameter.ndim == 2 and bool(IN_BLOCK.fullmatch(name)))
+
+
 def muon_and_adamw(named: Named, optim: Optim, distances: Mapping[str, int]) -> list[Optimizer]:
-    """Muon for the matrices of blocks, and AdamW for the rest."""
+    """Muon for the matrices of blocks and for convolutions, AdamW for the rest."""
     assert optim.learning_rate is not None
-    matrices = [(name, p) for name, p in named if MATRIX.fullmatch(name) and p.ndim == 2]
+    matrices = [(name, p) for name, p in named if is_turned(name, p)]
     if not matrices:
         raise ConfigError(
-            "optim.kind=muon turns the matrices of a Transformer's or Mixer's blocks, and here "
-            "none learns; use optim.kind=adamw"
+            "optim.kind=muon turns the matrices of blocks and convolutions, and here none learns; "
+            "use optim.kind=adamw"
         )
     turned = {name for name, _ in matrices}
     rest = groups([n for n in named if n[0] not in turned], optim.learning_rate, optim, distances)

@@ -7,8 +7,8 @@ from typing import Any
 
 from vitrail.data.files import whole_or_absent
 from vitrail.errors import DataError
+from vitrail.training.folder import METRICS
 
-METRICS = "metrics.jsonl"
 Row = dict[str, Any]
 
 

@@ -44,6 +44,8 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
     begun = time.monotonic() if begun is None else begun
     device = parallel.start(order.settings.machine.device)
     try:
+        if parallel.restarted() and state.has_state(order.out):
+            order = replace(order, resume=True)
         first = parallel.is_first()
         watch = watch if first and watch is not None else Watch()
         with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
@@ -245,6 +247,8 @@ class Run:
         """Go back to the last state that was saved."""
         peaks = [[g["peak"] for g in o.param_groups] for o in self.state.optimizers]
         extra = state.load_state(self.folder, **self.parts())
+        for line in extra.get("damaged", ()):
+            self.watch.say(f"note: {line}")
         for optimizer, peak in zip(self.state.optimizers, peaks, strict=True):
             for group, value in zip(optimizer.param_groups, peak, strict=True):
                 group["peak"] = value  # the settings may have changed it on purpose

@@ -11,6 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
+from vitrail import parallel
 from vitrail.errors import DataError
 
 LOCK = ".lock"
@@ -75,7 +76,7 @@ def first_bad_layer(objective: nn.Module, images: Tensor, targets: Tensor) -> st
     if not bool(torch.isfinite(images).all()):
         return "the pictures themselves"
     for name, parameter in objective.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        if not bool(torch.isfinite(parallel.whole(parameter)).all()):
             return f"the weight {name.removeprefix('model.')}"
     found: list[str] = []
 

@@ -1,0 +1,113 @@
+"""`torchrun -m vitrail train`: the same learning as one process, and what it leaves is the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import write_colors
+
+import vitrail
+from vitrail.training.records import read_rows
+
+STEPS = 8
+WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
+WORDS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
+WORDS += ["--optim.clip-norm", "1", "--evaluate-every", "1", "--average", "0.9"]
+
+
+def train(data: Path, out: Path, *more: str, processes: int = 2, launch=()) -> None:
+    words = ["-m", "vitrail", "train", str(data), "--out", str(out), *more]
+    if processes > 1:
+        several = ["--standalone", f"--nproc-per-node={processes}", *launch]
+        words = ["-m", "torch.distributed.run", *several, *words]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_rows(folder / "metrics.jsonl") if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> tuple[Path, Path]:
+    """A data set, and a run of one process on it."""
+    folder = tmp_path_factory.mktemp("alone")
+    data = write_colors(folder / "colors.npz")
+    train(data, folder / "run", *WORDS, processes=1)
+    return data, folder / "run"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
+    data, one = alone
+    train(data, tmp_path / "two", *WORDS, "--machine.strategy", strategy)
+    assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)
+    expected, found = (vitrail.load(path).state_dict() for path in (one, tmp_path / "two"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
+    verdicts = [
+        [
+            row["test/accuracy"]
+            for row in read_rows(path / "metrics.jsonl")
+            if "test/accuracy" in row
+        ]
+        for path in (one, tmp_path / "two")
+    ]
+    assert verdicts[0] == verdicts[1]
+
+
+DYING = """
+import os, signal, sys
+import vitrail.training.run as running
+from vitrail.cli import main
+
+after = running.Run.after
+
+def die(self, done, step):
+    if done.step == 5:
+        self.save()
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return after(self, done, step)
+
+running.Run.after = die
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_whose_worker_was_killed_goes_on_with_fewer(alone, tmp_path):
+    data, one = alone
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    order = ["train", str(data), "--out", str(tmp_path / "run"), *WORDS]
+    done = subprocess.run(
+        [sys.executable, *launch, *order, "--machine.strategy", "fsdp"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        timeout=200,
+    )
+    assert done.returncode != 0
+    train(data, tmp_path / "run", "--resume", processes=1)
+    assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
+
+
+def test_several_processes_must_be_told_the_folder(alone):
+    done = subprocess.run(
+        [sys.executable, "-m", "vitrail", "train", str(alone[0])],
+        env=os.environ | {"WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "vitrail: several processes must know the run's folder; give --out\n"
