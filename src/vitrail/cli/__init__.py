@@ -17,6 +17,7 @@ from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
+from vitrail.cli.recipes import Recipes
 from vitrail.cli.train import Finetune, Train, Training
 from vitrail.errors import VitrailError
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "finetune": Finetune,
     "models": Models,
     "pack": Pack,
+    "recipes": Recipes,
     "train": Train,
 }
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."

@@ -29,12 +29,12 @@ FIXED += ("average", "dev", "masked")
 class Training:
     """What both commands take."""
 
-    data: tyro.conf.Positional[str] = ""
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ""
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     out: Path | None = None
     """The run's folder; without it, a new one in runs/."""
     recipe: str = ""
-    """Settings to begin with: a recipe of the package, or a .toml file."""
+    """Settings to begin with: one that `vitrail recipes` lists, or a .toml file."""
     overwrite: bool = False
     """Replace the run that --out holds."""
     resume: bool = False

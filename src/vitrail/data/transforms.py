@@ -70,12 +70,10 @@ class TrainTransform:
         size = self.preprocessing.size
         whole = picture.cut(Box(0, 0, picture.height, picture.width), size)
         tensor = self.resized(whole, size)
-        border = self.augmentation.padding
-        box = augmentation.padded_crop(*size, rng, padding=border)
-        edges = ((0, 0), (border, border), (border, border))
-        wide = torch.from_numpy(np.pad(tensor.numpy(), edges, mode="reflect"))
-        top, left = box.top + border, box.left + border
-        return wide[:, top : top + box.height, left : left + box.width]
+        box = augmentation.padded_crop(*size, rng, padding=self.augmentation.padding)
+        rows = mirrored(box.top, box.height, size[0])
+        columns = mirrored(box.left, box.width, size[1])
+        return torch.from_numpy(tensor.numpy()[:, rows[:, None], columns])
 
     def resized(self, pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
         how = self.preprocessing
@@ -199,6 +197,12 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     for picture, pixels in zip(out, images, strict=True):  # one at a time stays in the cache
         picture.copy_(pixels).mul_(scale).sub_(shift)
     return out
+
+
+def mirrored(start: int, count: int, size: int) -> np.ndarray:
+    """Places start to start + count on a line of `size`; those outside are mirrored at its ends."""
+    places = np.abs(np.arange(start, start + count))
+    return np.minimum(places, 2 * (size - 1) - places)
 
 
 def cut_middle(tensor: Tensor, size: tuple[int, int]) -> Tensor:

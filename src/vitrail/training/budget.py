@@ -15,6 +15,7 @@ CORRECTIONS = 40  # in a run, evenly spaced in time
 EVALUATIONS = 0.06  # share of the time that evaluations along the way may take
 MOST_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
+TINY = 1e-4  # seconds: no step takes less
 ENDING = 2.0  # seconds for saving and the report, beside evaluating
 
 
@@ -42,10 +43,12 @@ class Budget:
         return self.seconds - self.elapsed() - self.final - ENDING
 
     def observe(self, size: int, seconds: float) -> None:
-        """A step took this long; other sizes are thought to change by the same factor."""
-        before = self.step[size]
-        now = SMOOTHING * before + (1 - SMOOTHING) * seconds
-        self.step = {s: t * now / before if s >= size else t for s, t in self.step.items()}
+        """A step took this long; larger pictures, still to come, will take as much longer.
+
+        What a trial did not see, such as reading pictures, is the same for all sizes.
+        """
+        more = (1 - SMOOTHING) * (seconds - self.step[size])
+        self.step = {s: max(TINY, t + more) if s >= size else t for s, t in self.step.items()}
 
     def average_step(self, stages: Stages, progress: float) -> float:
         """Seconds per step over what is left of the schedule."""

@@ -4,6 +4,7 @@ The numbers come from the experiments in docs/notebook.md.
 """
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from vitrail.training.settings import ModelSettings, Optim, Settings, given
 
 LOOKED_AT = 48  # pictures that speak for all
 SMALL_PICTURES = 40  # pixels: up to here every pixel counts
+QUICK = 1.5e-3  # seconds to read a picture that need not be read beforehand
 FEW = 20_000  # pictures: a set that needs to be varied to be learned from
 MANY = 100_000
 
@@ -29,13 +31,14 @@ class Look:
     pictures: int
     classes: int
     side: int  # the median of the pictures' short sides
+    seconds: float  # to read one picture
     gray: bool
     multi_label: bool
 
 
 def look_at(source: Source) -> Look:
     """A few pictures, evenly spaced, speak for all."""
-    sides, grays = [], []
+    sides, grays, begun = [], [], time.monotonic()
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int):
         try:
             data = source[int(index)].data
@@ -58,6 +61,7 @@ def look_at(source: Source) -> Look:
         pictures=len(source),
         classes=len(source.classes),
         side=int(np.median(sides)),
+        seconds=(time.monotonic() - begun) / len(sides),
         gray=all(grays),
         multi_label=source.multi_label,
     )
@@ -82,6 +86,7 @@ def choose(settings: Settings, look: Look, *, gpu: bool, start: Config | None) -
     if start is None:
         choose_model(choices)
     choose_length(choices, fine_tuning=start is not None)
+    choose_workers(choices)
     choose_optimizer(choices, start)
     choose_loss(choices)
     return choices
@@ -96,6 +101,9 @@ def choose_model(choices: Choices) -> None:
             choices.say("1 channel", "the pictures are gray")
     if model.name is None:
         model = small_model(choices, model)
+        choices.settings = replace(settings, model=model)
+        choose_sizes(choices)
+        return
     choices.settings = replace(settings, model=model)
 
 
@@ -115,8 +123,22 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
     if patch < 16:
         defaults["stem"] = "conv"
     changed = {key: value for key, value in defaults.items() if getattr(model, key) is None}
-    choices.say(f"{name}, {changed.get('image_size', model.image_size)} pixels", why)
+    size = changed.get("image_size", model.image_size)
+    choices.say(f"{name}, {size} pixels", why)
     return replace(model, name=name, **changed)  # pyright: ignore[reportArgumentType]
+
+
+def choose_sizes(choices: Choices) -> None:
+    """Half of the pixels along each side for half of the run, where the patches allow it."""
+    settings = choices.settings
+    size, patch = settings.model.image_size, settings.model.patch_size
+    if settings.image_sizes or not size or not patch or settings.objective != "classify":
+        return
+    half = round(size / 2 / patch) * patch
+    if half >= 3 * patch:
+        sizes = ((0.0, half), (0.5, size))
+        choices.settings = replace(settings, image_sizes=sizes)
+        choices.say(f"pictures of {half} pixels for the first half", "they cost a quarter")
 
 
 def choose_length(choices: Choices, *, fine_tuning: bool) -> None:
@@ -131,6 +153,19 @@ def choose_length(choices: Choices, *, fine_tuning: bool) -> None:
         settings = replace(settings, epochs=epochs)
         choices.say(f"{epochs:g} epochs", "longer for few pictures; --minutes sets a time instead")
     choices.settings = settings
+
+
+def choose_workers(choices: Choices) -> None:
+    """Beside a processor that learns with all its cores, other processes cost more than they bring.
+
+    The threads of a matrix product wait for each other; one that has to share its core with a
+    reader holds up all.
+    """
+    settings = choices.settings
+    if settings.machine.workers is None and not choices.gpu and choices.look.seconds < QUICK:
+        machine = replace(settings.machine, workers=0)
+        choices.settings = replace(settings, machine=machine)
+        choices.say("pictures are read between the steps", "learning needs all cores")
 
 
 def usual_epochs(pictures: int) -> float:

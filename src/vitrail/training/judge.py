@@ -1,10 +1,8 @@
 """How good the model is by now: numbers on the pictures it does not learn from."""
 
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -37,14 +35,17 @@ class Judge:
     settings: Settings
     device: torch.device
 
-    def one(self) -> dict[str, float]:
-        """The numbers of the split that is looked at during training, as val/accuracy."""
+    def one(self, size: int | None = None) -> dict[str, float]:
+        """The numbers of the split that is looked at during training, as val/accuracy.
+
+        A model that still sees smaller pictures is judged by pictures of that size.
+        """
         if not self.material.judged:
             return {}
         name = next(iter(self.material.judged))
         if self.settings.objective == "masked-patches":
             return {f"{name}/loss": self.masked_loss(name)}
-        return numbers(name, self.of(name))
+        return numbers(name, self.of(name, size))
 
     def all(self) -> tuple[dict[str, Outcome], dict[str, float]]:
         """What there is to say about every split, at the end; and the numbers of all."""
@@ -54,13 +55,13 @@ class Judge:
         row = {key: x for name, o in outcomes.items() for key, x in numbers(name, o).items()}
         return outcomes, row
 
-    def of(self, split: str) -> Outcome:
+    def of(self, split: str, size: int | None = None) -> Outcome:
         self.objective.eval()
         with self.average.applied() if self.average else nullcontext():
             outcome = evaluate(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.material.judged[split],
-                self.preprocessing,
+                at_size(self.preprocessing, size),
                 channels=self.channels,
                 batch_size=self.batch_size,
                 workers=self.settings.machine.workers,
@@ -91,10 +92,6 @@ class Judge:
         self.objective.train()
         summed, count = parallel.sum_over(total).tolist()
         return summed / max(1.0, count)
-
-    def accuracy(self, row: Mapping[str, Any]) -> float | None:
-        """What `until_accuracy` is compared with."""
-        return next((row[key] for key in row if key.endswith("/accuracy")), None)
 
     def share_of_all(self) -> float:
         """Evaluating every split, in units of evaluating the one looked at during training."""
@@ -127,6 +124,16 @@ class Judge:
     def batch_size(self) -> int:
         largest = max(map(len, self.material.judged.values()), default=1)
         return min(LARGEST_BATCH, max(1, largest))
+
+
+def at_size(preprocessing: Preprocessing, size: int | None) -> Preprocessing:
+    """The same preparation for smaller or larger pictures."""
+    if size is None or preprocessing.size == (size, size):
+        return preprocessing
+    cut = preprocessing.resize_to
+    if cut is not None:
+        cut = (cut[0] * size // preprocessing.size[0], cut[1] * size // preprocessing.size[1])
+    return replace(preprocessing, size=(size, size), resize_to=cut)
 
 
 def numbers(split: str, outcome: Outcome) -> dict[str, float]:

@@ -170,15 +170,18 @@ class Run:
 
     def evaluate(self) -> bool:
         """Look how good the model is by now; whether that is as good as was wanted."""
-        begun = time.monotonic()
+        begun, size = time.monotonic(), self.plan.size(self.state.step - 1)
         with self.timed("evaluating"):
-            row = self.setup.judge.one()
+            row = self.setup.judge.one(size)
         self.tell(row)
         if self.budget is not None:
             self.budget.evaluation = time.monotonic() - begun
-            self.budget.final = self.setup.judge.share_of_all() * self.budget.evaluation
-        wanted, accuracy = self.setup.settings.until_accuracy, self.setup.judge.accuracy(row)
-        return wanted is not None and accuracy is not None and accuracy >= wanted
+            if size == self.plan.stages[-1][1]:
+                self.budget.final = self.setup.judge.share_of_all() * self.budget.evaluation
+        wanted = self.setup.settings.until_accuracy
+        if wanted is None or size != self.plan.stages[-1][1]:
+            return False
+        return any(row[key] >= wanted for key in row if key.endswith("/accuracy"))
 
     def tell(self, verdict: dict[str, float]) -> None:
         if not verdict:
