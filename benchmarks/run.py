@@ -10,7 +10,7 @@ from pathlib import Path
 
 from timing import machine
 
-SECTIONS = ["fidelity", "models", "data"]
+SECTIONS = ["fidelity", "models", "training", "data"]
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 

@@ -86,8 +86,9 @@ def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors.decode()
+    assert process.returncode == 130, errors.decode()
     assert (tmp_path / "run" / "state").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()
     finish(start(colors, tmp_path / "run", resume=True))
     assert vitrail.load(tmp_path / "run").config.num_classes == 3
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitrail.training.run import Result
     from vitrail.training.setup import Order
 
+STOPPED = 130  # the status of a command that was interrupted
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 # What the weights and the order of the data depend on: these stay when a run is resumed.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
@@ -78,6 +79,8 @@ class Training:
         with Live(quiet=self.json) as live:
             result = run(order, live, begun=BEGUN)
         self.tell(result)
+        if not result.finished:
+            raise SystemExit(STOPPED)
 
     def order(self) -> "Order":
         from vitrail.training.setup import Order

@@ -6,10 +6,11 @@
     decoding.py       an encoded picture → the right pixels, or a reason why not
     preprocessing.py  how a picture becomes input: the value that travels with the weights
     transforms.py     pictures → bytes of a model's size, random or not
+    variation.py      how training pictures are varied, as values
     augmentation.py   the random part, as pure functions; `mixing.py` that of whole batches
     order.py          which sample comes when
     loader.py         samples → batches, in worker processes
-    health.py         what is wrong with a data set; `sheet.py` shows it
+    health.py         what is wrong with a data set; `sheet.py` shows it, with `thumbnails.py`
 
 Sources, decoding, preprocessing and health do not import torch.
 """

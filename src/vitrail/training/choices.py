@@ -259,4 +259,9 @@ def stages_of(settings: Settings, config: Config) -> tuple[tuple[float, int], ..
                 f"image_sizes: {pixels} pixels are no multiple of {stride} up to {final}; "
                 f"try {max(stride, round(pixels / stride) * stride)}"
             )
+    if settings.image_sizes[-1][1] != final:
+        raise ConfigError(
+            f"image_sizes end at {settings.image_sizes[-1][1]} pixels and the model is made for "
+            f"{final}; end with {final}, or set model.image_size"
+        )
     return settings.image_sizes

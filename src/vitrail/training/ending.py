@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 def finish(run: "Run", outcomes: dict[str, Outcome]) -> None:
     """Write both; of several processes, the first does."""
+    write_bundle(run, outcomes)
+    if parallel.is_first():
+        write_report(run.folder / REPORT, report_of(run, outcomes))
+
+
+def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
+    """The model as it is now; all processes call this."""
     average = run.state.average
     if average is None:
         weights = parallel.full_weights(run.state.objective)
@@ -32,7 +39,6 @@ def finish(run: "Run", outcomes: dict[str, Outcome]) -> None:
     model.load_state_dict(weights)
     model.facts = learner.model.facts
     save(model, run.folder, provenance=provenance(run, outcomes))
-    write_report(run.folder / REPORT, report_of(run, outcomes))
 
 
 def provenance(run: "Run", outcomes: dict[str, Outcome]) -> dict[str, object]:

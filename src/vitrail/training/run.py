@@ -244,6 +244,8 @@ class Run:
             extra["scaler"] = self.state.scaler.state_dict()
         with self.timed("saving"):
             state.save_state(self.folder, **self.parts(), extra=extra)
+            if self.state.step:
+                ending.write_bundle(self, {})  # to be used while the run goes on
         self.saved = time.monotonic()
 
     def restore(self) -> None:

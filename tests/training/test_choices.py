@@ -1,0 +1,124 @@
+"""What is chosen where nothing was said, and that what was said stays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_runs import write_colors
+
+from vitrail.data.sources import open_source
+from vitrail.errors import ConfigError
+from vitrail.models.config import BitConfig
+from vitrail.models.names import configuration
+from vitrail.training.choices import Look, choose, choose_variation, look_at, stages_of
+from vitrail.training.settings import (
+    AugmentSettings,
+    LossSettings,
+    MachineSettings,
+    ModelSettings,
+    Optim,
+    Settings,
+)
+
+LOOK = Look(pictures=2000, classes=5, side=160, gray=False, multi_label=False, seconds=3e-4)
+
+
+def chosen(settings=None, look=LOOK, *, gpu=False, start=None):
+    return choose(settings or Settings(), look, gpu=gpu, start=start)
+
+
+def test_everything_a_run_needs_is_chosen_and_every_choice_has_a_reason():
+    choices = chosen()
+    settings = choices.settings
+    assert None not in (settings.batch_size, settings.epochs, settings.model.name)
+    assert None not in (settings.optim.kind, settings.optim.learning_rate, settings.loss.kind)
+    assert all(": " in reason for reason in choices.reasons)
+
+
+def test_what_was_said_stays():
+    said = Settings(
+        batch_size=7,
+        steps=11,
+        image_sizes=((0.0, 32),),
+        model=ModelSettings(name="ViT-Ti/16", image_size=96),
+        optim=Optim(kind="sgd", learning_rate=0.5),
+        loss=LossSettings(kind="sigmoid"),
+        machine=MachineSettings(workers=3),
+    )
+    assert chosen(said).settings == replace(said, model=replace(said.model, channels=3))
+
+
+def test_small_pictures_are_seen_whole_and_large_ones_reduced():
+    small = chosen(look=replace(LOOK, side=28, gray=True)).settings
+    assert (small.model.image_size, small.model.patch_size, small.model.channels) == (28, 4, 1)
+    assert chosen().settings.model.image_size == 64
+    assert chosen().settings.model.channels == 3
+
+
+def test_the_chosen_model_can_be_built_at_every_size_of_the_run():
+    for side in (8, 15, 28, 32, 40, 41, 100, 500):
+        settings = chosen(look=replace(LOOK, side=side)).settings
+        config = configuration(settings.model.name).change(**settings.model.changes())
+        for _, size in stages_of(settings, config):
+            assert size % config.stride[0] == 0
+            assert size <= config.image_size
+
+
+def test_a_gpu_and_many_pictures_make_a_larger_model():
+    many = replace(LOOK, pictures=1_000_000)
+    assert chosen(look=many, gpu=True).settings.model.name == "ViT-S/16"
+    assert chosen(look=many).settings.model.name != "ViT-S/16"
+
+
+def test_fine_tuning_leaves_the_model_alone_and_takes_small_steps():
+    settings = chosen(start=configuration("ViT-B/16")).settings
+    assert settings.model == ModelSettings()
+    assert settings.optim.kind == "adamw"
+    assert settings.optim.learning_rate == 2e-4
+    assert (settings.batch_size, settings.epochs) == (16, 4.0)
+
+
+def test_several_labels_need_a_sigmoid():
+    several = replace(LOOK, multi_label=True)
+    assert chosen(look=several).settings.loss.kind == "sigmoid"
+    with pytest.raises(ConfigError, match="use 'sigmoid'"):
+        chosen(Settings(loss=LossSettings(kind="softmax")), several)
+
+
+def test_readers_are_used_where_reading_is_slow_or_the_learning_is_elsewhere():
+    assert chosen().settings.machine.workers == 0
+    assert chosen(look=replace(LOOK, seconds=0.01)).settings.machine.workers is None
+    assert chosen(gpu=True).settings.machine.workers is None
+
+
+def test_a_batch_is_never_larger_than_the_data():
+    assert chosen(look=replace(LOOK, pictures=5)).settings.batch_size == 5
+
+
+def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
+    settings = Settings(augment=AugmentSettings(flip=False, policy="trivial"))
+    augmentation, mixing = choose_variation(settings, LOOK, configuration("ViT-Ti/16"))
+    assert not augmentation.flip
+    assert augmentation.policy == "trivial"
+    assert augmentation.crop == "inception"
+    assert mixing.mixup == 0
+    small, _ = choose_variation(settings, replace(LOOK, side=28), configuration("ViT-Ti/16"))
+    assert small.crop == "padded"
+
+
+def test_sizes_that_are_no_whole_patches_are_refused():
+    config = configuration("ViT-Ti/16")
+    with pytest.raises(ConfigError, match="40 pixels are no multiple of 16 up to 224; try 32"):
+        stages_of(Settings(image_sizes=((0.0, 40),)), config)
+    with pytest.raises(ConfigError, match="end with 224"):
+        stages_of(Settings(image_sizes=((0.0, 32),)), config)
+    with pytest.raises(ConfigError, match="for Vision Transformers only"):
+        stages_of(Settings(image_sizes=((0.0, 32),)), BitConfig())
+
+
+def test_a_look_at_the_data_tells_size_and_color(tmp_path):
+    look = look_at(open_source(write_colors(tmp_path / "colors.npz")))
+    assert (look.pictures, look.classes, look.side, look.gray) == (30, 3, 8, False)
+    gray = np.zeros((4, 9, 7), np.uint8)
+    np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
+    assert look_at(open_source(tmp_path / "gray.npz", "all")).gray
