@@ -11,6 +11,8 @@ from vitrail.training.watch import Watch
 
 EVERY = 10.0  # seconds between plain lines, growing with the run
 LONGEST_EVERY = 300.0
+PER_SECOND = 4  # times that the view changes
+MOST = 2000  # losses that are remembered; older ones as means of two, of four, …
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 40  # columns of the curve of losses
 
@@ -47,16 +49,18 @@ class Live(Watch):
         if self.terminal:
             from rich.live import Live as View
 
-            self.view = View(self.draw(), console=self.console, refresh_per_second=4)
+            self.view = View(self.draw(), console=self.console, refresh_per_second=PER_SECOND)
             self.view.start()
 
     def step(self, row: Mapping[str, Any]) -> None:
         self.row = row
-        self.losses.append(row["loss"])
-        if self.view is not None:
-            self.view.update(self.draw())
-            return
+        self.losses = shortened([*self.losses, row["loss"]])
         now = time.monotonic()
+        if self.view is not None:
+            if now - self.told >= 1 / PER_SECOND:
+                self.told = now
+                self.view.update(self.draw())
+            return
         wait = min(LONGEST_EVERY, max(EVERY, (now - self.begun) / 20))
         if now - self.told >= wait or row["step"] == 1:
             self.told = now
@@ -134,6 +138,13 @@ def curve(values: list[float], columns: int = CURVE) -> str:
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def shortened(values: list[float]) -> list[float]:
+    """The same course in half as many values, once there are many."""
+    if len(values) < MOST:
+        return values
+    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
 
 
 def clock(seconds: float) -> str:

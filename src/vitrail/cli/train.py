@@ -187,6 +187,8 @@ def as_json(result: "Result") -> dict[str, Any]:
 
 def words(result: "Result", command: Training) -> list[str]:
     """What became of it, and what to type next."""
+    from vitrail.training.report import duration
+
     if not result.finished:
         verb = "finetune" if command.start else "train"
         return [
@@ -197,7 +199,7 @@ def words(result: "Result", command: Training) -> list[str]:
         f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
         for split, outcome in result.outcomes.items()
     ]
-    lines.append(f"done in {result.seconds / 60:.1f} minutes: {result.folder}")
+    lines.append(f"done in {duration(result.seconds)}: {result.folder}")
     return [
         *lines,
         "",

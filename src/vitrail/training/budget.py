@@ -15,7 +15,6 @@ CORRECTIONS = 40  # in a run, evenly spaced in time
 EVALUATIONS = 0.06  # share of the time that evaluations along the way may take
 MOST_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
-TINY = 1e-4  # seconds: no step takes less
 ENDING = 2.0  # seconds for saving and the report, beside evaluating
 
 
@@ -43,12 +42,16 @@ class Budget:
         return self.seconds - self.elapsed() - self.final - ENDING
 
     def observe(self, size: int, seconds: float) -> None:
-        """A step took this long; larger pictures, still to come, will take as much longer.
+        """A step took this long; it tells about larger pictures, still to come, as well.
 
-        What a trial did not see, such as reading pictures, is the same for all sizes.
+        What a trial did not see, such as reading pictures, adds the same to all sizes; where a
+        step is quicker than its trial, the machine was busy then, and all trials were too long.
         """
-        more = (1 - SMOOTHING) * (seconds - self.step[size])
-        self.step = {s: max(TINY, t + more) if s >= size else t for s, t in self.step.items()}
+        before = self.step[size]
+        more = (1 - SMOOTHING) * (seconds - before)
+        for other, cost in self.step.items():
+            if other >= size:
+                self.step[other] = cost + more if more > 0 else cost * (before + more) / before
 
     def average_step(self, stages: Stages, progress: float) -> float:
         """Seconds per step over what is left of the schedule."""

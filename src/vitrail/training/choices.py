@@ -117,10 +117,11 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
         size, patch = 224, 16
         name, why = "ViT-S/16", f"{look.pictures:,} pictures and a GPU"
     else:
-        size, patch = 64, 8
-        name, why = "ViT-Pico/8", f"{look.pictures:,} pictures are learned best by a small model"
+        size, patch = (128, 16) if look.side >= 112 else (64, 8)
+        name = f"ViT-Pico/{patch}"
+        why = f"{look.pictures:,} pictures are learned best by a small model"
     defaults = {"image_size": size, "patch_size": patch, "pool": "mean"}
-    if patch < 16:
+    if name != "ViT-S/16":
         defaults["stem"] = "conv"
     changed = {key: value for key, value in defaults.items() if getattr(model, key) is None}
     size = changed.get("image_size", model.image_size)
@@ -214,10 +215,12 @@ def choose_loss(choices: Choices) -> None:
 
 def choose_variation(settings: Settings, look: Look, config: Config) -> tuple[Augmentation, Mixing]:
     """How pictures are varied: what was given, and the rest by the size of the set."""
-    small = look.side <= SMALL_PICTURES
-    base = Augmentation(crop="padded" if small else "inception", crop_area=(0.35, 1.0), padding=3)
-    augmentation = replace(base, **given(settings.augment))
-    return augmentation, replace(Mixing(), **given(settings.mix))
+    base = Augmentation(crop="inception", crop_area=(0.35, 1.0))
+    if look.side <= SMALL_PICTURES:  # many pictures are enough as they are
+        base = Augmentation(crop="padded" if look.pictures < FEW else "whole", padding=3)
+    few = look.pictures < FEW and not look.multi_label
+    mixing = Mixing(cutmix=1.0, chance=0.5) if few else Mixing()
+    return replace(base, **given(settings.augment)), replace(mixing, **given(settings.mix))
 
 
 def describe(augmentation: Augmentation, mixing: Mixing) -> str:
