@@ -201,9 +201,10 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """The norm of all gradients together; they are scaled down to `max_norm` if it is more."""
     found = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in found if parameter.grad is not None]
-    norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
+    at_once = None if any(g.device.type == "mps" for g in gradients) else True  # torch has no such
+    norm = whole(nn.utils.get_total_norm(gradients, foreach=at_once))
     if max_norm is not None:
-        nn.utils.clip_grads_with_norm_(found, max_norm, norm, foreach=True)
+        nn.utils.clip_grads_with_norm_(found, max_norm, norm, foreach=at_once)
     return norm
 
 

@@ -48,10 +48,25 @@ def test_what_was_said_stays():
     assert chosen(said).settings == replace(said, model=replace(said.model, channels=3))
 
 
+def test_an_optimizer_that_was_named_gets_its_own_usual_settings():
+    lion = chosen(Settings(optim=Optim(kind="lion"))).settings.optim
+    assert (lion.learning_rate, lion.schedule, lion.weight_decay) == (1e-4, "cosine", 0.0)
+    muon = chosen(Settings(optim=Optim(schedule="cosine", weight_decay=0.0))).settings.optim
+    assert (muon.kind, muon.schedule, muon.weight_decay) == ("muon", "cosine", 0.0)
+
+
+def test_masked_patches_are_not_mixed():
+    _, mixing = choose_variation(
+        Settings(objective="masked-patches"), LOOK, configuration("ViT-Ti/16")
+    )
+    assert (mixing.mixup, mixing.cutmix) == (0, 0)
+
+
 def test_small_pictures_are_seen_whole_and_large_ones_reduced():
     small = chosen(look=replace(LOOK, side=28, gray=True)).settings
     assert (small.model.image_size, small.model.patch_size, small.model.channels) == (28, 4, 1)
-    assert chosen().settings.model.image_size == 64
+    assert chosen().settings.model.image_size == 128
+    assert chosen(look=replace(LOOK, side=100)).settings.model.image_size == 64
     assert chosen().settings.model.channels == 3
 
 
@@ -101,9 +116,12 @@ def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
     assert not augmentation.flip
     assert augmentation.policy == "trivial"
     assert augmentation.crop == "inception"
-    assert mixing.mixup == 0
+    assert (mixing.cutmix, mixing.chance) == (1.0, 0.5)
     small, _ = choose_variation(settings, replace(LOOK, side=28), configuration("ViT-Ti/16"))
     assert small.crop == "padded"
+    many = replace(LOOK, side=28, pictures=60_000)
+    light, none = choose_variation(Settings(), many, configuration("ViT-Ti/16"))
+    assert (light.crop, none.cutmix) == ("whole", 0.0)
 
 
 def test_sizes_that_are_no_whole_patches_are_refused():

@@ -5,10 +5,12 @@ import time
 
 import pytest
 import torch
+import tyro
 from kill_and_resume import finish, kill_and_resume, start
 from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 
 import vitrail
+from vitrail.cli.train import Train
 from vitrail.training import run as running
 from vitrail.training.survival import Stop
 
@@ -103,3 +105,29 @@ def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path
     first.communicate()
     assert second.returncode == 2
     assert b"another run is writing into" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["--optim.weight-decay", "0.5"], "optim.weight_decay=0.5 cannot be changed"),
+        (["--steps", "7"], "steps=7 cannot be changed"),
+        (["--loss.label-smoothing", "0.1"], "loss.label_smoothing=0.1 cannot be changed"),
+        (["--optim.learning-rate", "1e-5"], None),
+    ],
+)
+def test_a_resumed_run_may_change_its_rate_and_not_what_it_is(
+    colors, tmp_path, monkeypatch, words, refused
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(running.Run, "finish", lambda *_: {})
+        tiny_run(colors, tmp_path / "run")
+    arguments = ["train", "--resume", "--out", str(tmp_path / "run"), *words]
+    command = Train.beginning(arguments)
+    given = tyro.cli(Train, default=command, args=arguments[1:])
+    if refused is None:
+        given.check_resume()
+        return
+    with pytest.raises(vitrail.ConfigError) as failure:
+        given.check_resume()
+    assert refused in str(failure.value)

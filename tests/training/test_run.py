@@ -204,6 +204,67 @@ def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
     assert any("at 0.25 of the learning rate" in line for line in book.lines)
 
 
+def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_path, monkeypatch):
+    from vitrail.training.objectives import Classification
+
+    calls, forward = [], Classification.forward
+
+    def explode_once(self, images, targets):
+        calls.append(len(images))
+        return forward(self, images, targets) * (torch.nan if len(calls) == 4 else 1.0)
+
+    monkeypatch.setattr(Classification, "forward", explode_once)
+    book = Notebook()
+    result = tiny_run(colors, tmp_path / "run", retries=1, watch=book)
+    assert result.finished
+    assert any("at step 3 " in line and "back to step 0" in line for line in book.lines)
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_products_of_lower_precision_learn_too(colors, tmp_path, precision):
+    result = tiny_run(
+        colors, tmp_path / "run", steps=40, machine=MachineSettings(precision=precision)
+    )
+    assert result.outcomes["test"].accuracy > 0.6
+    assert {t.dtype for t in weights(tmp_path / "run").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1"])
+def test_every_family_can_be_trained(colors, tmp_path, name):
+    model = ModelSettings(name=name, image_size=32)
+    result = tiny_run(colors, tmp_path / "run", model=model, steps=1, batch_size=2)
+    assert result.outcomes["test"].samples == 12
+
+
+def test_a_run_that_is_overwritten_goes_only_once_the_new_one_can_begin(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", seed=1)
+    before = weights(tmp_path / "run")
+    with pytest.raises(DataError):
+        tiny_run(tmp_path / "typo", tmp_path / "run", overwrite=True)
+    assert same(weights(tmp_path / "run"), before)
+    tiny_run(colors, tmp_path / "run", seed=2, overwrite=True)
+    assert not same(weights(tmp_path / "run"), before)
+
+
+def test_a_run_can_replace_the_model_it_is_fine_tuned_from(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", steps=40)
+    start = str(tmp_path / "run")
+    tuned = tiny_run(
+        colors, tmp_path / "run", start=start, overwrite=True, model=ModelSettings(), steps=2
+    )
+    assert tuned.finished
+
+
+def test_without_a_dev_split_everything_is_for_training(tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    arrays = dict(np.load(data))
+    np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
+    book = Notebook()
+    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, watch=book)
+    assert any("30 pictures" in line for line in book.lines)
+
+
 def refusal(*args, **settings) -> str:
     with pytest.raises(VitrailError) as refused:
         tiny_run(*args, **settings)
@@ -220,6 +281,13 @@ def test_a_folder_with_a_model_is_not_written_over(colors, tmp_path):
 def test_one_class_is_refused(tmp_path):
     data = write_colors(tmp_path / "one.npz", classes=1)
     assert "one class, 'red'; telling apart needs two" in refusal(data, tmp_path / "run")
+
+
+def test_what_could_never_happen_is_refused(colors, tmp_path):
+    words = refusal(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
+    assert "until_accuracy=0.9 needs classes" in words
+    words = refusal(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
+    assert "name one with loss.teacher" in words
 
 
 def test_an_empty_folder_is_refused(tmp_path):

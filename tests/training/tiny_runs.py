@@ -39,7 +39,8 @@ def write_colors(path: Path, *, train: int = 30, test: int = 12, classes: int = 
 
 def tiny_run(data: Path | str, out: Path, *, watch: Watch | None = None, **changes) -> Result:
     """Train on a data set; `resume` and `start` are the order's, the rest are settings."""
-    about = {key: changes.pop(key) for key in ("resume", "start") if key in changes}
+    of_order = ("resume", "start", "overwrite")
+    about = {key: changes.pop(key) for key in of_order if key in changes}
     settings = replace(SETTINGS, **changes)
     return run(Order(data=str(data), out=out, settings=settings, **about), watch)
 

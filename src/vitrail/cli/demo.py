@@ -28,22 +28,22 @@ class Demo:
         from vitrail.data.sources import open_source
         from vitrail.demo import picture
         from vitrail.models.vit import VisionTransformer
-        from vitrail.training.folder import clear_run, is_run, read_run
+        from vitrail.training.folder import is_run, read_run
         from vitrail.training.recipes import read_recipe
         from vitrail.training.run import run
         from vitrail.training.setup import Order
 
-        if self.out.is_dir() and any(self.out.iterdir()):
-            if not is_run(self.out) or read_run(self.out)[1] != DATA:
-                raise DataError(f"{self.out} holds something else; name another --out")
-            clear_run(self.out)
+        used = self.out.is_dir() and any(self.out.iterdir())
+        if used and (not is_run(self.out) or read_run(self.out)[1] != DATA):
+            raise DataError(f"{self.out} holds something else; name another --out")
         if self.minutes <= 0 or self.seed < 0:
             raise ConfigError(f"minutes={self.minutes} must be above 0, seed={self.seed} not below")
         print("A Vision Transformer learns to read the digits that hands show (2,062 photographs")
         print("by the students of a high school in Ankara), from nothing.\n")
         settings = replace(read_recipe("demo"), minutes=self.minutes, seed=self.seed)
         with Live() as live:
-            result = run(Order(data=DATA, out=self.out, settings=settings), live, begun=BEGUN)
+            order = Order(data=DATA, out=self.out, settings=settings, overwrite=True)
+            result = run(order, live, begun=BEGUN)
         if not result.finished:
             print(f"stopped; vitrail train --resume --out {self.out} goes on")
             return

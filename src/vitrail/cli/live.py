@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Mapping
 from itertools import pairwise
+from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
@@ -130,6 +131,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 def curve(values: list[float], columns: int = CURVE) -> str:
     """A row of bars, the means of equal stretches."""
+    values = [value for value in values if isfinite(value)]
     if not values:
         return ""
     cells = min(columns, len(values))

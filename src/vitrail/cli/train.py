@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import tyro
 
 from vitrail.errors import ConfigError
-from vitrail.training.folder import clear_run, is_run, new_folder, read_run
+from vitrail.training.folder import is_run, new_folder, read_run
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
 
@@ -23,7 +23,8 @@ STOPPED = 130  # the status of a command that was interrupted
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 # What the weights and the order of the data depend on: these stay when a run is resumed.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
-FIXED += ("average", "dev", "masked")
+FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
+FREE_IN_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,9 @@ class Training:
             settings, data, start = read_run(Path(out))
             return cls(settings=settings, data=data, **cls.beginning_with(start))
         settings = read_recipe(recipe) if recipe else Settings()
-        if "--steps" in argv and settings.epochs is not None:
+        if option(argv, "--steps") and settings.epochs is not None:
             settings = replace(settings, epochs=None)  # the option overrules the recipe
-        if "--epochs" in argv and settings.steps is not None:
+        if option(argv, "--epochs") and settings.steps is not None:
             settings = replace(settings, steps=None)
         return cls(settings=settings)
 
@@ -84,13 +85,9 @@ class Training:
 
     def order(self) -> "Order":
         from vitrail.training.setup import Order
-        from vitrail.training.survival import sole_writer
 
         if self.resume:
             self.check_resume()
-        elif self.overwrite and self.out is not None and is_run(self.out):
-            with sole_writer(self.out):
-                clear_run(self.out)
         if self.out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("several processes must know the run's folder; give --out")
         return Order(
@@ -99,6 +96,7 @@ class Training:
             settings=self.settings,
             start=self.start,
             resume=self.resume,
+            overwrite=self.overwrite,
         )
 
     @property
@@ -109,12 +107,17 @@ class Training:
         """Options may change how a run goes on, but not what it is."""
         if self.out is None:
             raise ConfigError("which run? --resume needs --out with the run's folder")
-        before, data, _ = read_run(self.out)
+        before, data, start = read_run(self.out)
         if data != self.data:
             raise ConfigError(
                 f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
             )
-        for name in FIXED:
+        if start != self.start:
+            verb = "finetune" if start else "train"
+            raise ConfigError(f"{self.out} is a run of `vitrail {verb}`; resume it with that")
+        free = {name: getattr(self.settings.optim, name) for name in FREE_IN_OPTIM}
+        before = replace(before, optim=replace(before.optim, **free))
+        for name in (*FIXED, "optim"):
             was, now = getattr(before, name), getattr(self.settings, name)
             if was != now:
                 raise ConfigError(

@@ -15,7 +15,7 @@ from vitrail.data.samples import Source
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, VitConfig
-from vitrail.training.settings import ModelSettings, Optim, Settings, given
+from vitrail.training.settings import ModelSettings, Settings, given
 
 LOOKED_AT = 48  # pictures that speak for all
 SMALL_PICTURES = 40  # pixels: up to here every pixel counts
@@ -174,6 +174,10 @@ def usual_epochs(pictures: int) -> float:
     return float(min(100, max(3, round(8 * math.sqrt(FEW / pictures)))))
 
 
+RATES = {"muon": 3e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
+FINE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
+
+
 def choose_optimizer(choices: Choices, start: Config | None) -> None:
     settings = choices.settings
     optim = settings.optim
@@ -182,21 +186,18 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
         optim = replace(optim, kind="muon" if fits else "adamw")
         if fits:
             choices.say("Muon", "reaches a given accuracy from scratch in about half the time")
-            optim = with_defaults(optim, weight_decay=0.05, clip_norm=1.0, schedule="linear")
+    assert optim.kind is not None
+    if optim.kind == "muon":
+        usual = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
+    else:
+        usual = {"weight_decay": 0.0, "schedule": "cosine"}
+    missing = {name: value for name, value in usual.items() if getattr(optim, name) is None}
+    optim = replace(optim, **missing)  # pyright: ignore[reportArgumentType]
     if optim.learning_rate is None:
-        rate = 2e-4 if start is not None else 3e-3 if optim.kind == "muon" else 1e-3
-        if optim.kind == "sgd":
-            rate = 0.01
+        rate = RATES.get(optim.kind, 1e-3) if start is None else FINE_RATES.get(optim.kind, 2e-4)
         optim = replace(optim, learning_rate=rate)
         choices.say(f"learning rate {rate:g}", f"usual for {optim.kind}")
     choices.settings = replace(settings, optim=optim)
-
-
-def with_defaults(optim: Optim, **better: float | str) -> Optim:
-    """Better defaults where a field still has the general one."""
-    plain = Optim()
-    changed = {k: v for k, v in better.items() if getattr(optim, k) == getattr(plain, k)}
-    return replace(optim, **changed)  # pyright: ignore[reportArgumentType]
 
 
 def choose_loss(choices: Choices) -> None:
@@ -218,7 +219,7 @@ def choose_variation(settings: Settings, look: Look, config: Config) -> tuple[Au
     base = Augmentation(crop="inception", crop_area=(0.35, 1.0))
     if look.side <= SMALL_PICTURES:  # many pictures are enough as they are
         base = Augmentation(crop="padded" if look.pictures < FEW else "whole", padding=3)
-    few = look.pictures < FEW and not look.multi_label
+    few = look.pictures < FEW and not look.multi_label and settings.objective == "classify"
     mixing = Mixing(cutmix=1.0, chance=0.5) if few else Mixing()
     return replace(base, **given(settings.augment)), replace(mixing, **given(settings.mix))
 

@@ -42,6 +42,12 @@ def scaler_for(precision: torch.dtype, device: torch.device) -> torch.amp.GradSc
     return torch.amp.GradScaler(device.type) if precision == torch.float16 else None
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was told, so that a clock means something."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
 def compiled(module: nn.Module) -> nn.Module:
     """The module, compiled by torch on its first step."""
     from torch.utils.cpp_extension import check_compiler_ok_for_platform, get_cxx_compiler

@@ -51,7 +51,7 @@ class Feed:
             world_size=parallel.world_size(),
         )
         transform = TrainTransform(
-            preprocessing=replace(self.preprocessing, size=(size, size)),
+            preprocessing=at_size(self.preprocessing, size),
             augmentation=self.augmentation,
             channels=self.channels,
         )
@@ -64,6 +64,17 @@ class Feed:
             strict=settings.strict,
             skipped=self.skipped,
         )
+
+
+def at_size(preprocessing: Preprocessing, size: int | None) -> Preprocessing:
+    """The same preparation for pictures of another height; their shape stays."""
+    height, width = preprocessing.size
+    if size is None or size == height:
+        return preprocessing
+    cut = preprocessing.resize_to
+    if cut is not None:
+        cut = (cut[0] * size // height, cut[1] * size // height)
+    return replace(preprocessing, size=(size, width * size // height), resize_to=cut)
 
 
 def preparation(

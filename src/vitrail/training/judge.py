@@ -2,7 +2,7 @@
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,9 +12,11 @@ from vitrail.data.loader import Loader
 from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import EvaluationTransform, normalize
-from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.evaluate import evaluate, most_calls
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training.averaging import Average
+from vitrail.training.device import synchronize
+from vitrail.training.feed import at_size
 from vitrail.training.loop import seeded
 from vitrail.training.material import Material
 from vitrail.training.settings import Settings
@@ -81,14 +83,19 @@ class Judge:
             rank=parallel.rank(),
             world_size=parallel.world_size(),
         )
-        total = torch.zeros(2, dtype=torch.float64)
+        total, calls = torch.zeros(2, dtype=torch.float64), 0
         self.objective.eval()
         with torch.no_grad(), self.average.applied() if self.average else nullcontext():
-            for number, batch in enumerate(Loader(source, transform, order)):
-                seeded(0, number, 0)
+            for batch in Loader(source, transform, order, workers=self.settings.machine.workers):
+                seeded(0, calls, 0)
+                calls += 1
                 images = normalize(batch.images.to(self.device), self.preprocessing)
                 loss = self.objective(images, batch.labels)
                 total += torch.tensor([float(loss) * len(images), len(images)])
+            if parallel.several():  # the others need this process for their calls
+                nothing = torch.zeros(1, self.channels, *transform.preprocessing.size)
+                for _ in range(calls, most_calls(order)):
+                    self.objective(nothing.to(self.device), None)
         self.objective.train()
         summed, count = parallel.sum_over(total).tolist()
         return summed / max(1.0, count)
@@ -112,6 +119,7 @@ class Judge:
                     self.objective(images, torch.zeros(len(images), device=self.device))
                 else:
                     self.objective.logits(images)  # pyright: ignore[reportCallIssue]
+                synchronize(self.device)
                 times.append(time.monotonic() - begun)
         samples = len(next(iter(self.material.judged.values()))) / parallel.world_size()
         return OVERHEAD * min(times) * samples / self.batch_size
@@ -124,16 +132,6 @@ class Judge:
     def batch_size(self) -> int:
         largest = max(map(len, self.material.judged.values()), default=1)
         return min(LARGEST_BATCH, max(1, largest))
-
-
-def at_size(preprocessing: Preprocessing, size: int | None) -> Preprocessing:
-    """The same preparation for smaller or larger pictures."""
-    if size is None or preprocessing.size == (size, size):
-        return preprocessing
-    cut = preprocessing.resize_to
-    if cut is not None:
-        cut = (cut[0] * size // preprocessing.size[0], cut[1] * size // preprocessing.size[1])
-    return replace(preprocessing, size=(size, size), resize_to=cut)
 
 
 def numbers(split: str, outcome: Outcome) -> dict[str, float]:

@@ -41,6 +41,8 @@ def build_learner(
     """Choose what is open, then make the model or load it."""
     classes = source.classes if settings.objective == "classify" else ()
     gpu = device.type == "cuda"
+    if settings.model.distillation and not settings.loss.teacher:
+        raise ConfigError("model.distillation learns from a teacher; name one with loss.teacher")
     if start:
         if settings.model.name is not None:
             raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")

@@ -49,8 +49,9 @@ class Step:
 class DivergedError(VitrailError):
     """The loss is no number any more, or far beyond where it began."""
 
-    def __init__(self, what: str, indices: list[int]) -> None:
+    def __init__(self, what: str, step: int, indices: list[int]) -> None:
         super().__init__(what)
+        self.step = step
         self.indices = indices
 
 
@@ -99,21 +100,34 @@ def train_step(
 
 
 def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list[int]) -> Tensor:
-    """Change the weights by their gradients, unless these are no numbers; the gradients' norm."""
-    if state.scaler:
+    """Change the weights by their gradients, unless these are no numbers; the gradients' norm.
+
+    In float16 gradients overflow now and then: the step is left out, and the next are scaled less.
+    """
+    scaler = state.scaler
+    if scaler:
         for optimizer in state.optimizers:
-            state.scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)
     norm = parallel.clip(state.wrapped.parameters(), clip_norm)
-    if not state.scaler and parallel.any_true(not bool(torch.isfinite(loss + norm))):
-        raise DivergedError(f"loss {float(loss):g}, norm of the gradients {float(norm):g}", indices)
-    for optimizer in state.optimizers:
-        state.scaler.step(optimizer) if state.scaler else optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if state.scaler:
-        state.scaler.update()
+    usable = bool(torch.isfinite(norm))  # the same for all processes, unlike the loss
+    if parallel.any_true(not bool(torch.isfinite(loss)) or not (usable or scaler)):
+        forget_gradients(state)
+        what = f"loss {float(loss):g}, norm of the gradients {float(norm):g}"
+        raise DivergedError(what, state.step, indices)
+    if usable:
+        for optimizer in state.optimizers:
+            scaler.step(optimizer) if scaler else optimizer.step()
+    forget_gradients(state)
+    if scaler:
+        scaler.update() if usable else scaler.update(scaler.get_scale() / 2)
     if state.average is not None:
         state.average.update()
     return norm
+
+
+def forget_gradients(state: TrainState) -> None:
+    for optimizer in state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
 
 
 def seeded(seed: int, step: int, part: int) -> np.random.Generator:

@@ -86,7 +86,7 @@ class MaskedPatches(nn.Module):
     How to read colors from normalized pictures is told by the model's facts.
     """
 
-    def __init__(self, model: Model, settings: MaskedSettings) -> None:
+    def __init__(self, model: Model, settings: MaskedSettings, seed: int = 0) -> None:
         super().__init__()
         model = maskable(model)
         config = model.config
@@ -94,7 +94,8 @@ class MaskedPatches(nn.Module):
         self.share = settings.share
         self.preprocessing = facts_of(model).preprocessing
         self.prediction = PREDICTIONS[settings.predict]
-        self.mask = nn.Parameter(torch.empty(config.width).normal_(std=START_STD))
+        rng = torch.Generator().manual_seed(seed)
+        self.mask = nn.Parameter(torch.empty(config.width).normal_(std=START_STD, generator=rng))
         self.head = nn.Linear(config.width, self.prediction.outputs(config))
         nn.init.zeros_(self.head.weight)  # as the model's own: no opinion before the first step
         nn.init.zeros_(self.head.bias)

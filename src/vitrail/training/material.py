@@ -25,7 +25,7 @@ class Material:
 
 def open_material(reference: str, settings: Settings) -> Material:
     """The splits of a data set; what cannot work is refused, what is odd is noted."""
-    splits = Splits(val=settings.dev, test=0.0) if settings.dev else None
+    splits = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
     counts = splits_of(reference, splits=splits)
     if "train" not in counts:
         raise DataError(
@@ -52,6 +52,11 @@ def open_material(reference: str, settings: Settings) -> Material:
     notes = list(train.notes)
     if learning:
         notes += missing_classes(reference, train, judged)
+    if settings.until_accuracy is not None and not (judged and learning):
+        raise ConfigError(
+            f"until_accuracy={settings.until_accuracy} needs classes and pictures to evaluate on; "
+            "--dev 0.1 keeps a tenth of the pictures apart"
+        )
     if not judged:
         notes.append("nothing to evaluate on; --dev 0.1 keeps a tenth of the pictures apart")
     return Material(reference=reference, train=train, judged=judged, notes=notes)

@@ -36,7 +36,8 @@ def free_bytes(device: torch.device) -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             facts = dict(line.split(":", 1) for line in file)
-        return int(facts["MemAvailable"].split()[0]) * 1024
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that share the memory
+        return int(facts["MemAvailable"].split()[0]) * 1024 // here
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 

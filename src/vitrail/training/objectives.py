@@ -116,7 +116,7 @@ def make_objective(
                 f"loss.teacher={settings.loss.teacher!r} teaches classes, and "
                 "objective='masked-patches' learns none; leave one of them out"
             )
-        return MaskedPatches(model, settings.masked)
+        return MaskedPatches(model, settings.masked, settings.seed)
     if teacher is None:
         assert not settings.loss.teacher, "the teacher is loaded before"
         return Classification(model, settings.loss)

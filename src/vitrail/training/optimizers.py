@@ -28,6 +28,7 @@ UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
 BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
 IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
 FUSED_QKV = ".qkv.weight"  # three matrices
+ADAM_BETAS, LION_BETAS = (0.9, 0.999), (0.9, 0.99)  # of their papers
 FUSED_ON = {"cpu", "cuda", "mps"}  # torch would not say so before the first step
 
 
@@ -104,7 +105,7 @@ def groups(named: Named, rate: float, optim: Optim, distances: Mapping[str, int]
     found: dict[tuple[float, float], Group] = {}
     for name, parameter in named:
         peak = rate * optim.layer_decay ** distances[name]
-        decay = optim.weight_decay if is_kernel(name, parameter) else 0.0
+        decay = (optim.weight_decay or 0.0) if is_kernel(name, parameter) else 0.0
         start = {"params": [], "lr": peak, "peak": peak, "weight_decay": decay}
         found.setdefault((peak, decay), start)["params"].append(parameter)
     return list(found.values())
@@ -140,12 +141,12 @@ def muon_and_adamw(named: Named, optim: Optim, distances: Mapping[str, int]) -> 
 
 
 def adamw(groups: list[Group], optim: Optim) -> Optimizer:
-    return AdamW(groups, betas=optim.betas, eps=optim.eps, **at_once(groups))
+    return AdamW(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **at_once(groups))
 
 
 def adam(groups: list[Group], optim: Optim) -> Optimizer:
     """Weight decay goes through the moments, as in the first Adam."""
-    return Adam(groups, betas=optim.betas, eps=optim.eps, **at_once(groups))
+    return Adam(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **at_once(groups))
 
 
 def sgd(groups: list[Group], optim: Optim) -> Optimizer:
@@ -155,11 +156,11 @@ def sgd(groups: list[Group], optim: Optim) -> Optimizer:
 
 
 def lion(groups: list[Group], optim: Optim) -> Optimizer:
-    return Lion(groups, betas=optim.betas)
+    return Lion(groups, betas=optim.betas or LION_BETAS)
 
 
 def adafactor(groups: list[Group], optim: Optim) -> Optimizer:
-    return Adafactor(groups, betas=optim.betas)
+    return Adafactor(groups, betas=optim.betas or ADAM_BETAS)
 
 
 OPTIMIZERS: dict[str, Callable[[list[Group], Optim], Optimizer]] = {

@@ -7,7 +7,8 @@ import torch
 
 from vitrail import parallel
 from vitrail.training.budget import Budget
-from vitrail.training.device import autocast_for
+from vitrail.training.device import autocast_for, synchronize
+from vitrail.training.feed import at_size
 from vitrail.training.loop import Step, TrainState
 from vitrail.training.plan import Plan
 from vitrail.training.setup import Setup
@@ -82,7 +83,7 @@ def make_budget(setup: Setup, watch: Watch, *, elapsed: float) -> Budget:
     if setup.state.step:  # resumed: there is a plan, only the time is less
         correct(budget, plan, setup.state.step)
         return budget
-    evaluations = budget.evaluations()
+    evaluations = parallel.from_first(budget.evaluations())
     steps = parallel.from_first(budget.fitting(plan.stages, 0.0, evaluations))
     plan.length = plan.steps = steps
     plan.evaluate_every = math.ceil(steps / (evaluations + 1)) if evaluations else 0
@@ -103,8 +104,8 @@ def correct(budget: Budget, plan: Plan, step: int) -> None:
 def trial(setup: Setup, size: int) -> float:
     """Seconds of a step at an image size; nothing is learned from it."""
     train, device = setup.material.train, setup.device
-    micro = setup.batch_size // setup.plan.accumulate // parallel.world_size()
-    images = torch.zeros(micro, setup.judge.channels, size, size, device=device)
+    micro, shape = setup.micro_batch, at_size(setup.learner.preprocessing, size).size
+    images = torch.zeros(micro, setup.judge.channels, *shape, device=device)
     targets = torch.zeros(micro, dtype=torch.long, device=device)
     if train.multi_label:
         targets = torch.zeros(micro, len(train.classes), device=device)
@@ -114,6 +115,7 @@ def trial(setup: Setup, size: int) -> float:
         with autocast_for(setup.precision, device)():
             loss = setup.state.wrapped(images, targets)
         loss.backward()
+        synchronize(device)
         times.append(time.monotonic() - begun)
         for optimizer in setup.state.optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -55,7 +55,13 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """What a resumed run must know."""
-        return {"length": self.length, "steps": self.steps, "anchor": list(self.anchor)}
+        return {
+            "length": self.length,
+            "steps": self.steps,
+            "anchor": list(self.anchor),
+            "accumulate": self.accumulate,
+            "evaluate_every": self.evaluate_every,
+        }
 
     def restore(self, values: dict[str, object]) -> None:
         """Go on with the plan that `to_dict` wrote."""
@@ -63,3 +69,6 @@ class Plan:
             case {"length": int(length), "steps": int(steps), "anchor": [int(step), place]}:
                 self.length, self.steps = length, steps
                 self.anchor = (step, float(str(place)))
+        match values:
+            case {"accumulate": int(accumulate), "evaluate_every": int(every)}:
+                self.accumulate, self.evaluate_every = accumulate, every

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
+    finite = {k: v if not isinstance(v, float) or isfinite(v) else None for k, v in row.items()}
+    return json.dumps(finite) + "\n"
 
 
 def event_writer(folder: Path) -> Any:

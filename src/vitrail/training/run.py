@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail import parallel
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
 from vitrail.training.device import autocast_for
-from vitrail.training.folder import write_run
+from vitrail.training.folder import clear_run, is_run, write_run
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
 from vitrail.training.pace import Window, correct, make_budget
 from vitrail.training.records import Records
@@ -50,7 +52,11 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
         watch = watch if first and watch is not None else Watch()
         with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
             check_folder(order)
-            return Run(order, set_up(order, watch, device), watch, stop, begun).go()
+            setup = set_up(order, watch, device)
+            if order.overwrite and first and not order.resume:
+                clear_run(order.out)  # not before it is known that the new one can begin
+            parallel.wait()
+            return Run(order, setup, watch, stop, begun).go()
     finally:
         parallel.stop()
 
@@ -58,6 +64,8 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
 def check_folder(order: Order) -> None:
     """Refuse a folder that holds another run, and one in which there is nothing to resume."""
     unfinished = state.has_state(order.out)
+    if order.overwrite and not order.resume and (is_run(order.out) or not order.out.exists()):
+        return
     if unfinished and not order.resume:
         raise ConfigError(
             f"{order.out} holds a run that is not finished; say --resume to go on with it, "
@@ -66,6 +74,12 @@ def check_folder(order: Order) -> None:
     if (order.out / "config.json").exists() and not unfinished:
         what = "is finished" if order.resume else "holds a model already"
         raise ConfigError(f"{order.out} {what}; name another --out for a new run")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """How torch says so on each device."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return any(word in str(error) for word in words)
 
 
 class Run:
@@ -103,6 +117,14 @@ class Run:
             outcomes = self.finish() if finished else {}
             if not finished:
                 self.save()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"step {self.state.step:,} needs more memory than there is; try "
+                f"--machine.micro-batch {max(1, self.setup.micro_batch // 2)}, or "
+                "--machine.checkpointing"
+            ) from None
         finally:
             self.watch.end()
             if self.records:
@@ -148,11 +170,11 @@ class Run:
             self.budget.observe(self.plan.size(done.step - 1), self.window.seconds)
             if parallel.from_first(self.budget.due()):
                 correct(self.budget, self.plan, done.step)
+        if parallel.any_true(bool(self.stop)):
+            return False
         last, every = done.step >= self.plan.steps, self.plan.evaluate_every
         if not last and every and done.step % every == 0:
             self.reached = self.evaluate()
-        if parallel.any_true(bool(self.stop)):
-            return False
         wait = time.monotonic() - self.saved > 60 * self.setup.settings.save_minutes
         if not last and parallel.from_first(wait):
             self.save()
@@ -165,8 +187,9 @@ class Run:
         if len(self.losses) <= 2 * FIRST_STEPS:
             return
         first, recent = max(self.losses[:FIRST_STEPS]), min(self.losses[-FIRST_STEPS:])
-        if recent > EXPLODED * first + 1:
-            raise DivergedError(f"loss {step.loss:g} after {first:g} at first", step.indices)
+        if not recent <= EXPLODED * first + 1:  # NaN compares as false
+            what = f"loss {step.loss:g} after {first:g} at first"
+            raise DivergedError(what, self.state.step - 1, step.indices)
 
     def evaluate(self) -> bool:
         """Look how good the model is by now; whether that is as good as was wanted."""
@@ -195,7 +218,7 @@ class Run:
 
     def explain(self, error: DivergedError) -> str:
         """What went wrong where, with which pictures, and what is left."""
-        step, setup = self.state.step, self.setup
+        step, setup = error.step, self.setup
         batch = next(replace(setup.feed, expected=(-1, 0), skipped={})(step))
         images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0))
         layer = first_bad_layer(self.state.objective, images, targets)
@@ -209,9 +232,9 @@ class Run:
 
     def go_back(self, reason: str) -> None:
         """To the last good state, and on from there at half the learning rate."""
-        scale = self.state.rate_scale / 2
+        scale, elapsed = self.state.rate_scale / 2, self.elapsed()
         self.restore()
-        self.state.rate_scale = scale
+        self.state.rate_scale, self.used = scale, elapsed
         self.losses.clear()
         self.setup.feed.expected = (-1, 0)
         self.watch.say(
@@ -238,7 +261,6 @@ class Run:
             "seconds": self.elapsed(),
             "rate_scale": self.state.rate_scale,
             "plan": self.plan.to_dict(),
-            "evaluate_every": self.plan.evaluate_every,
         }
         if self.state.scaler is not None:
             extra["scaler"] = self.state.scaler.state_dict()
@@ -261,7 +283,6 @@ class Run:
         self.begun = time.monotonic()
         self.state.rate_scale = extra["rate_scale"]
         self.plan.restore(extra["plan"])
-        self.plan.evaluate_every = extra["evaluate_every"]
         if self.state.scaler is not None and "scaler" in extra:
             self.state.scaler.load_state_dict(extra["scaler"])
 

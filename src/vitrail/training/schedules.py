@@ -25,7 +25,7 @@ def factor(optim: Optim, step: float, steps: int) -> float:
     count = step + 1  # the authors count from 1
     warmup = warmup_steps_of(optim, steps)
     rise = min(1.0, count / warmup) if warmup else 1.0
-    return rise * DECAYS[optim.schedule](optim, count, steps)
+    return rise * DECAYS[optim.schedule or "cosine"](optim, count, steps)
 
 
 def warmup_steps_of(optim: Optim, steps: int) -> int:

@@ -82,7 +82,7 @@ class Optim:
     """Peak, after the warm-up."""
     muon_learning_rate: float = 0.02
     """Peak for the matrices that Muon turns."""
-    schedule: Decay = "cosine"
+    schedule: Decay | None = None
     """How the learning rate falls."""
     warmup_steps: int | None = None
     """Steps of linear rise; it multiplies the decay, as in the authors' code."""
@@ -96,10 +96,10 @@ class Optim:
     """rsqrt, constant-linear: the last share of the run, which falls linearly to zero."""
     stairs: tuple[float, ...] = (0.3, 0.6, 0.9)
     """staircase: shares of the run after which the rate is divided by ten."""
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     """Taken from kernels only, times the learning rate, as AdamW does."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's and Lion's memory."""
+    betas: tuple[float, float] | None = None
+    """Adam's memory, 0.9 0.999 if not given; Lion's, 0.9 0.99."""
     eps: float = 1e-8
     """Adam's guard against division by zero."""
     momentum: float = 0.9
@@ -116,7 +116,7 @@ class Optim:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"optim.{name}={value} must be a positive number")
-        if self.weight_decay < 0:
+        if self.weight_decay is not None and self.weight_decay < 0:
             raise ConfigError(f"optim.weight_decay={self.weight_decay} must not be negative")
         if not 0 < self.layer_decay <= 1:
             raise ConfigError(f"optim.layer_decay={self.layer_decay} must be in (0, 1]")

@@ -26,6 +26,7 @@ from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
 
+BYTES_PER_WEIGHT = 16  # its gradient, two moments and a place in the average
 EVALUATIONS = 20  # at most, in a run of a given length
 
 
@@ -38,6 +39,7 @@ class Order:
     settings: Settings
     start: str = ""  # a model reference to fine-tune; "" begins with fresh weights
     resume: bool = False
+    overwrite: bool = False  # an earlier run in the folder goes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ class Setup:
         assert self.settings.batch_size is not None
         return self.settings.batch_size
 
+    @property
+    def micro_batch(self) -> int:
+        """Pictures at once on one device."""
+        return self.batch_size // self.plan.accumulate // parallel.world_size()
+
     def epochs(self, steps: int) -> float:
         return steps * self.batch_size / len(self.material.train)
 
@@ -81,6 +88,10 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         f"{str(precision).removeprefix('torch.')}: {why}",
     ]
     introduce(learner, material, reasons, watch)
+    if settings.machine.checkpointing:
+        if not hasattr(model, "checkpointing"):
+            raise ConfigError(f"{name_of(model.config)} has no checkpointing; leave it out")
+        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
     plan = make_plan(settings, learner, material, device, watch)
     state = make_state(settings, learner, precision, device, watch)
     classes = len(material.train.classes)
@@ -133,6 +144,8 @@ def make_plan(
             f"batch_size={batch} is more than the {samples:,} training pictures; "
             f"try {max(1, samples // 4)}"
         )
+    if settings.minutes is not None and (settings.steps or settings.epochs):
+        watch.say("note: the minutes decide how long to train, not epochs or steps")
     steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
     every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
     plan = Plan(
@@ -144,6 +157,8 @@ def make_plan(
     )
     if settings.minutes is None:
         plan.rate(0)  # a warm-up that does not fit is refused now
+        if settings.average**steps > 0.1:
+            watch.say(f"note: in {steps:,} steps the average stays close to the first weights")
     return plan
 
 
@@ -167,7 +182,9 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
         return share // micro
     shape = (1, model.config.channels, *pair(model.config.image_size))
     needed = activation_bytes(model, shape)
-    micro = parallel.from_first(largest_micro_batch(share, needed, free_bytes(device)))
+    own = BYTES_PER_WEIGHT * sum(p.numel() for p in model.parameters())
+    free = max(0, free_bytes(device) - own)
+    micro = parallel.from_first(largest_micro_batch(share, needed, free))
     if micro < share:
         watch.say(
             f"  a batch of {share} needs {share * needed / 2**30:.1f} GiB of memory and does not "
@@ -188,10 +205,6 @@ def make_state(
     if frozen := freeze(model, settings.optim.freeze):
         left = sum(p.numel() for p in model.parameters() if p.requires_grad)
         watch.say(f"  {len(frozen)} weights are frozen; {left:,} parameters learn")
-    if settings.machine.checkpointing:
-        if not hasattr(model, "checkpointing"):
-            raise ConfigError(f"{name_of(model.config)} has no checkpointing; leave it out")
-        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
     objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device)
     wrapped = parallel.spread(objective, settings.machine.strategy)
