@@ -45,24 +45,25 @@ def test_the_table_of_models_is_for_people(capsys):
 
 def test_a_user_error_is_one_line_and_status_2(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["demo", "--out", str(tmp_path / "file" / "below"), "--steps", "1"]) == 2
+    assert main(["demo", "--out", str(tmp_path / "file" / "below")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("vitrail: cannot write into")
     assert error.count("\n") == 1
 
 
 def test_the_demo_leaves_a_picture(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2"]) == 0
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0  # once more
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
-    assert "of 500 new pictures" in capsys.readouterr().out
+    assert "of 409 new photographs are read rightly" in capsys.readouterr().out
 
 
 def test_impossible_demos_are_one_line(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path), "--seed", "-1"]) == 2
-    assert "seed=-1" in capsys.readouterr().err
-    (tmp_path / "attention.png").mkdir()
-    assert main(["demo", "--out", str(tmp_path), "--steps", "1"]) == 2
-    assert "cannot write into" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "letter.txt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "holds something else; name another --out" in capsys.readouterr().err
 
 
 def test_a_reader_who_has_seen_enough_is_no_error():

@@ -74,6 +74,6 @@ def cut_up(image: Image.Image, grid: tuple[int, int]) -> Image.Image:
 
 def overlay(image: Image.Image, weights: Tensor) -> Image.Image:
     """The picture, bright where the weights are large."""
-    light = (weights / weights.max()).mul(255).byte().numpy().astype(np.uint8)
+    light = (weights / weights.max()).sqrt().mul(255).byte().numpy().astype(np.uint8)
     mask = Image.fromarray(light).resize(image.size, Image.Resampling.BICUBIC)
-    return Image.composite(image, Image.blend(image, Image.new("RGB", image.size), 0.8), mask)
+    return Image.composite(image, Image.blend(image, Image.new("RGB", image.size), 0.75), mask)

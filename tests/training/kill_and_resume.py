@@ -19,21 +19,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 STEPS = 120
 
 
-def command(data: Path, out: Path, *, resume: bool) -> list[str]:
+def command(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> list[str]:
     words = [sys.executable, "-m", "vitrail", "train", str(data), "--out", str(out)]
     if resume and (out / "settings.toml").exists():
         return [*words, "--resume"]
-    words += ["--steps", str(STEPS), "--batch-size", "6", "--optim.kind", "muon"]
+    words += ["--steps", str(steps), "--batch-size", "6", "--optim.kind", "muon"]
     words += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
     words += ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--model.dropout", "0.1"]
     words += ["--image-sizes", "0", "4", "0.5", "8"]
     return [*words, "--mix.mixup", "0.2", "--evaluate-every", "20"]
 
 
-def start(data: Path, out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+def start(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command(data, out, resume=resume),
+        command(data, out, resume=resume, steps=steps),
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -75,6 +75,8 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> int:
             process.wait()
             hits += 1
             print(f"killed: {out.name}, {where(out)}", flush=True)
+            if (out / "config.json").exists() and not (out / "state").exists():
+                out = folder / f"killed-{number + 1}"  # it was done but for its goodbye
         finally:
             if process.stderr:
                 process.stderr.close()

@@ -85,6 +85,12 @@ def test_dear_evaluations_are_left_out_on_the_way():
     assert plan.evaluate_every == plan.length  # at the end only
 
 
+def test_a_run_that_is_out_of_time_ends():
+    machine = Machine(lambda size, now: 5.0)
+    budget, plan = begin(machine, ((0.0, 64),), {64: 0.01}, evaluation=0.1, seconds=4.0)
+    assert machine.run(budget, plan, 0.1) < 15
+
+
 def test_a_budget_that_is_used_up_allows_one_step():
     machine = Machine(lambda size, now: 0.1)
     budget, _ = begin(machine, ((0.0, 64),), {64: 0.1}, seconds=1.0)

@@ -41,7 +41,7 @@ def test_what_was_said_stays():
         steps=11,
         image_sizes=((0.0, 32),),
         model=ModelSettings(name="ViT-Ti/16", image_size=96),
-        optim=Optim(kind="sgd", learning_rate=0.5),
+        optim=Optim(kind="sgd", learning_rate=0.5, schedule="rsqrt", weight_decay=0.1),
         loss=LossSettings(kind="sigmoid"),
         machine=MachineSettings(workers=3),
     )

@@ -15,7 +15,16 @@ from vitrail.training.records import read_rows
 STEPS = 8
 WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
 WORDS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
-WORDS += ["--optim.clip-norm", "1", "--evaluate-every", "1", "--average", "0.9"]
+WORDS += [
+    "--mix.cutmix",
+    "0",
+    "--optim.clip-norm",
+    "1",
+    "--evaluate-every",
+    "1",
+    "--average",
+    "0.9",
+]
 
 
 def train(data: Path, out: Path, *more: str, processes: int = 2, launch=()) -> None:

@@ -244,7 +244,7 @@ def test_muon_says_so_where_it_has_nothing_to_turn(model):
 
 def one_by_one(kind, values, grads, t, rate, memory):
     """One step in double precision, for one parameter."""
-    (b1, b2), decay = (0.9, 0.999), memory["decay"]
+    (b1, b2), decay = (0.9, 0.99 if kind == "lion" else 0.999), memory["decay"]
     grads = grads.double()
     if kind == "adam":
         grads = grads + decay * values

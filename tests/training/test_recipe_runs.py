@@ -22,14 +22,19 @@ from vitrail.training.optimizers import make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.recipes import read_recipe, recipe_names
 
-SIZE, CLASSES, BATCH = 32, 3, 4
+CLASSES, BATCH = 3, 4
 LOOK = Look(pictures=30, classes=CLASSES, side=8, gray=False, multi_label=False, seconds=0.0)
+
+
+def size_for(settings) -> int:
+    """Two patches."""
+    return 28 if (settings.model.name or "").endswith("/14") else 32
 
 
 def tiny_model(settings, *, distillation=True):
     """The recipe's kind of model with as little of everything as there can be."""
     config = configuration(settings.model.name or "ViT-B/16")
-    changes = settings.model.changes() | {"image_size": SIZE, "num_classes": CLASSES}
+    changes = settings.model.changes() | {"image_size": size_for(settings), "num_classes": CLASSES}
     if isinstance(config, BitConfig):
         config = replace(config.change(**changes), blocks=(1, 1), width_factor=1)
     else:
@@ -65,8 +70,9 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
     )
     source = open_source(write_colors(tmp_path / "colors.npz"))
     augmentation, mixing = choose_variation(settings, LOOK, model.config)
-    plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, SIZE),))
-    how = Preprocessing(size=(SIZE, SIZE))
+    size = size_for(settings)
+    plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))
+    how = Preprocessing(size=(size, size))
     feed = Feed(source, how, augmentation, 3, plan)
     prepare = preparation(how, mixing, CLASSES, torch.device("cpu"))
     for state.step in range(2):

@@ -96,7 +96,7 @@ def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):
 
 
 def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path):
-    first = start(colors, tmp_path / "run", resume=False)
+    first = start(colors, tmp_path / "run", resume=False, steps=100_000)
     while not (tmp_path / "run" / "metrics.jsonl").exists() and first.poll() is None:
         time.sleep(0.02)
     second = start(colors, tmp_path / "run", resume=False)

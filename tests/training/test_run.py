@@ -233,7 +233,7 @@ def test_products_of_lower_precision_learn_too(colors, tmp_path, precision):
 @pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1"])
 def test_every_family_can_be_trained(colors, tmp_path, name):
     model = ModelSettings(name=name, image_size=32)
-    result = tiny_run(colors, tmp_path / "run", model=model, steps=1, batch_size=2)
+    result = tiny_run(colors, tmp_path / "run", model=model, steps=2, batch_size=2)
     assert result.outcomes["test"].samples == 12
 
 

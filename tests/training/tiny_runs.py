@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.training.run import Result, run
-from vitrail.training.settings import AugmentSettings, ModelSettings, Optim, Settings
+from vitrail.training.settings import (
+    AugmentSettings,
+    MixSettings,
+    ModelSettings,
+    Optim,
+    Settings,
+)
 from vitrail.training.setup import Order
 from vitrail.training.watch import Watch
 
@@ -20,6 +26,7 @@ SETTINGS = Settings(
     model=TINY,
     optim=Optim(kind="adamw", learning_rate=3e-3, warmup_steps=1),
     augment=AugmentSettings(crop="padded", padding=1, flip=True),
+    mix=MixSettings(cutmix=0.0),  # mixing is within a micro-batch
 )
 
 

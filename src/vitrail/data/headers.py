@@ -95,7 +95,7 @@ def stranger(data: bytes) -> str:
 
 def read_jpeg(data: bytes) -> Header:
     """Markers up to the first scan. JFIF and Adobe stay: they say what the colors mean."""
-    kept, exif, frame, progressive, at = [b"\xff\xd8"], b"", None, False, 2
+    kept, exif, frame, progressive, dropped, at = [b"\xff\xd8"], b"", None, False, False, 2
     while (marker := data[(at := data.index(b"\xff", at)) + 1]) != 0xDA:
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD8:
             at += 1 if marker == 0xFF else 2  # padding, or a marker without content
@@ -111,6 +111,8 @@ def read_jpeg(data: bytes) -> Header:
         is_note = 0xE0 <= marker <= 0xEF or marker == 0xFE
         if not is_note or (marker, content[:5]) in ((0xE0, b"JFIF\0"), (0xEE, b"Adobe")):
             kept.append(data[at : at + 2 + length])
+        else:
+            dropped = True
         at += 2 + length
     if frame is None or 0 in frame:
         raise damaged("JPEG", "no size in its header")
@@ -124,7 +126,7 @@ def read_jpeg(data: bytes) -> Header:
         raise DataError(f"a JPEG of {layers} layers of {bits} bits; save it as 8-bit RGB")
     return Header(
         format="JPEG",
-        data=b"".join([*kept, data[at:]]),
+        data=b"".join([*kept, data[at:]]) if dropped else data,
         size=(height, width),
         orientation=orientation(exif),
         layers=layers,

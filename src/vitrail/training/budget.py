@@ -84,5 +84,8 @@ class Budget:
         coming = 0
         if plan.evaluate_every:
             coming = max(0, (plan.steps - 1) // plan.evaluate_every - step // plan.evaluate_every)
+        if self.left() <= 0:
+            plan.steps = step  # it is time to end
+            return
         progress = plan.progress(step)
         plan.spread_over(step, step + self.fitting(plan.stages, progress, coming))

@@ -186,7 +186,6 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
         optim = replace(optim, kind="muon" if fits else "adamw")
         if fits:
             choices.say("Muon", "reaches a given accuracy from scratch in about half the time")
-    assert optim.kind is not None
     if optim.kind == "muon":
         usual = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
     else:
@@ -194,7 +193,8 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
     missing = {name: value for name, value in usual.items() if getattr(optim, name) is None}
     optim = replace(optim, **missing)  # pyright: ignore[reportArgumentType]
     if optim.learning_rate is None:
-        rate = RATES.get(optim.kind, 1e-3) if start is None else FINE_RATES.get(optim.kind, 2e-4)
+        kind = str(optim.kind)
+        rate = RATES.get(kind, 1e-3) if start is None else FINE_RATES.get(kind, 2e-4)
         optim = replace(optim, learning_rate=rate)
         choices.say(f"learning rate {rate:g}", f"usual for {optim.kind}")
     choices.settings = replace(settings, optim=optim)
