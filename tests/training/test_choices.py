@@ -56,9 +56,7 @@ def test_an_optimizer_that_was_named_gets_its_own_usual_settings():
 
 
 def test_masked_patches_are_not_mixed():
-    _, mixing = choose_variation(
-        Settings(objective="masked-patches"), LOOK, configuration("ViT-Ti/16")
-    )
+    _, mixing = choose_variation(Settings(objective="masked-patches"), LOOK)
     assert (mixing.mixup, mixing.cutmix) == (0, 0)
 
 
@@ -112,15 +110,17 @@ def test_a_batch_is_never_larger_than_the_data():
 
 def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
     settings = Settings(augment=AugmentSettings(flip=False, policy="trivial"))
-    augmentation, mixing = choose_variation(settings, LOOK, configuration("ViT-Ti/16"))
+    augmentation, mixing = choose_variation(settings, LOOK)
     assert not augmentation.flip
     assert augmentation.policy == "trivial"
     assert augmentation.crop == "inception"
     assert (mixing.cutmix, mixing.chance) == (1.0, 0.5)
-    small, _ = choose_variation(settings, replace(LOOK, side=28), configuration("ViT-Ti/16"))
+    small, _ = choose_variation(settings, replace(LOOK, side=28))
     assert small.crop == "padded"
+    _, tuned = choose_variation(Settings(), LOOK, fine_tuning=True)
+    assert tuned.cutmix == 0.0
     many = replace(LOOK, side=28, pictures=60_000)
-    light, none = choose_variation(Settings(), many, configuration("ViT-Ti/16"))
+    light, none = choose_variation(Settings(), many)
     assert (light.crop, none.cutmix) == ("whole", 0.0)
 
 

@@ -69,7 +69,7 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
         average=Average(named, settings.average) if settings.average else None,
     )
     source = open_source(write_colors(tmp_path / "colors.npz"))
-    augmentation, mixing = choose_variation(settings, LOOK, model.config)
+    augmentation, mixing = choose_variation(settings, LOOK)
     size = size_for(settings)
     plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))
     how = Preprocessing(size=(size, size))

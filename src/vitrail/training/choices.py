@@ -214,13 +214,16 @@ def choose_loss(choices: Choices) -> None:
         )
 
 
-def choose_variation(settings: Settings, look: Look, config: Config) -> tuple[Augmentation, Mixing]:
+def choose_variation(
+    settings: Settings, look: Look, *, fine_tuning: bool = False
+) -> tuple[Augmentation, Mixing]:
     """How pictures are varied: what was given, and the rest by the size of the set."""
     base = Augmentation(crop="inception", crop_area=(0.35, 1.0))
     if look.side <= SMALL_PICTURES:  # many pictures are enough as they are
         base = Augmentation(crop="padded" if look.pictures < FEW else "whole", padding=3)
-    few = look.pictures < FEW and not look.multi_label and settings.objective == "classify"
-    mixing = Mixing(cutmix=1.0, chance=0.5) if few else Mixing()
+    long = not fine_tuning and settings.objective == "classify"  # enough to learn too much by heart
+    few = look.pictures < FEW and not look.multi_label
+    mixing = Mixing(cutmix=1.0, chance=0.5) if long and few else Mixing()
     return replace(base, **given(settings.augment)), replace(mixing, **given(settings.mix))
 
 

@@ -80,7 +80,7 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
     look = choices.look_at(material.train)
     learner = build_learner(order.settings, material.train, look, order.start, device, watch.say)
     settings, model = learner.settings, learner.model
-    varied = choices.choose_variation(settings, look, model.config)
+    varied = choices.choose_variation(settings, look, fine_tuning=bool(order.start))
     precision, why = choose_precision(settings.machine.precision, device)
     reasons = [
         *learner.reasons,
