@@ -77,7 +77,8 @@ def test_a_process_that_torchrun_restarted_resumes_by_itself(colors, tmp_path, m
 
 
 def test_a_run_that_was_killed_resumes_to_identical_weights(tmp_path):
-    kill_and_resume(tmp_path, kills=2, seed=0)
+    _, different = kill_and_resume(tmp_path, kills=2, seed=0)
+    assert not different
 
 
 def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):

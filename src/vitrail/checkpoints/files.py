@@ -12,7 +12,6 @@ import math
 import os
 import pickle
 import struct
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -28,7 +27,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.errors import CheckpointError
+from vitrail.data.array_files import read_header
+from vitrail.data.files import whole_or_absent as written_whole
+from vitrail.errors import CheckpointError, DataError
 
 MOST_UNPACKED = 20  # times a file's size that its arrays may have; more is an attack
 SAFETENSORS_TYPES = {
@@ -161,7 +162,7 @@ def read_npz(path: Path) -> Weights:
         for info in members:
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as member:
-                shape, _, dtype = read_header(member)
+                shape, dtype = safe_header(member)
                 start = member.tell()
             if math.prod(shape) * dtype.itemsize + start != info.file_size:
                 raise CheckpointError(f"{path}: {name} is not as long as it says")
@@ -190,19 +191,12 @@ def npz_reader(file: OpenFile, info: zipfile.ZipInfo) -> Callable[[], Tensor]:
     return read
 
 
-def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and type of an array; refuses Python objects, which would run code."""
-    version = np.lib.format.read_magic(stream)
-    reader = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if reader is None:
-        raise ValueError(f"version {version} of the array format is not known")
-    shape, fortran, dtype = reader(stream)
+def safe_header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array; refuses Python objects, which would run code."""
+    shape, _, dtype = read_header(stream)
     if dtype.hasobject:
         raise CheckpointError("the file holds Python objects, and loading it could run code")
-    return shape, fortran, dtype
+    return shape, dtype
 
 
 def to_tensor(name: str, array: np.ndarray) -> Tensor:
@@ -333,31 +327,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~current_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+        with written_whole(path) as temporary:
+            yield temporary
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
     except (SafetensorError, RuntimeError) as error:  # how the writers say that a disk is full
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"cannot write {path}: {reason}") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -160,6 +160,12 @@ def cannot_read(path: object, error: Exception) -> DataError:
     return DataError(f"cannot read {path}: {words[0][:200]}")
 
 
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""
@@ -172,7 +178,7 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(0o666 & ~current_umask())
         temporary.replace(path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from vitrail.checkpoints.facts import Facts, facts_of
-from vitrail.checkpoints.load import load, open_reference
+from vitrail.checkpoints.load import load
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model, build, create
 from vitrail.models.checks import pair
+from vitrail.models.names import configuration
 from vitrail.training.choices import Look, choose
 from vitrail.training.settings import Settings
 
@@ -46,13 +48,11 @@ def build_learner(
     if start:
         if settings.model.name is not None:
             raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
-        found = open_reference(start)
-        if found.format == "name":
+        if is_name(start):
             raise CheckpointError(
                 f"{start} is a name, and fine-tuning needs weights; give a file, a folder or "
                 "hf:owner/name, or use `vitrail train`"
             )
-        del found  # read again below, when it is known what to fit it to
         model = fitted(start, settings, len(classes), say)
         choices = choose(settings, look, gpu=gpu, start=model.config)
         usual = facts_of(model).preprocessing
@@ -75,6 +75,17 @@ def build_learner(
         reasons=choices.reasons,
         teacher=teacher(settings),
     )
+
+
+def is_name(reference: str) -> bool:
+    """Whether a reference is the name of a model, which comes without weights."""
+    if Path(reference).exists():
+        return False
+    try:
+        configuration(reference)
+    except ConfigError:
+        return False
+    return True
 
 
 def fresh(settings: Settings, classes: int) -> Model:

@@ -139,11 +139,6 @@ def make_plan(
 ) -> Plan:
     samples, batch = len(material.train), settings.batch_size
     assert batch is not None
-    if batch > samples:
-        raise ConfigError(
-            f"batch_size={batch} is more than the {samples:,} training pictures; "
-            f"try {max(1, samples // 4)}"
-        )
     if settings.minutes is not None and (settings.steps or settings.epochs):
         watch.say("note: the minutes decide how long to train, not epochs or steps")
     steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))

@@ -1,0 +1,303 @@
+"""Recipes of the user's own: read, refused with a reason, and written so that they read back."""
+
+import tomllib
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from vitrail.errors import ConfigError
+from vitrail.training.folder import write_run
+from vitrail.training.recipes import (
+    KNOWN,
+    TABLES,
+    grid,
+    read_recipe,
+    settings_from,
+    summary,
+    to_toml,
+)
+from vitrail.training.settings import Optim, Settings
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    """What is said about a file my.toml."""
+    with pytest.raises(ConfigError) as error:
+        read_recipe(written(folder, "my.toml", text))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_own_file_may_extend_a_packaged_recipe_and_another_file(tmp_path):
+    written(tmp_path, "base.toml", 'extends = "vit-s16-imagenet"\nseed = 3\nbatch_size = 64\n')
+    own = written(tmp_path, "own.toml", 'extends = "base.toml"\nbatch_size = 32\n')
+    original = read_recipe("vit-s16-imagenet")
+    assert read_recipe(own) == replace(original, seed=3, batch_size=32)
+
+
+def test_steps_take_the_place_of_epochs_that_are_extended(tmp_path):
+    text = 'extends = "deit-s16"\nsteps = 100\n[optim]\nwarmup_steps = 10\n'
+    recipe = read_recipe(written(tmp_path, "my.toml", text))
+    assert (recipe.epochs, recipe.steps) == (None, 100)
+    assert (recipe.optim.warmup_steps, recipe.optim.warmup) == (10, Optim().warmup)
+    text = 'extends = "vit-s16-imagenet"\n[optim]\nwarmup = 0.1\n'
+    assert read_recipe(written(tmp_path, "my.toml", text)).optim.warmup_steps is None
+
+
+def test_the_settings_that_a_run_kept_are_a_recipe(tmp_path):
+    recipe = read_recipe("deit-s16")
+    write_run(tmp_path, recipe, data="pictures", start="")
+    assert read_recipe(str(tmp_path / "settings.toml")) == recipe
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    assert read_recipe(written(tmp_path, "my.toml", "")) == Settings()
+    assert settings_from({}) == Settings()
+
+
+def test_a_byte_order_mark_and_windows_lines_are_no_matter(tmp_path):
+    (tmp_path / "my.toml").write_bytes(b"\xef\xbb\xbf# Mine.\r\nseed = 1\r\n")
+    assert read_recipe(str(tmp_path / "my.toml")).seed == 1
+    assert summary(str(tmp_path / "my.toml")) == "Mine."
+
+
+def test_lists_are_tuples_and_whole_numbers_may_stand_for_others(tmp_path):
+    text = """
+        epochs = 3
+        image_sizes = [[0, 32], [0.5, 64]]
+        [optim]
+        freeze = ["stem.*"]
+        betas = [0, 1]
+    """
+    recipe = read_recipe(written(tmp_path, "my.toml", text))
+    assert recipe.image_sizes == ((0, 32), (0.5, 64))
+    assert isinstance(recipe.epochs, float)
+    assert recipe.optim.freeze == ("stem.*",)
+    assert recipe.optim.betas == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "meant"),
+    [
+        ("[optim]\nlr = 1", "optim.lr", "did you mean 'optim.learning_rate'?"),
+        ("[optim]\nwd = 1", "optim.wd", "did you mean 'optim.weight_decay'?"),
+        ("[optim]\nlearning_rte = 1", "optim.learning_rte", "did you mean 'optim.learning_rate'?"),
+        ("[optim]\nlearning-rate = 1", "optim.learning-rate", "'optim.learning_rate'?"),
+        ("learning_rate = 1", "learning_rate", "did you mean 'optim.learning_rate'?"),
+        ("[optim]\nkinds = 1", "optim.kinds", "did you mean 'optim.kind'?"),
+        ("[loss]\nkinds = 1", "loss.kinds", "did you mean 'loss.kind'?"),
+        ("batchsize = 1", "batchsize", "did you mean 'batch_size'?"),
+        ("[optimizer]\nkind = 1", "optimizer", "did you mean the table [optim]?"),
+        ("[masked]\nzebra = 1", "masked.zebra", "known: share, predict"),
+        ('[mix]\nextends = "x"', "mix.extends", "known: mixup, cutmix, chance, style"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path, text, name, meant):
+    said = refusal(tmp_path, text)
+    assert said.startswith(f"unknown setting {name!r} in my.toml; ")
+    assert said.endswith(meant)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('batch_size = "64"', "batch_size='64' in my.toml must be a whole number"),
+        ("batch_size = 64.0", "batch_size=64.0 in my.toml must be a whole number"),
+        ("batch_size = true", "batch_size=True in my.toml must be a whole number"),
+        ("epochs = true", "epochs=True in my.toml must be a number"),
+        ("average = nan", "average=nan in my.toml must be a number"),
+        ("epochs = inf", "epochs=inf in my.toml must be a number"),
+        ("strict = 1", "strict=1 in my.toml must be true or false"),
+        ("preprocessing = 3", "preprocessing=3 in my.toml must be text in quotes"),
+        ("optim = 3", "optim=3 in my.toml must be a table, such as [optim]"),
+        ("[[optim]]\nkind = 3", "optim=[{'kind': 3}] in my.toml must be a table"),
+        ("[batch_size]\na = 1", "batch_size={'a': 1} in my.toml must be a whole number"),
+        ('[loss]\nkind = "hinge"', "loss.kind='hinge' in my.toml must be one of softmax, sigmoid"),
+        ("[loss]\nkind = 1", "loss.kind=1 in my.toml must be one of softmax, sigmoid"),
+        ("[optim]\nbetas = [0.9]", "optim.betas=[0.9] in my.toml must be a list of 2: a number, "),
+        ("[optim]\nstairs = 0.5", "optim.stairs=0.5 in my.toml must be a list, each item a number"),
+        ("[optim]\nstairs = ['a']", "optim.stairs=['a'] in my.toml must be a list, each"),
+        (
+            "image_sizes = [0, 32]",
+            "image_sizes=[0, 32] in my.toml must be a list, each item a list",
+        ),
+        ("seed = 2020-01-01", "seed=datetime.date(2020, 1, 1) in my.toml must be a whole number"),
+        ("extends = 3", "extends=3 in my.toml must be the name of a recipe"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(tmp_path, text, said):
+    assert refusal(tmp_path, text).startswith(said)
+
+
+def test_a_number_beyond_all_numbers_is_refused(tmp_path):
+    assert "must be a number" in refusal(tmp_path, "epochs = 1" + "0" * 400)
+
+
+def test_impossible_values_are_refused_with_the_file_s_name(tmp_path):
+    said = refusal(tmp_path, "[optim]\nlearning_rate = -1")
+    assert "optim.learning_rate=-1.0 must be a positive number (in " in said
+    assert "my.toml" in said
+    with pytest.raises(ConfigError, match=r"^epochs=-1.0 must be above zero$"):
+        settings_from({"epochs": -1})
+    with pytest.raises(ConfigError, match=r"^unknown setting 'epoch' in a run; did you mean"):
+        settings_from({"epoch": 1}, "a run")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed = 1\nepochs = = 2", "at line 2"),
+        ("seed = 1\nseed = 2", "at line 2"),
+        ("seed = 1\n\nepochs", "at line 3"),
+        ('seed = 1\npreprocessing = "goo', "at line 2"),
+        ("[optim\n", "at line 1"),
+        ("a = " + "[" * 5000, "is not a TOML file"),
+        ("seed = 1" + "0" * 5000, "is not a TOML file"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line(tmp_path, text, line):
+    said = refusal(tmp_path, text)
+    assert said.startswith("my.toml is not a TOML file: ")
+    assert line in said
+
+
+def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path):
+    (tmp_path / "my.toml").write_bytes(b"seed = 1\n# \xff\n")
+    with pytest.raises(ConfigError, match=r"^my.toml is not UTF-8 text \(at line 2\)$"):
+        read_recipe(str(tmp_path / "my.toml"))
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path):
+    written(tmp_path, "other.toml", 'extends = "my.toml"')
+    said = refusal(tmp_path, 'extends = "other.toml"')
+    assert said.startswith("my.toml extends other.toml extends my.toml: ")
+    assert refusal(tmp_path, 'extends = "my.toml"').startswith("my.toml extends my.toml: ")
+
+
+def test_a_mistake_is_told_of_the_file_it_is_in(tmp_path):
+    written(tmp_path, "base.toml", "zebra = 1")
+    assert "'zebra' in base.toml" in refusal(tmp_path, 'extends = "base.toml"')
+
+
+def test_a_recipe_that_does_not_exist_is_refused_with_a_suggestion(tmp_path):
+    with pytest.raises(ConfigError, match="unknown recipe 'diet-s16'; did you mean 'deit-s16'"):
+        read_recipe("diet-s16")
+    with pytest.raises(
+        ConfigError, match=r"own ends in \.toml, and the packaged ones are in .*rec"
+    ):
+        read_recipe("zebra")
+    with pytest.raises(ConfigError, match=r"no recipe file deit-s16\.toml; did you mean the pack"):
+        read_recipe("deit-s16.toml")
+    with pytest.raises(ConfigError, match="unknown recipe ''"):
+        read_recipe("")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match="cannot read the recipe"):
+        read_recipe(str(tmp_path / "folder.toml"))
+
+
+def test_a_recipe_without_a_grid_has_none_and_without_a_comment_no_summary(tmp_path):
+    assert grid("deit-s16") == []
+    assert summary(written(tmp_path, "my.toml", "seed = 1")) == ""
+
+
+# Writing
+
+
+def test_settings_are_written_as_a_person_would(tmp_path):
+    recipe = settings_from(
+        {
+            "epochs": 90,
+            "batch_size": 4096,
+            "preprocessing": 'a "quoted"\n\\path\x7f',
+            "model": {"name": "ViT-S/16", "distillation": False, "head_bias": -1e300},
+            "optim": {"learning_rate": 1e-4, "warmup_steps": 10_000, "eps": 2.5e-9, "end": 1e-5},
+            "augment": {"crop_area": (0.05, 1)},
+        }
+    )
+    assert to_toml(recipe, defaults=False) == (
+        "epochs = 90\n"
+        "batch_size = 4096\n"
+        'preprocessing = "a \\"quoted\\"\\n\\\\path\\u007f"\n'
+        "\n[model]\n"
+        'name = "ViT-S/16"\n'
+        "distillation = false\n"
+        "head_bias = -1e300\n"
+        "\n[optim]\n"
+        "learning_rate = 1e-4\n"
+        "warmup_steps = 10_000\n"
+        "end = 1e-5\n"
+        "eps = 2.5e-9\n"
+        "\n[augment]\n"
+        "crop_area = [0.05, 1]\n"
+    )
+    assert "momentum = 0.9\n" in to_toml(recipe)
+    assert "\nseed = 0\n" in to_toml(recipe)
+    assert settings_from(tomllib.loads(to_toml(recipe))) == recipe
+
+
+SHARES = strategies.floats(0, 0.99, exclude_max=True)
+
+
+def anything(kind):
+    """Values of a setting's type, in ranges that every setting of it allows."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return strategies.sampled_from(parts)
+    if get_origin(kind) is tuple and parts[-1] is Ellipsis:
+        return strategies.lists(anything(parts[0]), max_size=3).map(tuple)
+    if get_origin(kind) is tuple:
+        return strategies.tuples(*map(anything, parts))
+    return {
+        bool: strategies.booleans(),
+        int: strategies.integers(1, 10**12),
+        float: strategies.floats(0, 1, exclude_min=True, exclude_max=True),
+        str: strategies.text(strategies.characters(exclude_categories=["Cs"])),
+    }[kind]
+
+
+@strategies.composite
+def nested(draw):
+    """Some settings, at random, as nested plain values."""
+    apart = {"epochs", "image_sizes"}  # excludes `steps`; must rise
+    names = draw(strategies.sets(strategies.sampled_from(sorted(KNOWN.keys() - apart))))
+    values = {}
+    for name in names:
+        table, _, key = name.rpartition(".")
+        (values.setdefault(table, {}) if table else values)[key] = draw(anything(KNOWN[name]))
+    if draw(strategies.booleans()):
+        starts = draw(strategies.lists(SHARES, unique=True, max_size=3))
+        pixels = strategies.integers(1, 512)
+        values["image_sizes"] = [[start, draw(pixels)] for start in sorted({0.0, *starts})]
+    return values
+
+
+@settings(deadline=None, max_examples=60)
+@given(nested(), strategies.booleans())
+def test_whatever_is_written_reads_back_as_it_was(values, defaults):
+    one = settings_from(values)
+    again = settings_from(tomllib.loads(to_toml(one, defaults=defaults)))
+    assert again == one
+
+
+@settings(deadline=None, max_examples=200)
+@given(strategies.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_is_written_to_the_last_digit(number):
+    one = settings_from({"model": {"head_bias": number}})
+    assert settings_from(tomllib.loads(to_toml(one))).model.head_bias == number
+
+
+def test_every_setting_is_known_by_its_full_name():
+    for field in fields(Settings):
+        if is_dataclass(field.type):
+            assert field.name in TABLES
+            assert all(f"{field.name}.{inner.name}" in KNOWN for inner in fields(field.type))
+        else:
+            assert field.name in KNOWN
