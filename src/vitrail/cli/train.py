@@ -69,6 +69,8 @@ class Training:
         if self.print_settings:
             print(to_toml(self.settings), end="")
             return
+        if self.resume:
+            self.check_resume()
         if not self.data:
             raise ConfigError(
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
@@ -86,8 +88,6 @@ class Training:
     def order(self) -> "Order":
         from vitrail.training.setup import Order
 
-        if self.resume:
-            self.check_resume()
         if self.out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("several processes must know the run's folder; give --out")
         return Order(
