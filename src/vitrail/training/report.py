@@ -17,10 +17,10 @@ from vitrail.data.files import whole_or_absent
 from vitrail.data.samples import Label, Source
 from vitrail.data.sheet import PAGE
 from vitrail.data.thumbnails import picture_at
+from vitrail.evaluation import charts
+from vitrail.evaluation.charts import Point, Series, line_chart
+from vitrail.evaluation.matrix import Bar, bar_list, mixed_up
 from vitrail.evaluation.outcome import Mistake, Outcome
-from vitrail.training import charts
-from vitrail.training.charts import Point, Series, line_chart
-from vitrail.training.matrix import Bar, bar_list, mixed_up
 
 STYLE = """
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));

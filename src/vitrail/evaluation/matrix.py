@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.training.charts import LETTER, svg
+from vitrail.evaluation.charts import LETTER, svg
 
 CELL = 26  # pixels a side, where numbers are written
 READABLE = 30  # classes up to which numbers and names are written

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from vitrail.training import charts, matrix
-from vitrail.training.charts import Series, line_chart
-from vitrail.training.matrix import Bar, bar_list, confusion_map
+from vitrail.evaluation import charts, matrix
+from vitrail.evaluation.charts import Series, line_chart
+from vitrail.evaluation.matrix import Bar, bar_list, confusion_map
 
 EVIL = "a<b>&\"'</svg><script>x</script>"
 
