@@ -11,7 +11,7 @@ import torch
 from vitrail import ConfigError, DataError
 from vitrail.data.preprocessing import preset
 from vitrail.data.samples import Sample
-from vitrail.evaluation import evaluate as module
+from vitrail.evaluation import passes as module
 from vitrail.evaluation.evaluate import evaluate
 
 HOW = preset("google", (4, 4))
@@ -100,7 +100,7 @@ def test_progress_goes_to_the_end():
 
 @pytest.mark.parametrize("broken", [(), (1, 3), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
 def test_all_processes_call_the_model_equally_often(monkeypatch, broken):
-    """Nine pictures in pairs over two processes: five and four, three batches and two."""
+    """Nine pictures in pairs over two processes: three batches and two."""
     calls = []
     monkeypatch.setattr(module.parallel, "world_size", lambda: 2)
     for rank in (0, 1):

@@ -15,6 +15,7 @@ from vitrail import __version__
 from vitrail.cli.check import Check
 from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
+from vitrail.cli.evaluate import Evaluate
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
 from vitrail.cli.recipes import Recipes
@@ -25,6 +26,7 @@ COMMANDS = {
     "check": Check,
     "convert": Convert,
     "demo": Demo,
+    "evaluate": Evaluate,
     "finetune": Finetune,
     "models": Models,
     "pack": Pack,

@@ -1,23 +1,20 @@
 """`vitrail check`: what is wrong with a data set, and what to do about it."""
 
 import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import tyro
 
+from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+
 if TYPE_CHECKING:
     from vitrail.data.health import Health, Member, Twins
 
-WIDTH = 80
 MOST_ROWS = 40  # of the table of classes
 EXAMPLES = 5  # of each problem
-EVERY = 5.0  # seconds between lines of progress; a tenth of it on a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +58,6 @@ class Check:
                 f"{self.data} has {len(health.unreadable):,} unreadable files and "
                 f"{len(health.leaks):,} leaks between splits; mend them, or leave out --strict"
             )
-
-
-@dataclass
-class Progress:
-    """How far it is: one line that changes on a terminal, else a new line now and then."""
-
-    last: float = field(default_factory=time.monotonic)
-    shown: bool = False
-
-    def __call__(self, done: int, total: int) -> None:
-        terminal, now = sys.stderr.isatty(), time.monotonic()
-        if now - self.last < (EVERY / 10 if terminal else EVERY):
-            return
-        self.last, self.shown = now, terminal
-        line = f"{done:,} of {total:,} pictures"
-        print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-
-    def done(self) -> None:
-        if self.shown:
-            print(f"\r{' ' * (WIDTH - 1)}\r", end="", file=sys.stderr, flush=True)
 
 
 def report(health: "Health") -> Iterator[str]:
@@ -147,12 +123,3 @@ def about(twins: "Twins") -> str:
 
 def names(members: Sequence["Member"]) -> list[str]:
     return [member.name for member in members]
-
-
-def paragraph(text: str, indent: int = 2) -> list[str]:
-    return wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def printable(text: str) -> str:
-    """File names may hold anything; a terminal should not."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -64,21 +64,33 @@ class TrainingOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationOrder:
-    """Every sample once, shared out among the processes."""
+    """Every sample once. Processes take whole batches in turn, so that a batch is always the same:
+    a matrix product rounds a row otherwise beside other rows."""
 
     samples: int
-    batch_size: int  # of this process
+    batch_size: int
     rank: int = 0
     world_size: int = 1
 
     def __iter__(self) -> Iterator[list[Place]]:
-        mine = range(self.rank, self.samples, self.world_size)
-        for start in range(0, len(mine), self.batch_size):
-            yield [Place(0, index) for index in mine[start : start + self.batch_size]]
+        for batch in self.batches():
+            yield [Place(0, index) for index in batch]
 
     def __len__(self) -> int:
-        mine = len(range(self.rank, self.samples, self.world_size))
-        return -(-mine // self.batch_size)
+        return len(self.starts())
+
+    @property
+    def mine(self) -> int:
+        """Samples of this process."""
+        return sum(map(len, self.batches()))
+
+    def batches(self) -> Iterator[range]:
+        for start in self.starts():
+            yield range(start, min(start + self.batch_size, self.samples))
+
+    def starts(self) -> range:
+        size = self.batch_size
+        return range(self.rank * size, self.samples, self.world_size * size)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:

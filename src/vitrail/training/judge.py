@@ -3,17 +3,18 @@
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail import parallel
-from vitrail.data.loader import Loader
-from vitrail.data.order import EvaluationOrder
+from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms import EvaluationTransform, normalize
-from vitrail.evaluation.evaluate import evaluate, most_calls
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.passes import look_at_all
 from vitrail.training.averaging import Average
 from vitrail.training.device import synchronize
 from vitrail.training.feed import at_size
@@ -64,41 +65,29 @@ class Judge:
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.material.judged[split],
                 at_size(self.preprocessing, size),
-                channels=self.channels,
-                batch_size=self.batch_size,
-                workers=self.settings.machine.workers,
-                device=self.device,
                 loss=self.settings.loss.kind or "softmax",
+                **self.how,
             )
         self.objective.train()
         return outcome
 
     def masked_loss(self, split: str) -> float:
         """The mean loss of filling in patches, which are always the same ones."""
-        source = self.material.judged[split]
-        transform = EvaluationTransform(preprocessing=self.preprocessing, channels=self.channels)
-        order = EvaluationOrder(
-            samples=len(source),
-            batch_size=self.batch_size,
-            rank=parallel.rank(),
-            world_size=parallel.world_size(),
-        )
-        total, calls = torch.zeros(2, dtype=torch.float64), 0
+        total, calls = torch.zeros(2, dtype=torch.float64), count()
+
+        def predict(images: Tensor) -> Tensor:
+            seeded(0, next(calls), 0)
+            return self.objective(images, None)
+
+        def take(loss: Tensor, batch: Batch) -> None:
+            total.add_(torch.tensor([float(loss) * len(batch.images), len(batch.images)]))
+
         self.objective.eval()
-        with torch.no_grad(), self.average.applied() if self.average else nullcontext():
-            for batch in Loader(source, transform, order, workers=self.settings.machine.workers):
-                seeded(0, calls, 0)
-                calls += 1
-                images = normalize(batch.images.to(self.device), self.preprocessing)
-                loss = self.objective(images, batch.labels)
-                total += torch.tensor([float(loss) * len(images), len(images)])
-            if parallel.several():  # the others need this process for their calls
-                nothing = torch.zeros(1, self.channels, *transform.preprocessing.size)
-                for _ in range(calls, most_calls(order)):
-                    self.objective(nothing.to(self.device), None)
+        with self.average.applied() if self.average else nullcontext():
+            look_at_all(predict, self.material.judged[split], self.preprocessing, take, **self.how)
         self.objective.train()
-        summed, count = parallel.sum_over(total).tolist()
-        return summed / max(1.0, count)
+        summed, pictures = parallel.sum_over(total).tolist()
+        return summed / max(1.0, pictures)
 
     def share_of_all(self) -> float:
         """Evaluating every split, in units of evaluating the one looked at during training."""
@@ -123,6 +112,16 @@ class Judge:
                 times.append(time.monotonic() - begun)
         samples = len(next(iter(self.material.judged.values()))) / parallel.world_size()
         return OVERHEAD * min(times) * samples / self.batch_size
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What every look at the pictures is told."""
+        return {
+            "channels": self.channels,
+            "batch_size": self.batch_size,
+            "workers": self.settings.machine.workers,
+            "device": self.device,
+        }
 
     @property
     def channels(self) -> int:

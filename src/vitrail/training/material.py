@@ -8,9 +8,8 @@ from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source, splits_of
 from vitrail.data.splits import Splits
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.matching import listed
 from vitrail.training.settings import Settings
-
-SHOWN = 5  # classes that a note names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +90,3 @@ def present(samples: Samples) -> np.ndarray:
     labels = samples.labels()
     numbers = labels.classes if isinstance(labels, LabelSets) else labels
     return np.bincount(np.asarray(numbers, np.int64), minlength=len(samples.classes)) > 0
-
-
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more

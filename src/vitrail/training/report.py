@@ -6,64 +6,31 @@ The page asks nothing of the network and runs no script: pictures, charts and st
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import whole_or_absent
-from vitrail.data.samples import Label, Source
-from vitrail.data.sheet import PAGE
-from vitrail.data.thumbnails import picture_at
-from vitrail.evaluation import charts
+from vitrail.data.samples import Source
 from vitrail.evaluation.charts import Point, Series, line_chart
 from vitrail.evaluation.matrix import Bar, bar_list, mixed_up
-from vitrail.evaluation.outcome import Mistake, Outcome
+from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.parts import (
+    following,
+    likely,
+    mistake_figures,
+    prose,
+    share,
+    tile,
+    tiles_and_facts,
+    unreadable,
+    whole_page,
+    write_whole,
+)
 
-STYLE = """
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));
-  gap: .75rem; margin: 1.25rem 0; }
-.tile { background: var(--card); border-radius: 8px; padding: .8rem 1rem .9rem; }
-.tile b { display: block; font-size: clamp(1.3rem, 4.5vw, 1.9rem); line-height: 1.25;
-  overflow-wrap: normal; letter-spacing: -.02em;
-  font-variant-numeric: tabular-nums; font-weight: 650; }
-.tile.first { border-left: 4px solid var(--accent); }
-.tile.first b { color: var(--accent); }
-.tile span { display: block; color: var(--soft); font-size: .85rem; line-height: 1.4; }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr));
-  gap: .6rem 1.25rem; }
-.facts dt { color: var(--soft); font-weight: 400; font-size: .85rem; }
-.facts dd { color: var(--ink); margin: 0; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr));
-  gap: 1rem 2rem; align-items: start; }
-.panels h3 { margin: .75rem 0 .5rem; }
-.narrow { max-width: 27rem; }
-.wide + .soft { margin-top: .5rem; }
-.pairs { list-style: none; margin: 0; padding: 0; }
-.pairs li { display: flex; justify-content: space-between; gap: 1rem; padding: .3rem 0;
-  border-bottom: 1px solid var(--line); }
-.pairs span { color: var(--soft); white-space: nowrap; font-variant-numeric: tabular-nums; }
-.mistakes { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.6rem, 1fr));
-  gap: 1.1rem .9rem; }
-@media (max-width: 30rem) { .mistakes { grid-template-columns: repeat(3, 1fr); gap: .8rem .6rem; } }
-.mistakes figure { width: auto; }
-.mistakes img { width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--card);
-  border-radius: 6px; }
-.mistakes b { color: var(--ink); }
-.mistakes i { font-style: normal; color: var(--bad); font-weight: 600; }
-.choices { padding-left: 1.2rem; } .choices li { margin: .3rem 0; }
-summary { cursor: pointer; font-weight: 600; padding: .4rem 0; }
-pre { background: var(--card); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto;
-  overflow-wrap: normal; font-size: .85rem; line-height: 1.5; margin: .5rem 0; }
-code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .92em; }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
-"""
 HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
 MISTAKES = 24  # pictures on the page, over all splits
-SIDE = 144  # pixels of their longer side
-SHOWN = 30  # unreadable files by name; the rest is counted
 LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic
 
 
@@ -86,9 +53,7 @@ class Report:
 
 def write_report(path: Path, report: Report) -> None:
     """Write the page whole, or leave what was there."""
-    text = page(report)
-    with whole_or_absent(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "replace"))
+    write_whole(path, page(report))
 
 
 def page(report: Report) -> str:
@@ -96,46 +61,26 @@ def page(report: Report) -> str:
     body = [headline(report), curves(report.rows)]
     for split, outcome in report.outcomes.items():
         body += details(report, split, outcome)
-    body += [chosen(report.choices), unreadable(report), times(report.timings)]
+    body += [chosen(report.choices), unreadable(bad_files(report)), times(report.timings)]
     body += [following(report.next_steps), settings(report.settings_toml)]
-    return PAGE.substitute(
-        title=escape(report.title),
-        facts=escape(subtitle(report.facts)),
-        body="\n".join(filter(None, body)),
-        more_style=charts.STYLE + STYLE,
-    )
-
-
-def subtitle(facts: Mapping[str, str]) -> str:
-    return " on ".join(facts[name] for name in ("model", "data") if name in facts)
+    return whole_page(report.title, report.facts, body)
 
 
 def headline(report: Report) -> str:
     """What everybody wants to know first, in large type, and the other facts below."""
     tiles = [accuracy_tile(split, outcome) for split, outcome in report.outcomes.items()]
-    for name in HEADLINES:
-        if name in report.facts:
-            value = escape(report.facts[name])
-            tiles.append(f'<div class="tile"><span>{escape(name)}</span><b>{value}</b></div>')
-    others = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in report.facts.items()
-        if name not in HEADLINES
-    )
-    found = f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
-    return f'{found}<dl class="facts">{others}</dl>' if others else found
+    large = [name for name in HEADLINES if name in report.facts]
+    tiles += [tile(name, escape(report.facts[name])) for name in large]
+    others = {name: value for name, value in report.facts.items() if name not in large}
+    return tiles_and_facts(tiles, others)
 
 
 def accuracy_tile(split: str, outcome: Outcome) -> str:
     right = round(outcome.accuracy * outcome.samples)
-    low, high = interval(right, outcome.samples)
-    top5 = "" if outcome.top5 is None else f"<span>top 5: {share(outcome.top5)}</span>"
-    return (
-        f'<div class="tile first"><span>{escape(split)} accuracy</span>'
-        f"<b>{share(outcome.accuracy)}</b>"
-        f'<span title="95 % interval">likely {100 * low:.1f} to {100 * high:.1f}&nbsp;%</span>'
-        f"<span>{right:,} of {outcome.samples:,} right</span>{top5}</div>"
-    )
+    below = likely(*interval(right, outcome.samples))
+    below += f"<span>{right:,} of {outcome.samples:,} right</span>"
+    below += "" if outcome.top5 is None else f"<span>top 5: {share(outcome.top5)}</span>"
+    return tile(f"{split} accuracy", share(outcome.accuracy), below, first=True)
 
 
 def interval(right: int, samples: int) -> tuple[float, float]:
@@ -192,29 +137,9 @@ def details(report: Report, split: str, outcome: Outcome) -> Iterator[str]:
         yield mixed_up(outcome.confusion, report.class_names)
     if outcome.mistakes and split in report.sources:
         most = MISTAKES // len(report.outcomes)
-        figures = "".join(
-            mistake_figure(mistake, report.sources[split], report.class_names)
-            for mistake in outcome.mistakes[: max(most, 6)]
-        )
+        worst = outcome.mistakes[: max(most, 6)]
         yield f"<h2>Most confident mistakes: {escape(split)}</h2>"
-        yield f'<div class="mistakes">{figures}</div>'
-
-
-def mistake_figure(mistake: Mistake, source: Source, names: Sequence[str]) -> str:
-    truth, predicted = escape(called(mistake.label, names)), escape(names[mistake.predicted])
-    small = picture_at(source, mistake.index, SIDE)
-    image = f'<img alt="{truth}, taken for {predicted}" src="{small}">' if small else ""
-    sure = "" if math.isnan(mistake.confidence) else f" ({100 * mistake.confidence:.0f}&nbsp;%)"
-    return (
-        f'<figure title="{escape(mistake.name)}">{image}<figcaption><b>{truth}</b><br>'
-        f"taken for <i>{predicted}</i>{sure}</figcaption></figure>"
-    )
-
-
-def called(label: Label, names: Sequence[str]) -> str:
-    if isinstance(label, tuple):
-        return ", ".join(names[number] for number in label) or "none"
-    return names[label]
+        yield mistake_figures(worst, report.sources[split], report.class_names)
 
 
 def chosen(choices: Sequence[str]) -> str:
@@ -227,19 +152,12 @@ def chosen(choices: Sequence[str]) -> str:
     return f"<h2>What was chosen, and why</h2>{listed}" if lines else ""
 
 
-def unreadable(report: Report) -> str:
-    """Files that could not be read, in training or in an evaluation."""
+def bad_files(report: Report) -> dict[str, str]:
+    """Those that could not be read in training or in an evaluation, and why."""
     bad = dict(report.skipped)
     for outcome in report.outcomes.values():
         bad |= outcome.skipped
-    if not bad:
-        return ""
-    lines = [
-        f"<dt>{escape(name)}</dt><dd>{escape(why)}</dd>" for name, why in list(bad.items())[:SHOWN]
-    ]
-    more = f'<p class="soft">and {len(bad) - SHOWN:,} more</p>' if len(bad) > SHOWN else ""
-    title = f"Files that could not be read ({len(bad):,})"
-    return f"<h2>{title}</h2><dl>{''.join(lines)}</dl>{more}"
+    return bad
 
 
 def times(timings: Mapping[str, float]) -> str:
@@ -250,17 +168,6 @@ def times(timings: Mapping[str, float]) -> str:
     return f'<h2>Where the time went</h2><div class="narrow">{bar_list(bars, "time")}</div>'
 
 
-def following(steps: Sequence[str]) -> str:
-    """Commands stand alone, to be copied; sentences as they are."""
-    lines = [
-        f"<pre><code>{escape(step)}</code></pre>"
-        if step.startswith("vitrail ")
-        else f"<p>{prose(step)}</p>"
-        for step in steps
-    ]
-    return f"<h2>What next</h2>{''.join(lines)}" if lines else ""
-
-
 def settings(toml: str) -> str:
     if not toml.strip():
         return ""
@@ -268,17 +175,6 @@ def settings(toml: str) -> str:
         "<h2>Settings</h2><details><summary>All settings of this run</summary>"
         f'<pre tabindex="0"><code>{escape(toml.strip())}</code></pre></details>'
     )
-
-
-def prose(text: str) -> str:
-    """Escaped text, with what stands between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def share(value: float) -> str:
-    """98.3 %, and 100 % only where nothing is missing."""
-    text = f"{100 * value:.1f}"
-    return f"{100 if value == 1 else min(text, '99.9', key=float)}&nbsp;%"
 
 
 def duration(seconds: float) -> str:

@@ -40,6 +40,7 @@ class Order:
     start: str = ""  # a model reference to fine-tune; "" begins with fresh weights
     resume: bool = False
     overwrite: bool = False  # an earlier run in the folder goes
+    material: Material | None = None  # what to learn from, where that is not simply the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Setup:
 
 def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
     """Look at the data, choose what is open, and build the model and what moves it."""
-    material = open_material(order.data, order.settings)
+    material = order.material or open_material(order.data, order.settings)
     for note in material.notes:
         watch.say(f"note: {note}")
     look = choices.look_at(material.train)

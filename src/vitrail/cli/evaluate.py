@@ -1,0 +1,200 @@
+"""`vitrail evaluate`: how good a model is, how sure it may be of itself, where it goes wrong."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.findings import Estimate, Findings
+    from vitrail.models.build import Model
+
+MOST_ROWS = 10  # of the table of classes: the weakest
+LONGEST_NAME = 28
+NAMES = {
+    "accuracy": "accuracy",
+    "real_accuracy": "accuracy by real labels",
+    "top5": "among the first five",
+    "balanced_accuracy": "mean over classes",
+    "accuracy_at_80": "of the surest 80 %",
+    "mean_average_precision": "mean average precision",
+    "f1_micro": "F1 over all labels",
+    "f1_macro": "F1, mean over classes",
+    "ece": "calibration error",
+    "loss": "loss",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a model on pictures: accuracy, calibration, classes, mistakes."""
+
+    model: tyro.conf.Positional[str]
+    """A bundle, a file of weights, or hf:owner/name."""
+    data: tyro.conf.Positional[str]
+    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
+    split: str | None = None
+    """Which part: test if there is one, else val; of a set without splits, all."""
+    out: Path | None = None
+    """A folder to write report.html, evaluation.json and predictions.csv into."""
+    flip: bool = False
+    """Look at mirror images too, and average."""
+    crops: Literal[1, 5] = 1
+    """5: look at the corners and the middle, and average."""
+    restrict: bool = False
+    """Choose only among the classes that the data has, as for ImageNet-A and -R."""
+    real: Path | None = None
+    """A real.json of ImageNet-ReaL: what the validation pictures really show."""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """sigmoid for a model that was trained with it: a yes or no for each class."""
+    save_temperature: Path | None = None
+    """Write the model with calibrated probabilities to this bundle."""
+    batch_size: int = 64
+    """Pictures at once."""
+    workers: int | None = None
+    """Processes that read pictures."""
+    backend: Literal["torch", "pillow"] = "torch"
+    """pillow resizes pictures as published numbers were made; torch is quicker."""
+    strict: bool = False
+    """Stop at the first picture that cannot be read."""
+    device: str = ""
+    """cpu, cuda, mps; chosen if not given."""
+    json: bool = False
+    """Print one JSON object instead of words."""
+
+    def run(self) -> None:
+        from vitrail import parallel
+
+        try:
+            self.measure()
+        finally:
+            parallel.stop()
+
+    def measure(self) -> None:
+        from vitrail import parallel
+        from vitrail.checkpoints.load import load
+        from vitrail.evaluation.api import evaluate
+
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size} must be 1 or more")
+        device = parallel.start(self.device)
+        progress = Progress() if parallel.is_first() else None
+        model = load(self.model).to(device)
+        findings = evaluate(
+            model,
+            self.data,
+            self.split,
+            flip=self.flip,
+            crops=self.crops,
+            restrict=self.restrict,
+            real=self.real,
+            loss=self.loss,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            backend=self.backend,
+            strict=self.strict,
+            device=self.device,
+            progress=progress,
+        )
+        if progress is None:
+            return
+        progress.done()
+        written = list(self.written(model, findings))
+        if self.json:
+            about = {"model": self.model, "data": self.data}
+            print(json.dumps(about | findings.to_dict() | {"written": written}, indent=1))
+            return
+        for line in report(findings, f"{self.model} on {self.data}"):
+            print(printable(line))
+        for path in written:
+            print(f"done: {path}")
+        if not written:
+            print(f"\nPictures of the mistakes: vitrail evaluate {self.model} {self.data} --out …")
+
+    def written(self, model: "Model", findings: "Findings") -> Iterator[str]:
+        """Write what was asked for; what was written."""
+        from vitrail.checkpoints.facts import facts_of
+        from vitrail.checkpoints.heads import with_temperature
+        from vitrail.checkpoints.save import save
+        from vitrail.evaluation.api import open_part
+        from vitrail.evaluation.folder import write_folder
+        from vitrail.models.names import name_of
+
+        if self.save_temperature is not None:
+            if findings.calibration is None:
+                raise ConfigError(
+                    "--save-temperature is for pictures of one class each; these have several"
+                )
+            save(with_temperature(model, findings.calibration.temperature), self.save_temperature)
+            yield str(self.save_temperature)
+        if self.out is not None:
+            source, _ = open_part(self.data, self.split, facts_of(model))
+            facts = {
+                "model": self.model,
+                "architecture": name_of(model.config),
+                "data": self.data,
+                "pictures": f"{findings.samples:,} of {len(source.classes):,} classes",
+            }
+            title = f"{Path(self.model).name} on {self.data}"
+            steps = [] if self.save_temperature else [self.calibrating]
+            yield from map(
+                str,
+                write_folder(
+                    self.out, findings, source, title=title, facts=facts, next_steps=steps
+                ),
+            )
+
+    @property
+    def calibrating(self) -> str:
+        return f"vitrail evaluate {self.model} {self.data} --save-temperature calibrated/"
+
+
+def report(findings: "Findings", title: str) -> Iterator[str]:
+    """The numbers for people, in 80 columns."""
+    yield from paragraph(f"{title}: {findings.samples:,} pictures")
+    for note in findings.notes:
+        yield from paragraph(f"  note: {note}", 4)
+    if skipped := findings.outcome.skipped:
+        name, why = next(iter(skipped.items()))
+        yield from paragraph(f"  {len(skipped):,} could not be read, such as {name}: {why}", 4)
+    yield ""
+    yield f"  {'':26}{'':>9}   19 times of 20"
+    for key, called in NAMES.items():
+        if key in findings.estimates:
+            yield f"  {called:26}{number_line(key, findings.estimates[key])}"
+    if findings.calibration is not None:
+        calibration = findings.calibration
+        yield f"  {'best temperature':26}{calibration.temperature:>9.3g}"
+        yield f"  {'calibration error after it':26}{100 * calibration.ece_scaled:>7.1f} %"
+    yield ""
+    yield from table(findings)
+
+
+def number_line(key: str, found: "Estimate") -> str:
+    if key == "loss":
+        return f"{found.value:>9.4f}   {found.low:.4f} to {found.high:.4f}"
+    low, high = 100 * found.low, 100 * found.high
+    return f"{100 * found.value:>7.1f} %   {low:.1f} to {high:.1f} %"
+
+
+def table(findings: "Findings") -> Iterator[str]:
+    """The classes that do worst."""
+    shown = [c for c in findings.classes if c.pictures]
+    shown = sorted(shown, key=lambda c: c.f1 if c.f1 == c.f1 else 0.0)[:MOST_ROWS]
+    widest = max((min(LONGEST_NAME, len(c.name)) for c in shown), default=0)
+    widest = max(widest, len("weakest classes"))
+    yield f"{'weakest classes':{widest}}  pictures  precision   recall       F1"
+    for c in shown:
+        name = c.name if len(c.name) <= widest else f"{c.name[: widest - 1]}…"
+        shares = (share(c.precision, 9), share(c.recall, 7), share(c.f1, 7))
+        yield f"{name:{widest}}  {c.pictures:>8,}  {'  '.join(shares)}"
+
+
+def share(value: Any, width: int) -> str:
+    return f"{100 * value:>{width - 2}.1f} %" if value == value else f"{'-':>{width}}"

@@ -1,0 +1,168 @@
+"""`vitrail.evaluate`: everything there is to say about a model on a data set."""
+
+from collections.abc import Callable
+from os import PathLike, fspath
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import parallel
+from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.load import Reference, load
+from vitrail.data.samples import LabelSets, Source
+from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.transforms import Backend
+from vitrail.errors import DataError
+from vitrail.evaluation.assess import assess
+from vitrail.evaluation.bootstrap import estimates, means
+from vitrail.evaluation.findings import Findings, Predictions
+from vitrail.evaluation.matching import Match, match
+from vitrail.evaluation.outcome import Loss, Outcome, Tally
+from vitrail.evaluation.passes import Outputs, Progress, look_at_all
+from vitrail.evaluation.real import real_hits
+from vitrail.evaluation.views import Views, through
+from vitrail.models.build import Model
+
+AT_ONCE = 1024  # rows of logits that are counted together
+
+
+def evaluate(
+    model: Model | Reference,
+    data: Source | str | PathLike[str],
+    split: str | None = None,
+    *,
+    flip: bool = False,
+    crops: int = 1,
+    restrict: bool = False,
+    real: str | PathLike[str] | None = None,
+    loss: Loss = "softmax",
+    batch_size: int = 64,
+    workers: int | None = None,
+    backend: Backend = "torch",
+    strict: bool = False,
+    device: str = "",
+    progress: Progress | None = None,
+) -> Findings:
+    """How good a model is: accuracy and more, each with its interval, over all pictures.
+
+    >>> findings = evaluate("runs/first", "pictures")
+    >>> findings.accuracy, findings.estimates["accuracy"], findings.calibration.ece
+
+    `model` is a model or any reference to one, `data` a data set or a source that is open already;
+    `split` is its test split unless you say otherwise, and all of a set that has no splits.
+    `flip` and `crops=5` look at each picture several times. `restrict` leaves the choice to the
+    classes that the data has. `real` is a file of ImageNet-ReaL labels. With torchrun, several
+    processes share the work, and all get the same result.
+    """
+    where = parallel.start(device)
+    if not isinstance(model, nn.Module):
+        model = load(model).to(where)
+    model.eval()
+    facts = facts_of(model)
+    source, notes = open_part(data, split, facts)
+    matched = match(facts.class_names, model.config.num_classes, source, restrict=restrict)
+    if matched.source.multi_label:
+        loss = "sigmoid"
+    views = Views(flip=flip, crops=crops)
+    outputs = Outputs(len(source))
+    size = facts.preprocessing.size
+    skipped = look_at_all(
+        through(choosing(model, matched.columns), views, size, loss),
+        matched.source,
+        views.enlarged(facts.preprocessing),
+        outputs.add,
+        channels=model.config.channels,
+        batch_size=batch_size,
+        workers=workers,
+        backend=backend,
+        strict=strict,
+        device=next(model.parameters()).device,
+        progress=progress,
+    )
+    predictions = predicted(outputs, matched, loss, skipped)
+    outcome = outcome_of(predictions, matched.source)
+    findings = assess(predictions, outcome, [*notes, *matched.notes])
+    if real is not None:
+        hits = real_hits(Path(real), matched.source, predictions)
+        name, column = "real_accuracy", {"real_accuracy": hits}
+        found = estimates({name: float(hits.mean())}, [means(column)], len(hits))
+        findings.estimates.update(found)
+    return findings
+
+
+def choosing(model: Model, columns: list[int] | None) -> Callable[[Tensor], Tensor]:
+    """The model, which may choose among some classes only."""
+    return model if columns is None else lambda images: model(images)[:, columns]
+
+
+def predicted(outputs: Outputs, matched: Match, loss: Loss, skipped: dict[str, str]) -> Predictions:
+    logits, indices = outputs.finish()
+    source = matched.source
+    if not len(indices):
+        reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
+        raise DataError(f"none of {len(source)} pictures could be evaluated{reason}")
+    return Predictions(
+        classes=source.classes,
+        logits=logits,
+        labels=labels_at(source, indices),
+        indices=indices,
+        loss=loss,
+        skipped=skipped,
+    )
+
+
+def labels_at(source: Source, indices: np.ndarray) -> np.ndarray:
+    """The labels of some pictures: int64 (N,), or bool (N, K) where several may apply."""
+    found = source.labels()
+    if not isinstance(found, LabelSets):
+        return np.asarray(found, np.int64)[indices]
+    some = found.take(indices)
+    many = np.zeros((len(indices), len(source.classes)), bool)
+    counts = np.diff(some.ends, prepend=0)
+    many[np.repeat(np.arange(len(indices)), counts), some.classes] = True
+    return many
+
+
+def outcome_of(predictions: Predictions, source: Source) -> Outcome:
+    tally = Tally(
+        len(predictions.classes), multi_label=predictions.multi_label, loss=predictions.loss
+    )
+    for start in range(0, len(predictions.indices), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        tally.add(
+            torch.from_numpy(predictions.logits[part]),
+            torch.from_numpy(predictions.labels[part]),
+            torch.from_numpy(predictions.indices[part]),
+        )
+    return tally.finish(source, predictions.skipped)
+
+
+def open_part(
+    data: Source | str | PathLike[str], split: str | None, facts: Facts
+) -> tuple[Source, list[str]]:
+    """The pictures to judge by, and what should be known about the choice."""
+    if not isinstance(data, str | PathLike):
+        return data, []
+    learned = facts.provenance.get("fingerprint")
+    if split is None:
+        split = usual_split(data, learned)
+    source = open_source(data, split)
+    notes = [f"split {split}", *source.notes]
+    if learned is not None and fingerprint(source) == learned:
+        notes.append("these are the very pictures that the model has learned from")
+    elif split == "all" and facts.provenance.get("data") == fspath(data):
+        notes.append("the model has learned from some of these pictures")
+    return source, notes
+
+
+def usual_split(data: str | PathLike[str], learned: str | None) -> str:
+    """test, or val; of a set that states no splits all, unless the model learned from a part."""
+    stated = open_source(data, "all").collection
+    if stated.split is not None:
+        usual = [name for name in ("test", "val") if name in stated.split_names]
+        return [*usual, *stated.split_names][0]
+    if learned is not None and fingerprint(open_source(data, "train")) == learned:
+        return "test"
+    return "all"

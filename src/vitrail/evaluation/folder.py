@@ -1,0 +1,73 @@
+"""What an evaluation leaves behind in a folder: a page, the numbers, and every prediction.
+
+report.html        for people
+evaluation.json    the same numbers for machines
+predictions.csv    one line for each picture: what it is, what it was taken for, how surely
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from vitrail.data.files import whole_or_absent
+from vitrail.data.samples import Source
+from vitrail.evaluation.findings import Findings, Predictions
+from vitrail.evaluation.page import write_evaluation
+
+AT_ONCE = 1024
+
+
+def write_folder(
+    folder: Path,
+    findings: Findings,
+    source: Source,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    next_steps: Sequence[str] = (),
+) -> Iterator[Path]:
+    """Write each file whole or not at all; their paths."""
+    assert findings.predictions is not None
+    page = folder / "report.html"
+    write_evaluation(page, findings, title=title, facts=facts, source=source, next_steps=next_steps)
+    yield page
+    with whole_or_absent(folder / "evaluation.json") as temporary:
+        text = json.dumps(dict(facts) | findings.to_dict(), indent=1)
+        temporary.write_text(text, encoding="utf-8")
+    yield folder / "evaluation.json"
+    with (
+        whole_or_absent(folder / "predictions.csv") as temporary,
+        temporary.open("w", encoding="utf-8", errors="replace", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["picture", "label", "predicted", "confidence", "right"])
+        writer.writerows(lines(findings.predictions, source))
+    yield folder / "predictions.csv"
+
+
+def lines(predictions: Predictions, source: Source) -> Iterator[list[str | int]]:
+    """Each picture's name, label, likeliest class and its probability, and whether it is right.
+
+    Several labels are separated by a vertical bar.
+    """
+    classes = predictions.classes
+    for start in range(0, len(predictions.indices), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        logits = torch.from_numpy(predictions.logits[part])
+        chances = logits.sigmoid() if predictions.loss == "sigmoid" else logits.softmax(1)
+        confidence, best = chances.max(1)
+        rows = zip(
+            predictions.indices[part].tolist(),
+            predictions.labels[part],
+            best.tolist(),
+            confidence.tolist(),
+            strict=True,
+        )
+        for index, label, predicted, sure in rows:
+            true = label.nonzero()[0].tolist() if predictions.multi_label else [int(label)]
+            named = "|".join(classes[number] for number in true)
+            right = int(predicted in true)
+            yield [source.name(index), named, classes[predicted], f"{sure:.6f}", right]

@@ -1,0 +1,205 @@
+"""The closed-form probe: least squares onto +1 and -1 with a penalty, exactly as in big_vision.
+
+Features are whitened, a constant 100 is appended, which leaves the bias almost free of the penalty,
+and the map W to classes is the one with the least |XW - Y|^2 + l2 |W|^2, where Y is +1 at a row's
+label and -1 elsewhere (section 4.1 of the paper). Everything is float64, and rows are read a chunk
+at a time; equations.py has the algebra.
+
+Leaving a row out needs no second fit. With h the diagonal of X (X'X + l2)^-1 X', what the probe
+would miss row i by, had it not seen it, is what it does miss it by, divided by 1 - h_i.
+
+Shapes: n rows, m of them at a time, D features, C classes, L values of l2.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import ConfigError, DataError
+from vitrail.probing.equations import (
+    BIAS,
+    Spectrum,
+    System,
+    decompose,
+    normal_equations,
+    set_up,
+)
+from vitrail.probing.rows import Features, Labels, Rows, check, check_features, chunks
+
+USUAL_L2 = 2.0**10  # big_vision's, for all data sets
+PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A linear classifier of features, and the whitening that belongs to it."""
+
+    l2: float
+    weights: Tensor  # (D + 1, C), for whitened features; the constant feature's are the last row
+    mean: Tensor  # (D,)
+    std: Tensor  # (D,), over the rows, with 1e-5 added
+
+    def scores(self, features: Features) -> Tensor:
+        """(n, C), about +1 for the class of a row and -1 for the others."""
+        check_features(features, len(self.mean))
+        found = torch.empty(len(features), self.weights.shape[1], dtype=torch.float64)
+        for rows, part in chunks(features):
+            x = part.sub_(self.mean).div_(self.std)
+            torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1], out=found[rows])
+        return found
+
+    def predict(self, features: Features) -> Tensor:
+        """The class with the highest score, the first of equal ones. (n,)"""
+        return self.scores(features).argmax(1)
+
+    def linear(self) -> tuple[Tensor, Tensor]:
+        """Weight (C, D) and bias (C,) that give the same scores for features as they are."""
+        weight = (self.weights[:-1] / self.std[:, None]).T.contiguous()
+        return weight, BIAS * self.weights[-1] - weight @ self.mean
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """Probes that differ in l2 alone, and what leaving each row out says of them."""
+
+    probes: tuple[Probe, ...]
+    errors: tuple[float, ...]  # mean squared error of each; empty without leave-one-out
+    accuracies: tuple[float, ...]  # share of rows each gets right; likewise
+    rows: Rows = field(repr=False)
+    spectrum: Spectrum = field(repr=False)
+
+    @cached_property
+    def best(self) -> int:
+        """Which probe: highest accuracy, of equal ones least error, of those the largest l2.
+
+        A class with a single example vanishes when that is left out, and then accuracy says
+        nothing: the error decides alone.
+        """
+        if not self.errors:
+            raise ConfigError("none is best without leave-one-out; fit the path with it")
+        lonely = bool((self.rows.counts() == 1).any())
+
+        def merit(i: int) -> tuple[float, float, float]:
+            return (0.0 if lonely else self.accuracies[i], -self.errors[i], self.probes[i].l2)
+
+        return max(range(len(self.probes)), key=merit)
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        """Scores of the best probe for every row, each fitted without that row. (n, C)
+
+        Made when asked for, and then kept.
+        """
+        found = torch.empty(len(self.rows), self.rows.classes, dtype=torch.float64)
+        best = self.probes[self.best]
+        for rows, missed, label in left_out(self.rows, self.spectrum, [best]):
+            found[rows] = with_targets(missed, label).sub_(1)[:, 0]
+        return found
+
+
+def fit(
+    features: Features, labels: Labels, classes: int | None = None, l2: float = USUAL_L2
+) -> Probe:
+    """The probe of features (n, D) and labels (n,), for `classes` or the largest label + 1."""
+    check_l2(l2)
+    system = set_up(check(features, labels, classes))
+    return probe(system, system.solve(l2), l2)
+
+
+def fit_path(
+    features: Features,
+    labels: Labels,
+    classes: int | None = None,
+    l2: Sequence[float] = PATH,
+    *,
+    leave_one_out: bool = True,
+) -> Path:
+    """The probe for each l2, from one decomposition, and how good each is on rows left out.
+
+    The whitening stays that of all rows when one is left out.
+    """
+    if not len(l2):
+        raise ConfigError("the path has no l2; give one value at least, such as 1024")
+    for value in l2:
+        check_l2(value)
+    data = check(features, labels, classes)
+    system = set_up(data)
+    spectrum = decompose(system)
+    probes = tuple(probe(system, spectrum.solve(value), value) for value in l2)
+    errors, accuracies = judge(data, spectrum, probes) if leave_one_out else ((), ())
+    return Path(probes, errors, accuracies, data, spectrum)
+
+
+def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2) -> Probe:
+    """The same probe from sums: rows of each class (C,), their features (C, D), and X'X (D, D).
+
+    X is not whitened here. A feature whose mean is a million times its deviation has lost half its
+    digits in such sums; otherwise this is `fit` to about 1e-9.
+    """
+    check_l2(l2)
+    counts, sums, gram = counts.double(), sums.double(), gram.double()
+    wide = sums.shape[-1]
+    if sums.shape != (len(counts), wide) or gram.shape != (wide, wide):
+        raise DataError(
+            f"{len(counts)} classes, sums of shape {tuple(sums.shape)} and a Gram matrix of shape "
+            f"{tuple(gram.shape)} differ; (C, D) and (D, D) are needed"
+        )
+    if not (sums.isfinite().all() and gram.isfinite().all()):
+        raise DataError("the sums are not finite; a row that was added is not")
+    if int((counts > 0).sum()) < 2:
+        raise DataError("a probe needs examples of two classes; the counts have fewer")
+    total = counts.sum()
+    mean = sums.sum(0) / total
+    centered = gram - total * mean.outer(mean)
+    system = normal_equations(counts, mean, sums - counts[:, None] * mean, centered)
+    return probe(system, system.solve(l2), l2)
+
+
+def probe(system: System, weights: Tensor, l2: float) -> Probe:
+    return Probe(float(l2), weights, system.mean, system.std)
+
+
+def left_out(
+    data: Rows, spectrum: Spectrum, probes: Sequence[Probe]
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Chunk by chunk: which rows, by how much each probe misses them unseen, where the label is.
+
+    Prediction minus target, (m, L, C), the caller's to change; and (m, L, 1).
+    """
+    l2 = torch.tensor([probe.l2 for probe in probes], dtype=torch.float64)
+    weights = torch.cat([probe.weights for probe in probes], 1)  # (D + 1, L * C): one product
+    mean, std = spectrum.system.mean, spectrum.system.std
+    for rows, part in chunks(data.features):
+        x = part.sub_(mean).div_(std)
+        missed = torch.addmm(BIAS * weights[-1] + 1, x, weights[:-1])  # as if all targets were -1
+        missed = missed.unflatten(1, (len(probes), -1))  # (m, L, C)
+        label = data.labels[rows, None, None].expand(-1, len(probes), 1)
+        missed.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
+        yield rows, missed.div_(spectrum.freedom(rows, x, l2)[..., None]), label
+
+
+def with_targets(missed: Tensor, label: Tensor) -> Tensor:
+    """The scores + 1, in place."""
+    return missed.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
+
+
+def judge(
+    data: Rows, spectrum: Spectrum, probes: Sequence[Probe]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean squared error and accuracy of each probe on rows left out."""
+    squares = torch.zeros(len(probes), dtype=torch.float64)
+    right = torch.zeros(len(probes), dtype=torch.int64)
+    for _, missed, label in left_out(data, spectrum, probes):
+        squares += missed.square().sum((0, 2))
+        right += (with_targets(missed, label).argmax(2, keepdim=True) == label).sum((0, 2))
+    errors, accuracies = squares / (len(data) * data.classes), right / len(data)
+    return tuple(errors.tolist()), tuple(accuracies.double().tolist())
+
+
+def check_l2(l2: float) -> None:
+    if not (math.isfinite(l2) and l2 > 0):
+        raise ConfigError(f"l2={l2} is no penalty; give a number above 0, such as 1024")

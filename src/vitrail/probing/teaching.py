@@ -1,0 +1,187 @@
+"""Classes from a handful of pictures, added to those a model knows without forgetting any.
+
+A class that is added, or put in the place of an old one, gives the head that all pictures together
+would have given; `Memory` says how.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.checkpoints.bundle import CONFIG
+from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.heads import with_head
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.save import save
+from vitrail.data.handful import open_handful
+from vitrail.data.samples import Samples, Source
+from vitrail.data.sources import open_source
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.calibration import fit_temperature
+from vitrail.models.build import Model
+from vitrail.probing.features import features_of
+from vitrail.probing.memory import Memory, empty, load_memory, save_memory
+from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
+from vitrail.probing.shots import draw
+
+PER_CLASS = 200  # pictures of each class that a model is reminded of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """What became of a lesson."""
+
+    folder: Path
+    classes: tuple[str, ...]  # all that the model now knows
+    pictures: dict[str, int]  # of each class it was taught
+    replaced: tuple[str, ...]  # those it knew before
+    accuracy: float | None  # over all remembered pictures, each left out in turn
+    seconds: float
+    notes: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def teach(
+    model: str | PathLike[str],
+    classes: Mapping[str, str | PathLike[str] | Sequence[str | PathLike[str]]],
+    out: str | PathLike[str] | None = None,
+    *,
+    using: str | PathLike[str] | None = None,
+    only: bool = False,
+    device: str = "cpu",
+) -> Taught:
+    """Teach a model classes by pictures: files or folders for each; the result is a bundle.
+
+    >>> teach("runs/first", {"thumb": "thumbs/"}, "taught")
+    >>> teach("hf:google/vit-base-patch16-224", {"cup": "cups/", "pen": "pens/"}, "desk", only=True)
+
+    A bundle of `vitrail fewshot` or `teach` remembers what it has seen, and without `out` it is
+    changed in place. Of another model, pictures of the classes it knows are taken from `using`, or
+    from the data it was trained on; `only` leaves those classes behind.
+    """
+    begun = time.monotonic()
+    if not classes:
+        raise ConfigError("teach what? Give classes with pictures, such as thumb=folder")
+    pupil = load(model).to(device)
+    folder = destination(model, out)
+    memory, notes = remembered(pupil, Path(model), using, only=only)
+    skipped: dict[str, str] = {}
+    pictures = {}
+    replaced = tuple(name for name in classes if name in memory.classes)
+    for name, places in classes.items():
+        several = [places] if isinstance(places, str | PathLike) else places
+        found = features_of(pupil, open_handful(several, name), cache=False)
+        memory = memory.with_class(name, torch.from_numpy(found.values))
+        pictures[name], skipped = len(found), skipped | found.skipped
+    graduate, memory, accuracy = fitted(pupil, memory)
+    save_memory(memory, folder)  # before the model: what is remembered can always be fitted again
+    save(graduate, folder)
+    return Taught(
+        folder=folder,
+        classes=memory.classes,
+        pictures=pictures,
+        replaced=replaced,
+        accuracy=accuracy,
+        seconds=time.monotonic() - begun,
+        notes=tuple(notes),
+        skipped=skipped,
+    )
+
+
+def destination(model: str | PathLike[str], out: str | PathLike[str] | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if not (Path(model) / CONFIG).is_file():
+        raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
+    return Path(model)
+
+
+def remembered(
+    model: Model, folder: Path, using: str | PathLike[str] | None, *, only: bool
+) -> tuple[Memory, list[str]]:
+    """What the model has seen of the classes it knows, and what was done to find out."""
+    facts = facts_of(model)
+    if only or (using is None and not model.config.num_classes):
+        return empty(model), []
+    if using is None and (memory := load_memory(folder, model)) is not None:
+        return memory, []
+    source = source_of(facts, using)
+    found = features_of(model, source)
+    memory = remember(model, found.values, found.labels, source.classes)
+    where = using if using is not None else facts.provenance["data"]
+    note = f"{len(found):,} pictures of the {len(source.classes):,} classes come from {where}"
+    return memory, [note, "the head is a probe now, in place of the one that was trained"]
+
+
+def remember(
+    model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+) -> Memory:
+    """The memory of features (n, D) and their labels (n,)."""
+    memory = empty(model)
+    for number, name in enumerate(classes):
+        memory = memory.with_class(name, torch.from_numpy(values[labels == number]))
+    return memory
+
+
+def source_of(facts: Facts, using: str | PathLike[str] | None) -> Source:
+    """Some training pictures of the classes that a model knows."""
+    reference = facts.provenance.get("data") if using is None else fspath(using)
+    try:
+        if not isinstance(reference, str):
+            raise DataError("its data is not known")
+        source = open_source(reference, "train")
+        if using is None and source.classes != facts.class_names:
+            raise DataError(f"{reference} has other classes by now")
+    except DataError as error:
+        if using is not None:
+            raise
+        raise ConfigError(
+            f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "
+            f"like ({error}); give --using with a data set of them, or --only to leave them behind"
+        ) from None
+    labels = np.asarray(source.labels())
+    rows = np.sort(draw(labels, len(source.classes), PER_CLASS, seed=0))
+    own = rows if source.rows is None else source.rows[rows]
+    return Samples(source.collection, own)
+
+
+def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
+    """The model with the probe of a memory as its head, the memory with what was chosen, and the
+    accuracy over its pictures, each left out in turn; None if not all are known singly."""
+    if len(memory.classes) < 2:
+        raise ConfigError(
+            f"one class, {', '.join(memory.classes)!r}, cannot be told from anything; teach two or more"
+        )
+    accuracy = None
+    if memory.whole:
+        values = sorted({memory.l2, *PATH})
+        path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
+        probe, accuracy = path.probes[path.best], path.accuracies[path.best]
+        memory = replace(memory, l2=probe.l2)
+        if int(memory.counts.min()) > 1:
+            temperature = fit_temperature(path.held_out.numpy(), memory.owners.numpy(), "softmax")
+            memory = replace(memory, temperature=temperature)
+    else:
+        gram = memory.rows.double().mT @ memory.rows.double()
+        probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
+    return headed(model, memory, probe), memory, accuracy
+
+
+def headed(model: Model, memory: Memory, probe: Probe) -> Model:
+    """The model with a probe as its head: an ordinary model in every way."""
+    weight, bias = (x / memory.temperature for x in probe.linear())
+    changed = with_head(model, weight, bias, memory.classes)
+    facts = facts_of(changed)
+    told: dict[str, Any] = {
+        "head": f"ridge probe on {int(memory.counts.sum()):,} pictures",
+        "l2": memory.l2,
+    }
+    before = {key: x for key, x in facts.provenance.items() if not key.endswith("accuracy")}
+    changed.facts = replace(facts, provenance=before | told)
+    return changed
