@@ -11,8 +11,9 @@ MAY_IMPORT = {
     "data": {"errors"},
     "checkpoints": {"errors", "models", "data"},
     "parallel": {"errors", "models"},
-    "evaluation": {"errors", "models", "data", "parallel"},
-    "training": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
+    "evaluation": {"errors", "models", "data", "checkpoints", "parallel"},
+    "probing": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
+    "training": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"},
     "demo": {"errors", "models", "data", "checkpoints"},
 }  # `cli` may import everything, and nothing imports `cli`
 
@@ -24,6 +25,7 @@ ONLY_IN = {
     "simplejpeg": ("data/decoding.py",),
     "datasets": ("data/hf_datasets.py",),
     "fsspec": ("data/files.py",),
+    "sklearn": (),
     "timm": (),
     "transformers": (),
     "torchvision": (),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
     from vitrail.errors import VitrailError as VitrailError
+    from vitrail.evaluation.api import evaluate as evaluate
     from vitrail.models.bit import BiT as BiT
     from vitrail.models.build import create as create
     from vitrail.models.config import NUMERICS as NUMERICS
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from vitrail.models.config import VitConfig as VitConfig
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
+    from vitrail.probing.fewshot import fewshot as fewshot
+    from vitrail.probing.teaching import teach as teach
     from vitrail.training.api import train as train
     from vitrail.training.settings import Settings as Settings
     from vitrail.training.watch import Watch as Watch
@@ -30,9 +33,12 @@ __version__ = "0.1.0.dev0"
 
 WHERE = {
     "create": "models.build",
+    "evaluate": "evaluation.api",
+    "fewshot": "probing.fewshot",
     "load": "checkpoints.load",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
+    "teach": "probing.teaching",
     "train": "training.api",
     "Facts": "checkpoints.facts",
     "Preprocessing": "data.preprocessing",

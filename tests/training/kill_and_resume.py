@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 STEPS = 120
 
@@ -54,9 +54,9 @@ def where(out: Path) -> str:
 def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]]:
     """How many of the kills hit a running process, and which weights came out different."""
     import torch
-    from tiny_runs import write_colors
 
     import vitrail
+    from tiny_runs import write_colors
 
     data = write_colors(folder / "colors.npz")
     begun = time.monotonic()

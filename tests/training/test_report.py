@@ -1,10 +1,10 @@
 import math
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from page_reader import Reader
 from vitrail import DataError
 from vitrail.data.samples import Sample
 from vitrail.data.sources import open_source
@@ -13,37 +13,6 @@ from vitrail.training import report as module
 from vitrail.training.report import Report, points, share, write_report
 
 EVIL = "<script>alert(1)</script>\"'&"
-VOID = {"meta", "img", "br"}
-LOOSE = {"html", "li"}  # may stay open
-
-
-class Reader(HTMLParser):
-    """Every tag is closed; what is asked of the network is noted."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.seen, self.asked, self.said = [], [], [], []
-        self.feed(text)
-        assert self.open == [], self.open
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.seen.append((tag, values))
-        asked = [values.get(name) for name in ("src", "href", "srcset", "action")]
-        self.asked += [value for value in asked if value is not None]
-        if tag not in VOID | LOOSE:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag not in LOOSE:
-            assert self.open.pop() == tag, (tag, self.getpos())
-
-    def handle_data(self, data):
-        if not {"style"} & set(self.open):
-            self.said.append(data)
 
 
 def rows(steps=200):

@@ -16,9 +16,11 @@ from vitrail.cli.check import Check
 from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.evaluate import Evaluate
+from vitrail.cli.fewshot import Fewshot
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
 from vitrail.cli.recipes import Recipes
+from vitrail.cli.teach import Teach
 from vitrail.cli.train import Finetune, Train, Training
 from vitrail.errors import VitrailError
 
@@ -27,10 +29,12 @@ COMMANDS = {
     "convert": Convert,
     "demo": Demo,
     "evaluate": Evaluate,
+    "fewshot": Fewshot,
     "finetune": Finetune,
     "models": Models,
     "pack": Pack,
     "recipes": Recipes,
+    "teach": Teach,
     "train": Train,
 }
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."

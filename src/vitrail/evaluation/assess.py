@@ -86,17 +86,17 @@ def of_one_label(
     hits = np.bincount(labels[seen.right], minlength=classes)
     shown = np.bincount(labels, minlength=classes)
     said = np.bincount(seen.predicted, minlength=classes)
-    values = {
-        "accuracy": outcome.accuracy,
+    values = {"accuracy": outcome.accuracy}
+    columns = {"accuracy": seen.right, "loss": seen.loss}
+    if outcome.top5 is not None:
+        values["top5"] = outcome.top5
+        columns["top5"] = seen.among_five
+    values |= {
         "loss": outcome.loss,
         "balanced_accuracy": float(measures.balanced_accuracy(hits, shown)),
         "ece": calibration.ece,
         "accuracy_at_80": measures.accuracy_at(seen.confidence, seen.right, COVERAGE),
     }
-    columns = {"accuracy": seen.right, "loss": seen.loss}
-    if outcome.top5 is not None:
-        values["top5"] = outcome.top5
-        columns["top5"] = seen.among_five
     statistics = [
         bootstrap.means(columns),
         bootstrap.balanced_accuracy(labels, seen.right, classes),

@@ -88,7 +88,7 @@ def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: Loss) 
 
 def confidence_at(logits: np.ndarray, temperature: float, loss: Loss) -> np.ndarray:
     """The probability of the likeliest class of logits / temperature. (N,)"""
-    found = [probabilities(logits[rows] / temperature, loss).max(axis=1) for rows in chunks(logits)]
+    found = [probabilities(logits[rows], loss, temperature).max(axis=1) for rows in chunks(logits)]
     return np.concatenate([np.empty(0), *found])
 
 
@@ -102,9 +102,9 @@ def brier_score(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> float:
     return total / len(labels) if len(labels) else math.nan
 
 
-def probabilities(logits: np.ndarray, loss: Loss) -> np.ndarray:
-    """Softmax or sigmoids, in float64. (N, K)"""
-    logits = logits.astype(np.float64)
+def probabilities(logits: np.ndarray, loss: Loss, temperature: float = 1.0) -> np.ndarray:
+    """Softmax or sigmoids of logits / temperature, in float64. (N, K)"""
+    logits = logits.astype(np.float64) / temperature
     if loss == "sigmoid":
         return sigmoid(logits)
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -120,8 +120,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> float
     """The T in [0.01, 100] for which logits / T have the least log loss; 1 if none is better.
 
     The loss is convex in b = 1 / T, so that its slope has one root. Newton's steps find it. Where
-    one leaves what is known to enclose the root, or the last one brought little, the end is tried
-    instead, and then the middle.
+    one leaves what is known to enclose the root, or is not much shorter than the one before, the
+    end is tried instead, and then the middle.
     """
     b, before = 1.0, math.inf
     low, high = ends = 1 / HOTTEST, 1 / COLDEST
@@ -135,14 +135,14 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> float
         if min(abs(step), high - low) <= CLOSE_ENOUGH * b:
             break
         end = high if slope < 0 else low
-        if low < b - step < high and abs(slope) < 0.5 * before:
-            b -= step
+        if low < b - step < high and abs(step) < 0.5 * before:
+            after = b - step
         elif end in untried:
-            b = end
+            after = end
             untried.remove(end)
         else:
-            b = math.sqrt(low * high)
-        before = abs(slope)
+            after = math.sqrt(low * high)
+        b, before = after, abs(after - b)
     return 1 / b
 
 

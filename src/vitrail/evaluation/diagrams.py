@@ -114,14 +114,17 @@ def block(kind: str, x: float, width: float, base: float, one: float, other: flo
     )
 
 
-def trade_off(selective: Selective, least: float = 0.0) -> str:
-    """Accuracy over the share that is answered, from `least` on; "" if there is nothing to show."""
+def trade_off(selective: Selective, surest: float, *, least: float = 0.0) -> str:
+    """Accuracy over the share that is answered, from `least` on; "" if there is nothing to show.
+
+    `surest` is the accuracy on the surest 80 %, which is marked.
+    """
     pairs = zip(selective.coverage.tolist(), selective.accuracy.tolist(), strict=True)
     line = thinned(Series("accuracy", [point for point in pairs if point[0] >= least]), log=False)
     values = [y for _, y in line.points if math.isfinite(y)]
     if not values:
         return ""
-    surest, whole = accuracy_at(selective, SUREST), accuracy_at(selective, 1.0)
+    whole = accuracy_at(selective, 1.0)
     values += [y for y in (surest, whole) if math.isfinite(y)]
     marks = [mark for mark in ticks(min(values), max(values)) if mark < 1.0001]
     texts = [f"{100 * mark:.4g} %" for mark in marks]

@@ -13,7 +13,7 @@ from pathlib import Path
 from vitrail.data.samples import Source
 from vitrail.evaluation import diagrams
 from vitrail.evaluation.charts import tidy
-from vitrail.evaluation.diagrams import SUREST, accuracy_at, reliability, trade_off
+from vitrail.evaluation.diagrams import accuracy_at, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
 from vitrail.evaluation.matrix import mixed_up
 from vitrail.evaluation.parts import (
@@ -29,7 +29,7 @@ from vitrail.evaluation.parts import (
     whole_page,
     write_whole,
 )
-from vitrail.evaluation.verdict import several_apply, verdict
+from vitrail.evaluation.verdict import on_surest, several_apply, verdict
 
 STYLE = """
 .tiles { grid-template-columns: repeat(auto-fit, minmax(min(100%, 9.4rem), 1fr)); }
@@ -41,7 +41,7 @@ STYLE = """
 .classes th, .classes td { white-space: nowrap; }
 .classes td:first-child { white-space: normal; min-width: 5rem; }
 .classes tr > :last-child { padding-right: 0; }
-@media (max-width: 30rem) { .classes th, .classes td { padding-right: .6rem; font-size: .85rem; } }
+@media (max-width: 30rem) { .classes th, .classes td { padding-right: .45rem; font-size: .8rem; } }
 .classes .amount { background: linear-gradient(to top, var(--good) 3px, transparent 3px)
   no-repeat left bottom / var(--part) 100%; }
 .classes .low { background-image: linear-gradient(to top, var(--bad) 3px, transparent 3px); }
@@ -64,7 +64,7 @@ TILES = {  # estimate → its name on the page, and what it is
     "accuracy_at_80": ("on its surest 80 %", "accuracy if it leaves out the others"),
 }
 SEVERAL_TILES = {  # the same where several classes may apply
-    "map": ("mAP", "mean over classes of the average precision"),
+    "mean_average_precision": ("mAP", "mean over classes of the average precision"),
     "f1_micro": ("F1 micro", "every label counts the same"),
     "f1_macro": ("F1 macro", "every class counts the same"),
 }
@@ -106,7 +106,7 @@ def page(
     if findings.calibration is not None:
         body.append(calibrated(findings.calibration))
     if findings.selective is not None and findings.accuracy < 1:
-        body.append(selected(findings.selective, findings.samples))
+        body.append(selected(findings.selective, on_surest(findings), findings.samples))
     if findings.outcome.mistakes:
         body.append("<h2>Most confident mistakes</h2>")
         body.append(mistake_figures(findings.outcome.mistakes[:MISTAKES], source, names))
@@ -126,16 +126,19 @@ def tiles(findings: Findings) -> Iterator[str]:
             right = round(findings.accuracy * findings.samples)
             note = f"{right:,} of {findings.samples:,} right"
         below = f"{likely(estimate.low, estimate.high)}<span>{note}</span>"
-        yield tile(name, share(estimate.value), below, first=key in ("accuracy", "map"))
+        yield tile(name, share(estimate.value), below, first=key == next(iter(wanted)))
 
 
 def more_facts(findings: Findings) -> dict[str, str]:
-    loss = findings.outcome.loss
     return {
         "pictures": f"{findings.samples:,}",
         "classes": f"{len(findings.classes):,}",
-        "loss": tidy(loss) if math.isfinite(loss) else ABSENT,
+        "loss": plain(findings.outcome.loss),
     }
+
+
+def plain(value: float) -> str:
+    return tidy(value) if math.isfinite(value) else ABSENT
 
 
 def sentences(kind: str, lines: Sequence[str]) -> str:
@@ -166,14 +169,17 @@ def class_table(classes: Sequence[ClassFinding]) -> str:
         "Recall: of its pictures, the share that is found. F1 lies between the two."
     )
     if ranked:
-        words += " AP, the average precision: how well its pictures come before all others."
+        words += (
+            " AP, the average precision: how well its pictures come before all others. "
+            "A picture is taken for every class that is likelier than not."
+        )
     return f'<h2>Each class</h2>{table}<p class="soft">{words}</p>'
 
 
 def class_row(found: ClassFinding, ranked: bool) -> str:
     cells = [f"{found.pictures:,}", share(found.precision), share(found.recall)]
-    plain = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f"<tr><td>{escape(found.name)}</td>{plain}{amount(found.f1)}" + (
+    before = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr><td>{escape(found.name)}</td>{before}{amount(found.f1)}" + (
         f"{amount(math.nan if found.average_precision is None else found.average_precision)}</tr>"
         if ranked
         else "</tr>"
@@ -192,9 +198,9 @@ def calibrated(calibration: Calibration) -> str:
     """The reliability diagram, how to read it, and the numbers that go with it."""
     facts = {
         "calibration error": share(calibration.ece),
-        "best temperature": tidy(calibration.temperature),
+        "best temperature": plain(calibration.temperature),
         "error with it": share(calibration.ece_scaled),
-        "Brier score": tidy(calibration.brier),
+        "Brier score": plain(calibration.brier),
     }
     return section(
         "Is it as sure as it is right?",
@@ -211,18 +217,16 @@ def calibrated(calibration: Calibration) -> str:
     )
 
 
-def selected(selective: Selective, samples: int) -> str:
+def selected(selective: Selective, surest: float, samples: int) -> str:
     """The trade between answering all and being right."""
-    least = min(ENOUGH / max(samples, 1), 0.5)
-    chart = trade_off(selective, least)
+    chart = trade_off(selective, surest, least=min(ENOUGH / samples, 0.5))
     if not chart:
         return ""
-    shares = (0.5, SUREST, 0.9, 1.0)
     facts = {
-        "all of them" if part == 1 else f"surest {100 * part:.0f} %": share(
-            accuracy_at(selective, part)
-        )
-        for part in shares
+        "surest 50 %": share(accuracy_at(selective, 0.5)),
+        "surest 80 %": share(surest),
+        "surest 90 %": share(accuracy_at(selective, 0.9)),
+        "all of them": share(accuracy_at(selective, 1.0)),
     }
     return section(
         "What if it may leave some out?",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vitrail.evaluation.diagrams import SUREST, accuracy_at, occupied
-from vitrail.evaluation.findings import Calibration, ClassFinding, Findings, Selective
+from vitrail.evaluation.findings import Calibration, ClassFinding, Findings
 from vitrail.evaluation.matrix import most_confused, often
 from vitrail.evaluation.parts import percent
 
@@ -25,7 +25,7 @@ def verdict(findings: Findings) -> Iterator[str]:
     if findings.calibration is not None and findings.calibration.counts.any():
         yield how_sure(findings.calibration)
     if findings.selective is not None and len(findings.selective.coverage):
-        yield from without_the_unsure(findings.selective, findings.accuracy)
+        yield from without_the_unsure(on_surest(findings), findings.accuracy)
     yield from weakest(findings)
 
 
@@ -100,9 +100,16 @@ def mended(calibration: Calibration) -> str:
     return f"; dividing its logits by {by} would mend {much} of that: {SAVE}"
 
 
-def without_the_unsure(selective: Selective, accuracy: float) -> Iterator[str]:
+def on_surest(findings: Findings) -> float:
+    """The accuracy on the surest 80 %: the exact one, or else that of the curve."""
+    if "accuracy_at_80" in findings.estimates:
+        return findings.estimates["accuracy_at_80"].value
+    assert findings.selective is not None, "asked where there is a curve"
+    return accuracy_at(findings.selective, SUREST)
+
+
+def without_the_unsure(rest: float, accuracy: float) -> Iterator[str]:
     """What it gains to answer only where it is sure."""
-    rest = accuracy_at(selective, SUREST)
     if not math.isfinite(rest) or accuracy == 1:
         return
     if rest - accuracy >= HELPS:
@@ -117,7 +124,7 @@ def without_the_unsure(selective: Selective, accuracy: float) -> Iterator[str]:
 
 def weakest(findings: Findings) -> Iterator[str]:
     """The class it finds least often, and the classes it mixes up most often."""
-    missed = [found for found in findings.classes if found.pictures and found.recall < 1]
+    missed = [found for found in findings.classes if found.recall < 1]
     if missed:
         least = min(missed, key=lambda found: (found.recall, -found.pictures))
         yield f"It finds “{least.name}” least often: {found_of(least)}."

@@ -9,6 +9,7 @@ Shapes: N pictures, D features.
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from vitrail import parallel
 from vitrail.checkpoints.adapt import HEADS
@@ -62,7 +64,9 @@ def features_of(
     path = cache_folder() / f"{cache_key(model, source, prepare, how)}.safetensors"
     kept = read_kept(path) if cache and parallel.from_first(path.exists()) else None
     if kept is None:
-        values, indices, skipped = computed(model, source, prepare, batch_size, how)
+        model.eval()
+        how |= {"channels": model.config.channels, "device": next(model.parameters()).device}
+        values, indices, skipped = looked_at(model.features, source, prepare, batch_size, how)
         if cache and parallel.is_first():
             tensors = {"values": torch.from_numpy(values), "indices": torch.from_numpy(indices)}
             write_file(path, tensors, {"skipped": json.dumps(skipped)})
@@ -77,21 +81,26 @@ def features_of(
     )
 
 
-def computed(
-    model: Model, source: Source, prepare: Preprocessing, batch_size: int, how: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
-    outputs = Outputs(len(source))
-    model.eval()
-    skipped = look_at_all(
-        model.features,
-        source,
-        prepare,
-        outputs.add,
-        channels=model.config.channels,
-        batch_size=batch_size,
-        device=next(model.parameters()).device,
-        **how,
+def pixels_of(source: Source, *, channels: int = 3, side: int = 32, **how: Any) -> Features:
+    """The pixels of small copies as features: what any model should be better than."""
+    prepare = Preprocessing(size=(side, side), mean=(0.5,) * channels, std=(0.5,) * channels)
+    values, indices, skipped = looked_at(
+        lambda images: images.flatten(1), source, prepare, 64, how | {"channels": channels}
     )
+    labels = labels_at(source, indices)
+    return Features(values=values, labels=labels, classes=source.classes, skipped=skipped)
+
+
+def looked_at(
+    features: Callable[[Tensor], Tensor],
+    source: Source,
+    prepare: Preprocessing,
+    batch_size: int,
+    how: dict[str, Any],
+) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Vectors (N, D), the places in the source that they belong to, and unreadable pictures."""
+    outputs = Outputs(len(source))
+    skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
         reason = next((f": {name}: {why}" for name, why in skipped.items()), "")

@@ -196,8 +196,8 @@ def judge(
     for _, missed, label in left_out(data, spectrum, probes):
         squares += missed.square().sum((0, 2))
         right += (with_targets(missed, label).argmax(2, keepdim=True) == label).sum((0, 2))
-    errors, accuracies = squares / (len(data) * data.classes), right / len(data)
-    return tuple(errors.tolist()), tuple(accuracies.double().tolist())
+    errors = squares / (len(data) * data.classes)
+    return tuple(errors.tolist()), tuple(count / len(data) for count in right.tolist())
 
 
 def check_l2(l2: float) -> None:

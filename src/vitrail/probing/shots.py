@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.data.samples import Samples
+from vitrail.data.sources import open_source, splits_of
+from vitrail.data.splits import Splits
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
 from vitrail.probing.others import fit_logistic, fit_neighbors
@@ -59,6 +62,14 @@ class Trial:
         }
 
 
+def open_pair(data: str) -> tuple[Samples, Samples]:
+    """The pictures to learn from and those to be judged by: test, or else val."""
+    counts = splits_of(data)
+    judged = next((name for name in ("test", "val") if name in counts), None)
+    cut = None if judged else Splits(val=0.0, test=0.2)
+    return open_source(data, "train", splits=cut), open_source(data, judged or "test", splits=cut)
+
+
 def draw(labels: np.ndarray, classes: int, shots: Shots, seed: int) -> np.ndarray:
     """Rows of `shots` pictures of each class, as big_vision draws them."""
     rng = np.random.default_rng(seed)
@@ -102,12 +113,12 @@ def by_ridge(part: Part, test: Features, l2: float) -> Fitted:
     path = fit_path(*part, l2=sorted({l2, *PATH}))
     fixed = next(probe for probe in path.probes if probe.l2 == l2)
     best = path.probes[path.best]
-    yield f"ridge, l2 = {l2:g}", right(fixed, test), [l2]
-    yield "ridge, best l2", right(best, test), [best.l2]
+    yield f"ridge, {l2:g}", right(fixed, test), [l2]
+    yield "ridge, best", right(best, test), [best.l2]
 
 
 def by_neighbors(part: Part, test: Features, l2: float) -> Fitted:
-    yield "nearest neighbors", right(fit_neighbors(*part), test), []
+    yield "neighbors", right(fit_neighbors(*part), test), []
 
 
 def by_logistic(part: Part, test: Features, l2: float) -> Fitted:

@@ -155,9 +155,8 @@ def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
     """The model with the probe of a memory as its head, the memory with what was chosen, and the
     accuracy over its pictures, each left out in turn; None if not all are known singly."""
     if len(memory.classes) < 2:
-        raise ConfigError(
-            f"one class, {', '.join(memory.classes)!r}, cannot be told from anything; teach two or more"
-        )
+        name = ", ".join(memory.classes)
+        raise ConfigError(f"one class, {name!r}, cannot be told from anything; teach two or more")
     accuracy = None
     if memory.whole:
         values = sorted({memory.l2, *PATH})

@@ -1,0 +1,182 @@
+"""`vitrail fewshot`: what a model makes of a few pictures of each class."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from vitrail.cli.text import Progress, paragraph, printable
+
+if TYPE_CHECKING:
+    from vitrail.models.build import Model
+    from vitrail.probing.features import Features
+    from vitrail.probing.shots import Trial
+
+COLUMN = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fewshot:
+    """Fit a classifier to a few pictures of each class, in closed form, and measure it."""
+
+    model: tyro.conf.Positional[str]
+    """A bundle, a file of weights, or hf:owner/name."""
+    data: tyro.conf.Positional[str]
+    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
+    shots: tuple[int | Literal["all"], ...] = (1, 5, 10, 25)
+    """Pictures of each class to learn from; all for all there are."""
+    seeds: int = 3
+    """Times that the pictures are drawn anew."""
+    probes: tuple[Literal["ridge", "neighbors", "logistic"], ...] = ("ridge",)
+    """What is fitted to the features."""
+    l2: float = 1024.0
+    """Ridge's penalty; the best one by leave-one-out is told beside it."""
+    pixels: bool = False
+    """Show what raw pixels in place of the model's features would give."""
+    preprocessing: str = ""
+    """fewshot prepares pictures as the protocol does; without it, as the model was trained."""
+    out: Path | None = None
+    """Write a bundle: the model with the classifier of the largest number of shots as its head."""
+    cache: bool = True
+    """Keep the features on disk, so that another call needs no model."""
+    batch_size: int = 64
+    """Pictures at once."""
+    workers: int | None = None
+    """Processes that read pictures."""
+    device: str = ""
+    """cpu, cuda, mps; chosen if not given."""
+    json: bool = False
+    """Print one JSON object instead of words."""
+
+    def run(self) -> None:
+        from vitrail import parallel
+        from vitrail.probing.shots import try_shots
+
+        try:
+            model, train, test = self.look()
+            trials = list(
+                try_shots(
+                    train,
+                    test,
+                    shots=self.shots,
+                    seeds=self.seeds,
+                    probes=self.probes,
+                    l2=self.l2,
+                )
+            )
+            if self.pixels:
+                self.add_pixels(model, trials)
+            if parallel.is_first():
+                if self.out is not None:
+                    self.write(model, train, self.out)
+                self.tell(train, test, trials)
+        finally:
+            parallel.stop()
+
+    def look(self) -> tuple["Model", "Features", "Features"]:
+        """The model, and its features of the pictures to learn from and to be judged by."""
+        from vitrail import parallel
+        from vitrail.checkpoints.load import load
+        from vitrail.data.preprocessing import preset
+        from vitrail.models.checks import pair
+        from vitrail.probing.features import features_of
+        from vitrail.probing.shots import open_pair
+
+        device = parallel.start(self.device)
+        model = load(self.model).to(device)
+        size, channels = pair(model.config.image_size), model.config.channels
+        found = []
+        for source in open_pair(self.data):
+            progress = Progress()
+            found.append(
+                features_of(
+                    model,
+                    source,
+                    preprocessing=preset(self.preprocessing, size, channels)
+                    if self.preprocessing
+                    else None,
+                    cache=self.cache,
+                    batch_size=self.batch_size,
+                    workers=self.workers,
+                    progress=progress if parallel.is_first() else None,
+                )
+            )
+            progress.done()
+        return model, *found
+
+    def add_pixels(self, model: "Model", trials: list[list["Trial"]]) -> None:
+        """A column of what raw pixels give, by ridge with the best l2."""
+        from vitrail.probing.features import pixels_of
+        from vitrail.probing.shots import open_pair, try_shots
+
+        channels = model.config.channels
+        pair = [pixels_of(s, channels=channels, workers=self.workers) for s in open_pair(self.data)]
+        for row, found in zip(
+            trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True
+        ):
+            row.append(replace(found[-1], probe="raw pixels"))
+
+    def write(self, model: "Model", train: "Features", out: Path) -> None:
+        """The bundle of the largest number of shots, and what it takes to teach it more."""
+        from vitrail.checkpoints.save import save
+        from vitrail.probing.memory import save_memory
+        from vitrail.probing.shots import draw
+        from vitrail.probing.teaching import fitted, remember
+
+        most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
+        rows = draw(train.labels, len(train.classes), most, seed=0)
+        memory = remember(model, train.values[rows], train.labels[rows], train.classes)
+        headed, memory, _ = fitted(model, memory)
+        save_memory(memory, out)
+        save(headed, out, provenance={"data": self.data, "shots": most, "from": self.model})
+
+    def tell(self, train: "Features", test: "Features", trials: list[list["Trial"]]) -> None:
+        if self.json:
+            about = {
+                "model": self.model,
+                "data": self.data,
+                "features": train.values.shape[1],
+                "pictures": {"train": len(train), "test": len(test)},
+                "skipped": train.skipped | test.skipped,
+                "trials": [trial.to_dict() for row in trials for trial in row],
+                "bundle": self.out and str(self.out),
+            }
+            print(json.dumps(about, indent=1))
+            return
+        for line in self.report(train, test, trials):
+            print(printable(line))
+        if self.out is not None:
+            print(f"\ndone: {self.out}\nNext:\n  vitrail evaluate {self.out} {self.data}")
+            print(f"  vitrail teach {self.out} another-class=folder-of-pictures")
+
+    def report(
+        self, train: "Features", test: "Features", trials: Sequence[Sequence["Trial"]]
+    ) -> Iterator[str]:
+        counts = f"{len(train):,} pictures to draw from, {len(test):,} to judge by"
+        yield from paragraph(f"{self.model} on {self.data}: {counts}")
+        kept = "found on disk" if train.cached and test.cached else "computed"
+        yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features, {kept}"
+        if skipped := train.skipped | test.skipped:
+            name, why = next(iter(skipped.items()))
+            yield from paragraph(f"  {len(skipped):,} could not be read, such as {name}: {why}", 4)
+        yield ""
+        yield f"{'shots':>5} " + "".join(f"{trial.probe:>{COLUMN}}" for trial in trials[0])
+        for row in trials:
+            yield f"{row[0].shots!s:>5} " + "".join(f"{cell(trial):>{COLUMN}}" for trial in row)
+        chosen = [trial for row in trials for trial in row if trial.probe == "ridge, best"]
+        yield ""
+        yield "Accuracy on the test pictures, the mean over draws and its 95 % interval."
+        for trial in chosen:
+            values = ", ".join(f"{value:g}" for value in trial.l2)
+            yield f"  best l2 of {trial.shots} shots, by leave-one-out: {values}"
+
+
+def cell(trial: "Trial") -> str:
+    """`81.3 ± 2.0 %`."""
+    if trial.interval is None:
+        return f"{100 * trial.mean:.1f} %"
+    half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
+    return f"{100 * trial.mean:.1f} ± {100 * half:.1f} %"

@@ -1,0 +1,148 @@
+"""`vitrail vtab`: a model fitted to many small tasks, and the mean of them."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+from vitrail.errors import ConfigError
+from vitrail.training.settings import MachineSettings
+
+if TYPE_CHECKING:
+    from vitrail.training.scores import Report, TaskScores
+
+SETTING = {"finetune": "rate", "linear": "decay", "probe": "l2"}
+LONGEST_GROUP = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vtab:
+    """Fit a model to small tasks by the protocol of VTAB-1k, and tell the mean over them."""
+
+    model: tyro.conf.Positional[str]
+    """A bundle, a file of weights, or hf:owner/name."""
+    tasks: tyro.conf.Positional[Path]
+    """A .toml file with a [[task]] for each data set: data, and if need be name, group, train,
+    test, vary."""
+    out: Path | None = None
+    """A folder for results and runs, runs/vtab-MODEL if not given; what it holds is not redone."""
+    method: Literal["finetune", "linear", "probe"] = "finetune"
+    """All weights by the paper's settings; or a logistic or ridge probe of the features."""
+    learning_rates: tuple[float, ...] = ()
+    """finetune: 0.01 if not given; several are chosen from, with 800 pictures and 200 to judge."""
+    steps: int | None = None
+    """finetune: 2500 if not given."""
+    batch_size: int | None = None
+    """finetune: 512 if not given."""
+    image_size: int | None = None
+    """Pixels along each side: 384 if not given, or the model's own for a probe."""
+    seed: tuple[int, ...] = (0,)
+    """Decides which pictures are drawn; with several seeds the mean counts."""
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    json: bool = False
+    """Print one JSON object when done; progress goes to standard error."""
+
+    def run(self) -> None:
+        from vitrail.cli.live import Live
+        from vitrail.training.tasks import open_task, read_tasks
+        from vitrail.training.vtab import Bench, Protocol, measure
+
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError(
+                "tasks are done by one process; give each process its own file of tasks and --out"
+            )
+        progress = Progress()
+
+        def tell(line: str) -> None:
+            progress.done()
+            print(printable(line), file=sys.stderr if self.json else sys.stdout, flush=True)
+
+        protocol = Protocol(
+            method=self.method,
+            learning_rates=self.learning_rates,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            image_size=self.image_size,
+        )
+        tasks = [open_task(task) for task in read_tasks(self.tasks)]
+        bench = Bench(
+            reference=self.model,
+            protocol=protocol,
+            out=self.out or usual_folder(self.model),
+            machine=self.machine,
+            tell=tell,
+            watch=lambda: Live(quiet=self.json),
+            progress=progress,
+        )
+        report = measure(bench, tasks, self.seed)
+        progress.done()
+        if self.json:
+            print(json.dumps(report.to_dict() | {"written": str(bench.out)}, indent=1))
+            return
+        for line in words(report, SETTING[self.method]):
+            print(printable(line))
+        print(f"\ndone: {bench.out / 'results.json'}")
+
+
+def usual_folder(model: str) -> Path:
+    """The same for the same model, so that a second call goes on."""
+    return Path("runs") / f"vtab-{Path(model.rpartition(':')[2]).name.split('.')[0] or 'model'}"
+
+
+def words(report: "Report", setting: str) -> Iterator[str]:
+    """The results for people, in 80 columns."""
+    yield ""
+    yield from paragraph(f"{report.model}, {report.protocol['method']}: top-1 accuracy")
+    yield ""
+    yield from table(report, setting)
+    yield ""
+    for group, mean in report.groups.items():
+        count = sum(task.task.group == group for task in report.tasks)
+        yield f"{share(mean)}  mean of {shortened(group, 40)} ({count})"
+    yield f"{share(report.mean)}  mean of all tasks ({len(report.tasks)})"
+    if report.mean_of_groups is not None:
+        yield f"{share(report.mean_of_groups)}  mean of the groups' means"
+
+
+def table(report: "Report", setting: str) -> Iterator[str]:
+    """A line for each task."""
+    numbers = [numbers_of(task) for task in report.tasks]
+    heads = ["pictures", "test", "classes", setting, "accuracy"]
+    widths = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
+    groups = [shortened(task.task.group, LONGEST_GROUP) for task in report.tasks]
+    group = max(map(len, ["group", *groups]))
+    room = WIDTH - group - 2 - sum(width + 2 for width in widths)
+    names = [shortened(task.task.name, max(room, len("task"))) for task in report.tasks]
+    name = max(map(len, ["task", *names]))
+    for first, second, rest in zip(
+        ["task", *names], ["group", *groups], [heads, *numbers], strict=True
+    ):
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths, strict=True)]
+        yield "  ".join([f"{first:{name}}", f"{second:{group}}", *cells])
+
+
+def numbers_of(task: "TaskScores") -> list[str]:
+    first = task.scores[0]
+    settings = list(dict.fromkeys(f"{score.setting:g}" for score in task.scores))
+    deviation = "" if task.deviation is None else f" ± {100 * task.deviation:.1f}"
+    return [
+        f"{first.learned:,}",
+        f"{first.judged:,}",
+        f"{task.classes:,}",
+        settings[0] if len(settings) == 1 else "several",
+        f"{share(task.accuracy)}{deviation}",
+    ]
+
+
+def share(value: float) -> str:
+    return f"{100 * value:5.1f} %"
+
+
+def shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -1,0 +1,288 @@
+"""The steps of the ladder: two probes of frozen features, and runs with a grid of learning rates.
+
+Every step is tried on a part of the training pictures and judged by dev, those kept apart.
+"""
+
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.checkpoints.adapt import HEADS
+from vitrail.data.samples import Samples
+from vitrail.data.splits import Splits, divide
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.probing.features import Features, features_of
+from vitrail.probing.others import Linear, fit_logistic
+from vitrail.probing.ridge import Probe, fit_path
+from vitrail.probing.shots import right
+from vitrail.training.choices import FEW, MANY
+from vitrail.training.learner import Learner
+from vitrail.training.material import Material
+from vitrail.training.run import run
+from vitrail.training.settings import Optim, Settings
+from vitrail.training.setup import Order
+from vitrail.training.watch import Watch
+
+PROBE, LINEAR = "few-shot probe", "linear head"
+ATTENTION, FULL = "attention-only", "full fine-tuning"
+
+# Table 4 of the paper; the usual one first, which wins a tie.
+SGD_RATES = (0.01, 0.003, 0.03, 0.001)
+AROUND = (1.0, 1 / 3, 3.0)  # times the usual rate, of other optimizers
+# Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
+DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
+DEV_OF_MANY = 0.01
+ATTENTION_WEIGHT = ".attention."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run with one learning rate."""
+
+    rate: float
+    accuracy: float | None = None  # on dev
+    steps: int = 0
+    seconds: float = 0.0
+    problem: str = ""  # why there is no accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """What one step of the ladder came to."""
+
+    name: str
+    accuracy: float | None  # on dev
+    seconds: float
+    trials: tuple[Trial, ...] = ()
+    problem: str = ""  # why there is no accuracy
+
+    @property
+    def rate(self) -> float | None:
+        """The best learning rate; of equal ones the first that was tried."""
+        tried = [trial for trial in self.trials if trial.accuracy is not None]
+        return max(tried, key=lambda trial: trial.accuracy or 0.0).rate if tried else None
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """The time there is: until `deadline`, or as much as it takes (infinity)."""
+
+    deadline: float
+    shortest: float  # seconds of a run that takes one step, as far as is known
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What all steps stand on."""
+
+    order: Order
+    material: Material  # the whole training set, and what the result is judged by
+    learner: Learner
+    part: Samples  # what trials learn from
+    dev: Samples
+    clock: Clock
+    watch: Watch
+
+    @property
+    def cut(self) -> bool:
+        """Whether dev is a part of the training set."""
+        return self.part is not self.material.train
+
+    def folder(self, name: str, rate: float) -> Path:
+        return self.order.out / "trials" / f"{name.replace(' ', '-')}-{rate:g}"
+
+
+def apart(material: Material) -> tuple[Samples, Samples]:
+    """What to learn from while choosing, and what to choose by.
+
+    A set that has val beside test is divided already; otherwise some of each class is kept apart.
+    """
+    train, judged = material.train, material.judged
+    if "val" in judged and "test" in judged:
+        return train, judged["val"]
+    share = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
+    names = [train.name(index) for index in range(len(train))]
+    kept = divide(names, train.labels(), Splits(val=share, test=0.0)) > 0
+    if not kept.any():
+        raise DataError(
+            f"{material.reference} has {len(train)} training pictures, too few to keep some apart "
+            "to choose by; the ladder needs three of a class, or pictures in val and in test"
+        )
+    rows = np.arange(len(train)) if train.rows is None else train.rows
+    return Samples(train.collection, rows[~kept]), Samples(train.collection, rows[kept])
+
+
+# Probes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Features of the pictures, which no probe changes."""
+
+    part: Features
+    dev: Features
+    values: np.ndarray  # (N, D) of the whole training set
+    labels: np.ndarray  # (N,)
+
+
+def look(ground: Ground) -> Seen:
+    model, settings = ground.learner.model, ground.order.settings
+    how = {"workers": settings.machine.workers, "strict": settings.strict}
+    part, dev = (features_of(model, source, **how) for source in (ground.part, ground.dev))
+    whole = (part, dev) if ground.cut else (part,)
+    return Seen(
+        part=part,
+        dev=dev,
+        values=np.concatenate([found.values for found in whole]),
+        labels=np.concatenate([found.labels for found in whole]),
+    )
+
+
+def best_ridge(values: np.ndarray, labels: np.ndarray, classes: int) -> Probe:
+    """The closed-form probe with the best l2 by leave-one-out."""
+    path = fit_path(values, labels, classes)
+    return path.probes[path.best]
+
+
+PROBES = {PROBE: best_ridge, LINEAR: fit_logistic}
+
+
+def probed(name: str, seen: Seen, begun: float) -> Rung:
+    """A probe of the part, judged by dev; it began when its features were asked for."""
+    part = seen.part
+    try:
+        probe: Probe | Linear = PROBES[name](part.values, part.labels, len(part.classes))
+    except ConfigError as error:
+        seconds = time.monotonic() - begun
+        return Rung(name=name, accuracy=None, seconds=seconds, problem=str(error))
+    accuracy = right(probe, seen.dev)
+    return Rung(name=name, accuracy=accuracy, seconds=time.monotonic() - begun)
+
+
+# Runs
+
+
+def rates_around(optim: Optim) -> tuple[float, ...]:
+    """The grid for an optimizer and its usual learning rate, which comes first."""
+    assert optim.learning_rate is not None, "chosen before"
+    if optim.kind == "sgd":
+        return SGD_RATES
+    return tuple(float(f"{optim.learning_rate * factor:.2g}") for factor in AROUND)
+
+
+def all_but_attention(names: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of the weights that attention-only fine-tuning leaves alone, as short as can be;
+    none for a model without attention (Touvron et al. 2022, arXiv:2203.09795)."""
+    names = list(names)
+    learning = [n for n in names if ATTENTION_WEIGHT in n or n.split(".")[0] in HEADS]
+    if not any(ATTENTION_WEIGHT in name for name in learning):
+        return ()
+    patterns: dict[str, None] = {}
+    for name in names:
+        if name not in learning:
+            parts = re.sub(r"\.\d+(?=\.)", ".*", name).split(".")
+            wider = [".".join([*parts[:n], "*"]) for n in range(1, len(parts))]
+            fitting = (p for p in wider if not any(fnmatchcase(n, p) for n in learning))
+            patterns[next(fitting, ".".join(parts))] = None
+    return tuple(patterns)
+
+
+def tuned(settings: Settings, rate: float, freeze: Sequence[str], seconds: float) -> Settings:
+    """Settings of a run with another learning rate, with more weights frozen, in a given time."""
+    optim = settings.optim
+    if optim.kind == "muon" and optim.learning_rate:
+        matrices = optim.muon_learning_rate * rate / optim.learning_rate
+        optim = replace(optim, muon_learning_rate=matrices)
+    optim = replace(optim, learning_rate=rate, freeze=(*optim.freeze, *freeze))
+    settings = replace(settings, optim=optim)
+    if math.isinf(seconds):
+        return settings
+    return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
+
+
+def climbed(
+    ground: Ground, name: str, rates: Sequence[float], freeze: Sequence[str], seconds: float
+) -> Rung:
+    """A run for each learning rate, as many as fit into the time; the best speaks for the step."""
+    begun = time.monotonic()
+    until, count = begun + seconds, int(min(len(rates), max(0.0, seconds) / ground.clock.shortest))
+    trials = []
+    for place, rate in enumerate(rates):
+        room = (until - time.monotonic()) / max(1, count - place)
+        if place < count and room >= ground.clock.shortest:
+            trial = attempt(ground, name, rate, freeze, room)
+        else:
+            trial = Trial(rate=rate, problem="no time")
+        trials.append(trial)
+        found = trial.problem if trial.accuracy is None else f"{100 * trial.accuracy:.1f} % of dev"
+        ground.watch.say(f"  {name}, learning rate {rate:g}: {found}")
+    accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
+    return Rung(
+        name=name,
+        accuracy=max(accuracies, default=None),
+        seconds=time.monotonic() - begun,
+        trials=tuple(trials),
+        problem="" if accuracies else "; ".join(dict.fromkeys(t.problem for t in trials)),
+    )
+
+
+def attempt(
+    ground: Ground, name: str, rate: float, freeze: Sequence[str], seconds: float
+) -> Trial:
+    """One run on the part, judged by dev. One that fails says why; one that is stopped stops all."""
+    begun = time.monotonic()
+    material = Material(
+        reference=ground.material.reference, train=ground.part, judged={"dev": ground.dev}
+    )
+    order = replace(
+        ground.order,
+        out=ground.folder(name, rate),
+        settings=tuned(ground.learner.settings, rate, freeze, seconds),
+        material=material,
+        overwrite=True,
+    )
+    ear = Ear(ground.watch)
+    try:
+        result = run(order, ear)
+    except (ConfigError, CheckpointError) as error:  # it diverged, or does not fit into memory
+        problem = str(error).partition(";")[0]
+        return Trial(rate=rate, seconds=time.monotonic() - begun, problem=problem)
+    if not result.finished:
+        raise KeyboardInterrupt
+    ground.clock.shortest = ear.first + result.seconds - ear.last
+    return Trial(
+        rate=rate,
+        accuracy=result.outcomes["dev"].accuracy,
+        steps=result.step,
+        seconds=time.monotonic() - begun,
+    )
+
+
+class Ear(Watch):
+    """Passes on how a trial goes, not what is said of it; and hears when its steps were taken."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.begin, self.evaluated, self.end = watch.begin, watch.evaluated, watch.end
+        self.told = watch.step
+        self.first = self.last = 0.0  # seconds from the beginning to the end of that step
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        self.first = self.first or row["seconds"]
+        self.last = row["seconds"]
+        self.told(row)
+
+
+def on_processor(learner: Learner) -> None:
+    """Make room for trials on the device."""
+    learner.model.to(torch.device("cpu"))

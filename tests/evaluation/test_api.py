@@ -1,0 +1,210 @@
+"""`vitrail.evaluate`: whole evaluations of a small model that was really trained."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tiny_runs import tiny_run, write_colors
+from vitrail import ConfigError, DataError
+from vitrail.checkpoints.heads import with_head, with_temperature
+from vitrail.cli import main
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A data set of colors, and a model that has learned a little of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_colors(folder / "colors.npz", test=41)
+    tiny_run(data, folder / "run", steps=30)
+    return folder / "run", data
+
+
+def test_all_pictures_count_whatever_the_batch_size(trained):
+    model, data = trained
+    whole = vitrail.evaluate(model, data, batch_size=64)
+    assert whole.samples == 41
+    assert whole.accuracy == vitrail.load(model).facts.provenance["test accuracy"]  # as in training
+    for batch_size in (1, 7, 40):
+        other = vitrail.evaluate(model, data, batch_size=batch_size)
+        assert other.accuracy == whole.accuracy
+        for name, found in whole.estimates.items():
+            assert other.estimates[name] == pytest.approx(found, abs=1e-6), name
+
+
+def run(*words, processes=1):
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launch = [*several, "-m", "vitrail"] if processes > 1 else ["-m", "vitrail"]
+    done = subprocess.run(
+        [sys.executable, *launch, *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_two_processes_find_exactly_what_one_finds(trained):
+    words = ("evaluate", *trained, "--json", "--batch-size", "4")
+    assert run(*words, processes=2) == run(*words)
+
+
+def test_the_test_split_is_judged_by_unless_another_is_asked_for(trained):
+    model, data = trained
+    assert vitrail.evaluate(model, data).notes == ("split test",)
+    train = vitrail.evaluate(model, data, "train")
+    assert train.samples == 30
+    assert "the very pictures that the model has learned from" in train.notes[-1]
+
+
+def write_folder(root, count=10):
+    """Class folders of pictures without splits."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("red", "green", "blue")):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 120, (8, 8, 3))
+            pixels[:, :, label] += 100
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
+    return root
+
+
+def test_of_a_folder_without_splits_all_pictures_are_judged_unless_it_taught_the_model(
+    trained, tmp_path
+):
+    folder = write_folder(tmp_path / "folder")
+    assert vitrail.evaluate(trained[0], folder).samples == 30
+    tiny_run(folder, tmp_path / "own")
+    own = vitrail.evaluate(tmp_path / "own", folder)
+    assert own.samples == 3
+    assert own.notes[0] == "split test"
+
+
+def test_a_model_that_learned_from_some_of_the_pictures_is_told_on(tmp_path):
+    folder = write_folder(tmp_path / "folder")
+    tiny_run(folder, tmp_path / "own", dev=0.3)
+    found = vitrail.evaluate(tmp_path / "own", str(folder))
+    assert found.notes == ("split all", "the model has learned from some of these pictures")
+
+
+def test_flips_and_crops_look_more_often(trained):
+    model, data = trained
+    plain = vitrail.evaluate(model, data)
+    looks = [vitrail.evaluate(model, data, flip=True), vitrail.evaluate(model, data, crops=5)]
+    for look in looks:
+        assert look.samples == 41
+        assert look.outcome.loss != plain.outcome.loss
+
+
+def test_restricting_the_choice_to_the_classes_of_the_data_helps(trained, tmp_path):
+    model, _ = trained
+    data = write_colors(tmp_path / "two.npz", classes=2, test=40)
+    all_compete = vitrail.evaluate(model, data)
+    assert all_compete.predictions is not None
+    assert all_compete.predictions.logits.shape == (40, 3)
+    two = vitrail.evaluate(model, data, restrict=True)
+    assert two.predictions is not None
+    assert two.predictions.logits.shape == (40, 2)
+    assert two.accuracy >= all_compete.accuracy
+
+
+def test_several_labels_give_average_precision(tmp_path):
+    folder = write_folder(tmp_path / "pictures", 4)
+    lines = ["path,labels"]
+    lines += [f"{n}/{k}.png,{n}" for n in ("red", "green") for k in range(4)]
+    lines += [f"blue/{k}.png,blue|green" for k in range(4)]
+    (folder / "labels.csv").write_text("\n".join(lines))
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    found = vitrail.evaluate(model, folder, "all")
+    assert {"mean_average_precision", "f1_micro", "f1_macro"} <= found.estimates.keys()
+    assert found.calibration is None
+
+
+def test_a_saved_temperature_calibrates_and_changes_no_answer(trained, tmp_path, capsys):
+    model, data = trained
+    words = [str(model), str(data), "--save-temperature", str(tmp_path / "calibrated")]
+    assert main(["evaluate", *words, "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    after = vitrail.evaluate(tmp_path / "calibrated", data)
+    assert after.accuracy == before["accuracy"]
+    assert after.calibration is not None
+    assert after.calibration.temperature == pytest.approx(1, abs=1e-3)
+    assert after.outcome.loss <= before["loss"]
+    scaled = vitrail.load(tmp_path / "calibrated")
+    stated = scaled.facts.provenance["temperature"]
+    assert stated == pytest.approx(before["calibration"]["temperature"], abs=1e-5)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(scaled.eval()(images) * stated, vitrail.load(model).eval()(images))
+
+
+def test_temperatures_multiply(trained):
+    model = vitrail.load(trained[0])
+    twice = with_temperature(with_temperature(model, 2.0), 3.0)
+    assert twice.facts.provenance["temperature"] == 6.0
+    torch.testing.assert_close(twice.head.weight * 6, model.head.weight)
+
+
+@pytest.mark.parametrize("changes", [{}, {"distillation": True}, {"representation": 5}])
+def test_a_new_head_gives_its_logits_and_leaves_the_model_alone(changes):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, **changes).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weight = torch.randn(4, model.config.num_features)
+    bias = torch.randn(4)
+    headed = with_head(model, weight, bias, ["a", "b", "c", "d"])
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(headed(images), model.features(images) @ weight.T + bias)
+    assert headed.facts.class_names == ("a", "b", "c", "d")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_command_writes_a_page_the_numbers_and_every_prediction(trained, tmp_path, capsys):
+    model, data = trained
+    assert main(["evaluate", str(model), str(data), "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "accuracy" in told
+    assert max(map(len, told.splitlines()[2:])) <= 200
+    lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "picture,label,predicted,confidence,right"
+    assert len(lines) == 42
+    right = sum(line.endswith(",1") for line in lines)
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert right / 41 == written["accuracy"]
+    assert "<html" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["--split", "dev"], "has no split 'val'; it has: train, test"),
+        (["--real", "nothing.json"], "nothing.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(trained, capsys, words, said):
+    assert main(["evaluate", *map(str, trained), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_unreadable_pictures_are_told_and_strict_stops(trained, tmp_path):
+    folder = write_folder(tmp_path / "folder", 4)
+    (folder / "red" / "0.png").write_bytes(b"no picture")
+    found = vitrail.evaluate(trained[0], folder)
+    assert found.samples == 11
+    assert list(found.outcome.skipped) == ["red/0.png"]
+    with pytest.raises(DataError, match=r"red/0\.png"):
+        vitrail.evaluate(trained[0], folder, strict=True)
+    (folder / "red").rename(folder / "purple")
+    with pytest.raises(ConfigError, match="does not know 'purple'"):
+        vitrail.evaluate(trained[0], folder)

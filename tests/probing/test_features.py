@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tiny_runs import write_colors
+from vitrail import DataError
+from vitrail.checkpoints.heads import with_head
+from vitrail.data.sources import open_source
+from vitrail.probing import features as module
+from vitrail.probing.features import cache_folder, features_of, pixels_of
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return open_source(write_colors(tmp_path / "colors.npz"), "train")
+
+
+def test_features_are_those_of_the_model_in_the_order_of_the_source(model, source):
+    found = features_of(model, source, batch_size=7)
+    pixels = torch.stack([torch.from_numpy(s.data).permute(2, 0, 1) for s in source])
+    with torch.no_grad():
+        wanted = model.eval().features(pixels / 127.5 - 1)
+    torch.testing.assert_close(torch.from_numpy(found.values), wanted, rtol=1e-4, atol=1e-5)
+    assert found.labels.tolist() == source.labels().tolist()
+
+
+def test_the_second_time_no_picture_is_looked_at(model, source, monkeypatch):
+    first = features_of(model, source)
+    monkeypatch.setattr(module, "look_at_all", None)
+    second = features_of(model, source)
+    assert (first.cached, second.cached) == (False, True)
+    assert np.array_equal(first.values, second.values)
+
+
+def test_another_head_finds_the_same_features_and_other_weights_do_not(model, source):
+    features_of(model, source)
+    width = model.config.num_features
+    headed = with_head(model, torch.randn(5, width), torch.randn(5), "abcde")
+    assert features_of(headed, source).cached
+    with torch.no_grad():
+        model.encoder.norm.weight.mul_(1.01)
+    assert not features_of(model, source).cached
+
+
+def test_other_pictures_or_another_preprocessing_have_other_features(model, source, tmp_path):
+    features_of(model, source)
+    other = open_source(write_colors(tmp_path / "other.npz", train=27), "train")
+    assert not features_of(model, other).cached
+    google = vitrail.Preprocessing(size=(8, 8), mean=(0.4,) * 3, std=(0.5,) * 3)
+    assert not features_of(model, source, preprocessing=google).cached
+
+
+def test_a_broken_file_in_the_cache_is_made_again(model, source):
+    first = features_of(model, source)
+    (kept,) = cache_folder().iterdir()
+    kept.write_bytes(kept.read_bytes()[:-40])
+    again = features_of(model, source)
+    assert not again.cached
+    assert np.array_equal(first.values, again.values)
+    assert features_of(model, source).cached
+
+
+def test_without_the_cache_nothing_is_written(model, source):
+    features_of(model, source, cache=False)
+    assert not cache_folder().exists()
+
+
+def test_weights_that_give_no_numbers_are_noticed(model, source):
+    with torch.no_grad():
+        model.encoder.norm.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match="features of train/0 are no numbers"):
+        features_of(model, source)
+
+
+def test_pixels_are_features_too(source):
+    found = pixels_of(source, side=4)
+    assert found.values.shape == (30, 48)
+    assert -1 <= found.values.min() < found.values.max() <= 1

@@ -1,0 +1,202 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tiny_runs import tiny_run, write_colors
+from vitrail import CheckpointError, ConfigError, DataError
+from vitrail.cli import main
+from vitrail.probing.memory import Memory, load_memory, save_memory
+from vitrail.probing.ridge import fit_moments
+from vitrail.probing.teaching import fitted, remember
+
+RNG = np.random.default_rng(0)
+COLORS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "gray": (1, 1, 1)}
+
+
+def paint(folder, name, count=6):
+    """A folder of noisy pictures of one color."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = RNG.integers(0, 80, (8, 8, 3)) + 120 * np.array(COLORS[name])
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def model(home):
+    """A file of weights that knows no classes."""
+    torch.manual_seed(0)
+    vitrail.save(vitrail.create("ViT-Mu/4", image_size=8, num_classes=0), home / "backbone")
+    return home / "backbone"
+
+
+def head(folder):
+    found = vitrail.load(folder)
+    return torch.cat([found.head.weight, found.head.bias[:, None]], 1)
+
+
+def same(one, other):
+    scale = one.abs().max()
+    torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=1e-6)
+
+
+def test_classes_taught_one_by_one_are_as_if_taught_together(model, home):
+    places = {name: paint(home / name, name) for name in COLORS}
+    together = vitrail.teach(model, places, home / "together")
+    first = dict(list(places.items())[:2])
+    vitrail.teach(model, first, home / "steps")
+    vitrail.teach(home / "steps", {"blue": places["blue"]})  # in place
+    last = vitrail.teach(home / "steps", {"gray": places["gray"]})
+    assert last.classes == together.classes == tuple(COLORS)
+    assert vitrail.load(home / "steps").facts.class_names == tuple(COLORS)
+    same(head(home / "steps"), head(home / "together"))
+
+
+def test_a_class_learned_anew_forgets_only_its_own_pictures(model, home):
+    wrong = {"red": paint(home / "wrong", "gray"), "green": paint(home / "green", "green")}
+    vitrail.teach(model, wrong, home / "mended")
+    taught = vitrail.teach(home / "mended", {"red": paint(home / "red", "red")})
+    assert taught.replaced == ("red",)
+    right = {"red": home / "red", "green": home / "green"}
+    vitrail.teach(model, right, home / "right")
+    same(head(home / "mended"), head(home / "right"))
+
+
+def test_what_was_taught_is_recognized(model, home):
+    places = {name: paint(home / "train" / name, name, 8) for name in ("red", "green", "blue")}
+    taught = vitrail.teach(model, places, home / "taught")
+    for name in places:
+        paint(home / "test" / name, name)
+    found = vitrail.evaluate(home / "taught", home / "test")
+    assert found.accuracy > 0.9
+    assert taught.accuracy is not None
+    assert taught.accuracy > 0.9
+    assert found.calibration is not None
+    assert found.calibration.confidence[-1] > 0.5  # the scores were made into probabilities
+
+
+def test_many_pictures_are_remembered_by_their_moments_with_the_same_result(home):
+    """More pictures of a class than features: rows stand for them, and the solution is the same."""
+    net = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    width = net.config.num_features
+    values = RNG.normal(size=(3 * width, width)).astype(np.float32) + 1
+    labels = np.array([0] * (2 * width) + [1] * width)
+    memory = remember(net, values, labels, ["a", "b"])
+    assert len(memory.rows) == 2 * width
+    assert not memory.whole
+    gram = torch.from_numpy(values).double().mT @ torch.from_numpy(values).double()
+    sums = torch.stack([torch.from_numpy(values[labels == c]).double().sum(0) for c in (0, 1)])
+    wanted = fit_moments(torch.tensor([2 * width, width]), sums, gram, memory.l2)
+    headed, _, accuracy = fitted(net, memory)
+    assert accuracy is None
+    same(headed.head.weight.double(), wanted.linear()[0])
+
+
+def test_a_trained_model_is_reminded_of_its_classes_by_its_data(home):
+    data = write_colors(home / "colors.npz", train=90, test=30)
+    tiny_run(data, home / "run", steps=40)
+    before = vitrail.evaluate(home / "run", data).accuracy
+    taught = vitrail.teach(home / "run", {"gray": paint(home / "gray", "gray")}, home / "more")
+    assert taught.classes == ("red", "green", "blue", "gray")
+    assert "90 pictures of the 3 classes" in taught.notes[0]
+    assert vitrail.evaluate(home / "more", data).accuracy >= before - 0.1
+
+
+def test_without_its_data_a_trained_model_must_be_given_some_or_told_to_forget(home):
+    data = write_colors(home / "colors.npz")
+    tiny_run(data, home / "run")
+    moved = data.rename(home / "moved.npz")
+    gray = {"gray": paint(home / "gray", "gray")}
+    with pytest.raises(ConfigError, match=r"knows 3 classes.*no data set.*--using .*--only"):
+        vitrail.teach(home / "run", gray, home / "more")
+    assert len(vitrail.teach(home / "run", gray, home / "a", using=moved).classes) == 4
+    gray["red"] = paint(home / "red", "red")
+    assert vitrail.teach(home / "run", gray, home / "b", only=True).classes == ("gray", "red")
+
+
+def test_a_memory_of_other_weights_is_refused(model, home):
+    vitrail.teach(model, {n: paint(home / n, n) for n in ("red", "green")}, home / "one")
+    torch.manual_seed(1)
+    vitrail.save(vitrail.create("ViT-Mu/4", image_size=8, num_classes=2), home / "one")
+    with pytest.raises(CheckpointError, match="features of other weights"):
+        vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
+
+
+def test_a_memory_that_cannot_be_read_is_named(model, home):
+    places = {n: paint(home / n, n) for n in ("red", "green")}
+    vitrail.teach(model, places, home / "one")
+    path = home / "one" / "probe.safetensors"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match=r"probe\.safetensors cannot be read"):
+        vitrail.teach(home / "one", places)
+
+
+def test_a_memory_comes_back_as_it_was(model, home):
+    net = vitrail.load(model)
+    values = RNG.normal(size=(6, net.config.num_features)).astype(np.float32)
+    memory = remember(net, values, np.arange(6) % 2, ["über", "b"])
+    save_memory(memory, home)
+    back = load_memory(home, net)
+    assert isinstance(back, Memory)
+    for name, value in vars(memory).items():
+        other = getattr(back, name)
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+
+
+def test_the_command_teaches_and_tells(model, home, capsys):
+    words = [f"{name}={paint(home / name, name)}" for name in ("red", "green")]
+    single = next((home / "green").iterdir())
+    (home / "red" / "broken.png").write_bytes(b"no picture")
+    out = str(home / "out")
+    assert main(["teach", str(model), *words, f"green={single}", "--out", out]) == 0
+    told = capsys.readouterr().out
+    assert "red: learned from 6 pictures" in told
+    assert "green: learned from 7 pictures" in told
+    assert "not read:" in told
+    assert "it tells 2 classes apart now" in told
+    assert main(["teach", out, f"blue={paint(home / 'blue', 'blue')}", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["red"], "'red' names no class with pictures; write thumb=folder"),
+        (["red="], "'red=' names no class"),
+        (["red=nowhere"], "red=nowhere: it does not exist"),
+        (["red=empty"], "red=empty: there is no picture in it"),
+    ],
+)
+def test_what_cannot_be_taught_is_one_line(model, home, capsys, monkeypatch, words, said):
+    monkeypatch.chdir(home)
+    (home / "empty").mkdir()
+    assert main(["teach", str(model), *words, "--out", str(home / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (home / "out").exists()
+
+
+def test_one_class_alone_is_refused(model, home):
+    with pytest.raises(ConfigError, match="one class, 'red', cannot be told from anything"):
+        vitrail.teach(model, {"red": paint(home / "red", "red")}, home / "out")
+
+
+def test_a_file_of_weights_cannot_be_changed_in_place(home):
+    vitrail.save(vitrail.create("ViT-Mu/4", image_size=8), home / "x.npz", "google")
+    with pytest.raises(ConfigError, match="no bundle that could be changed in place; give --out"):
+        vitrail.teach(home / "x.npz", {"red": paint(home / "red", "red")})
+
+
+def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):
+    (home / "red").mkdir()
+    (home / "red" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"none of 1 pictures could be read"):
+        vitrail.teach(model, {"red": home / "red"}, home / "out")
