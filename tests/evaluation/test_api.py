@@ -129,8 +129,19 @@ def test_several_labels_give_average_precision(tmp_path):
     assert found.calibration is None
 
 
-def test_a_saved_temperature_calibrates_and_changes_no_answer(trained, tmp_path, capsys):
-    model, data = trained
+def test_a_model_that_is_always_right_has_no_temperature_to_save(trained, tmp_path, capsys):
+    model, data = map(str, trained)
+    assert main(["evaluate", model, data, "--save-temperature", str(tmp_path / "out")]) == 2
+    assert "all 41 pictures are named rightly, which cannot tell" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_saved_temperature_calibrates_and_changes_no_answer(tmp_path, capsys):
+    data = write_colors(tmp_path / "colors.npz", test=60)
+    arrays = dict(np.load(data))
+    arrays["y_test"][:9] = (arrays["y_test"][:9] + 1) % 3  # nobody could get these right
+    np.savez(data, **arrays)
+    model = tiny_run(data, tmp_path / "run", steps=30).folder
     words = [str(model), str(data), "--save-temperature", str(tmp_path / "calibrated")]
     assert main(["evaluate", *words, "--json"]) == 0
     before = json.loads(capsys.readouterr().out)

@@ -66,13 +66,18 @@ def test_a_class_the_model_does_not_know_is_refused_by_name():
         match(["cat", "cow"], 2, PETS)
 
 
-@pytest.mark.parametrize(
-    ("names", "why"), [((), "does not say what"), (("Katze", "Hund"), "calls its classes other")]
-)
-def test_without_common_names_the_order_decides_and_that_is_told(names, why):
-    found = match(names, 2, PETS)
+def test_a_model_without_names_is_matched_by_order_and_that_is_told():
+    found = match((), 2, PETS)
     assert (found.source, found.columns) == (PETS, None)
-    assert why in found.notes[0]
+    assert "does not say what its classes are called" in found.notes[0]
+
+
+def test_quite_other_names_are_refused_unless_the_order_is_said_to_be_right():
+    with pytest.raises(ConfigError, match=r"tells 'Katze', 'Hund' apart .* say --by-order"):
+        match(["Katze", "Hund"], 2, PETS)
+    found = match(["Katze", "Hund"], 2, PETS, by_order=True)
+    assert (found.source, found.columns) == (PETS, None)
+    assert "calls its classes otherwise" in found.notes[0]
 
 
 def test_another_number_of_unnamed_classes_is_refused():

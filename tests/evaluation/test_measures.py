@@ -125,6 +125,11 @@ def test_the_least_sure_are_left_unanswered_and_the_later_of_equally_sure_ones()
     np.testing.assert_allclose(curve.accuracy, [1, 1 / 2, 2 / 3, 2 / 4, 3 / 5])
 
 
+def test_a_coverage_is_rounded_to_whole_pictures_and_never_to_none():
+    assert [measures.answered(n, 0.8) for n in (1, 5, 6, 8, 35, 50_000)] == [1, 4, 5, 6, 28, 40_000]
+    assert measures.answered(10, 0.01) == 1
+
+
 @pytest.mark.parametrize("pictures", [1, 2, 199, 200, 201, 12_345])
 def test_a_curve_has_few_points_rises_to_all_and_tells_what_the_function_tells(pictures):
     rng = np.random.default_rng(pictures)

@@ -49,6 +49,8 @@ class Evaluate:
     """5: look at the corners and the middle, and average."""
     restrict: bool = False
     """Choose only among the classes that the data has, as for ImageNet-A and -R."""
+    by_order: bool = False
+    """The classes of model and data are the same in the same order, but go by other names."""
     real: Path | None = None
     """A real.json of ImageNet-ReaL: what the validation pictures really show."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
@@ -93,6 +95,7 @@ class Evaluate:
             flip=self.flip,
             crops=self.crops,
             restrict=self.restrict,
+            by_order=self.by_order,
             real=self.real,
             loss=self.loss,
             batch_size=self.batch_size,
@@ -115,7 +118,7 @@ class Evaluate:
         for path in written:
             print(f"done: {path}")
         if not written:
-            print(f"\nPictures of the mistakes: vitrail evaluate {self.model} {self.data} --out …")
+            print("\nWith --out, a page with pictures of the mistakes.")
 
     def written(self, model: "Model", findings: "Findings") -> Iterator[str]:
         """Write what was asked for; what was written."""
@@ -131,6 +134,11 @@ class Evaluate:
                 raise ConfigError(
                     "--save-temperature is for pictures of one class each; these have several"
                 )
+            if findings.accuracy == 1:
+                raise ConfigError(
+                    f"all {findings.samples:,} pictures are named rightly, which cannot tell how "
+                    "sure the model may be; find the temperature on pictures it gets wrong, too"
+                )
             save(with_temperature(model, findings.calibration.temperature), self.save_temperature)
             yield str(self.save_temperature)
         if self.out is not None:
@@ -139,24 +147,15 @@ class Evaluate:
                 "model": self.model,
                 "architecture": name_of(model.config),
                 "data": self.data,
-                "pictures": f"{findings.samples:,} of {len(source.classes):,} classes",
             }
             title = f"{Path(self.model).name} on {self.data}"
-            steps = [] if self.save_temperature else [self.calibrating]
-            yield from map(
-                str,
-                write_folder(
-                    self.out, findings, source, title=title, facts=facts, next_steps=steps
-                ),
-            )
-
-    @property
-    def calibrating(self) -> str:
-        return f"vitrail evaluate {self.model} {self.data} --save-temperature calibrated/"
+            yield from map(str, write_folder(self.out, findings, source, title=title, facts=facts))
 
 
 def report(findings: "Findings", title: str) -> Iterator[str]:
     """The numbers for people, in 80 columns."""
+    from vitrail.evaluation.verdict import verdict
+
     yield from paragraph(f"{title}: {findings.samples:,} pictures")
     for note in findings.notes:
         yield from paragraph(f"  note: {note}", 4)
@@ -168,10 +167,12 @@ def report(findings: "Findings", title: str) -> Iterator[str]:
     for key, called in NAMES.items():
         if key in findings.estimates:
             yield f"  {called:26}{number_line(key, findings.estimates[key])}"
-    if findings.calibration is not None:
-        calibration = findings.calibration
+    if (calibration := findings.calibration) is not None and findings.accuracy < 1:
         yield f"  {'best temperature':26}{calibration.temperature:>9.3g}"
         yield f"  {'calibration error after it':26}{100 * calibration.ece_scaled:>7.1f} %"
+    yield ""
+    for sentence in verdict(findings):
+        yield from paragraph(f"- {sentence}")
     yield ""
     yield from table(findings)
 

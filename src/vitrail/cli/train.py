@@ -75,15 +75,18 @@ class Training:
             raise ConfigError(
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
             )
-        order = self.order()
+        if not self.go(self.order()):
+            raise SystemExit(STOPPED)
+
+    def go(self, order: "Order") -> bool:
+        """Train and tell; whether it came to its end."""
         from vitrail.cli.live import Live
         from vitrail.training.run import run
 
         with Live(quiet=self.json) as live:
             result = run(order, live, begun=BEGUN)
         self.tell(result)
-        if not result.finished:
-            raise SystemExit(STOPPED)
+        return result.finished
 
     def order(self) -> "Order":
         from vitrail.training.setup import Order
@@ -144,10 +147,28 @@ class Finetune(Training):
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
     """The model to begin with: a bundle, a file of weights, or hf:owner/name."""
+    ladder: bool = False
+    """Try a probe, a linear head, attention-only and full fine-tuning, with several learning rates,
+    on pictures kept apart; the best is the result. Stopped before its last run, it starts over."""
 
     @classmethod
     def beginning_with(cls, start: str) -> dict[str, Any]:
         return {"origin": start}
+
+    def run(self) -> None:
+        if self.ladder and self.resume:
+            raise ConfigError("--ladder begins anew and --resume goes on; leave one of them out")
+        super().run()
+
+    def go(self, order: "Order") -> bool:
+        if not self.ladder:
+            return super().go(order)
+        from vitrail.cli.ladder import run_ladder
+
+        rate = self.settings.optim.learning_rate
+        if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
+            rate = None  # nobody asked for this one alone
+        return run_ladder(order, rate=rate, begun=BEGUN, quiet=self.json)
 
     @property
     def start(self) -> str:

@@ -17,7 +17,6 @@ from vitrail.training.settings import MachineSettings
 if TYPE_CHECKING:
     from vitrail.training.scores import Report, TaskScores
 
-SETTING = {"finetune": "rate", "linear": "decay", "probe": "l2"}
 LONGEST_GROUP = 12
 
 
@@ -85,7 +84,7 @@ class Vtab:
         if self.json:
             print(json.dumps(report.to_dict() | {"written": str(bench.out)}, indent=1))
             return
-        for line in words(report, SETTING[self.method]):
+        for line in words(report):
             print(printable(line))
         print(f"\ndone: {bench.out / 'results.json'}")
 
@@ -95,12 +94,12 @@ def usual_folder(model: str) -> Path:
     return Path("runs") / f"vtab-{Path(model.rpartition(':')[2]).name.split('.')[0] or 'model'}"
 
 
-def words(report: "Report", setting: str) -> Iterator[str]:
+def words(report: "Report") -> Iterator[str]:
     """The results for people, in 80 columns."""
     yield ""
     yield from paragraph(f"{report.model}, {report.protocol['method']}: top-1 accuracy")
     yield ""
-    yield from table(report, setting)
+    yield from table(report)
     yield ""
     for group, mean in report.groups.items():
         count = sum(task.task.group == group for task in report.tasks)
@@ -110,10 +109,10 @@ def words(report: "Report", setting: str) -> Iterator[str]:
         yield f"{share(report.mean_of_groups)}  mean of the groups' means"
 
 
-def table(report: "Report", setting: str) -> Iterator[str]:
+def table(report: "Report") -> Iterator[str]:
     """A line for each task."""
     numbers = [numbers_of(task) for task in report.tasks]
-    heads = ["pictures", "test", "classes", setting, "accuracy"]
+    heads = ["pictures", "test", "classes", report.setting, "accuracy"]
     widths = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
     groups = [shortened(task.task.group, LONGEST_GROUP) for task in report.tasks]
     group = max(map(len, ["group", *groups]))

@@ -36,6 +36,7 @@ def evaluate(
     flip: bool = False,
     crops: int = 1,
     restrict: bool = False,
+    by_order: bool = False,
     real: str | PathLike[str] | None = None,
     loss: Loss = "softmax",
     batch_size: int = 64,
@@ -53,8 +54,9 @@ def evaluate(
     `model` is a model or any reference to one, `data` a data set or a source that is open already;
     `split` is its test split unless you say otherwise, and all of a set that has no splits.
     `flip` and `crops=5` look at each picture several times. `restrict` leaves the choice to the
-    classes that the data has. `real` is a file of ImageNet-ReaL labels. With torchrun, several
-    processes share the work, and all get the same result.
+    classes that the data has; `by_order` is for classes that only go by other names. `real` is a
+    file of ImageNet-ReaL labels. With torchrun, several processes share the work, and all get the
+    same result.
     """
     where = parallel.start(device)
     if not isinstance(model, nn.Module):
@@ -62,7 +64,13 @@ def evaluate(
     model.eval()
     facts = facts_of(model)
     source, notes = open_part(data, split, facts)
-    matched = match(facts.class_names, model.config.num_classes, source, restrict=restrict)
+    matched = match(
+        facts.class_names,
+        model.config.num_classes,
+        source,
+        restrict=restrict,
+        by_order=by_order,
+    )
     if matched.source.multi_label:
         loss = "sigmoid"
     views = Views(flip=flip, crops=crops)

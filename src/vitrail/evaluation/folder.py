@@ -7,7 +7,7 @@ predictions.csv    one line for each picture: what it is, what it was taken for,
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -27,12 +27,11 @@ def write_folder(
     *,
     title: str,
     facts: Mapping[str, str],
-    next_steps: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Write each file whole or not at all; their paths."""
     assert findings.predictions is not None
     page = folder / "report.html"
-    write_evaluation(page, findings, title=title, facts=facts, source=source, next_steps=next_steps)
+    write_evaluation(page, findings, title=title, facts=facts, source=source)
     yield page
     with whole_or_absent(folder / "evaluation.json") as temporary:
         text = json.dumps(dict(facts) | findings.to_dict(), indent=1)

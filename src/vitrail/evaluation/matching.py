@@ -52,11 +52,19 @@ class Match(NamedTuple):
     notes: list[str]
 
 
-def match(names: Sequence[str], outputs: int, source: Source, *, restrict: bool = False) -> Match:
+def match(
+    names: Sequence[str],
+    outputs: int,
+    source: Source,
+    *,
+    restrict: bool = False,
+    by_order: bool = False,
+) -> Match:
     """Bring the classes of a model (its names, if it has any) and of a source together.
 
     With `restrict` the model may choose among the classes of the source only, as is usual for
-    ImageNet-A and ImageNet-R; else all its classes compete.
+    ImageNet-A and ImageNet-R; else all its classes compete. `by_order` is for classes that go by
+    other names and are the same: the first is the first, and so on.
     """
     classes = source.classes
     if not outputs:
@@ -66,8 +74,13 @@ def match(names: Sequence[str], outputs: int, source: Source, *, restrict: bool 
         )
     places = {name: place for place, name in enumerate(names)}
     known = [name for name in classes if name in places]
-    if not known:
+    if by_order or not names:
         return by_number(outputs, source, named=bool(names))
+    if not known:
+        raise ConfigError(
+            f"the model tells {listed(names)} apart and the data {listed(classes)}; if these are "
+            "the same classes in the same order, say --by-order (in Python by_order=True)"
+        )
     if len(known) < len(classes):
         lacking = [name for name in classes if name not in places]
         raise ConfigError(f"the model does not know {listed(lacking)}; it knows {listed(names)}")

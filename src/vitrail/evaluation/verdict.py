@@ -112,9 +112,9 @@ def without_the_unsure(rest: float, accuracy: float) -> Iterator[str]:
     """What it gains to answer only where it is sure."""
     if not math.isfinite(rest) or accuracy == 1:
         return
-    if rest - accuracy >= HELPS:
+    if rest - accuracy >= HELPS or rest == 1:
         left_out = "If it may leave out the fifth it is least sure of"
-        yield f"{left_out}, {percent(rest)} of the rest are right."
+        yield f"{left_out}, {'all' if rest == 1 else percent(rest)} of the rest are right."
     else:
         yield (
             f"Leaving out the fifth it is least sure of hardly helps ({percent(rest)} of the "

@@ -6,6 +6,6 @@ others.py      nearest neighbors and logistic regression on the same features
 fewshot.py     the few-shot protocol as a plain function
 features.py    a model's features of a data set, computed once and kept on disk
 shots.py       how good each probe is for 1, 5, 10 ... pictures of each class
-head.py        a probe as the linear head of an ordinary bundle
-teaching.py    classes added to a bundle, from sums that it keeps
+memory.py      the sums of what a probe has seen, kept in its bundle
+teaching.py    classes added to a bundle, or put in the place of others
 """

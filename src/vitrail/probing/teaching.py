@@ -164,12 +164,23 @@ def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
         probe, accuracy = path.probes[path.best], path.accuracies[path.best]
         memory = replace(memory, l2=probe.l2)
         if int(memory.counts.min()) > 1:
-            temperature = fit_temperature(path.held_out.numpy(), memory.owners.numpy(), "softmax")
-            memory = replace(memory, temperature=temperature)
+            found = temperature(path.held_out.numpy(), memory.owners.numpy())
+            memory = replace(memory, temperature=found)
     else:
         gram = memory.rows.double().mT @ memory.rows.double()
         probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
     return headed(model, memory, probe), memory, accuracy
+
+
+def temperature(scores: np.ndarray, labels: np.ndarray) -> float:
+    """What makes probabilities of scores (n, K). If all are right, the closest call counts as
+    wrong: being right so few times is no reason to be certain."""
+    if (scores.argmax(1) == labels).all():
+        ordered = np.sort(scores, axis=1)
+        closest = int((ordered[:, -1] - ordered[:, -2]).argmin())
+        labels = labels.copy()
+        labels[closest] = scores[closest].argsort()[-2]
+    return fit_temperature(scores, labels, "softmax")
 
 
 def headed(model: Model, memory: Memory, probe: Probe) -> Model:

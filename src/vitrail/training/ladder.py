@@ -15,39 +15,27 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from vitrail import parallel
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.heads import with_head
-from vitrail.checkpoints.load import load
-from vitrail.checkpoints.save import save
-from vitrail.data.sources import fingerprint
-from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.evaluation.calibration import fit_temperature
-from vitrail.evaluation.evaluate import evaluate
+from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.outcome import Outcome
-from vitrail.models.build import Model
 from vitrail.models.names import name_of
-from vitrail.probing.memory import MEMORY, Memory, save_memory
-from vitrail.probing.others import fit_logistic
-from vitrail.probing.ridge import fit_path
-from vitrail.probing.teaching import remember
 from vitrail.training import rungs
 from vitrail.training.budget import ENDING
-from vitrail.training.choices import FEW, look_at
-from vitrail.training.folder import BUNDLE, clear_run, write_run
+from vitrail.training.choices import look_at
 from vitrail.training.learner import build_learner
-from vitrail.training.material import Material, open_material
-from vitrail.training.run import check_folder, run
-from vitrail.training.rungs import ATTENTION, FULL, LINEAR, PROBE, Clock, Ground, Rung, Seen
+from vitrail.training.material import open_material
+from vitrail.training.run import check_folder
+from vitrail.training.rungs import Clock, Ground, Rung, Seen
 from vitrail.training.setup import Order
+from vitrail.training.summit import fit_again, train_again
 from vitrail.training.survival import sole_writer
 from vitrail.training.watch import Watch
 
@@ -136,17 +124,40 @@ def climb(
     watch = watch or Watch()
     refuse(order)
     device = parallel.start(order.settings.machine.device)
-    with trials_in(order.out):
+    with trials_removed(order.out):
         with sole_writer(order.out):
             check_folder(order)
             ground = prepare(order, watch, device, begun)
             found, seen = tried(ground, device, rate)
-            watch.say(f"chosen: {found.chosen.name}")
-            if found.chosen.name in rungs.PROBES:
-                model, memory = head_of(found.chosen.name, ground, seen)
-                outcomes = kept(ground, model, memory, device)
-                return told(replace(found, outcomes=outcomes, finished=True), begun)
-        return told(trained_again(ground, found, device), begun)
+            chosen = found.chosen
+            watch.say(f"chosen: {chosen.name}")
+            if chosen.name in rungs.PROBES:
+                outcomes = fit_again(ground, chosen, seen, device)
+                return told(replace(found, finished=True, outcomes=outcomes), begun)
+        told(found, begun)
+        finished, outcomes = train_again(ground, chosen, device)
+        return told(replace(found, finished=finished, outcomes=outcomes), begun)
+
+
+@contextmanager
+def trials_removed(folder: Path) -> Iterator[None]:
+    """Take the runs of the grid away in the end, however that comes."""
+    try:
+        yield
+    finally:
+        trials = folder / rungs.TRIALS
+        for name in (rungs.ATTENTION, rungs.FULL):
+            for trial in trials.glob(f"{rungs.slug(name)}-*"):
+                shutil.rmtree(trial, ignore_errors=True)
+        with suppress(OSError):  # it holds something else, or does not exist
+            trials.rmdir()
+
+
+def told(climb: Climb, begun: float) -> Climb:
+    """Write down how it went so far."""
+    climb = replace(climb, seconds=time.monotonic() - begun)
+    write_json(climb.folder / LADDER, climb.to_dict())
+    return climb
 
 
 def refuse(order: Order) -> None:
@@ -185,10 +196,8 @@ def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> G
     look, settings = look_at(material.train), order.settings
     learner = build_learner(settings, material.train, look, order.start, device, watch.say)
     minutes = settings.minutes
-    watch.say(
-        f"{name_of(learner.model.config)}: {len(part):,} pictures to learn from, {len(dev):,} to "
-        f"choose by, {'cut out of train' if part is not material.train else 'the set’s own val'}"
-    )
+    whence = "val" if part is material.train else "cut out of train"
+    watch.say(f"{len(part):,} pictures to learn from, {len(dev):,} to choose by: {whence}")
     clock = Clock(
         deadline=math.inf if minutes is None else begun + 60 * minutes,
         shortest=ENDING + time.monotonic() - since,  # a run does the same before its first step
@@ -205,33 +214,32 @@ def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> G
 
 
 def tried(ground: Ground, device: torch.device, rate: float | None) -> tuple[Climb, Seen]:
-    """All steps, from cheap to costly; and the features that the first ones have seen."""
-    begun = time.monotonic()
-    ground.learner.model.to(device)
-    seen = rungs.look(ground)
-    ground.learner.model.to("cpu")  # which leaves the device to the runs
-    results = []
-    for name in (PROBE, LINEAR):
-        results.append(rungs.probed(name, seen, begun))
-        ground.watch.say(f"  {name}: {result(results[-1])}")
+    """All steps, from cheap to costly; and the features that the first two have seen."""
+    begun, model = time.monotonic(), ground.learner.model
+    seen = rungs.look(ground, device)
+    found = []
+    for name in rungs.PROBES:
+        found.append(rungs.probed(name, seen, begun))
+        said = rungs.percent(found[-1].accuracy) or found[-1].problem
+        ground.watch.say(f"  {name}: {said}")
         begun = time.monotonic()
     rates = rungs.rates_around(ground.learner.settings.optim) if rate is None else (rate,)
     reserve = FINAL * max(0.0, ground.clock.left())
-    for name, share in ((ATTENTION, 1 / 2), (FULL, 1)):
-        freeze = frozen(name, ground.learner.model)
+    for name, share in ((rungs.ATTENTION, 1 / 2), (rungs.FULL, 1)):
+        freeze = rungs.frozen(name, model)
         if freeze is None:
-            problem = f"{name_of(ground.learner.model.config)} has no attention"
-            results.append(Rung(name=name, accuracy=None, seconds=0.0, problem=problem))
+            problem = f"{name_of(model.config)} has no attention"
+            found.append(Rung(name=name, accuracy=None, seconds=0.0, problem=problem))
             continue
-        room = ground.clock.left()
-        seconds = room if math.isinf(room) else share * (room - reserve)
-        results.append(rungs.climbed(ground, name, rates, freeze, seconds))
+        left = ground.clock.left()
+        seconds = left if math.isinf(left) else share * (left - reserve)
+        found.append(rungs.climbed(ground, name, rates, freeze, seconds))
     climb = Climb(
         folder=ground.order.out,
         data=ground.order.data,
         start=ground.order.start,
         dev="train" if ground.cut else "val",
         pictures=len(ground.dev),
-        rungs=tuple(results),
+        rungs=tuple(found),
     )
     return climb, seen

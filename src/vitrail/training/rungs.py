@@ -6,7 +6,7 @@ Every step is tried on a part of the training pictures and judged by dev, those 
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +19,7 @@ from vitrail.checkpoints.adapt import HEADS
 from vitrail.data.samples import Samples
 from vitrail.data.splits import Splits, divide
 from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import Linear, fit_logistic
 from vitrail.probing.ridge import Probe, fit_path
@@ -36,11 +37,14 @@ ATTENTION, FULL = "attention-only", "full fine-tuning"
 
 # Table 4 of the paper; the usual one first, which wins a tie.
 SGD_RATES = (0.01, 0.003, 0.03, 0.001)
-AROUND = (1.0, 1 / 3, 3.0)  # times the usual rate, of other optimizers
+AROUND = (1.0, 0.3, 3.0)  # times the usual rate, of other optimizers
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
 DEV_OF_MANY = 0.01
-ATTENTION_WEIGHT = ".attention."
+WORTH = 2.0  # times the shortest run: fewer learning rates rather than trials shorter than that
+WEIGHT = ".attention."  # in the names of attention layers' weights
+NO_TIME, TOO_SHORT = "no time is left", "the time was enough for one step only"
+TRIALS = "trials"  # in the ladder's folder, while it is climbed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,15 @@ class Ground:
         return self.part is not self.material.train
 
     def folder(self, name: str, rate: float) -> Path:
-        return self.order.out / "trials" / f"{name.replace(' ', '-')}-{rate:g}"
+        return self.order.out / TRIALS / f"{slug(name)}-{rate:g}"
+
+
+def slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{100 * accuracy:.1f} % of dev"
 
 
 def apart(material: Material) -> tuple[Samples, Samples]:
@@ -136,10 +148,11 @@ class Seen:
     labels: np.ndarray  # (N,)
 
 
-def look(ground: Ground) -> Seen:
-    model, settings = ground.learner.model, ground.order.settings
+def look(ground: Ground, device: torch.device) -> Seen:
+    model, settings = ground.learner.model.to(device), ground.learner.settings
     how = {"workers": settings.machine.workers, "strict": settings.strict}
     part, dev = (features_of(model, source, **how) for source in (ground.part, ground.dev))
+    model.to("cpu")  # the device is for the runs now
     whole = (part, dev) if ground.cut else (part,)
     return Seen(
         part=part,
@@ -181,13 +194,17 @@ def rates_around(optim: Optim) -> tuple[float, ...]:
     return tuple(float(f"{optim.learning_rate * factor:.2g}") for factor in AROUND)
 
 
-def all_but_attention(names: Iterable[str]) -> tuple[str, ...]:
-    """Patterns of the weights that attention-only fine-tuning leaves alone, as short as can be;
-    none for a model without attention (Touvron et al. 2022, arXiv:2203.09795)."""
-    names = list(names)
-    learning = [n for n in names if ATTENTION_WEIGHT in n or n.split(".")[0] in HEADS]
-    if not any(ATTENTION_WEIGHT in name for name in learning):
+def frozen(name: str, model: Model) -> tuple[str, ...] | None:
+    """Patterns of the weights that a step leaves alone; None where it leaves nothing to learn."""
+    if name != ATTENTION:
         return ()
+    names = [name for name, _ in model.named_parameters()]
+    return all_but_attention(names) if any(WEIGHT in name for name in names) else None
+
+
+def all_but_attention(names: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of all weights but those of attention layers and heads, as short as can be."""
+    learning = [n for n in names if WEIGHT in n or n.split(".")[0] in HEADS]
     patterns: dict[str, None] = {}
     for name in names:
         if name not in learning:
@@ -216,17 +233,18 @@ def climbed(
 ) -> Rung:
     """A run for each learning rate, as many as fit into the time; the best speaks for the step."""
     begun = time.monotonic()
-    until, count = begun + seconds, int(min(len(rates), max(0.0, seconds) / ground.clock.shortest))
+    until, shortest = begun + seconds, ground.clock.shortest
+    count = max(seconds >= shortest, int(min(len(rates), max(0.0, seconds) / (WORTH * shortest))))
     trials = []
     for place, rate in enumerate(rates):
         room = (until - time.monotonic()) / max(1, count - place)
         if place < count and room >= ground.clock.shortest:
             trial = attempt(ground, name, rate, freeze, room)
         else:
-            trial = Trial(rate=rate, problem="no time")
+            trial = Trial(rate=rate, problem=NO_TIME)
         trials.append(trial)
-        found = trial.problem if trial.accuracy is None else f"{100 * trial.accuracy:.1f} % of dev"
-        ground.watch.say(f"  {name}, learning rate {rate:g}: {found}")
+        said = percent(trial.accuracy) or trial.problem
+        ground.watch.say(f"  {name}, learning rate {rate:g}: {said}")
     accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
     return Rung(
         name=name,
@@ -237,10 +255,8 @@ def climbed(
     )
 
 
-def attempt(
-    ground: Ground, name: str, rate: float, freeze: Sequence[str], seconds: float
-) -> Trial:
-    """One run on the part, judged by dev. One that fails says why; one that is stopped stops all."""
+def attempt(ground: Ground, name: str, rate: float, freeze: Sequence[str], seconds: float) -> Trial:
+    """One run on the part, judged by dev. If it fails it says why; if it is stopped, all is."""
     begun = time.monotonic()
     material = Material(
         reference=ground.material.reference, train=ground.part, judged={"dev": ground.dev}
@@ -261,6 +277,8 @@ def attempt(
     if not result.finished:
         raise KeyboardInterrupt
     ground.clock.shortest = ear.first + result.seconds - ear.last
+    if result.step == 1 and not math.isinf(seconds):
+        return Trial(rate=rate, steps=1, seconds=time.monotonic() - begun, problem=TOO_SHORT)
     return Trial(
         rate=rate,
         accuracy=result.outcomes["dev"].accuracy,
@@ -281,8 +299,3 @@ class Ear(Watch):
         self.first = self.first or row["seconds"]
         self.last = row["seconds"]
         self.told(row)
-
-
-def on_processor(learner: Learner) -> None:
-    """Make room for trials on the device."""
-    learner.model.to(torch.device("cpu"))

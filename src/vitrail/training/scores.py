@@ -61,6 +61,7 @@ class Report:
 
     model: str
     protocol: Row
+    setting: str  # what can be chosen: rate, decay or l2
     tasks: list[TaskScores]
 
     @property
@@ -85,6 +86,7 @@ class Report:
         return {
             "model": self.model,
             **self.protocol,
+            "setting": self.setting,
             "tasks": [task.to_dict() for task in self.tasks],
             "groups": self.groups,
             "mean": self.mean,
@@ -108,7 +110,7 @@ class Ledger:
         """The trial of which all of this is true."""
         return next((row for row in self.rows if about.items() <= row.items()), None)
 
-    def add(self, about: Row, **found: Any) -> Row:
+    def add(self, about: Row, found: Row) -> Row:
         row = about | found
         text = json.dumps(row) + "\n"
         try:

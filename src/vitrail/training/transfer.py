@@ -4,8 +4,8 @@
     linear      logistic regression on the model's features; its weight decay is chosen
     probe       ridge regression on them; its l2 is chosen
 
-A trial knows two stages: learn from some pictures to be judged by those to choose by, and learn from
-all of them to be judged by the test pictures.
+A trial knows two stages: learn from four fifths of the drawn pictures and be judged by the others,
+to choose; learn from all of them and be judged by the test pictures.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,7 +139,8 @@ def settings_for(protocol: Protocol, rate: float, pictures: int, *, vary: bool) 
     """The paper's settings for a task, in which only what was asked for is another."""
     paper = read_recipe(PAPER)
     steps, batch = protocol.steps, min(protocol.batch_size or pictures, pictures)
-    assert steps and paper.steps
+    assert steps is not None
+    assert paper.steps is not None
     assert paper.optim.warmup_steps is not None
     warmup = paper.optim.warmup_steps * steps // paper.steps
     return replace(

@@ -38,7 +38,12 @@ def measure(bench: Bench, tasks: Sequence[OpenTask], seeds: Sequence[int] = (0,)
             bench.tell(f"{task.name}, task {place} of {len(tasks)}")
             scores = [score(bench, method, digest, ledger, task, seed) for seed in seeds]
             done.append(TaskScores(task=task.task, classes=len(task.train.classes), scores=scores))
-        report = Report(model=bench.reference, protocol=bench.protocol.to_dict(), tasks=done)
+        report = Report(
+            model=bench.reference,
+            protocol=bench.protocol.to_dict(),
+            setting=method.setting,
+            tasks=done,
+        )
         report.write(bench.out / "results.json")
     return report
 
@@ -79,14 +84,15 @@ def score(
             method.setting: setting,
             "learned": known[learned],
             "judged": known[judged],
-            "model": digest,
+            "weights": digest,
             "vary": task.task.vary,
             **bench.protocol.to_dict(),
         }
         if (row := ledger.find(about)) is None:
             folder = bench.out / "runs" / task.name / f"{stage}-{setting:g}-{Ledger.short(about)}"
             accuracy, pictures = trial(setting, stage, folder)
-            row = ledger.add(about, accuracy=accuracy, pictures=pictures)
+            found = {"model": bench.reference, "accuracy": accuracy, "pictures": pictures}
+            row = ledger.add(about, found)
             if stage == "choice":
                 shutil.rmtree(folder, ignore_errors=True)  # a model nobody will ask for
         return row["accuracy"], row["pictures"]

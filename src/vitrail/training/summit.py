@@ -1,0 +1,124 @@
+"""The top of the ladder: the step that was chosen, on the whole training set, as a bundle."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vitrail.checkpoints.heads import with_head
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.save import save
+from vitrail.data.sources import fingerprint
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.evaluation.calibration import fit_temperature
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.outcome import Outcome
+from vitrail.models.build import Model
+from vitrail.probing.memory import MEMORY, Memory, save_memory
+from vitrail.probing.others import fit_logistic
+from vitrail.probing.ridge import fit_path
+from vitrail.probing.teaching import remember
+from vitrail.training import rungs
+from vitrail.training.folder import BUNDLE, clear_run, write_run
+from vitrail.training.run import run
+from vitrail.training.rungs import Ground, Rung, Seen
+from vitrail.training.state import has_state
+
+REMEMBERED = 20_000  # pictures: the features of more would weigh as much as a model
+AT_ONCE = 64  # pictures that are evaluated together
+
+
+def fit_again(ground: Ground, chosen: Rung, seen: Seen, device: torch.device) -> dict[str, Outcome]:
+    """A probe of all training pictures, as the model's head."""
+    fit = probe_head if chosen.name == rungs.PROBE else linear_head
+    model, memory = fit(ground.learner.model, seen, ground.material.train.classes)
+    about = {"head": f"{chosen.name} on {len(seen.labels):,} pictures"}
+    return write(ground, model, device, about, memory)
+
+
+def probe_head(model: Model, seen: Seen, classes: tuple[str, ...]) -> tuple[Model, Memory | None]:
+    """The closed-form probe, calibrated by leave-one-out, and what it takes to teach it more."""
+    path = fit_path(seen.values, seen.labels, len(classes))
+    probe, temperature = path.probes[path.best], 1.0
+    if np.bincount(seen.labels).min() > 1:
+        temperature = fit_temperature(path.held_out.numpy(), seen.labels, "softmax")
+    weight, bias = (x / temperature for x in probe.linear())
+    memory = None
+    if len(seen.labels) <= REMEMBERED:
+        memory = remember(model, seen.values, seen.labels, classes)
+        memory = replace(memory, l2=probe.l2, temperature=temperature)
+    return with_head(model, weight, bias, classes), memory
+
+
+def linear_head(model: Model, seen: Seen, classes: tuple[str, ...]) -> tuple[Model, None]:
+    probe = fit_logistic(seen.values, seen.labels, len(classes))
+    return with_head(model, *probe.linear(), classes), None
+
+
+def train_again(
+    ground: Ground, chosen: Rung, device: torch.device
+) -> tuple[bool, dict[str, Outcome]]:
+    """A run on all training pictures: whether it came to its end, and how good the result is.
+
+    It is a run like any other, and can be resumed. Where there is no time for it, or it fails, the
+    trial that was best is the result.
+    """
+    order, left, rate = ground.order, ground.clock.left(), chosen.rate
+    freeze = rungs.frozen(chosen.name, ground.learner.model)
+    assert rate is not None, "a step that is chosen has been tried"
+    assert freeze is not None, "a step that is chosen has something to learn"
+    problem = "no time is left to train on all pictures"
+    if left >= ground.clock.shortest:
+        settings = replace(order.settings, optim=ground.learner.settings.optim)
+        settings = rungs.tuned(settings, rate, freeze, left)
+        try:
+            result = run(replace(order, settings=settings), ground.watch)
+            if result.finished:
+                (order.out / MEMORY).unlink(missing_ok=True)  # of what was there before
+            return result.finished, result.outcomes
+        except (ConfigError, CheckpointError) as error:
+            problem = str(error).partition(";")[0]
+            clear_run(order.out)
+        finally:
+            if has_state(order.out):  # it was stopped; a model that is half trained is no result
+                for name in BUNDLE:
+                    (order.out / name).unlink(missing_ok=True)
+    ground.watch.say(f"note: {problem}; the result is the model of the trial")
+    return True, write(ground, load(ground.folder(chosen.name, rate)), device, {})
+
+
+def write(
+    ground: Ground,
+    model: Model,
+    device: torch.device,
+    about: Mapping[str, object],
+    memory: Memory | None = None,
+) -> dict[str, Outcome]:
+    """Judge a model that is ready, and make it the bundle; how good it is on each split."""
+    order, settings, learner = ground.order, ground.learner.settings, ground.learner
+    model = model.to(device).eval()
+    outcomes = {
+        name: evaluate(
+            model,
+            samples,
+            learner.preprocessing,
+            loss=settings.loss.kind or "softmax",
+            channels=model.config.channels,
+            batch_size=AT_ONCE,
+            workers=settings.machine.workers,
+            device=device,
+        )
+        for name, samples in ground.material.judged.items()
+    }
+    if order.overwrite:
+        clear_run(order.out)
+        (order.out / MEMORY).unlink(missing_ok=True)
+    write_run(order.out, settings, data=order.data, start=order.start)
+    if memory is not None:
+        save_memory(memory, order.out)
+    accuracies = {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
+    origin = {"data": order.data, "fingerprint": fingerprint(ground.material.train)}
+    provenance = {**origin, "from": order.start, **about, **accuracies}
+    save(model.to("cpu"), order.out, provenance=provenance)
+    return outcomes
