@@ -284,3 +284,14 @@ def test_features_of_another_width_are_refused():
     probe = fit(*some())
     with pytest.raises(DataError, match="13 features; the probe was fitted on 12"):
         probe.scores(torch.ones(2, 13))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_rounding_does_not_turn_a_sign(shape):
+    features, labels = some(*shape)
+    features = torch.cat([features, features], dim=1)  # many eigenvalues are zero
+    spectrum = fit_path(features, labels, leave_one_out=False).spectrum
+    assert (spectrum.values >= 0).all()
+    x = whitened(features)[:, :-1]
+    tiny = torch.tensor([1e-18], dtype=torch.float64)
+    assert (spectrum.freedom(slice(0, len(x)), x, tiny) > 0).all()

@@ -30,7 +30,7 @@ class Vtab:
     """A .toml file with a [[task]] for each data set: data, and if need be name, group, train,
     test, vary."""
     out: Path | None = None
-    """A folder for results and runs, runs/vtab-MODEL if not given; what it holds is not redone."""
+    """A folder for results and runs, else runs/vtab-MODEL-METHOD; what it holds is not redone."""
     method: Literal["finetune", "linear", "probe"] = "finetune"
     """All weights by the paper's settings; or a logistic or ridge probe of the features."""
     learning_rates: tuple[float, ...] = ()
@@ -73,7 +73,7 @@ class Vtab:
         bench = Bench(
             reference=self.model,
             protocol=protocol,
-            out=self.out or usual_folder(self.model),
+            out=self.out or usual_folder(self.model, self.method),
             machine=self.machine,
             tell=tell,
             watch=lambda: Live(quiet=self.json),
@@ -89,9 +89,10 @@ class Vtab:
         print(f"\ndone: {bench.out / 'results.json'}")
 
 
-def usual_folder(model: str) -> Path:
+def usual_folder(model: str, method: str) -> Path:
     """The same for the same model, so that a second call goes on."""
-    return Path("runs") / f"vtab-{Path(model.rpartition(':')[2]).name.split('.')[0] or 'model'}"
+    name = Path(model.rpartition(":")[2]).name.split(".")[0] or "model"
+    return Path("runs") / f"vtab-{name}-{method}"
 
 
 def words(report: "Report") -> Iterator[str]:

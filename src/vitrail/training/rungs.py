@@ -234,7 +234,7 @@ def climbed(
     """A run for each learning rate, as many as fit into the time; the best speaks for the step."""
     begun = time.monotonic()
     until, shortest = begun + seconds, ground.clock.shortest
-    count = max(seconds >= shortest, int(min(len(rates), max(0.0, seconds) / (WORTH * shortest))))
+    count = max(int(seconds >= shortest), int(min(len(rates), seconds / (WORTH * shortest))))
     trials = []
     for place, rate in enumerate(rates):
         room = (until - time.monotonic()) / max(1, count - place)

@@ -38,7 +38,7 @@ Trial = Callable[[float, Stage, Path], tuple[float, int]]  # → accuracy, and o
 
 EXAMPLES = 1000
 PAPER = "paper-finetune-vtab"
-DECAYS = (10.0, 1.0, 0.1, 1e-2, 1e-3)  # strongest first: of equal ones the first is taken
+DECAYS = (1.0, 0.1, 1e-2, 1e-3)  # strongest first: of equal ones the first is taken
 ONLY_FINETUNE = ("learning_rates", "steps", "batch_size")
 UNVARIED = AugmentSettings(crop="whole", flip=False, policy="none", color_jitter=0, erasing=0)
 
