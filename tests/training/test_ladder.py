@@ -293,7 +293,7 @@ def test_the_patterns_freeze_all_but_attention_and_heads(name, changes):
 
 def test_a_model_without_attention_goes_from_its_head_to_all_weights(colors, tmp_path, quick):
     quick({"full-fine-tuning": 0.5})
-    small = {"width": 16, "token_mlp_width": 8, "channel_mlp_width": 16, "depth": 2}
+    small = {"width": 16, "tokens_mlp": 8, "channels_mlp": 16, "depth": 2}
     mixer = create("Mixer-S/16", image_size=8, patch_size=4, num_classes=3, **small)
     vitrail.save(mixer, tmp_path / "mixer")
     book = Notebook()
@@ -346,34 +346,28 @@ def test_a_trial_that_diverges_is_told_and_does_not_stop_the_ladder(colors, star
 def test_the_time_is_shared_out_among_trials_and_the_last_run(
     colors, start, tmp_path, quick, monkeypatch
 ):
-    runs = quick({"full-fine-tuning": 1.0}, probes=0.0)
-    last = []
-    monkeypatch.setattr(
-        summit,
-        "run",
-        lambda order, watch: (
-            last.append(order),
-            real_run(
-                replace(order, settings=replace(order.settings, minutes=None, steps=1)), watch
-            ),
-        )[1],
-    )
+    runs, last = quick({"full-fine-tuning": 1.0}, probes=0.0), []
+
+    def one_step(order, watch):
+        last.append(order.settings)
+        short = replace(order.settings, minutes=None, steps=1)
+        return real_run(replace(order, settings=short), watch)
+
+    monkeypatch.setattr(summit, "run", one_step)
     climb(order_of(colors, tmp_path / "out", start, minutes=9.0))
     minutes = [order.settings.minutes for order in runs.orders]
-    assert len(minutes) == 6
-    assert minutes[:3] == pytest.approx([1, 1.5, 3], abs=0.05)  # what others leave is used
-    assert minutes[3:] == pytest.approx([2, 3, 6], abs=0.05)
-    assert last[0].settings.minutes == pytest.approx(9, abs=0.05)
-    assert (last[0].settings.steps, last[0].settings.epochs) == (None, None)
+    assert minutes[:3] == pytest.approx([1, 1.5, 3], abs=0.1)  # what one leaves, others have
+    assert minutes[3:] == pytest.approx([2, 3, 6], abs=0.1)
+    assert last[0].minutes == pytest.approx(9, abs=0.1)
+    assert (last[0].steps, last[0].epochs) == (None, None)
 
 
 def test_with_little_time_fewer_learning_rates_are_tried(colors, start, tmp_path, quick):
     runs = quick()
     found = climb(order_of(colors, tmp_path / "out", start, minutes=0.25))
-    tried = [order.settings.optim.learning_rate for order in runs.orders]
-    assert tried == [2e-4, 2e-4, 6e-5][: len(tried)]
-    assert tried
-    assert found.rungs[2].trials[-1].problem == rungs.NO_TIME
+    assert found.rungs[2].trials[0].accuracy is not None  # the usual one, with all the time
+    assert [trial.problem for trial in found.rungs[2].trials] == ["", *[rungs.NO_TIME] * 2]
+    assert runs.orders[0].settings.minutes > 0.05
 
 
 def test_steps_for_which_there_is_no_time_are_told_and_the_others_count(
@@ -387,32 +381,40 @@ def test_steps_for_which_there_is_no_time_are_told_and_the_others_count(
     assert f"  attention-only, learning rate 0.0002: {rungs.NO_TIME}" in book.lines
 
 
-@pytest.mark.parametrize("reason", ["no time is left", "training failed"])
-def test_the_model_of_the_trial_is_the_result_where_it_cannot_be_trained_again(
-    colors, start, tmp_path, quick, monkeypatch, reason
+def test_where_there_is_no_time_to_train_it_again_the_trial_is_the_result(
+    colors, start, tmp_path, quick, monkeypatch
 ):
-    quick({"attention": 1.0}, real=True, probes=0.0)
+    class Late(Notebook):
+        def say(self, line):
+            super().say(line)
+            if line.startswith("chosen"):
+                monkeypatch.setattr(rungs.Clock, "left", lambda clock: 0.0)
 
+    quick({"attention": 1.0}, real=True, probes=0.0)
+    book = Late()
+    found = climb(order_of(colors, tmp_path / "out", start), book)
+    assert book.lines[-1].startswith("note: no time is left to train on all pictures")
+    check_result(found, colors)
+
+
+def test_where_training_it_again_fails_the_trial_is_the_result(
+    colors, start, tmp_path, quick, monkeypatch
+):
     def fail(order, watch):
         raise CheckpointError("training failed at step 1; and more")
 
+    quick({"attention": 1.0}, real=True, probes=0.0)
     monkeypatch.setattr(summit, "run", fail)
-    if reason == "no time is left":
-        monkeypatch.setattr(summit, "run", None)
-        monkeypatch.setattr(
-            rungs.Clock,
-            "left",
-            lambda clock: (
-                float("inf") if not book.lines or ("chosen" not in book.lines[-1]) else 0.0
-            ),
-        )
     book = Notebook()
     found = climb(order_of(colors, tmp_path / "out", start), book)
-    assert any(line.startswith(f"note: {reason}") for line in book.lines)
-    assert found.outcomes["test"].accuracy == (
-        vitrail.evaluate(str(tmp_path / "out"), colors).accuracy
-    )
-    assert not (tmp_path / "out" / "trials").exists()
+    assert book.lines[-1].startswith("note: training failed at step 1; the result is the model")
+    check_result(found, colors)
+
+
+def check_result(found, data) -> None:
+    assert found.finished
+    assert vitrail.evaluate(str(found.folder), data).accuracy == found.outcomes["test"].accuracy
+    assert not (found.folder / "trials").exists()
 
 
 # Stopping
