@@ -36,6 +36,7 @@ FREE_OF_TORCH = [
     "training/folder.py",
     "training/recipes.py",
     "training/settings.py",
+    "training/tasks.py",
     "training/watch.py",
     "data/variation.py",
     "errors.py",

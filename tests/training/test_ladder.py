@@ -51,8 +51,8 @@ def colors(tmp_path, monkeypatch) -> Path:
 class Runs:
     """Stands before `run`: remembers the orders, and says how good each trial was on dev."""
 
-    def __init__(self, accuracies=None, *, real=False):
-        self.accuracies, self.real = accuracies or {}, real
+    def __init__(self, accuracies=None, *, real=False, steps=2):
+        self.accuracies, self.real, self.steps = accuracies or {}, real, steps
         self.orders = []
 
     def __call__(self, order, watch=None):
@@ -64,7 +64,11 @@ class Runs:
             known = {"samples": 3, "top5": None, "loss": 0.0, "confusion": None, "skipped": {}}
             outcome = Outcome(accuracy=0.0, **known)
             result = Result(
-                folder=order.out, step=2, seconds=1.0, finished=True, outcomes={"dev": outcome}
+                folder=order.out,
+                step=self.steps,
+                seconds=1.0,
+                finished=True,
+                outcomes={"dev": outcome},
             )
         if "dev" not in result.outcomes:
             return result
@@ -77,8 +81,8 @@ class Runs:
 def quick(monkeypatch):
     """Trials that take no time, with accuracies that are given."""
 
-    def install(accuracies=None, *, real=False, probes=None):
-        runs = Runs(accuracies, real=real)
+    def install(accuracies=None, *, probes=None, **how):
+        runs = Runs(accuracies, **how)
         monkeypatch.setattr(rungs, "run", runs)
         if probes is not None:
             monkeypatch.setattr(rungs, "right", lambda probe, dev: probes)
@@ -304,6 +308,19 @@ def test_a_model_without_attention_goes_from_its_head_to_all_weights(colors, tmp
     assert found.rungs[3].accuracy == 0.5
 
 
+def test_a_linear_head_that_finds_no_minimum_does_not_stop_the_ladder(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    def fail(values, labels, classes):
+        raise ConfigError("decay=0.01 is too weak: no minimum after 1000 steps")
+
+    quick()
+    monkeypatch.setitem(rungs.PROBES, LINEAR, fail)
+    found = climb(order_of(colors, tmp_path / "out", start))
+    assert found.rungs[1].problem.startswith("decay=0.01 is too weak")
+    assert found.chosen.name == PROBE
+
+
 # Learning rates
 
 
@@ -379,6 +396,13 @@ def test_steps_for_which_there_is_no_time_are_told_and_the_others_count(
     assert found.finished
     assert [rung.problem for rung in found.rungs[2:]] == [rungs.NO_TIME] * 2
     assert f"  attention-only, learning rate 0.0002: {rungs.NO_TIME}" in book.lines
+
+
+def test_a_trial_with_time_for_one_step_only_does_not_count(colors, start, tmp_path, quick):
+    quick({"attention": 1.0}, steps=1)
+    found = climb(order_of(colors, tmp_path / "out", start, minutes=9.0))
+    assert found.rungs[2].accuracy is None
+    assert found.rungs[2].problem == rungs.TOO_SHORT
 
 
 def test_where_there_is_no_time_to_train_it_again_the_trial_is_the_result(

@@ -1,13 +1,15 @@
 """The VTAB-1k protocol: what is drawn, what chooses, what is judged, and what is not done twice."""
 
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import vitrail
-from tiny_runs import TINY, write_colors
+from tiny_runs import TINY, Notebook, write_colors
 from vitrail.cli.vtab import Vtab, words
 from vitrail.data.sources import open_source
 from vitrail.errors import CheckpointError, ConfigError, DataError
@@ -17,7 +19,7 @@ from vitrail.training.scores import Ledger, Report, Score, TaskScores
 from vitrail.training.tasks import Task, deal, open_task, read_tasks, representative
 from vitrail.training.vtab import Bench, Protocol, measure
 
-SMALL = {"steps": 2, "batch_size": 6, "image_size": 8}
+SMALL = {"steps": 8, "batch_size": 6, "image_size": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +27,10 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
 
 
-def save_model(folder, seed=0):
+def save_model(folder, seed=0, classes=2):
     generator = torch.Generator().manual_seed(seed)
-    made = create("ViT-Mu/4", generator=generator, **TINY.changes() | {"num_classes": 2})
+    made = create("ViT-Mu/4", generator=generator, **TINY.changes() | {"num_classes": classes})
+    torch.nn.init.normal_(made.head.weight, generator=generator)
     vitrail.save(made, folder)
     return str(folder)
 
@@ -164,6 +167,14 @@ def test_fine_tuning_learns_from_four_fifths_to_choose_and_from_all_to_be_judged
     assert any("all of them, rate" in line for line in lines)
 
 
+def test_a_head_that_happens_to_fit_is_not_taken_over(colors, tmp_path):
+    book = Notebook()
+    made, _ = bench(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
+    measure(replace(made, watch=lambda: book), [colors])
+    assert len(book.verdicts) == 1  # the test pictures are looked at once, at the end
+    assert book.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
+
+
 def test_the_papers_setting_is_the_default():
     protocol = Protocol()
     assert protocol.learning_rates == (0.01,)
@@ -174,6 +185,7 @@ def test_the_papers_setting_is_the_default():
     assert (optim.schedule, optim.clip_norm, optim.warmup_steps) == ("cosine", 1.0, 100)
     short = transfer.settings_for(Protocol(steps=50), 0.01, 40, vary=False)
     assert (short.optim.warmup_steps, short.batch_size) == (2, 40)
+    assert short.preprocessing is None  # the model's own
     assert (short.augment.crop, short.augment.flip) == ("whole", False)
 
 
@@ -188,6 +200,21 @@ def test_probes_learn_colors_and_choose_their_strength(model, colors, tmp_path, 
     assert score.learned == 20
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["choice"] * len(score.choices) + ["test"]
+
+
+def test_a_probe_learns_from_four_fifths_to_choose_and_from_all_to_be_judged(
+    model, colors, tmp_path, monkeypatch
+):
+    rows = []
+
+    def watched(values, labels, classes, l2):
+        rows.append(len(labels))
+        return fit(values, labels, classes, l2)
+
+    fit = transfer.fit
+    monkeypatch.setattr(transfer, "fit", watched)
+    measure(bench(model, tmp_path, method="probe")[0], [colors])
+    assert rows == [16] * len(transfer.PATH) + [20]
 
 
 def test_the_test_pictures_choose_nothing(model, tmp_path):
@@ -218,7 +245,7 @@ def test_a_second_call_repeats_nothing_and_says_so(model, colors, tmp_path, monk
     assert second.to_dict() == first.to_dict()
     assert any("done before" in line for line in lines)
     with pytest.raises(TypeError):  # other settings are another trial
-        measure(bench(model, tmp_path, **SMALL | {"steps": 3})[0], [colors])
+        measure(bench(model, tmp_path, **SMALL | {"steps": 9})[0], [colors])
 
 
 def test_another_model_under_the_same_name_is_measured_anew(model, colors, tmp_path):
@@ -415,5 +442,5 @@ def test_fine_tuning_from_the_command_says_which_task_is_running(model, tmp_path
     Vtab(model=model, tasks=path, out=tmp_path / "out", **SMALL).run()
     told = capsys.readouterr().out
     assert "a, task 1 of 1" in told
-    assert "step      1 of 2" in told
+    assert "step      1 of 8" in told
     assert "mean of all tasks (1)" in told

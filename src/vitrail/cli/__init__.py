@@ -22,6 +22,7 @@ from vitrail.cli.pack import Pack
 from vitrail.cli.recipes import Recipes
 from vitrail.cli.teach import Teach
 from vitrail.cli.train import Finetune, Train, Training
+from vitrail.cli.vtab import Vtab
 from vitrail.errors import VitrailError
 
 COMMANDS = {
@@ -36,6 +37,7 @@ COMMANDS = {
     "recipes": Recipes,
     "teach": Teach,
     "train": Train,
+    "vtab": Vtab,
 }
 DESCRIPTION = "Vision Transformers, faithful to the paper. `vitrail --version` tells the version."
 

@@ -12,5 +12,7 @@ plan.py         where each step is on the schedule; budget.py, pace.py: ending o
 judge.py        evaluation during and after
 state.py        the resumable state; state_folder.py keeps it whole or absent
 survival.py     one writer, orderly stops, the cause of NaN
-records.py      metrics.jsonl; report.py, charts.py, matrix.py: report.html
+records.py      metrics.jsonl; report.py: report.html
+ladder.py       from a probe to full fine-tuning, and which step paid: rungs.py, summit.py
+vtab.py         the 1,000-example protocol over many sets: tasks.py, transfer.py, scores.py
 """

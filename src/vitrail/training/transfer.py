@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.save import save
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.passes import Progress
@@ -102,6 +104,7 @@ class Finetuning:
 
     def __init__(self, bench: Bench, model: Model) -> None:
         self.bench = bench
+        self.outputs = model.config.num_classes
         self.candidates: Sequence[float] = bench.protocol.learning_rates
 
     def begin(self, task: OpenTask, hand: Hand, seed: int) -> Trial:
@@ -120,7 +123,7 @@ class Finetuning:
                 data=task.task.data,
                 out=folder,
                 settings=replace(settings, seed=seed, machine=bench.machine),
-                start=bench.reference,
+                start=self.start(len(learned.classes)),
                 resume=has_state(folder),
                 overwrite=True,
                 material=Material(reference=task.task.data, train=learned, judged={name: judged}),
@@ -133,6 +136,15 @@ class Finetuning:
             return outcome.accuracy, outcome.samples
 
         return trial
+
+    def start(self, classes: int) -> str:
+        """The model; without its head if that would be taken over because it happens to fit."""
+        if classes != self.outputs:
+            return self.bench.reference
+        folder = self.bench.out / "headless"
+        model = load(self.bench.reference, num_classes=0, tell=lambda line: None)
+        save(model, folder)
+        return str(folder)
 
 
 def settings_for(protocol: Protocol, rate: float, pictures: int, *, vary: bool) -> Settings:
