@@ -21,6 +21,7 @@ from vitrail.models.build import create
 from vitrail.probing.memory import MEMORY, load_memory
 from vitrail.training import rungs, summit
 from vitrail.training.folder import read_run
+from vitrail.training.ground import Clock, apart
 from vitrail.training.ladder import Climb, climb
 from vitrail.training.material import Material
 from vitrail.training.optimizers import freeze
@@ -210,7 +211,7 @@ def test_the_larger_the_set_the_smaller_the_share_that_is_kept_apart(pictures, k
     labels = np.arange(pictures) % 4
     names = Rows([("train", pictures)])
     collection = Collection(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
-    part, dev = rungs.apart(Material(reference="x", train=Samples(collection), judged={}))
+    part, dev = apart(Material(reference="x", train=Samples(collection), judged={}))
     assert len(dev) == kept
     assert len(part) + len(dev) == pictures
     assert np.bincount(dev.labels()).tolist() == [kept // 4] * 4
@@ -412,7 +413,7 @@ def test_where_there_is_no_time_to_train_it_again_the_trial_is_the_result(
         def say(self, line):
             super().say(line)
             if line.startswith("chosen"):
-                monkeypatch.setattr(rungs.Clock, "left", lambda clock: 0.0)
+                monkeypatch.setattr(Clock, "left", lambda clock: 0.0)
 
     quick({"attention": 1.0}, real=True, probes=0.0)
     book = Late()

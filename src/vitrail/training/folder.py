@@ -20,6 +20,7 @@ SETTINGS = "settings.toml"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
 BUNDLE = ("model.safetensors", "config.json", "README.md")
+BESIDE = ("probe.safetensors", "ladder.json")  # of a head that was found in another way
 
 
 def write_run(folder: Path, settings: Settings, *, data: str, start: str) -> None:
@@ -60,7 +61,7 @@ def new_folder(data: str) -> Path:
 
 def clear_run(folder: Path) -> None:
     """Take away what a run has written, and nothing else."""
-    for name in (*BUNDLE, SETTINGS, METRICS, REPORT):
+    for name in (*BUNDLE, *BESIDE, SETTINGS, METRICS, REPORT):
         (folder / name).unlink(missing_ok=True)
     for name in ("state", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)

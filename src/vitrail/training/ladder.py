@@ -24,16 +24,13 @@ import torch
 
 from vitrail import parallel
 from vitrail.checkpoints.files import write_json
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.names import name_of
 from vitrail.training import rungs
-from vitrail.training.budget import ENDING
-from vitrail.training.choices import look_at
-from vitrail.training.learner import build_learner
-from vitrail.training.material import open_material
+from vitrail.training.ground import TRIALS, Ground, prepare, slug
 from vitrail.training.run import check_folder
-from vitrail.training.rungs import Clock, Ground, Rung, Seen
+from vitrail.training.rungs import Rung, Seen
 from vitrail.training.setup import Order
 from vitrail.training.summit import fit_again, train_again
 from vitrail.training.survival import sole_writer
@@ -145,9 +142,9 @@ def trials_removed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        trials = folder / rungs.TRIALS
+        trials = folder / TRIALS
         for name in (rungs.ATTENTION, rungs.FULL):
-            for trial in trials.glob(f"{rungs.slug(name)}-*"):
+            for trial in trials.glob(f"{slug(name)}-*"):
                 shutil.rmtree(trial, ignore_errors=True)
         with suppress(OSError):  # it holds something else, or does not exist
             trials.rmdir()
@@ -179,38 +176,6 @@ def refuse(order: Order) -> None:
         raise ConfigError(
             "until_accuracy ends one run early, and the ladder compares whole ones; leave it out"
         )
-
-
-def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> Ground:
-    """Open the data, load the model, and keep dev apart."""
-    since = time.monotonic()
-    material = open_material(order.data, order.settings)
-    if material.train.multi_label:
-        raise DataError(
-            f"the pictures of {order.data} have several labels each, and the ladder's probes take "
-            "one for each; fine-tune without --ladder"
-        )
-    for note in material.notes:
-        watch.say(f"note: {note}")
-    part, dev = rungs.apart(material)
-    look, settings = look_at(material.train), order.settings
-    learner = build_learner(settings, material.train, look, order.start, device, watch.say)
-    minutes = settings.minutes
-    whence = "val" if part is material.train else "cut out of train"
-    watch.say(f"{len(part):,} pictures to learn from, {len(dev):,} to choose by: {whence}")
-    clock = Clock(
-        deadline=math.inf if minutes is None else begun + 60 * minutes,
-        shortest=ENDING + time.monotonic() - since,  # a run does the same before its first step
-    )
-    return Ground(
-        order=order,
-        material=material,
-        learner=learner,
-        part=part,
-        dev=dev,
-        clock=clock,
-        watch=watch,
-    )
 
 
 def tried(ground: Ground, device: torch.device, rate: float | None) -> tuple[Climb, Seen]:

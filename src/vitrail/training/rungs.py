@@ -9,27 +9,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from vitrail.checkpoints.adapt import HEADS
-from vitrail.data.samples import Samples
-from vitrail.data.splits import Splits, divide
-from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import Linear, fit_logistic
 from vitrail.probing.ridge import Probe, fit_path
 from vitrail.probing.shots import right
-from vitrail.training.choices import FEW, MANY
-from vitrail.training.learner import Learner
+from vitrail.training.ground import Ground
 from vitrail.training.material import Material
 from vitrail.training.run import run
 from vitrail.training.settings import Optim, Settings
-from vitrail.training.setup import Order
 from vitrail.training.watch import Watch
 
 PROBE, LINEAR = "few-shot probe", "linear head"
@@ -38,13 +33,9 @@ ATTENTION, FULL = "attention-only", "full fine-tuning"
 # Table 4 of the paper; the usual one first, which wins a tie.
 SGD_RATES = (0.01, 0.003, 0.03, 0.001)
 AROUND = (1.0, 0.3, 3.0)  # times the usual rate, of other optimizers
-# Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
-DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
-DEV_OF_MANY = 0.01
 WORTH = 2.0  # times the shortest run: fewer learning rates rather than trials shorter than that
 WEIGHT = ".attention."  # in the names of attention layers' weights
 NO_TIME, TOO_SHORT = "no time is left", "the time was enough for one step only"
-TRIALS = "trials"  # in the ladder's folder, while it is climbed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,64 +66,8 @@ class Rung:
         return max(tried, key=lambda trial: trial.accuracy or 0.0).rate if tried else None
 
 
-@dataclass(kw_only=True)
-class Clock:
-    """The time there is: until `deadline`, or as much as it takes (infinity)."""
-
-    deadline: float
-    shortest: float  # seconds of a run that takes one step, as far as is known
-
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ground:
-    """What all steps stand on."""
-
-    order: Order
-    material: Material  # the whole training set, and what the result is judged by
-    learner: Learner
-    part: Samples  # what trials learn from
-    dev: Samples
-    clock: Clock
-    watch: Watch
-
-    @property
-    def cut(self) -> bool:
-        """Whether dev is a part of the training set."""
-        return self.part is not self.material.train
-
-    def folder(self, name: str, rate: float) -> Path:
-        return self.order.out / TRIALS / f"{slug(name)}-{rate:g}"
-
-
-def slug(name: str) -> str:
-    return name.replace(" ", "-")
-
-
 def percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{100 * accuracy:.1f} % of dev"
-
-
-def apart(material: Material) -> tuple[Samples, Samples]:
-    """What to learn from while choosing, and what to choose by.
-
-    A set that has val beside test is divided already; otherwise some of each class is kept apart.
-    """
-    train, judged = material.train, material.judged
-    if "val" in judged and "test" in judged:
-        return train, judged["val"]
-    share = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
-    names = [train.name(index) for index in range(len(train))]
-    kept = divide(names, train.labels(), Splits(val=share, test=0.0)) > 0
-    if not kept.any():
-        raise DataError(
-            f"{material.reference} has {len(train)} training pictures, too few to keep some apart "
-            "to choose by; the ladder needs three of a class, or pictures in val and in test"
-        )
-    rows = np.arange(len(train)) if train.rows is None else train.rows
-    return Samples(train.collection, rows[~kept]), Samples(train.collection, rows[kept])
 
 
 # Probes

@@ -21,8 +21,9 @@ from vitrail.probing.ridge import fit_path
 from vitrail.probing.teaching import remember
 from vitrail.training import rungs
 from vitrail.training.folder import BUNDLE, clear_run, write_run
+from vitrail.training.ground import Ground
 from vitrail.training.run import run
-from vitrail.training.rungs import Ground, Rung, Seen
+from vitrail.training.rungs import Rung, Seen
 from vitrail.training.state import has_state
 
 REMEMBERED = 20_000  # pictures: the features of more would weigh as much as a model
