@@ -124,12 +124,11 @@ class Fewshot:
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import save_memory
         from vitrail.probing.shots import draw
-        from vitrail.probing.teaching import fitted, remember
+        from vitrail.probing.teaching import learned
 
         most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
         rows = draw(train.labels, len(train.classes), most, seed=0)
-        memory = remember(model, train.values[rows], train.labels[rows], train.classes)
-        headed, memory, _ = fitted(model, memory)
+        headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
         save_memory(memory, out)
         save(headed, out, provenance={"data": self.data, "shots": most, "from": self.model})
 

@@ -25,6 +25,7 @@ from vitrail.probing.features import backbone
 from vitrail.probing.ridge import USUAL_L2
 
 MEMORY = "probe.safetensors"
+MOST_BYTES = 2**28  # a thousand classes of 90 pictures and 768 features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,10 @@ def shortened(features: Tensor) -> Tensor:
 
 
 def save_memory(memory: Memory, folder: Path) -> None:
-    """Keep a memory in a bundle's folder."""
+    """Keep a memory in a bundle's folder, in place of another; not one larger than models are."""
+    if memory.rows.nbytes > MOST_BYTES:
+        (folder / MEMORY).unlink(missing_ok=True)
+        return
     tensors = {name: getattr(memory, name) for name in ("counts", "sums", "rows", "owners")}
     about = {
         "classes": list(memory.classes),

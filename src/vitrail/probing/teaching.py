@@ -28,6 +28,7 @@ from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import Memory, empty, load_memory, save_memory
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
+from vitrail.probing.rows import Features, Labels
 from vitrail.probing.shots import draw
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
@@ -157,18 +158,31 @@ def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
     if len(memory.classes) < 2:
         name = ", ".join(memory.classes)
         raise ConfigError(f"one class, {name!r}, cannot be told from anything; teach two or more")
-    accuracy = None
     if memory.whole:
-        values = sorted({memory.l2, *PATH})
-        path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
-        probe, accuracy = path.probes[path.best], path.accuracies[path.best]
-        memory = replace(memory, l2=probe.l2)
-        if int(memory.counts.min()) > 1:
-            found = temperature(path.held_out.numpy(), memory.owners.numpy())
-            memory = replace(memory, temperature=found)
-    else:
-        gram = memory.rows.double().mT @ memory.rows.double()
-        probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
+        return with_best(model, memory, memory.rows, memory.owners)
+    gram = memory.rows.double().mT @ memory.rows.double()
+    probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
+    return headed(model, memory, probe), memory, None
+
+
+def learned(
+    model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+) -> tuple[Model, Memory]:
+    """The model with the best probe of features (n, D) as its head, and what that has seen."""
+    memory = remember(model, values, labels, classes)
+    return with_best(model, memory, values, labels)[:2]
+
+
+def with_best(
+    model: Model, memory: Memory, values: Features, labels: Labels
+) -> tuple[Model, Memory, float]:
+    """Choose l2 and temperature by leaving out each of the pictures that a memory is of."""
+    path = fit_path(values, labels, len(memory.classes), l2=sorted({memory.l2, *PATH}))
+    probe, accuracy = path.probes[path.best], path.accuracies[path.best]
+    memory = replace(memory, l2=probe.l2)
+    if int(memory.counts.min()) > 1:
+        found = temperature(path.held_out.numpy(), np.asarray(labels))
+        memory = replace(memory, temperature=found)
     return headed(model, memory, probe), memory, accuracy
 
 

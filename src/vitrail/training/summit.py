@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from vitrail.checkpoints.heads import with_head
@@ -11,14 +10,12 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.sources import fingerprint
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model
-from vitrail.probing.memory import MEMORY, Memory, save_memory
+from vitrail.probing.memory import Memory, save_memory
 from vitrail.probing.others import fit_logistic
-from vitrail.probing.ridge import fit_path
-from vitrail.probing.teaching import remember
+from vitrail.probing.teaching import learned
 from vitrail.training import rungs
 from vitrail.training.folder import BUNDLE, clear_run, write_run
 from vitrail.training.ground import Ground
@@ -26,35 +23,20 @@ from vitrail.training.run import run
 from vitrail.training.rungs import Rung, Seen
 from vitrail.training.state import has_state
 
-REMEMBERED = 20_000  # pictures: the features of more would weigh as much as a model
 AT_ONCE = 64  # pictures that are evaluated together
 
 
 def fit_again(ground: Ground, chosen: Rung, seen: Seen, device: torch.device) -> dict[str, Outcome]:
     """A probe of all training pictures, as the model's head."""
-    fit = probe_head if chosen.name == rungs.PROBE else linear_head
-    model, memory = fit(ground.learner.model, seen, ground.material.train.classes)
+    model, classes = ground.learner.model, ground.material.train.classes
+    memory = None  # what it takes to teach the model more
+    if chosen.name == rungs.PROBE:
+        model, memory = learned(model, seen.values, seen.labels, classes)
+    else:
+        probe = fit_logistic(seen.values, seen.labels, len(classes))
+        model = with_head(model, *probe.linear(), classes)
     about = {"head": f"{chosen.name} on {len(seen.labels):,} pictures"}
     return write(ground, model, device, about, memory)
-
-
-def probe_head(model: Model, seen: Seen, classes: tuple[str, ...]) -> tuple[Model, Memory | None]:
-    """The closed-form probe, calibrated by leave-one-out, and what it takes to teach it more."""
-    path = fit_path(seen.values, seen.labels, len(classes))
-    probe, temperature = path.probes[path.best], 1.0
-    if np.bincount(seen.labels).min() > 1:
-        temperature = fit_temperature(path.held_out.numpy(), seen.labels, "softmax")
-    weight, bias = (x / temperature for x in probe.linear())
-    memory = None
-    if len(seen.labels) <= REMEMBERED:
-        memory = remember(model, seen.values, seen.labels, classes)
-        memory = replace(memory, l2=probe.l2, temperature=temperature)
-    return with_head(model, weight, bias, classes), memory
-
-
-def linear_head(model: Model, seen: Seen, classes: tuple[str, ...]) -> tuple[Model, None]:
-    probe = fit_logistic(seen.values, seen.labels, len(classes))
-    return with_head(model, *probe.linear(), classes), None
 
 
 def train_again(
@@ -75,8 +57,6 @@ def train_again(
         settings = rungs.tuned(settings, rate, freeze, left)
         try:
             result = run(replace(order, settings=settings), ground.watch)
-            if result.finished:
-                (order.out / MEMORY).unlink(missing_ok=True)  # of what was there before
             return result.finished, result.outcomes
         except (ConfigError, CheckpointError) as error:
             problem = str(error).partition(";")[0]
@@ -114,7 +94,6 @@ def write(
     }
     if order.overwrite:
         clear_run(order.out)
-        (order.out / MEMORY).unlink(missing_ok=True)
     write_run(order.out, settings, data=order.data, start=order.start)
     if memory is not None:
         save_memory(memory, order.out)

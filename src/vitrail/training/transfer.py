@@ -19,7 +19,7 @@ import numpy as np
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.samples import Samples
-from vitrail.errors import ConfigError, unknown
+from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.evaluation.passes import Progress
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
@@ -128,7 +128,13 @@ class Finetuning:
                 overwrite=True,
                 material=Material(reference=task.task.data, train=learned, judged={name: judged}),
             )
-            result = run(order, bench.watch())
+            try:
+                result = run(order, bench.watch())
+            except CheckpointError as error:  # it diverged
+                if final:
+                    raise
+                bench.tell(f"  {str(error).partition(';')[0]}: this rate counts as 0 %")
+                return 0.0, len(judged)
             if not result.finished:
                 bench.tell("stopped; nothing is lost, and the same command goes on")
                 raise KeyboardInterrupt
