@@ -132,7 +132,9 @@ def test_several_labels_give_average_precision(tmp_path):
 def test_a_model_that_is_always_right_has_no_temperature_to_save(trained, tmp_path, capsys):
     model, data = map(str, trained)
     assert main(["evaluate", model, data, "--save-temperature", str(tmp_path / "out")]) == 2
-    assert "all 41 pictures are named rightly, which cannot tell" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "all 41 pictures are named rightly, which cannot tell" in told.err
+    assert "accuracy" in told.out  # what was measured is not lost
     assert not (tmp_path / "out").exists()
 
 
@@ -155,6 +157,20 @@ def test_a_saved_temperature_calibrates_and_changes_no_answer(tmp_path, capsys):
     assert stated == pytest.approx(before["calibration"]["temperature"], abs=1e-5)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(scaled.eval()(images) * stated, vitrail.load(model).eval()(images))
+
+
+def test_a_calibrated_model_does_not_replace_another(trained, tmp_path, capsys):
+    vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
+    words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
+    assert main(["evaluate", *words]) == 2
+    assert "holds a model already" in capsys.readouterr().err
+
+
+def test_a_set_with_training_pictures_only_is_judged_with_a_warning(tmp_path):
+    folder = write_folder(tmp_path / "set" / "train").parent
+    tiny_run(folder, tmp_path / "own", dev=0.3)
+    notes = vitrail.evaluate(tmp_path / "own", str(folder)).notes
+    assert notes == ("split train", "the model has learned from some of these pictures")
 
 
 def test_temperatures_multiply(trained):
@@ -190,13 +206,15 @@ def test_the_command_writes_a_page_the_numbers_and_every_prediction(trained, tmp
     right = sum(line.endswith(",1") for line in lines)
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert right / 41 == written["accuracy"]
-    assert "<html" in (tmp_path / "out" / "report.html").read_text()
+    assert "<html" in (tmp_path / "out" / "evaluation.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["--batch-size", "0"], "batch_size=0 must be 1 or more"),
+        (["--workers", "-1"], "workers=-1 0 or more"),
+        (["--flip", "--save-temperature", "x"], "leave --flip, --crops and --restrict out"),
         (["--split", "dev"], "has no split 'val'; it has: train, test"),
         (["--real", "nothing.json"], "nothing.json cannot be read"),
     ],

@@ -6,7 +6,8 @@ from test_matching import Listed
 
 from vitrail import DataError
 from vitrail.evaluation.findings import Predictions
-from vitrail.evaluation.real import real_hits
+from vitrail.evaluation.matching import Match
+from vitrail.evaluation.real import read_real, real_hits
 
 
 class Validation(Listed):
@@ -29,6 +30,10 @@ def predictions(best):
     )
 
 
+def hits_of(path, source, said, columns=None):
+    return real_hits(read_real(path), Match(source, columns, []), said)
+
+
 def write(tmp_path, entries):
     path = tmp_path / "real.json"
     path.write_text(json.dumps(entries))
@@ -37,18 +42,18 @@ def write(tmp_path, entries):
 
 def test_a_picture_is_right_if_any_real_label_is_said_and_left_out_without_one(tmp_path):
     path = write(tmp_path, [[0, 2], [], [1]])
-    hits = real_hits(path, Validation([3, 2, 1, 1]), predictions([1, 0, 2, 1]))
+    hits = hits_of(path, Validation([3, 2, 1, 1]), predictions([1, 0, 2, 1]))
     assert hits.tolist() == [True, True, False]
 
 
 def test_a_picture_without_a_number_is_named(tmp_path):
     with pytest.raises(DataError, match="'0' is no ImageNet validation picture"):
-        real_hits(write(tmp_path, [[0]]), Listed(["a"], np.zeros(1)), predictions([0]))
+        hits_of(write(tmp_path, [[0]]), Listed(["a"], np.zeros(1)), predictions([0]))
 
 
 def test_a_number_beyond_the_list_is_named(tmp_path):
     with pytest.raises(DataError, match=r"val_00000002\.JPEG' is no ImageNet validation picture"):
-        real_hits(write(tmp_path, [[0]]), Validation([2]), predictions([0]))
+        hits_of(write(tmp_path, [[0]]), Validation([2]), predictions([0]))
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', "[1, 2]", "no json"])
@@ -56,4 +61,10 @@ def test_what_is_no_list_of_lists_is_refused(tmp_path, content):
     path = tmp_path / "real.json"
     path.write_text(content)
     with pytest.raises(DataError, match=r"real\.json (must be a list|cannot be read)"):
-        real_hits(path, Validation([1]), predictions([0]))
+        hits_of(path, Validation([1]), predictions([0]))
+
+
+def test_real_labels_are_numbers_of_the_models_classes_whatever_the_order_of_the_data(tmp_path):
+    path = write(tmp_path, [[2], [0]])
+    hits = hits_of(path, Validation([1, 2]), predictions([0, 1]), columns=[2, 0, 1])
+    assert hits.tolist() == [True, True]

@@ -8,7 +8,7 @@ from vitrail import DataError
 from vitrail.checkpoints.heads import with_head
 from vitrail.data.sources import open_source
 from vitrail.probing import features as module
-from vitrail.probing.features import cache_folder, features_of, pixels_of
+from vitrail.probing.features import features_of, pixels_of
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def test_other_pictures_or_another_preprocessing_have_other_features(model, sour
     assert not features_of(model, source, preprocessing=google).cached
 
 
-def test_a_broken_file_in_the_cache_is_made_again(model, source):
+def test_a_broken_file_in_the_cache_is_made_again(model, source, tmp_path):
     first = features_of(model, source)
-    (kept,) = cache_folder().iterdir()
+    (kept,) = (tmp_path / "cache" / "features").iterdir()
     kept.write_bytes(kept.read_bytes()[:-40])
     again = features_of(model, source)
     assert not again.cached
@@ -68,9 +68,46 @@ def test_a_broken_file_in_the_cache_is_made_again(model, source):
     assert features_of(model, source).cached
 
 
-def test_without_the_cache_nothing_is_written(model, source):
+def test_without_the_cache_nothing_is_written(model, source, tmp_path):
     features_of(model, source, cache=False)
-    assert not cache_folder().exists()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_one_pixel_that_changes_makes_other_features(model, source, tmp_path):
+    features_of(model, source)
+    arrays = dict(np.load(tmp_path / "colors.npz"))
+    arrays["x_train"][5, 0, 0, 0] ^= 1
+    np.savez(tmp_path / "changed.npz", **arrays)
+    assert not features_of(model, open_source(tmp_path / "changed.npz", "train")).cached
+
+
+def test_where_nothing_can_be_kept_features_are_computed_all_the_same(
+    model, source, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
+    assert not features_of(model, source).cached
+    monkeypatch.delenv("VITRAIL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(module.Path, "home", nobody)
+    assert not features_of(model, source).cached
+
+
+def nobody():
+    raise RuntimeError("could not determine home directory")
+
+
+def test_features_of_a_set_with_unreadable_pictures_are_not_kept(model, tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "set" / name / "0.png")
+    (tmp_path / "set" / "a" / "1.png").write_bytes(b"no picture")
+    broken = open_source(tmp_path / "set", "all")
+    assert list(features_of(model, broken).skipped) == ["a/1.png"]
+    assert list(features_of(model, broken).skipped) == ["a/1.png"]
 
 
 def test_weights_that_give_no_numbers_are_noticed(model, source):

@@ -109,3 +109,37 @@ def test_the_table_fits_a_terminal(trained, capsys):
     assert lines[start].split("  ")[-1].strip() == "raw pixels"
     assert max(map(len, lines[start:])) <= 80
     assert lines[start + 2].split()[0] == "all"
+
+
+def test_a_bundle_prepares_pictures_as_its_head_was_fitted(trained, tmp_path, capsys):
+    model, data = map(str, trained)
+    words = ["fewshot", model, data, "--shots", "10", "--preprocessing", "fewshot", "--json"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert vitrail.load(tmp_path / "out").facts.preprocessing.resize_to == (9, 9)
+    assert vitrail.evaluate(tmp_path / "out", data).accuracy == told["trials"][1]["accuracies"][0]
+
+
+def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):
+    model, data = map(str, trained)
+    words = ["fewshot", model, data, "--shots", "2", "--out", model]
+    assert main(words) == 2
+    assert "holds a model already" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+def test_a_class_with_too_few_pictures_is_named(trained, capsys):
+    assert main(["fewshot", *map(str, trained), "--shots", "25"]) == 0
+    assert "'red' has 20 pictures only, and is learned from those" in capsys.readouterr().out
+
+
+def test_what_was_learned_from_is_not_judged_by(trained, tmp_path):
+    """A set without splits is divided; the bundle knows the part that it has learned from."""
+    from test_teaching import paint
+
+    for name in ("red", "green"):
+        paint(tmp_path / "set" / name, name, 20)
+    folder = str(tmp_path / "set")
+    out = str(tmp_path / "out")
+    assert main(["fewshot", str(trained[0]), folder, "--shots", "5", "--out", out]) == 0
+    assert vitrail.evaluate(out, folder).notes[0] == "split test"

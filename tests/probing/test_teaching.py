@@ -7,9 +7,10 @@ import vitrail
 from tiny_runs import tiny_run, write_colors
 from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
-from vitrail.probing.memory import Memory, load_memory, save_memory
+from vitrail.probing import memory as memories
+from vitrail.probing.memory import Memory, load_memory, remember, save_memory, shortened
 from vitrail.probing.ridge import fit_moments
-from vitrail.probing.teaching import fitted, remember
+from vitrail.probing.teaching import fitted
 
 RNG = np.random.default_rng(0)
 COLORS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "gray": (1, 1, 1)}
@@ -89,7 +90,7 @@ def test_many_pictures_are_remembered_by_their_moments_with_the_same_result(home
     width = net.config.num_features
     values = RNG.normal(size=(3 * width, width)).astype(np.float32) + 1
     labels = np.array([0] * (2 * width) + [1] * width)
-    memory = remember(net, values, labels, ["a", "b"])
+    memory = shortened(remember(net, values, labels, ["a", "b"]))
     assert len(memory.rows) == 2 * width
     assert not memory.whole
     gram = torch.from_numpy(values).double().mT @ torch.from_numpy(values).double()
@@ -98,6 +99,56 @@ def test_many_pictures_are_remembered_by_their_moments_with_the_same_result(home
     headed, _, accuracy = fitted(net, memory)
     assert accuracy is None
     same(headed.head.weight.double(), wanted.linear()[0])
+
+
+def test_many_pictures_are_calibrated_and_go_on_to_be_so(model, home):
+    """More pictures than features: l2 and temperature are chosen before they are made shorter."""
+    net = vitrail.load(model)
+    width = net.config.num_features
+    values = RNG.normal(size=(4 * width, width)).astype(np.float32)
+    labels = np.arange(4 * width) % 2
+    values[:, 0] += 3 * labels
+    _, memory, accuracy = fitted(net, remember(net, values, labels, ["a", "b"]))
+    assert accuracy is not None
+    assert memory.temperature < 0.7
+    save_memory(memory, home)
+    kept = load_memory(home, net)
+    assert kept is not None
+    assert not kept.whole
+    assert fitted(net, kept)[1].temperature == memory.temperature
+
+
+def test_a_memory_that_is_too_large_is_not_kept_and_that_is_told(model, home, monkeypatch):
+    places = {name: paint(home / name, name) for name in ("red", "green")}
+    vitrail.teach(model, places, home / "one")
+    monkeypatch.setattr(memories, "MOST_BYTES", 100)
+    taught = vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
+    assert "cannot be remembered" in taught.notes[-1]
+    assert not (home / "one" / "probe.safetensors").exists()
+
+
+def test_pictures_to_remind_a_model_must_show_all_it_knows(home):
+    data = write_colors(home / "colors.npz")
+    tiny_run(data, home / "run")
+    two = write_colors(home / "two.npz", classes=2)
+    gray = {"gray": paint(home / "gray", "gray")}
+    with pytest.raises(ConfigError, match=r"two\.npz has no pictures of 'blue'"):
+        vitrail.teach(home / "run", gray, home / "more", using=two)
+
+
+def test_another_model_is_not_replaced_unasked(model, home):
+    places = {name: paint(home / name, name) for name in ("red", "green")}
+    vitrail.teach(model, places, home / "one")
+    with pytest.raises(ConfigError, match="one holds a model already"):
+        vitrail.teach(model, places, home / "one")
+    vitrail.teach(model, places, home / "one", overwrite=True)
+
+
+def test_a_class_name_that_cannot_be_written_is_refused_before_anything_is(model, home):
+    places = {"red": paint(home / "red", "red"), "b\udcff": paint(home / "green", "green")}
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        vitrail.teach(model, places, home / "one")
+    assert not (home / "one").exists()
 
 
 def test_a_trained_model_is_reminded_of_its_classes_by_its_data(home):
@@ -142,7 +193,7 @@ def test_a_memory_that_cannot_be_read_is_named(model, home):
 def test_a_memory_comes_back_as_it_was(model, home):
     net = vitrail.load(model)
     values = RNG.normal(size=(6, net.config.num_features)).astype(np.float32)
-    memory = remember(net, values, np.arange(6) % 2, ["über", "b"])
+    memory = remember(net, values, np.arange(6) // 3, ["über", "b"])
     save_memory(memory, home)
     back = load_memory(home, net)
     assert isinstance(back, Memory)

@@ -56,6 +56,12 @@ def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
             temporary.write_text(model_card(model.config, facts, name), encoding="utf-8")
 
 
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse to put a model in the place of another, unless that is wanted."""
+    if (folder / CONFIG).exists() and not overwrite:
+        raise ConfigError(f"{folder} holds a model already; name another --out, or say --overwrite")
+
+
 def may_write_card(card: Path) -> bool:
     """There is none yet, or one that we made; what somebody wrote by hand stays."""
     if not card.exists():

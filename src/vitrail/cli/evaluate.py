@@ -42,7 +42,7 @@ class Evaluate:
     split: str | None = None
     """Which part: test if there is one, else val; of a set without splits, all."""
     out: Path | None = None
-    """A folder to write report.html, evaluation.json and predictions.csv into."""
+    """A folder to write evaluation.html, evaluation.json and predictions.csv into."""
     flip: bool = False
     """Look at mirror images too, and average."""
     crops: Literal[1, 5] = 1
@@ -56,7 +56,7 @@ class Evaluate:
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """sigmoid for a model that was trained with it: a yes or no for each class."""
     save_temperature: Path | None = None
-    """Write the model with calibrated probabilities to this bundle."""
+    """Write the model with calibrated probabilities to this bundle, which may be the model's."""
     batch_size: int = 64
     """Pictures at once."""
     workers: int | None = None
@@ -80,11 +80,18 @@ class Evaluate:
 
     def measure(self) -> None:
         from vitrail import parallel
+        from vitrail.checkpoints.bundle import check_free
         from vitrail.checkpoints.load import load
         from vitrail.evaluation.api import evaluate
 
-        if self.batch_size < 1:
-            raise ConfigError(f"--batch-size {self.batch_size} must be 1 or more")
+        if self.save_temperature is not None:
+            if self.flip or self.crops > 1 or self.restrict:
+                raise ConfigError(
+                    "--save-temperature is for the model as it is; leave --flip, --crops and "
+                    "--restrict out"
+                )
+            here = self.save_temperature == Path(self.model)
+            check_free(self.save_temperature, overwrite=here)
         device = parallel.start(self.device)
         progress = Progress() if parallel.is_first() else None
         model = load(self.model).to(device)
@@ -108,39 +115,29 @@ class Evaluate:
         if progress is None:
             return
         progress.done()
-        written = list(self.written(model, findings))
+        written = [str(path) for path in self.written(model, findings)]
         if self.json:
             about = {"model": self.model, "data": self.data}
             print(json.dumps(about | findings.to_dict() | {"written": written}, indent=1))
-            return
-        for line in report(findings, f"{self.model} on {self.data}"):
-            print(printable(line))
-        for path in written:
-            print(f"done: {path}")
-        if not written:
-            print("\nWith --out, a page with pictures of the mistakes.")
+        else:
+            for line in report(findings, f"{self.model} on {self.data}"):
+                print(printable(line))
+            for path in written:
+                print(f"done: {path}")
+            if not written:
+                print("\nWith --out, a page with pictures of the mistakes.")
+        if self.save_temperature is not None:
+            self.calibrate(model, findings, self.save_temperature)
+            if not self.json:
+                print(f"done: {self.save_temperature}")
 
-    def written(self, model: "Model", findings: "Findings") -> Iterator[str]:
-        """Write what was asked for; what was written."""
+    def written(self, model: "Model", findings: "Findings") -> Iterator[Path]:
+        """Write what was asked for."""
         from vitrail.checkpoints.facts import facts_of
-        from vitrail.checkpoints.heads import with_temperature
-        from vitrail.checkpoints.save import save
         from vitrail.evaluation.api import open_part
         from vitrail.evaluation.folder import write_folder
         from vitrail.models.names import name_of
 
-        if self.save_temperature is not None:
-            if findings.calibration is None:
-                raise ConfigError(
-                    "--save-temperature is for pictures of one class each; these have several"
-                )
-            if findings.accuracy == 1:
-                raise ConfigError(
-                    f"all {findings.samples:,} pictures are named rightly, which cannot tell how "
-                    "sure the model may be; find the temperature on pictures it gets wrong, too"
-                )
-            save(with_temperature(model, findings.calibration.temperature), self.save_temperature)
-            yield str(self.save_temperature)
         if self.out is not None:
             source, _ = open_part(self.data, self.split, facts_of(model))
             facts = {
@@ -149,7 +146,29 @@ class Evaluate:
                 "data": self.data,
             }
             title = f"{Path(self.model).name} on {self.data}"
-            yield from map(str, write_folder(self.out, findings, source, title=title, facts=facts))
+            yield from write_folder(self.out, findings, source, title=title, facts=facts)
+
+    def calibrate(self, model: "Model", findings: "Findings", out: Path) -> None:
+        """Write the model with its logits divided by the best temperature."""
+        from dataclasses import replace
+
+        from vitrail.checkpoints.heads import with_temperature
+        from vitrail.checkpoints.save import save
+        from vitrail.probing.memory import load_memory, save_memory
+
+        if findings.calibration is None:
+            raise ConfigError(
+                "--save-temperature is for pictures of one class each; these have several"
+            )
+        if findings.accuracy == 1:
+            raise ConfigError(
+                f"all {findings.samples:,} pictures are named rightly, which cannot tell how sure "
+                "the model may be; find the temperature on pictures it gets wrong, too"
+            )
+        temperature = findings.calibration.temperature
+        if (memory := load_memory(Path(self.model), model)) is not None:
+            save_memory(replace(memory, temperature=memory.temperature * temperature), out)
+        save(with_temperature(model, temperature), out)
 
 
 def report(findings: "Findings", title: str) -> Iterator[str]:

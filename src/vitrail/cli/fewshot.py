@@ -11,6 +11,7 @@ import tyro
 from vitrail.cli.text import Progress, paragraph, printable
 
 if TYPE_CHECKING:
+    from vitrail.data.samples import Samples
     from vitrail.models.build import Model
     from vitrail.probing.features import Features
     from vitrail.probing.shots import Trial
@@ -36,12 +37,16 @@ class Fewshot:
     """Ridge's penalty; the best one by leave-one-out is told beside it."""
     pixels: bool = False
     """Show what raw pixels in place of the model's features would give."""
+    image_size: int | None = None
+    """Pixels along each side, if not those of the model: its positions are stretched."""
     preprocessing: str = ""
     """fewshot prepares pictures as the protocol does; without it, as the model was trained."""
     out: Path | None = None
-    """Write a bundle: the model with the classifier of the largest number of shots as its head."""
+    """Write a bundle: the model with ridge, best, of the largest number of shots as its head."""
+    overwrite: bool = False
+    """Replace the model that --out holds."""
     cache: bool = True
-    """Keep the features on disk, so that another call needs no model."""
+    """Keep the features on disk, so that another call need not compute them."""
     batch_size: int = 64
     """Pictures at once."""
     workers: int | None = None
@@ -53,10 +58,15 @@ class Fewshot:
 
     def run(self) -> None:
         from vitrail import parallel
-        from vitrail.probing.shots import try_shots
+        from vitrail.checkpoints.bundle import check_free
+        from vitrail.data.sources import fingerprint
+        from vitrail.probing.shots import open_pair, try_shots
 
+        if self.out is not None:
+            check_free(self.out, overwrite=self.overwrite)
         try:
-            model, train, test = self.look()
+            sources = open_pair(self.data)
+            model, train, test = self.look(sources)
             trials = list(
                 try_shots(
                     train,
@@ -68,36 +78,36 @@ class Fewshot:
                 )
             )
             if self.pixels:
-                self.add_pixels(model, trials)
+                self.add_pixels(model, sources, trials)
             if parallel.is_first():
+                notes = [*sources[0].notes, *few_pictures(train, self.shots)]
                 if self.out is not None:
-                    self.write(model, train, self.out)
-                self.tell(train, test, trials)
+                    notes += self.write(model, train, self.out, fingerprint(sources[0]))
+                self.tell(train, test, trials, notes)
         finally:
             parallel.stop()
 
-    def look(self) -> tuple["Model", "Features", "Features"]:
+    def look(self, sources: "tuple[Samples, Samples]") -> "tuple[Model, Features, Features]":
         """The model, and its features of the pictures to learn from and to be judged by."""
         from vitrail import parallel
+        from vitrail.checkpoints.facts import facts_of
         from vitrail.checkpoints.load import load
         from vitrail.data.preprocessing import preset
         from vitrail.models.checks import pair
         from vitrail.probing.features import features_of
-        from vitrail.probing.shots import open_pair
 
         device = parallel.start(self.device)
-        model = load(self.model).to(device)
-        size, channels = pair(model.config.image_size), model.config.channels
+        model = load(self.model, image_size=self.image_size).to(device)
+        if self.preprocessing:
+            how = preset(self.preprocessing, pair(model.config.image_size), model.config.channels)
+            model.facts = replace(facts_of(model), preprocessing=how)
         found = []
-        for source in open_pair(self.data):
+        for source in sources:
             progress = Progress()
             found.append(
                 features_of(
                     model,
                     source,
-                    preprocessing=preset(self.preprocessing, size, channels)
-                    if self.preprocessing
-                    else None,
                     cache=self.cache,
                     batch_size=self.batch_size,
                     workers=self.workers,
@@ -107,32 +117,42 @@ class Fewshot:
             progress.done()
         return model, *found
 
-    def add_pixels(self, model: "Model", trials: list[list["Trial"]]) -> None:
+    def add_pixels(
+        self, model: "Model", sources: "tuple[Samples, Samples]", trials: list[list["Trial"]]
+    ) -> None:
         """A column of what raw pixels give, by ridge with the best l2."""
         from vitrail.probing.features import pixels_of
-        from vitrail.probing.shots import open_pair, try_shots
+        from vitrail.probing.shots import try_shots
 
         channels = model.config.channels
-        pair = [pixels_of(s, channels=channels, workers=self.workers) for s in open_pair(self.data)]
+        pair = [pixels_of(s, channels=channels, workers=self.workers) for s in sources]
         for row, found in zip(
             trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True
         ):
             row.append(replace(found[-1], probe="raw pixels"))
 
-    def write(self, model: "Model", train: "Features", out: Path) -> None:
-        """The bundle of the largest number of shots, and what it takes to teach it more."""
+    def write(self, model: "Model", train: "Features", out: Path, data: str) -> list[str]:
+        """The bundle of the largest number of shots; what should be known about it."""
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import save_memory
         from vitrail.probing.shots import draw
-        from vitrail.probing.teaching import learned
+        from vitrail.probing.teaching import FORGETFUL, learned
 
         most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
         rows = draw(train.labels, len(train.classes), most, seed=0)
         headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
-        save_memory(memory, out)
-        save(headed, out, provenance={"data": self.data, "shots": most, "from": self.model})
+        notes = [] if save_memory(memory, out) else [FORGETFUL]
+        about = {"data": self.data, "fingerprint": data, "shots": most, "from": self.model}
+        save(headed, out, provenance=about)
+        return notes
 
-    def tell(self, train: "Features", test: "Features", trials: list[list["Trial"]]) -> None:
+    def tell(
+        self,
+        train: "Features",
+        test: "Features",
+        trials: list[list["Trial"]],
+        notes: Sequence[str],
+    ) -> None:
         if self.json:
             about = {
                 "model": self.model,
@@ -141,23 +161,30 @@ class Fewshot:
                 "pictures": {"train": len(train), "test": len(test)},
                 "skipped": train.skipped | test.skipped,
                 "trials": [trial.to_dict() for row in trials for trial in row],
+                "notes": list(notes),
                 "bundle": self.out and str(self.out),
             }
             print(json.dumps(about, indent=1))
             return
-        for line in self.report(train, test, trials):
+        for line in self.report(train, test, trials, notes):
             print(printable(line))
         if self.out is not None:
             print(f"\ndone: {self.out}\nNext:\n  vitrail evaluate {self.out} {self.data}")
             print(f"  vitrail teach {self.out} another-class=folder-of-pictures")
 
     def report(
-        self, train: "Features", test: "Features", trials: Sequence[Sequence["Trial"]]
+        self,
+        train: "Features",
+        test: "Features",
+        trials: Sequence[Sequence["Trial"]],
+        notes: Sequence[str],
     ) -> Iterator[str]:
         counts = f"{len(train):,} pictures to draw from, {len(test):,} to judge by"
         yield from paragraph(f"{self.model} on {self.data}: {counts}")
         kept = "found on disk" if train.cached and test.cached else "computed"
         yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features, {kept}"
+        for note in notes:
+            yield from paragraph(f"  note: {note}", 4)
         if skipped := train.skipped | test.skipped:
             name, why = next(iter(skipped.items()))
             yield from paragraph(f"  {len(skipped):,} could not be read, such as {name}: {why}", 4)
@@ -171,6 +198,15 @@ class Fewshot:
         for trial in chosen:
             values = ", ".join(f"{value:g}" for value in trial.l2)
             yield f"  best l2 of {trial.shots} shots, by leave-one-out: {values}"
+
+
+def few_pictures(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:
+    """A note if some class has fewer pictures than were asked for."""
+    most = max((count for count in shots if isinstance(count, int)), default=0)
+    counts = {name: int((train.labels == n).sum()) for n, name in enumerate(train.classes)}
+    fewest = min(counts, key=lambda name: counts[name])
+    if counts[fewest] < most:
+        yield f"{fewest!r} has {counts[fewest]:,} pictures only, and is learned from those"
 
 
 def cell(trial: "Trial") -> str:

@@ -31,8 +31,10 @@ class Teach:
     """A data set with pictures of the classes the model knows, where it does not remember any."""
     only: bool = False
     """Leave the classes behind that the model knows, and learn just these."""
-    device: str = "cpu"
-    """cpu, cuda, mps."""
+    overwrite: bool = False
+    """Replace the model that --out holds."""
+    device: str = ""
+    """cpu, cuda, mps; chosen if not given."""
     json: bool = False
     """Print one JSON object instead of words."""
 
@@ -41,7 +43,13 @@ class Teach:
 
         places = as_places(self.classes)
         taught = teach(
-            self.model, places, self.out, using=self.using, only=self.only, device=self.device
+            self.model,
+            places,
+            self.out,
+            using=self.using,
+            only=self.only,
+            overwrite=self.overwrite,
+            device=self.device,
         )
         if self.json:
             print(json.dumps(asdict(taught) | {"folder": str(taught.folder)}, indent=1))

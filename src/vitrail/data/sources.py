@@ -35,6 +35,7 @@ __all__ = ["Sample", "Source", "Splits", "fingerprint", "open_source", "splits_o
 
 BUILTIN = {"sign-digits": "sign_digits_100.tar"}
 ALL = "all"  # the name of the split that every sample belongs to
+MOST_READ = 2**31  # bytes that are read to know a set exactly
 LOOKED_AT = 64  # pictures that speak for all in a fingerprint where no sizes are known
 PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
@@ -72,6 +73,12 @@ def splits_of(reference: str | os.PathLike[str], *, splits: Splits | None = None
     return {name: counts[name] for name in sorted(names, key=split_order) if counts[name]}
 
 
+def judged_split(reference: str | os.PathLike[str]) -> str | None:
+    """The split that a model is judged by: test, or else val; None if the set has neither."""
+    counts = splits_of(reference)
+    return next((name for name in ("test", "val") if name in counts), None)
+
+
 def fingerprint(source: Source) -> str:
     """A text that is the same for the same samples, and another for others.
 
@@ -90,6 +97,20 @@ def fingerprint(source: Source) -> str:
     if sizes is not None:
         digest.update(sizes.astype("<i8").tobytes())
     for index in np.linspace(0, len(source) - 1, LOOKED_AT, dtype=int) if sizes is None else ():
+        digest.update(picture_bytes(source, int(index)))
+    return digest.hexdigest()
+
+
+def contents(source: Source) -> str:
+    """A text that is the same for the same pictures, byte for byte, and another for others.
+
+    Of a set of more than `MOST_READ` bytes, some pictures speak for all, beside every one's size.
+    """
+    digest = blake2b(fingerprint(source).encode(), digest_size=16)
+    sizes = source.sizes() if isinstance(source, Samples) else None
+    few = sizes is None or int(sizes.sum()) <= MOST_READ
+    rows = range(len(source)) if few else np.linspace(0, len(source) - 1, LOOKED_AT, dtype=int)
+    for index in rows:
         digest.update(picture_bytes(source, int(index)))
     return digest.hexdigest()
 

@@ -12,16 +12,15 @@ from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
 from vitrail.data.samples import LabelSets, Source
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.sources import fingerprint, judged_split, open_source
 from vitrail.data.transforms import Backend
-from vitrail.errors import DataError
 from vitrail.evaluation.assess import assess
 from vitrail.evaluation.bootstrap import estimates, means
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.matching import Match, match
 from vitrail.evaluation.outcome import Loss, Outcome, Tally
-from vitrail.evaluation.passes import Outputs, Progress, look_at_all
-from vitrail.evaluation.real import real_hits
+from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
+from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
 from vitrail.models.build import Model
 
@@ -64,6 +63,7 @@ def evaluate(
     model.eval()
     facts = facts_of(model)
     source, notes = open_part(data, split, facts)
+    entries = None if real is None else read_real(Path(real))
     matched = match(
         facts.class_names,
         model.config.num_classes,
@@ -92,8 +92,8 @@ def evaluate(
     predictions = predicted(outputs, matched, loss, skipped)
     outcome = outcome_of(predictions, matched.source)
     findings = assess(predictions, outcome, [*notes, *matched.notes])
-    if real is not None:
-        hits = real_hits(Path(real), matched.source, predictions)
+    if entries is not None:
+        hits = real_hits(entries, matched, predictions)
         name, column = "real_accuracy", {"real_accuracy": hits}
         found = estimates({name: float(hits.mean())}, [means(column)], len(hits))
         findings.estimates.update(found)
@@ -109,8 +109,7 @@ def predicted(outputs: Outputs, matched: Match, loss: Loss, skipped: dict[str, s
     logits, indices = outputs.finish()
     source = matched.source
     if not len(indices):
-        reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-        raise DataError(f"none of {len(source)} pictures could be evaluated{reason}")
+        raise none_read(source, skipped)
     return Predictions(
         classes=source.classes,
         logits=logits,
@@ -160,7 +159,7 @@ def open_part(
     notes = [f"split {split}", *source.notes]
     if learned is not None and fingerprint(source) == learned:
         notes.append("these are the very pictures that the model has learned from")
-    elif split == "all" and facts.provenance.get("data") == fspath(data):
+    elif split in ("all", "train") and facts.provenance.get("data") == fspath(data):
         notes.append("the model has learned from some of these pictures")
     return source, notes
 
@@ -168,9 +167,7 @@ def open_part(
 def usual_split(data: str | PathLike[str], learned: str | None) -> str:
     """test, or val; of a set that states no splits all, unless the model learned from a part."""
     stated = open_source(data, "all").collection
-    if stated.split is not None:
-        usual = [name for name in ("test", "val") if name in stated.split_names]
-        return [*usual, *stated.split_names][0]
-    if learned is not None and fingerprint(open_source(data, "train")) == learned:
-        return "test"
-    return "all"
+    if stated.split is None:
+        known = learned is not None and fingerprint(open_source(data, "train")) == learned
+        return "test" if known else "all"
+    return judged_split(data) or stated.split_names[0]

@@ -4,7 +4,7 @@ Several processes take the batches in turn. A batch holds the same pictures howe
 so that each gives the very numbers that one process would have found.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.transforms import Backend, EvaluationTransform, normalize
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
 
@@ -42,6 +42,10 @@ def look_at_all(
     Returns the pictures that could not be read, and why, of all processes; `strict` stops at the
     first. `progress` hears how many of this process's pictures are done.
     """
+    if batch_size < 1 or (workers is not None and workers < 0):
+        raise ConfigError(
+            f"batch_size={batch_size} must be 1 or more, and workers={workers} 0 or more"
+        )
     order = EvaluationOrder(
         samples=len(source),
         batch_size=batch_size,
@@ -76,6 +80,12 @@ def without_gradients(world_size: int) -> AbstractContextManager[None]:
     """Inference mode; not for a model that is spread out, which would keep what it gathers there
     and could not be trained any more."""
     return torch.inference_mode() if world_size == 1 else torch.no_grad()
+
+
+def none_read(source: Source, skipped: Mapping[str, str]) -> DataError:
+    """What to raise where nothing could be looked at."""
+    reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
+    return DataError(f"none of {len(source):,} pictures could be read{reason}")
 
 
 class Outputs:

@@ -6,24 +6,32 @@ people see in it. A picture in which they see none of the thousand is left out.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.samples import Source
 from vitrail.errors import DataError
 from vitrail.evaluation.findings import Predictions
+from vitrail.evaluation.matching import Match
 
 NUMBER = re.compile(r"val_(\d{8})\.")
 
 
-def real_hits(path: Path, source: Source, predictions: Predictions) -> np.ndarray:
-    """For each picture that has real labels whether the likeliest class is one of them: bool."""
-    entries = read_real(path)
-    best = predictions.logits.argmax(1).tolist()
+def real_hits(
+    entries: Sequence[Sequence[int]], matched: Match, predictions: Predictions
+) -> np.ndarray:
+    """For each picture that has real labels whether the likeliest class is one of them: bool.
+
+    Labels are numbers of the model's classes, in the order of ImageNet.
+    """
+    best = predictions.logits.argmax(1)
+    if matched.columns is not None:
+        best = np.asarray(matched.columns)[best]
+    best = best.tolist()
     hits = []
     for row, index in enumerate(predictions.indices.tolist()):
-        name = source.name(index)
+        name = matched.source.name(index)
         found = NUMBER.search(name)
         if found is None or not 1 <= int(found[1]) <= len(entries):
             raise DataError(
@@ -33,7 +41,7 @@ def real_hits(path: Path, source: Source, predictions: Predictions) -> np.ndarra
         if labels := entries[int(found[1]) - 1]:
             hits.append(best[row] in labels)
     if not hits:
-        raise DataError(f"{path} has no label for any of these pictures")
+        raise DataError("the real labels are of other pictures than these: none has one")
     return np.array(hits)
 
 

@@ -1,15 +1,17 @@
 """A model's features of a data set, computed once: kept on disk by model and data.
 
-The name of the file is a digest of the weights below the head, the preprocessing and the data's
-fingerprint. Nothing goes stale: other weights or other pictures have another name. The folder,
-~/.cache/vitrail/features unless VITRAIL_CACHE says otherwise, may be deleted at any time.
+The name of the file is a digest of the weights below the head, the preprocessing, the pictures and
+this version, so other weights or pictures have another name. (Of more than 2 GiB of pictures, not
+every byte is looked at: `contents` of data/sources.py.) The folder, ~/.cache/vitrail/features
+unless VITRAIL_CACHE says otherwise, may be deleted at any time. Where nothing can be written there,
+nothing is kept.
 
 Shapes: N pictures, D features.
 """
 
-import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import __version__, parallel
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import write_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
-from vitrail.data.sources import fingerprint
-from vitrail.errors import DataError
+from vitrail.data.sources import contents
+from vitrail.errors import CheckpointError, DataError
 from vitrail.evaluation.api import labels_at
-from vitrail.evaluation.passes import Outputs, look_at_all
+from vitrail.evaluation.passes import Outputs, look_at_all, none_read
 from vitrail.models.build import Model
 from vitrail.models.config import to_dict
 
@@ -61,23 +63,23 @@ def features_of(
     if source.multi_label:
         raise DataError("the pictures have several labels each, and a probe takes one for each")
     prepare = preprocessing or facts_of(model).preprocessing
-    path = cache_folder() / f"{cache_key(model, source, prepare, how)}.safetensors"
-    kept = read_kept(path) if cache and parallel.from_first(path.exists()) else None
-    if kept is None:
+    path = kept_at(model, source, prepare, how) if cache else None
+    kept = None if path is None else read_kept(path)
+    found = None if parallel.any_true(kept is None) else kept
+    if found is None:
         model.eval()
         how |= {"channels": model.config.channels, "device": next(model.parameters()).device}
-        values, indices, skipped = looked_at(model.features, source, prepare, batch_size, how)
-        if cache and parallel.is_first():
-            tensors = {"values": torch.from_numpy(values), "indices": torch.from_numpy(indices)}
-            write_file(path, tensors, {"skipped": json.dumps(skipped)})
-    else:
-        values, indices, skipped = kept
+        found = looked_at(model.features, source, prepare, batch_size, how)
+        if path is not None and parallel.is_first() and not found[2]:
+            with suppress(CheckpointError):
+                keep(path, *found[:2])
+    values, indices, skipped = found
     return Features(
         values=values,
         labels=labels_at(source, indices),
         classes=source.classes,
         skipped=skipped,
-        cached=kept is not None,
+        cached=found is kept,
     )
 
 
@@ -103,22 +105,26 @@ def looked_at(
     skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
-        reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-        raise DataError(f"none of {len(source)} pictures could be read{reason}")
+        raise none_read(source, skipped)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are no numbers; its weights are broken")
     return values, indices, skipped
 
 
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VITRAIL_CACHE") or Path(home) / "vitrail") / "features"
-
-
-def cache_key(model: Model, source: Source, prepare: Preprocessing, how: dict[str, Any]) -> str:
+def kept_at(
+    model: Model, source: Source, prepare: Preprocessing, how: dict[str, Any]
+) -> Path | None:
+    """Where features are kept; None on a machine without a place for such things."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        own = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:  # nobody's home
+        return None
+    folder = Path(os.environ.get("VITRAIL_CACHE") or own / "vitrail") / "features"
     about = {"preprocessing": prepare.to_dict(), "backend": how.get("backend", "torch")}
-    return backbone(model, **about, source=fingerprint(source))
+    key = backbone(model, **about, source=contents(source), version=__version__)
+    return folder / f"{key}.safetensors"
 
 
 def backbone(model: Model, **about: Any) -> str:
@@ -128,11 +134,15 @@ def backbone(model: Model, **about: Any) -> str:
     return digest(tensors, {"model": description, **about})
 
 
+def keep(path: Path, values: np.ndarray, indices: np.ndarray) -> None:
+    tensors = {"values": torch.from_numpy(values), "indices": torch.from_numpy(indices)}
+    write_file(path, tensors, None)
+
+
 def read_kept(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]] | None:
-    """What was kept; None if it cannot be read, and is to be computed again."""
+    """What was kept, of pictures that could all be read; None if there is nothing that is whole."""
     try:
         with safe_open(path, framework="np") as file:
-            skipped = json.loads(file.metadata()["skipped"])
-            return file.get_tensor("values"), file.get_tensor("indices"), skipped
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            return file.get_tensor("values"), file.get_tensor("indices"), {}
+    except (OSError, ValueError, SafetensorError):
         return None

@@ -10,9 +10,11 @@ Shapes: n pictures, D features, K classes, M rows.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -25,7 +27,7 @@ from vitrail.probing.features import backbone
 from vitrail.probing.ridge import USUAL_L2
 
 MEMORY = "probe.safetensors"
-MOST_BYTES = 2**28  # a thousand classes of 90 pictures and 768 features
+MOST_BYTES = 2**28  # as large as a model: a thousand classes of 87 pictures, at 768 features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,57 +50,68 @@ class Memory:
 
     def with_class(self, name: str, features: Tensor) -> "Memory":
         """With one more class, or another set of pictures for one there is."""
-        features = features.float()
-        sums = features.double().sum(0)
-        if name in self.classes:
-            number = self.classes.index(name)
-            kept = self.owners != number
-            counts, all_sums = self.counts.clone(), self.sums.clone()
-            counts[number], all_sums[number] = len(features), sums
-            rows, owners, classes = self.rows[kept], self.owners[kept], self.classes
-        else:
-            number, classes = len(self.classes), (*self.classes, name)
-            counts = torch.cat([self.counts, torch.tensor([len(features)])])
-            all_sums = torch.cat([self.sums, sums[None]])
-            rows, owners = self.rows, self.owners
-        short = shortened(features)
+        number = self.classes.index(name) if name in self.classes else len(self.classes)
+        kept = self.owners != number
+        counts, sums = torch.tensor([len(features)]), features.double().sum(0, keepdim=True)
+        owners = torch.full((len(features),), number)
         return replace(
             self,
-            classes=classes,
-            counts=counts,
-            sums=all_sums,
-            rows=torch.cat([rows, short]),
-            owners=torch.cat([owners, torch.full((len(short),), number)]),
+            classes=(*self.classes[:number], name, *self.classes[number + 1 :]),
+            counts=torch.cat([self.counts[:number], counts, self.counts[number + 1 :]]),
+            sums=torch.cat([self.sums[:number], sums, self.sums[number + 1 :]]),
+            rows=torch.cat([self.rows[kept], features.float()]),
+            owners=torch.cat([self.owners[kept], owners]),
         )
 
 
-def empty(model: Model, l2: float = USUAL_L2) -> Memory:
-    """The memory of a probe that has seen nothing yet."""
-    width = model.config.num_features
+def remember(
+    model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+) -> Memory:
+    """The memory of features (n, D) and their labels (n,)."""
+    rows, owners = torch.from_numpy(values).float(), torch.from_numpy(labels).long()
+    sums = torch.zeros(len(classes), rows.shape[1], dtype=torch.float64)
     return Memory(
-        classes=(),
-        counts=torch.zeros(0, dtype=torch.int64),
-        sums=torch.zeros(0, width, dtype=torch.float64),
-        rows=torch.zeros(0, width),
-        owners=torch.zeros(0, dtype=torch.int64),
-        l2=l2,
+        classes=tuple(classes),
+        counts=torch.bincount(owners, minlength=len(classes)),
+        sums=sums.index_add_(0, owners, rows.double()),
+        rows=rows,
+        owners=owners,
+        l2=USUAL_L2,
         temperature=1.0,
-        backbone=backbone(model, preprocessing=facts_of(model).preprocessing.to_dict()),
+        backbone=made_by(model),
     )
 
 
-def shortened(features: Tensor) -> Tensor:
-    """Rows (at most D, D) whose products with themselves are those of all features (n, D)."""
-    if len(features) <= features.shape[1]:
-        return features
-    return torch.linalg.qr(features.double(), mode="r").R.float()
+def nothing(model: Model) -> Memory:
+    """The memory of a probe that has seen no picture yet."""
+    none = np.zeros((0, model.config.num_features), np.float32)
+    return remember(model, none, np.zeros(0, np.int64), ())
 
 
-def save_memory(memory: Memory, folder: Path) -> None:
-    """Keep a memory in a bundle's folder, in place of another; not one larger than models are."""
+def made_by(model: Model) -> str:
+    """A digest of what makes a model's features."""
+    return backbone(model, preprocessing=facts_of(model).preprocessing.to_dict())
+
+
+def shortened(memory: Memory) -> Memory:
+    """The same with at most D rows of each class, which stand for all its pictures."""
+    width = memory.rows.shape[1]
+    rows, owners = [], []
+    for number, count in enumerate(torch.bincount(memory.owners).tolist()):
+        own = memory.rows[memory.owners == number]
+        if count > width:
+            own = torch.linalg.qr(own.double(), mode="r").R.float()
+        rows.append(own)
+        owners.append(torch.full((len(own),), number))
+    return replace(memory, rows=torch.cat(rows), owners=torch.cat(owners))
+
+
+def save_memory(memory: Memory, folder: Path) -> bool:
+    """Keep a memory in a bundle's folder, in place of another; False if it is too large."""
+    memory = shortened(memory)
     if memory.rows.nbytes > MOST_BYTES:
         (folder / MEMORY).unlink(missing_ok=True)
-        return
+        return False
     tensors = {name: getattr(memory, name) for name in ("counts", "sums", "rows", "owners")}
     about = {
         "classes": list(memory.classes),
@@ -107,6 +120,7 @@ def save_memory(memory: Memory, folder: Path) -> None:
         "backbone": memory.backbone,
     }
     write_file(folder / MEMORY, tensors, {"vitrail-probe": json.dumps(about)})
+    return True
 
 
 def load_memory(folder: Path, model: Model) -> Memory | None:
@@ -121,7 +135,7 @@ def load_memory(folder: Path, model: Model) -> Memory | None:
         memory = Memory(**tensors, **about | {"classes": tuple(about["classes"])})
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if memory.backbone != empty(model).backbone:
+    if memory.backbone != made_by(model):
         raise CheckpointError(
             f"{path} remembers features of other weights than the model beside it; delete it, and "
             "teach the classes again"

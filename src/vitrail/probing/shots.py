@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source, splits_of
+from vitrail.data.sources import judged_split, open_source
 from vitrail.data.splits import Splits
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
@@ -64,8 +64,7 @@ class Trial:
 
 def open_pair(data: str) -> tuple[Samples, Samples]:
     """The pictures to learn from and those to be judged by: test, or else val."""
-    counts = splits_of(data)
-    judged = next((name for name in ("test", "val") if name in counts), None)
+    judged = judged_split(data)
     cut = None if judged else Splits(val=0.0, test=0.2)
     return open_source(data, "train", splits=cut), open_source(data, judged or "test", splits=cut)
 

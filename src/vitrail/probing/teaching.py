@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.checkpoints.bundle import CONFIG
+from vitrail import parallel
+from vitrail.checkpoints.bundle import CONFIG, check_class_names, check_free
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
@@ -24,14 +25,23 @@ from vitrail.data.samples import Samples, Source
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
+from vitrail.evaluation.matching import listed
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
-from vitrail.probing.memory import Memory, empty, load_memory, save_memory
+from vitrail.probing.memory import (
+    MOST_BYTES,
+    Memory,
+    load_memory,
+    nothing,
+    remember,
+    save_memory,
+)
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
-from vitrail.probing.rows import Features, Labels
 from vitrail.probing.shots import draw
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
+ORIGIN = ("data", "from", "source", "format")  # of the old provenance, what stays true
+FORGETFUL = "so many classes cannot be remembered; to teach more, give --using with their pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +65,8 @@ def teach(
     *,
     using: str | PathLike[str] | None = None,
     only: bool = False,
-    device: str = "cpu",
+    overwrite: bool = False,
+    device: str = "",
 ) -> Taught:
     """Teach a model classes by pictures: files or folders for each; the result is a bundle.
 
@@ -64,24 +75,32 @@ def teach(
 
     A bundle of `vitrail fewshot` or `teach` remembers what it has seen, and without `out` it is
     changed in place. Of another model, pictures of the classes it knows are taken from `using`, or
-    from the data it was trained on; `only` leaves those classes behind.
+    from the data it was trained on; `only` leaves those classes behind. `overwrite` replaces what
+    is in `out`.
     """
     begun = time.monotonic()
     if not classes:
         raise ConfigError("teach what? Give classes with pictures, such as thumb=folder")
-    pupil = load(model).to(device)
-    folder = destination(model, out)
+    folder = destination(model, out, overwrite=overwrite)
+    place = parallel.start(device)
+    if parallel.several():
+        raise ConfigError("teaching is done by one process; start it without torchrun")
+    pupil = load(model).to(place)
     memory, notes = remembered(pupil, Path(model), using, only=only)
     skipped: dict[str, str] = {}
     pictures = {}
     replaced = tuple(name for name in classes if name in memory.classes)
     for name, places in classes.items():
         several = [places] if isinstance(places, str | PathLike) else places
-        found = features_of(pupil, open_handful(several, name), cache=False)
+        source = open_handful(several, name)
+        notes += [f"{name}: {note}" for note in source.notes]
+        found = features_of(pupil, source, cache=False)
         memory = memory.with_class(name, torch.from_numpy(found.values))
         pictures[name], skipped = len(found), skipped | found.skipped
     graduate, memory, accuracy = fitted(pupil, memory)
-    save_memory(memory, folder)  # before the model: what is remembered can always be fitted again
+    check_class_names(facts_of(graduate), graduate.config)
+    if not save_memory(memory, folder):  # before the model, which can be made from it again
+        notes.append(FORGETFUL)
     save(graduate, folder)
     return Taught(
         folder=folder,
@@ -95,8 +114,11 @@ def teach(
     )
 
 
-def destination(model: str | PathLike[str], out: str | PathLike[str] | None) -> Path:
+def destination(
+    model: str | PathLike[str], out: str | PathLike[str] | None, *, overwrite: bool
+) -> Path:
     if out is not None:
+        check_free(Path(out), overwrite=overwrite or Path(out) == Path(model))
         return Path(out)
     if not (Path(model) / CONFIG).is_file():
         raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
@@ -109,45 +131,36 @@ def remembered(
     """What the model has seen of the classes it knows, and what was done to find out."""
     facts = facts_of(model)
     if only or (using is None and not model.config.num_classes):
-        return empty(model), []
+        return nothing(model), []
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
-    source = source_of(facts, using)
+    source = source_of(facts, using, model.config.num_features)
     found = features_of(model, source)
-    memory = remember(model, found.values, found.labels, source.classes)
     where = using if using is not None else facts.provenance["data"]
     note = f"{len(found):,} pictures of the {len(source.classes):,} classes come from {where}"
+    memory = remember(model, found.values, found.labels, source.classes)
     return memory, [note, "the head is a probe now, in place of the one that was trained"]
 
 
-def remember(
-    model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
-) -> Memory:
-    """The memory of features (n, D) and their labels (n,)."""
-    memory = empty(model)
-    for number, name in enumerate(classes):
-        memory = memory.with_class(name, torch.from_numpy(values[labels == number]))
-    return memory
-
-
-def source_of(facts: Facts, using: str | PathLike[str] | None) -> Source:
-    """Some training pictures of the classes that a model knows."""
+def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> Source:
+    """Some training pictures of all classes that a model knows, no more than can be remembered."""
     reference = facts.provenance.get("data") if using is None else fspath(using)
     try:
         if not isinstance(reference, str):
             raise DataError("its data is not known")
         source = open_source(reference, "train")
-        if using is None and source.classes != facts.class_names:
-            raise DataError(f"{reference} has other classes by now")
+        lacking = [name for name in facts.class_names if name not in source.classes]
+        if lacking or source.multi_label:
+            what = f"no pictures of {listed(lacking)}" if lacking else "several labels for each"
+            raise DataError(f"{reference} has {what}")
     except DataError as error:
-        if using is not None:
-            raise
         raise ConfigError(
             f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "
             f"like ({error}); give --using with a data set of them, or --only to leave them behind"
         ) from None
-    labels = np.asarray(source.labels())
-    rows = np.sort(draw(labels, len(source.classes), PER_CLASS, seed=0))
+    classes = len(source.classes)
+    most = max(2, min(PER_CLASS, MOST_BYTES // (4 * width * classes)))
+    rows = np.sort(draw(np.asarray(source.labels()), classes, most, seed=0))
     own = rows if source.rows is None else source.rows[rows]
     return Samples(source.collection, own)
 
@@ -158,32 +171,25 @@ def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
     if len(memory.classes) < 2:
         name = ", ".join(memory.classes)
         raise ConfigError(f"one class, {name!r}, cannot be told from anything; teach two or more")
-    if memory.whole:
-        return with_best(model, memory, memory.rows, memory.owners)
-    gram = memory.rows.double().mT @ memory.rows.double()
-    probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
-    return headed(model, memory, probe), memory, None
+    if not memory.whole:
+        gram = memory.rows.double().mT @ memory.rows.double()
+        probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
+        return headed(model, memory, probe), memory, None
+    values = sorted({memory.l2, *PATH})
+    path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
+    probe, accuracy = path.probes[path.best], path.accuracies[path.best]
+    memory = replace(memory, l2=probe.l2)
+    if int(memory.counts.min()) > 1:
+        found = temperature(path.held_out.numpy(), memory.owners.numpy())
+        memory = replace(memory, temperature=found)
+    return headed(model, memory, probe), memory, accuracy
 
 
 def learned(
     model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
 ) -> tuple[Model, Memory]:
     """The model with the best probe of features (n, D) as its head, and what that has seen."""
-    memory = remember(model, values, labels, classes)
-    return with_best(model, memory, values, labels)[:2]
-
-
-def with_best(
-    model: Model, memory: Memory, values: Features, labels: Labels
-) -> tuple[Model, Memory, float]:
-    """Choose l2 and temperature by leaving out each of the pictures that a memory is of."""
-    path = fit_path(values, labels, len(memory.classes), l2=sorted({memory.l2, *PATH}))
-    probe, accuracy = path.probes[path.best], path.accuracies[path.best]
-    memory = replace(memory, l2=probe.l2)
-    if int(memory.counts.min()) > 1:
-        found = temperature(path.held_out.numpy(), np.asarray(labels))
-        memory = replace(memory, temperature=found)
-    return headed(model, memory, probe), memory, accuracy
+    return fitted(model, remember(model, values, labels, classes))[:2]
 
 
 def temperature(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -206,6 +212,6 @@ def headed(model: Model, memory: Memory, probe: Probe) -> Model:
         "head": f"ridge probe on {int(memory.counts.sum()):,} pictures",
         "l2": memory.l2,
     }
-    before = {key: x for key, x in facts.provenance.items() if not key.endswith("accuracy")}
-    changed.facts = replace(facts, provenance=before | told)
+    origin = {key: x for key, x in facts.provenance.items() if key in ORIGIN}
+    changed.facts = replace(facts, provenance=origin | told)
     return changed
