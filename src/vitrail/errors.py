@@ -4,6 +4,7 @@
     ├── ConfigError       a setting is impossible, or does not exist
     ├── DataError         an image, label file or archive cannot be used
     └── CheckpointError   weights do not fit the model they are loaded into
+        └── TrainingError training diverged, and left no weights of use
 
 The command line prints these as one line; a bug in our own code keeps its traceback.
 A message says what was given, why it cannot work, and what would.
@@ -27,6 +28,10 @@ class DataError(VitrailError):
 
 class CheckpointError(VitrailError):
     """Weights do not fit the model they are loaded into."""
+
+
+class TrainingError(CheckpointError):
+    """Training diverged, and left no weights of use."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> ConfigError:

@@ -1,14 +1,17 @@
-"""Nearest neighbors and logistic regression agree with the plainest way of computing them."""
+"""Nearest neighbors and logistic regression agree with the plainest way of computing them; and
+what all probes have in common."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import others, rows
 from vitrail.probing.others import fit_logistic, fit_neighbors
+from vitrail.probing.ridge import fit, fit_path
 
 
 def some(n=90, d=10, classes=3, seed=0):
@@ -104,13 +107,55 @@ def test_unusable_rows_are_refused(fitting):
         fitting(features, labels)
 
 
-def test_impossible_settings_are_refused(monkeypatch):
+def test_impossible_settings_are_refused():
     with pytest.raises(ConfigError, match="k=0"):
         fit_neighbors(*some(), k=0)
     with pytest.raises(ConfigError, match="temperature=0"):
         fit_neighbors(*some(), temperature=0)
     with pytest.raises(ConfigError, match="decay=0"):
         fit_logistic(*some(), decay=0)
+    with pytest.raises(ConfigError, match="decay=inf gives weights that are not finite"):
+        fit_logistic(*some(), decay=float("inf"))
+
+
+def test_a_fit_that_needs_more_steps_than_it_has_is_a_classifier_all_the_same(monkeypatch):
+    features, labels = some()
     monkeypatch.setattr(others, "STEPS", 2)
-    with pytest.raises(ConfigError, match="too weak"):
-        fit_logistic(*some(), decay=1e-6)
+    hasty = fit_logistic(features, labels, decay=1e-9)
+    assert float((hasty.predict(features).numpy() == labels).mean()) > 0.6
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **kwargs or {})
+        for made in found if isinstance(found, tuple | list) else (found,):
+            self.numbers = max(self.numbers, made.numel() if isinstance(made, torch.Tensor) else 0)
+        return found
+
+
+@pytest.mark.parametrize("fitting", [fit, fit_neighbors, fit_logistic])
+def test_a_prediction_never_holds_the_scores_of_all_rows(fitting, monkeypatch):
+    probe = fitting(*some(n=100, classes=50))
+    asked, _ = some(n=300, classes=50, seed=1)
+    expected = probe.scores(asked).argmax(1)
+    monkeypatch.setattr(rows, "MOST", 1000)
+    with Largest() as largest:
+        assert torch.equal(probe.predict(asked), expected)
+    assert largest.numbers <= 300 * 10  # the rows themselves; scores would be 300 * 50
+    assert torch.equal(probe.scores(asked).argmax(1), expected)
+
+
+def test_leaving_one_out_never_holds_the_scores_of_many_rows_for_very_many_classes(monkeypatch):
+    features, labels = some(n=300, classes=50)
+    whole = fit_path(features, labels)
+    monkeypatch.setattr(rows, "MOST", 1000)
+    with Largest() as largest:
+        path = fit_path(features, labels)
+    assert largest.numbers <= 11 * 10 * 50  # the weights of ten probes; 300 * 10 * 50 are scores
+    assert path.accuracies == whole.accuracies
+    assert path.errors == pytest.approx(whole.errors, rel=1e-12)
+    torch.testing.assert_close(path.held_out, whole.held_out)

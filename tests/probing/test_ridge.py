@@ -261,13 +261,9 @@ def test_a_penalty_must_be_above_zero(l2):
             call()
 
 
-def test_a_path_needs_values_and_only_leave_one_out_has_a_best():
+def test_a_path_needs_values():
     with pytest.raises(ConfigError, match="no l2"):
         fit_path(*some(), l2=())
-    path = fit_path(*some(), leave_one_out=False)
-    assert path.errors == path.accuracies == ()
-    with pytest.raises(ConfigError, match="leave-one-out"):
-        _ = path.best
 
 
 def test_sums_that_do_not_fit_are_refused():
@@ -290,7 +286,7 @@ def test_features_of_another_width_are_refused():
 def test_rounding_does_not_turn_a_sign(shape):
     features, labels = some(*shape)
     features = torch.cat([features, features], dim=1)  # many eigenvalues are zero
-    spectrum = fit_path(features, labels, leave_one_out=False).spectrum
+    spectrum = fit_path(features, labels).spectrum
     assert (spectrum.values >= 0).all()
     x = whitened(features)[:, :-1]
     tiny = torch.tensor([1e-18], dtype=torch.float64)

@@ -41,8 +41,8 @@ class Vtab:
     """finetune: 512 if not given."""
     image_size: int | None = None
     """Pixels along each side: 384 if not given, or the model's own for a probe."""
-    seed: tuple[int, ...] = (0,)
-    """Decides which pictures are drawn; with several seeds the mean counts."""
+    seeds: int = 1
+    """Times that the pictures are drawn anew; the mean counts."""
     machine: MachineSettings = field(default_factory=MachineSettings)
     json: bool = False
     """Print one JSON object when done; progress goes to standard error."""
@@ -79,7 +79,7 @@ class Vtab:
             watch=lambda: Live(quiet=self.json),
             progress=progress,
         )
-        report = measure(bench, tasks, self.seed)
+        report = measure(bench, tasks, self.seeds)
         progress.done()
         if self.json:
             print(json.dumps(report.to_dict() | {"written": str(bench.out)}, indent=1))

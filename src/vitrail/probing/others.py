@@ -3,6 +3,7 @@
 Shapes: n rows, D features, C classes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,17 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.probing.equations import EPSILON
-from vitrail.probing.rows import Features, Labels, check, check_features, chunks, whole
+from vitrail.probing.rows import (
+    Features,
+    Labels,
+    check,
+    check_features,
+    chunks,
+    joined,
+    likeliest,
+    rows_at_once,
+    whole,
+)
 
 NEIGHBORS = 20
 TEMPERATURE = 0.07  # both as in DINO (Caron et al. 2021, arXiv:2104.14294)
@@ -20,7 +31,6 @@ AT_ONCE = 256  # rows whose similarities to all others are held at a time
 DECAY = 1e-2  # strong enough for a few examples of each class
 STEPS = 1000
 SETTLED = 1e-7  # the largest gradient at which the fit is done
-DOUBTFUL = 1e-4  # ... and the largest that is accepted when the steps are used up
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +45,21 @@ class Neighbors:
 
     def scores(self, features: Features) -> Tensor:
         """The k nearest rows' votes, each exp(cosine / temperature), by class. (m, C)"""
-        check_features(features, self.directions.shape[1])
-        found = torch.zeros(len(features), self.classes, dtype=torch.float64)
-        for rows, part in chunks(features, AT_ONCE):
-            cosines = F.normalize(part, dim=1).float() @ self.directions.T  # (m, n)
-            nearest, places = cosines.topk(self.k, dim=1)
-            votes = (nearest.double() / self.temperature).exp()
-            found[rows] = found[rows].scatter_add(1, self.labels[places], votes)
-        return found
+        return joined(self.parts(features), len(features), self.classes)
 
     def predict(self, features: Features) -> Tensor:
         """The class with most votes. (m,)"""
-        return self.scores(features).argmax(1)
+        return likeliest(self.parts(features), len(features))
+
+    def parts(self, features: Features) -> Iterator[tuple[slice, Tensor]]:
+        """Chunk by chunk: which rows, and their votes."""
+        check_features(features, self.directions.shape[1])
+        for rows, part in chunks(features, min(AT_ONCE, rows_at_once(self.classes))):
+            cosines = F.normalize(part, dim=1).float() @ self.directions.T  # (m, n)
+            nearest, places = cosines.topk(self.k, dim=1)
+            votes = (nearest.double() / self.temperature).exp()
+            none = torch.zeros(len(part), self.classes, dtype=torch.float64)
+            yield rows, none.scatter_add_(1, self.labels[places], votes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +71,17 @@ class Linear:
 
     def scores(self, features: Features) -> Tensor:
         """Logits. (n, C)"""
-        check_features(features, self.weight.shape[1])
-        found = torch.empty(len(features), len(self.bias), dtype=torch.float64)
-        for rows, part in chunks(features):
-            torch.addmm(self.bias, part, self.weight.T, out=found[rows])
-        return found
+        return joined(self.parts(features), len(features), len(self.bias))
 
     def predict(self, features: Features) -> Tensor:
         """The class with the highest logit. (n,)"""
-        return self.scores(features).argmax(1)
+        return likeliest(self.parts(features), len(features))
+
+    def parts(self, features: Features) -> Iterator[tuple[slice, Tensor]]:
+        """Chunk by chunk: which rows, and their logits."""
+        check_features(features, self.weight.shape[1])
+        for rows, part in chunks(features, rows_at_once(len(self.bias))):
+            yield rows, torch.addmm(self.bias, part, self.weight.T)
 
     def linear(self) -> tuple[Tensor, Tensor]:
         """Weight (C, D) and bias (C,)."""
@@ -100,7 +115,8 @@ def fit_logistic(
 
     W acts on standardized features and the bias is free, as in scikit-learn's LogisticRegression
     with C = 1 / (decay n); the result has the standardizing folded in. By L-BFGS in float64 from
-    zero, so the same rows always give the same classifier. Keeps all rows in float64 meanwhile.
+    zero, so the same rows always give the same classifier; it stops after 1,000 steps at most and
+    gives what it has then, which with a weak decay may not be the minimum yet. Keeps all rows in float64 meanwhile.
     """
     if not decay > 0:
         raise ConfigError(f"decay={decay} must be above 0, or separable classes have no solution")
@@ -114,7 +130,8 @@ def fit_logistic(
 
 
 def settle(x: Tensor, labels: Tensor, classes: int, decay: float) -> tuple[Tensor, Tensor]:
-    """Weight (C, D) and bias (C,) at the minimum, which is unique but for a shift of the bias."""
+    """Weight (C, D) and bias (C,) at the minimum, which is unique but for a shift of the bias, or
+    as near to it as `STEPS` steps come."""
     weight = torch.zeros(classes, x.shape[1], dtype=torch.float64)
     bias = torch.zeros(classes, dtype=torch.float64)
     targets = F.one_hot(labels, classes).double()
@@ -136,8 +153,6 @@ def settle(x: Tensor, labels: Tensor, classes: int, decay: float) -> tuple[Tenso
         line_search_fn="strong_wolfe",
     )
     optimizer.step(closure)
-    closure()
-    steepest = max(float(part.grad.abs().max()) for part in (weight, bias) if part.grad is not None)
-    if steepest > DOUBTFUL:
-        raise ConfigError(f"decay={decay} is too weak: no minimum after {STEPS} steps; try {DECAY}")
+    if not (weight.isfinite().all() and bias.isfinite().all()):
+        raise ConfigError(f"decay={decay} gives weights that are not finite; try {DECAY}")
     return weight, bias

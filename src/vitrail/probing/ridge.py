@@ -28,7 +28,17 @@ from vitrail.probing.equations import (
     normal_equations,
     set_up,
 )
-from vitrail.probing.rows import Features, Labels, Rows, check, check_features, chunks
+from vitrail.probing.rows import (
+    Features,
+    Labels,
+    Rows,
+    check,
+    check_features,
+    chunks,
+    joined,
+    likeliest,
+    rows_at_once,
+)
 
 USUAL_L2 = 2.0**10  # big_vision's, for all data sets
 PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
@@ -45,16 +55,18 @@ class Probe:
 
     def scores(self, features: Features) -> Tensor:
         """(n, C), about +1 for the class of a row and -1 for the others."""
-        check_features(features, len(self.mean))
-        found = torch.empty(len(features), self.weights.shape[1], dtype=torch.float64)
-        for rows, part in chunks(features):
-            x = part.sub_(self.mean).div_(self.std)
-            torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1], out=found[rows])
-        return found
+        return joined(self.parts(features), len(features), self.weights.shape[1])
 
     def predict(self, features: Features) -> Tensor:
         """The class with the highest score, the first of equal ones. (n,)"""
-        return self.scores(features).argmax(1)
+        return likeliest(self.parts(features), len(features))
+
+    def parts(self, features: Features) -> Iterator[tuple[slice, Tensor]]:
+        """Chunk by chunk: which rows, and their scores."""
+        check_features(features, len(self.mean))
+        for rows, part in chunks(features, rows_at_once(self.weights.shape[1])):
+            x = part.sub_(self.mean).div_(self.std)
+            yield rows, torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1])
 
     def linear(self) -> tuple[Tensor, Tensor]:
         """Weight (C, D) and bias (C,) that give the same scores for features as they are."""
@@ -67,8 +79,8 @@ class Path:
     """Probes that differ in l2 alone, and what leaving each row out says of them."""
 
     probes: tuple[Probe, ...]
-    errors: tuple[float, ...]  # mean squared error of each; empty without leave-one-out
-    accuracies: tuple[float, ...]  # share of rows each gets right; likewise
+    errors: tuple[float, ...]  # mean squared error of each
+    accuracies: tuple[float, ...]  # share of rows each gets right
     rows: Rows = field(repr=False)
     spectrum: Spectrum = field(repr=False)
 
@@ -79,8 +91,6 @@ class Path:
         A class with a single example vanishes when that is left out, and then accuracy says
         nothing: the error decides alone.
         """
-        if not self.errors:
-            raise ConfigError("none is best without leave-one-out; fit the path with it")
         lonely = bool((self.rows.counts() == 1).any())
 
         def merit(i: int) -> tuple[float, float, float]:
@@ -115,8 +125,6 @@ def fit_path(
     labels: Labels,
     classes: int | None = None,
     l2: Sequence[float] = PATH,
-    *,
-    leave_one_out: bool = True,
 ) -> Path:
     """The probe for each l2, from one decomposition, and how good each is on rows left out.
 
@@ -130,8 +138,7 @@ def fit_path(
     system = set_up(data)
     spectrum = decompose(system)
     probes = tuple(probe(system, spectrum.solve(value), value) for value in l2)
-    errors, accuracies = judge(data, spectrum, probes) if leave_one_out else ((), ())
-    return Path(probes, errors, accuracies, data, spectrum)
+    return Path(probes, *judge(data, spectrum, probes), data, spectrum)
 
 
 def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2) -> Probe:
@@ -173,7 +180,7 @@ def left_out(
     l2 = torch.tensor([probe.l2 for probe in probes], dtype=torch.float64)
     weights = torch.cat([probe.weights for probe in probes], 1)  # (D + 1, L * C): one product
     mean, std = spectrum.system.mean, spectrum.system.std
-    for rows, part in chunks(data.features):
+    for rows, part in chunks(data.features, rows_at_once(weights.shape[1])):
         x = part.sub_(mean).div_(std)
         missed = torch.addmm(BIAS * weights[-1] + 1, x, weights[:-1])  # as if all targets were -1
         missed = missed.unflatten(1, (len(probes), -1))  # (m, L, C)

@@ -1,4 +1,4 @@
-"""Features and labels as they come: checked, and read as float64 a piece at a time.
+"""Features and labels as they come: checked, and read as float64 and scored a piece at a time.
 
 Features may be a tensor or an array (also one that is mapped from a file), of any float type and on
 any device. Nothing here makes a whole copy of them.
@@ -6,7 +6,7 @@ any device. Nothing here makes a whole copy of them.
 Shapes: n rows, D features, C classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ Features = Tensor | np.ndarray
 Labels = Tensor | np.ndarray
 
 CHUNK = 1024  # rows at a time: 6 MB at 768 features, and long enough for fast products
+MOST = 2**23  # numbers made of a chunk, 64 MB: with very many classes, chunks are shorter
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +103,27 @@ def chunks(features: Features, size: int | None = None) -> Iterator[tuple[slice,
 def whole(features: Features) -> Tensor:
     """All rows in float64, where there are few."""
     return next(chunks(features, len(features)))[1]
+
+
+def rows_at_once(made: int) -> int:
+    """How long a chunk may be where so many numbers are made of each row."""
+    return max(1, min(CHUNK, MOST // made))
+
+
+def joined(parts: Iterable[tuple[slice, Tensor]], rows: int, classes: int) -> Tensor:
+    """The scores of all rows, from those of one chunk after the other. (n, C)"""
+    found = torch.empty(rows, classes, dtype=torch.float64)
+    for place, scores in parts:
+        found[place] = scores
+    return found
+
+
+def likeliest(parts: Iterable[tuple[slice, Tensor]], rows: int) -> Tensor:
+    """The class with the highest score of each row, the first of equal ones. (n,)
+
+    Scores (m, C) are forgotten chunk by chunk: all of them may be more than there is room for.
+    """
+    found = torch.empty(rows, dtype=torch.int64)
+    for place, scores in parts:
+        found[place] = scores.argmax(1)
+    return found

@@ -1,28 +1,37 @@
 """What all steps of the ladder stand on: the model to begin with, pictures to learn from, and dev,
-the pictures to choose by."""
+the pictures to choose by; and the time there is, with what a look at the pictures takes of it."""
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from vitrail.data.loader import usual_workers
 from vitrail.data.samples import Samples
 from vitrail.data.splits import Splits, divide
 from vitrail.errors import DataError
+from vitrail.evaluation.passes import look_at_all
 from vitrail.training.budget import ENDING
 from vitrail.training.choices import FEW, MANY, look_at
+from vitrail.training.device import synchronize
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.material import Material, open_material
+from vitrail.training.report import duration
 from vitrail.training.setup import Order
+from vitrail.training.tasks import numbers, representative, some
 from vitrail.training.watch import Watch
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
 DEV_OF_MANY = 0.01
 TRIALS = "trials"  # in the ladder's folder, while it is climbed
+WARM_UP, TIMED = 4, 32  # pictures that tell how long a look at one takes
+PROBING = 1 / 4  # share of the time that computing features may take
+JUDGING = 1 / 2  # share that judging the result may take; if it takes more, it comes on top
 
 
 @dataclass(kw_only=True)
@@ -31,9 +40,14 @@ class Clock:
 
     deadline: float
     shortest: float  # seconds of a run that takes one step, as far as is known
+    judging: float = 0.0  # seconds that judging the result takes, if there is a deadline
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def free(self) -> float:
+        """What is left before the result has to be judged."""
+        return self.left() - self.judging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,7 @@ class Ground:
     material: Material  # the whole training set, and what the result is judged by
     learner: Learner
     part: Samples  # what trials learn from
+    shown: Samples  # what probes learn from: all of that, or what there is time for
     dev: Samples
     clock: Clock
     watch: Watch
@@ -61,8 +76,10 @@ def slug(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> Ground:
-    """Open the data, load the model, and keep dev apart."""
+def prepare(
+    order: Order, watch: Watch, device: torch.device, begun: float, share: float | None
+) -> Ground:
+    """Open the data, load the model, and keep dev apart: `share` of train, or the usual one."""
     since = time.monotonic()
     material = open_material(order.data, order.settings)
     if material.train.multi_label:
@@ -70,9 +87,10 @@ def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> G
             f"the pictures of {order.data} have several labels each, and the ladder's probes take "
             "one for each; fine-tune without --ladder"
         )
-    for note in material.notes:
+    others = (note for samples in material.judged.values() for note in samples.notes)
+    for note in dict.fromkeys((*material.notes, *others)):
         watch.say(f"note: {note}")
-    part, dev = apart(material)
+    part, dev = apart(material, share)
     look, settings = look_at(material.train), order.settings
     learner = build_learner(settings, material.train, look, order.start, device, watch.say)
     minutes = settings.minutes
@@ -82,18 +100,20 @@ def prepare(order: Order, watch: Watch, device: torch.device, begun: float) -> G
         deadline=math.inf if minutes is None else begun + 60 * minutes,
         shortest=ENDING + time.monotonic() - since,  # a run does the same before its first step
     )
-    return Ground(
+    ground = Ground(
         order=order,
         material=material,
         learner=learner,
         part=part,
+        shown=part,
         dev=dev,
         clock=clock,
         watch=watch,
     )
+    return ground if minutes is None else affordable(ground, device)
 
 
-def apart(material: Material) -> tuple[Samples, Samples]:
+def apart(material: Material, share: float | None = None) -> tuple[Samples, Samples]:
     """What to learn from while choosing, and what to choose by.
 
     A set that has val beside test is divided already; otherwise some of each class is kept apart.
@@ -101,9 +121,9 @@ def apart(material: Material) -> tuple[Samples, Samples]:
     train, judged = material.train, material.judged
     if "val" in judged and "test" in judged:
         return train, judged["val"]
-    share = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
+    usual = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
     names = [train.name(index) for index in range(len(train))]
-    kept = divide(names, train.labels(), Splits(val=share, test=0.0)) > 0
+    kept = divide(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
     if not kept.any():
         raise DataError(
             f"{material.reference} has {len(train)} training pictures, too few to keep some apart "
@@ -111,3 +131,68 @@ def apart(material: Material) -> tuple[Samples, Samples]:
         )
     rows = np.arange(len(train)) if train.rows is None else train.rows
     return Samples(train.collection, rows[~kept]), Samples(train.collection, rows[kept])
+
+
+def affordable(ground: Ground, device: torch.device) -> Ground:
+    """The ground with no more pictures for the probes, and to choose by, than there is time for."""
+    clock, say = ground.clock, ground.watch.say
+    judged, each = sum(map(len, ground.material.judged.values())), seconds_each(ground, device)
+    clock.judging = each * judged
+    if clock.judging > JUDGING * clock.left():
+        takes = f"judging the result by {judged:,} pictures takes about {duration(clock.judging)}"
+        say(f"note: {takes}, which comes on top of the time that was given")
+        clock.deadline += clock.judging
+    room = int(PROBING * max(0.0, clock.free()) / each)
+    dev = fewer(ground.dev, room // 2)
+    shown = fewer(ground.part, room - len(dev))
+    clock.shortest += each * len(dev)  # each run is judged by them
+    for verb, few, many in (("see", shown, ground.part), ("are judged by", dev, ground.dev)):
+        if len(few) < len(many):
+            counts = f"{len(few):,} of {len(many):,} pictures"
+            say(f"the probes {verb} {counts}: there is no time for more")
+    return replace(ground, shown=shown, dev=dev)
+
+
+def seconds_each(ground: Ground, device: torch.device) -> float:
+    """How long a look at one picture takes, from some of dev."""
+    dev, learner = ground.dev, ground.learner
+    model, workers = learner.model.to(device).eval(), learner.settings.machine.workers
+
+    def seconds(count: int) -> tuple[float, float]:
+        """To read each of so many pictures, and to make features of it."""
+        making = 0.0
+
+        def features(images: Tensor) -> Tensor:
+            nonlocal making
+            begun = time.monotonic()
+            found = model.features(images)
+            synchronize(device)
+            making += time.monotonic() - begun
+            return found
+
+        begun = time.monotonic()
+        look_at_all(
+            features,
+            some(dev, np.linspace(0, len(dev) - 1, count, dtype=int)),
+            learner.preprocessing,
+            lambda found, batch: None,
+            channels=model.config.channels,
+            batch_size=count,
+            workers=0,  # other processes take longer to start than to read so few
+            device=device,
+        )
+        return (time.monotonic() - begun - making) / count, making / count
+
+    seconds(min(WARM_UP, len(dev)))
+    reading, making = seconds(min(TIMED, len(dev)))
+    workers = usual_workers(dev) if workers is None else workers
+    return max(1e-6, reading / max(1, workers) + making)  # a coarse clock may see none pass
+
+
+def fewer(samples: Samples, count: int) -> Samples:
+    """At most so many pictures, always the same: each class has its share, and one at least."""
+    labels = numbers(samples)
+    count = max(count, len(np.unique(labels)))
+    if count >= len(samples):
+        return samples
+    return some(samples, representative(labels, count, np.random.default_rng(0)))

@@ -7,7 +7,8 @@
 
 Each step is judged by dev, pictures that it has not learned from; the two last with a grid of
 learning rates (appendix B.1.1 of the paper). The best step, of equal ones the cheaper, is then
-fitted to the whole training set. What the set has of val and test beside dev chooses nothing.
+fitted to the whole training set; with a time to keep, a probe to the pictures for which there was
+time. What the set has of val and test beside dev chooses nothing.
 """
 
 import math
@@ -113,18 +114,22 @@ def climb(
 ) -> Climb:
     """Try every step, and make the bundle of the best one in `order.out`.
 
-    `rate` is the one learning rate to try, in place of a grid. With `minutes` in the settings all
-    of it ends on time, counted from `begun`. A ladder that is stopped starts over the next time,
-    but the run at its end, on all pictures, can be resumed like any other.
+    `rate` is the one learning rate to try, in place of a grid. `dev` in the settings is the share
+    of train to choose by, where a set has no val beside test. With `minutes` all of it ends on
+    time, counted from `begun`; if judging the result alone takes too long for that, it is told, and
+    done all the same. A ladder that is stopped starts over the next time, but the run at its end,
+    on all pictures, can be resumed like any other.
     """
     begun = time.monotonic() if begun is None else begun
     watch = watch or Watch()
     refuse(order)
+    share = order.settings.dev
+    order = replace(order, settings=replace(order.settings, dev=None))  # the last run sees all
     device = parallel.start(order.settings.machine.device)
     with trials_removed(order.out):
         with sole_writer(order.out):
             check_folder(order)
-            ground = prepare(order, watch, device, begun)
+            ground = prepare(order, watch, device, begun, share)
             found, seen = tried(ground, device, rate)
             chosen = found.chosen
             watch.say(f"chosen: {chosen.name}")
@@ -185,19 +190,18 @@ def tried(ground: Ground, device: torch.device, rate: float | None) -> tuple[Cli
     found = []
     for name in rungs.PROBES:
         found.append(rungs.probed(name, seen, begun))
-        said = rungs.percent(found[-1].accuracy) or found[-1].problem
-        ground.watch.say(f"  {name}: {said}")
+        ground.watch.say(f"  {name}: {rungs.percent(found[-1].accuracy)}")
         begun = time.monotonic()
     rates = rungs.rates_around(ground.learner.settings.optim) if rate is None else (rate,)
-    reserve = FINAL * max(0.0, ground.clock.left())
+    reserve = FINAL * max(0.0, ground.clock.free())
     for name, share in ((rungs.ATTENTION, 1 / 2), (rungs.FULL, 1)):
         freeze = rungs.frozen(name, model)
         if freeze is None:
             problem = f"{name_of(model.config)} has no attention"
             found.append(Rung(name=name, accuracy=None, seconds=0.0, problem=problem))
             continue
-        left = ground.clock.left()
-        seconds = left if math.isinf(left) else share * (left - reserve)
+        free = ground.clock.free()
+        seconds = free if math.isinf(free) else share * (free - reserve)
         found.append(rungs.climbed(ground, name, rates, freeze, seconds))
     climb = Climb(
         folder=ground.order.out,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vitrail import parallel
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
 from vitrail.training.device import autocast_for
@@ -154,7 +154,7 @@ class Run:
             except DivergedError as error:
                 reason = self.explain(error)
                 if not retries:
-                    raise CheckpointError(reason) from None
+                    raise TrainingError(reason) from None
                 retries -= 1
                 self.go_back(reason)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitrail.checkpoints.adapt import HEADS
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import ConfigError, TrainingError
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import Linear, fit_logistic
@@ -79,14 +79,14 @@ class Seen:
 
     part: Features
     dev: Features
-    values: np.ndarray  # (N, D) of the whole training set
+    values: np.ndarray  # (N, D) of the whole training set, or what there was time for
     labels: np.ndarray  # (N,)
 
 
 def look(ground: Ground, device: torch.device) -> Seen:
     model, settings = ground.learner.model.to(device), ground.learner.settings
     how = {"workers": settings.machine.workers, "strict": settings.strict}
-    part, dev = (features_of(model, source, **how) for source in (ground.part, ground.dev))
+    part, dev = (features_of(model, source, **how) for source in (ground.shown, ground.dev))
     model.to("cpu")  # the device is for the runs now
     whole = (part, dev) if ground.cut else (part,)
     return Seen(
@@ -109,11 +109,7 @@ PROBES = {PROBE: best_ridge, LINEAR: fit_logistic}
 def probed(name: str, seen: Seen, begun: float) -> Rung:
     """A probe of the part, judged by dev; it began when its features were asked for."""
     part = seen.part
-    try:
-        probe: Probe | Linear = PROBES[name](part.values, part.labels, len(part.classes))
-    except ConfigError as error:
-        seconds = time.monotonic() - begun
-        return Rung(name=name, accuracy=None, seconds=seconds, problem=str(error))
+    probe: Probe | Linear = PROBES[name](part.values, part.labels, len(part.classes))
     accuracy = right(probe, seen.dev)
     return Rung(name=name, accuracy=accuracy, seconds=time.monotonic() - begun)
 
@@ -206,7 +202,7 @@ def attempt(ground: Ground, name: str, rate: float, freeze: Sequence[str], secon
     ear = Ear(ground.watch)
     try:
         result = run(order, ear)
-    except (ConfigError, CheckpointError) as error:  # it diverged, or does not fit into memory
+    except (ConfigError, TrainingError) as error:  # it does not fit into memory, or diverged
         problem = str(error).partition(";")[0]
         return Trial(rate=rate, seconds=time.monotonic() - begun, problem=problem)
     if not result.finished:

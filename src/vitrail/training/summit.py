@@ -9,7 +9,7 @@ from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.sources import fingerprint
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model
@@ -27,7 +27,7 @@ AT_ONCE = 64  # pictures that are evaluated together
 
 
 def fit_again(ground: Ground, chosen: Rung, seen: Seen, device: torch.device) -> dict[str, Outcome]:
-    """A probe of all training pictures, as the model's head."""
+    """A probe of all training pictures that were seen, as the model's head."""
     model, classes = ground.learner.model, ground.material.train.classes
     memory = None  # what it takes to teach the model more
     if chosen.name == rungs.PROBE:
@@ -52,13 +52,13 @@ def train_again(
     assert rate is not None, "a step that is chosen has been tried"
     assert freeze is not None, "a step that is chosen has something to learn"
     problem = "no time is left to train on all pictures"
-    if left >= ground.clock.shortest:
+    if ground.clock.free() >= ground.clock.shortest:
         settings = replace(order.settings, optim=ground.learner.settings.optim)
         settings = rungs.tuned(settings, rate, freeze, left)
         try:
             result = run(replace(order, settings=settings), ground.watch)
             return result.finished, result.outcomes
-        except (ConfigError, CheckpointError) as error:
+        except (ConfigError, TrainingError) as error:
             problem = str(error).partition(";")[0]
             clear_run(order.out)
         finally:
@@ -76,8 +76,16 @@ def write(
     about: Mapping[str, object],
     memory: Memory | None = None,
 ) -> dict[str, Outcome]:
-    """Judge a model that is ready, and make it the bundle; how good it is on each split."""
+    """Make a model that is ready the bundle, then judge it; how good it is on each split."""
     order, settings, learner = ground.order, ground.learner.settings, ground.learner
+    if order.overwrite:
+        clear_run(order.out)
+    write_run(order.out, settings, data=order.data, start=order.start)
+    if memory is not None:
+        save_memory(memory, order.out)
+    origin = {"data": order.data, "fingerprint": fingerprint(ground.material.train)}
+    provenance = {**origin, "from": order.start, **about}
+    save(model.to("cpu"), order.out, provenance=provenance)
     model = model.to(device).eval()
     outcomes = {
         name: evaluate(
@@ -92,13 +100,6 @@ def write(
         )
         for name, samples in ground.material.judged.items()
     }
-    if order.overwrite:
-        clear_run(order.out)
-    write_run(order.out, settings, data=order.data, start=order.start)
-    if memory is not None:
-        save_memory(memory, order.out)
     accuracies = {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
-    origin = {"data": order.data, "fingerprint": fingerprint(ground.material.train)}
-    provenance = {**origin, "from": order.start, **about, **accuracies}
-    save(model.to("cpu"), order.out, provenance=provenance)
+    save(model.to("cpu"), order.out, provenance=provenance | accuracies)
     return outcomes

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.samples import LabelSets, Samples
-from vitrail.data.sources import ALL, open_source, splits_of
+from vitrail.data.sources import ALL, judged_split, open_source
 from vitrail.data.splits import canonical
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 
@@ -116,7 +116,9 @@ def resolved(data: str, folder: Path) -> str:
 def open_task(task: Task) -> OpenTask:
     """The pictures of a task; what cannot be judged by this protocol is refused."""
     try:
-        test = task.test or usual_test(task.data)
+        test = task.test or judged_split(task.data)
+        if test is None:
+            raise DataError(f"{task.data} has neither test nor val to judge by; name a split: test")
         if canonical(task.train) == canonical(test) or ALL in (task.train, test):
             raise DataError(
                 f"train={task.train!r} and test={test!r} share pictures; name two splits"
@@ -128,14 +130,6 @@ def open_task(task: Task) -> OpenTask:
     except VitrailError as error:
         raise DataError(f"task {task.name!r}: {error}") from None
     return opened
-
-
-def usual_test(data: str) -> str:
-    counts = splits_of(data)
-    found = [name for name in ("test", "val") if name in counts]
-    if not found:
-        raise DataError(f"{data} has neither test nor val to judge by; it has: {', '.join(counts)}")
-    return found[0]
 
 
 def check(opened: OpenTask) -> None:

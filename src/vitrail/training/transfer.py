@@ -19,12 +19,13 @@ import numpy as np
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.samples import Samples
-from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.errors import ConfigError, TrainingError, unknown
 from vitrail.evaluation.passes import Progress
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import fit_logistic
 from vitrail.probing.ridge import PATH, fit
+from vitrail.probing.shots import right
 from vitrail.training.material import Material
 from vitrail.training.recipes import read_recipe
 from vitrail.training.run import run
@@ -39,6 +40,7 @@ Stage = Literal["choice", "test"]
 Trial = Callable[[float, Stage, Path], tuple[float, int]]  # → accuracy, and of how many pictures
 
 EXAMPLES = 1000
+HEADLESS = "headless"  # in the benchmark's folder, while it goes on
 PAPER = "paper-finetune-vtab"
 DECAYS = (1.0, 0.1, 1e-2, 1e-3)  # strongest first: of equal ones the first is taken
 ONLY_FINETUNE = ("learning_rates", "steps", "batch_size")
@@ -130,7 +132,7 @@ class Finetuning:
             )
             try:
                 result = run(order, bench.watch())
-            except CheckpointError as error:  # it diverged
+            except TrainingError as error:
                 if final:
                     raise
                 bench.tell(f"  {str(error).partition(';')[0]}: this rate counts as 0 %")
@@ -147,7 +149,7 @@ class Finetuning:
         """The model; without its head if that would be taken over because it happens to fit."""
         if classes != self.outputs:
             return self.bench.reference
-        folder = self.bench.out / "headless"
+        folder = self.bench.out / HEADLESS
         model = load(self.bench.reference, num_classes=0, tell=lambda line: None)
         save(model, folder)
         return str(folder)
@@ -210,8 +212,7 @@ class Probing:
                 len(judged.classes),
                 setting,
             )
-            right = classifier.predict(judged.values).numpy() == judged.labels
-            return float(right.mean()), len(judged)
+            return right(classifier, judged), len(judged)
 
         return trial
 

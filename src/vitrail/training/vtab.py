@@ -21,23 +21,29 @@ from vitrail.training.material import present
 from vitrail.training.scores import Ledger, Report, Score, TaskScores
 from vitrail.training.survival import sole_writer
 from vitrail.training.tasks import Hand, OpenTask, deal
-from vitrail.training.transfer import METHODS, Bench, Method, Protocol, Stage, parts
+from vitrail.training.transfer import HEADLESS, METHODS, Bench, Method, Protocol, Stage, parts
 
 __all__ = ["Bench", "Protocol", "measure"]
 
 
-def measure(bench: Bench, tasks: Sequence[OpenTask], seeds: Sequence[int] = (0,)) -> Report:
-    """How good a model is at each task, and on the whole."""
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {list(seeds)} must be different numbers from 0 on")
+def measure(bench: Bench, tasks: Sequence[OpenTask], seeds: int = 1) -> Report:
+    """How good a model is at each task, and on the whole; the mean over `seeds` draws."""
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} draws nothing to learn from; give 1 or more")
     with sole_writer(bench.out):
         method, digest = prepare(bench)
         ledger = Ledger(bench.out / "results.jsonl")
         done = []
-        for place, task in enumerate(tasks, 1):
-            bench.tell(f"{task.name}, task {place} of {len(tasks)}")
-            scores = [score(bench, method, digest, ledger, task, seed) for seed in seeds]
-            done.append(TaskScores(task=task.task, classes=len(task.train.classes), scores=scores))
+        try:
+            for place, task in enumerate(tasks, 1):
+                bench.tell(f"{task.name}, task {place} of {len(tasks)}")
+                for note in dict.fromkeys((*task.train.notes, *task.test.notes)):
+                    bench.tell(f"  note: {note}")
+                scores = [score(bench, method, digest, ledger, task, s) for s in range(seeds)]
+                classes = len(task.train.classes)
+                done.append(TaskScores(task=task.task, classes=classes, scores=scores))
+        finally:
+            shutil.rmtree(bench.out / HEADLESS, ignore_errors=True)
         report = Report(
             model=bench.reference,
             protocol=bench.protocol.to_dict(),

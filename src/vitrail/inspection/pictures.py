@@ -1,0 +1,75 @@
+"""Pictures to look at: as they are, and as a model sees them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.checkpoints.facts import facts_of
+from vitrail.data.decoding import open_picture
+from vitrail.data.files import Disk
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.samples import Source
+from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize
+from vitrail.errors import DataError
+from vitrail.inspection.findings import Box
+from vitrail.models.build import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One picture, twice."""
+
+    name: str
+    pixels: np.ndarray  # uint8 (height, width, 3)
+    image: Tensor  # (C, H, W), normalized
+    box: Box  # the part of the pixels that the model sees
+    label: str = ""  # its class, where that is known
+
+
+def from_paths(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[Picture]:
+    """Files, one after the other; a `DataError` that names the file if one cannot be read."""
+    for path in paths:
+        try:
+            data = Disk().read_all(fspath(path))
+            yield prepared(model, data, name=Path(path).name)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+
+def from_source(model: Model, source: Source, rows: Sequence[int]) -> Iterator[Picture]:
+    """Some pictures of a data set; those that cannot be read are left out."""
+    for row in rows:
+        try:
+            sample = source[int(row)]
+            label = source.classes[sample.label] if isinstance(sample.label, int) else ""
+            yield prepared(model, sample.data, name=sample.name, label=label)
+        except DataError:
+            continue
+
+
+def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: str = "") -> Picture:
+    how, channels = facts_of(model).preprocessing, model.config.channels
+    transform = EvaluationTransform(preprocessing=how, channels=channels)
+    image = normalize(transform(data)[None], how)[0]
+    pixels = open_picture(data).pixels(channels=3) if isinstance(data, bytes) else in_color(data)
+    box = seen(how, *pixels.shape[:2])
+    return Picture(name=name, pixels=pixels, image=image, box=box, label=label)
+
+
+def in_color(pixels: np.ndarray) -> np.ndarray:
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
+
+
+def seen(how: Preprocessing, height: int, width: int) -> Box:
+    """The part of a picture that is left after resizing and cutting the middle out."""
+    size = how.resize_to or how.size
+    if how.resize == "short-side":
+        size = in_proportion(height, width, min(size))
+    down, across = how.size[0] / size[0] * height, how.size[1] / size[1] * width
+    top, left = (height - down) / 2, (width - across) / 2
+    return Box(top, left, top + down, left + across)
