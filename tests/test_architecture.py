@@ -14,18 +14,19 @@ MAY_IMPORT = {
     "evaluation": {"errors", "models", "data", "checkpoints", "parallel"},
     "probing": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
     "training": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"},
+    "inspection": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"},
     "demo": {"errors", "models", "data", "checkpoints"},
 }  # `cli` may import everything, and nothing imports `cli`
 
 ONLY_IN = {
     "tyro": ("cli/",),
     "rich": ("cli/",),
-    "PIL": ("data/", "demo.py"),
+    "PIL": ("data/", "demo.py", "inspection/drawing.py"),
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decoding.py",),
     "datasets": ("data/hf_datasets.py",),
     "fsspec": ("data/files.py",),
-    "sklearn": (),
+    "sklearn": ("inspection/tokens.py",),
     "timm": (),
     "transformers": (),
     "torchvision": (),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitrail.errors import DataError as DataError
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.evaluation.api import evaluate as evaluate
+    from vitrail.inspection.api import inspect_model as inspect_model
     from vitrail.models.bit import BiT as BiT
     from vitrail.models.build import create as create
     from vitrail.models.config import NUMERICS as NUMERICS
@@ -35,6 +36,7 @@ WHERE = {
     "create": "models.build",
     "evaluate": "evaluation.api",
     "fewshot": "probing.fewshot",
+    "inspect_model": "inspection.api",
     "load": "checkpoints.load",
     "push": "checkpoints.save",
     "save": "checkpoints.save",

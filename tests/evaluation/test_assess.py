@@ -12,6 +12,7 @@ from sklearn.metrics import (
 )
 
 from vitrail.evaluation.assess import assess
+from vitrail.evaluation.bootstrap import wilson
 from vitrail.evaluation.calibration import confidence_at, fit_temperature
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.outcome import Tally
@@ -164,6 +165,24 @@ def test_broken_logits_are_told_and_left_out_of_the_calibration(bad, loss):
     assert not math.isfinite(got.estimates["loss"].low)
     assert got.estimates["accuracy"].low < got.accuracy < got.estimates["accuracy"].high
     json.dumps(got.to_dict(), allow_nan=False)
+
+
+def test_the_classes_numbers_are_those_of_the_confusion_matrix_even_of_broken_logits():
+    logits, labels = single()
+    logits[:20] = math.nan
+    got = assessed(logits, labels)
+    confusion = got.outcome.confusion
+    assert confusion is not None
+    hits, said = confusion.diagonal(), confusion.sum(axis=0)
+    assert [one.precision for one in got.classes] == pytest.approx((hits / said).tolist())
+
+
+def test_a_model_without_mistakes_may_still_make_some():
+    logits, labels = single()
+    labels = logits.argmax(axis=1)
+    got = assessed(logits, labels).estimates
+    assert got["accuracy"] == got["balanced_accuracy"] == (1, *wilson(150, 150))
+    assert got["accuracy_at_80"] == (1, *wilson(120, 120))  # as many were answered
 
 
 @pytest.mark.parametrize("labels", ["single", "several"])

@@ -147,18 +147,39 @@ def test_the_value_is_in_its_interval(seed):
 
 def test_an_interval_stays_within_what_is_possible():
     drawn = np.linspace(0.5, 1, 101)
-    assert bootstrap.interval(0.9, drawn, 1.0).high == 1
-    assert bootstrap.interval(0.9, drawn, math.inf).high == pytest.approx(0.9 + 0.2375)
-    assert bootstrap.interval(0.1, drawn, 1.0).low == 0
+    assert bootstrap.interval(0.9, drawn, 50).high == 1
+    assert bootstrap.interval(0.9, drawn, 50, math.inf).high == pytest.approx(0.9 + 0.2375)
+    assert bootstrap.interval(0.1, drawn, 50).low == 0
 
 
 def test_what_is_no_number_has_no_interval():
     drawn = np.array([math.nan, 0.5, 0.5])
-    assert bootstrap.interval(0.5, drawn, 1.0) == Estimate(0.5, 0.5, 0.5)
+    assert bootstrap.interval(0.5, drawn, 50) == Estimate(0.5, 0.5, 0.5)
     for value, found in ((math.nan, drawn), (math.inf, drawn), (0.5, drawn[:1])):
-        got = bootstrap.interval(value, found, 1.0)
+        got = bootstrap.interval(value, found, 50)
         assert math.isnan(got.low)
         assert math.isnan(got.high)
+
+
+def test_wilsons_interval_holds_the_accuracy_and_narrows_with_pictures():
+    narrow, wide = bootstrap.wilson(9000, 10_000), bootstrap.wilson(9, 10)
+    assert narrow == pytest.approx((0.894, 0.906), abs=1e-3)
+    assert wide == pytest.approx((0.596, 0.982), abs=1e-3)  # as tables have it
+
+
+@pytest.mark.parametrize("pictures", [1, 3, 10, 49, 1000])
+def test_where_all_are_right_or_none_the_number_of_pictures_makes_the_interval(pictures):
+    right, wrong = accuracy_of(np.ones(pictures)), accuracy_of(np.zeros(pictures))
+    assert (right.value, right.high) == (1, 1)
+    assert (wrong.value, wrong.low) == (0, 0)
+    assert right.low == pytest.approx(1 - wrong.high)
+    assert wrong.high == pytest.approx(3.84 / (pictures + 3.84), rel=1e-3)
+
+
+def test_resamples_that_reach_further_than_their_number_count():
+    drawn = np.linspace(0.5, 1, 101)
+    assert bootstrap.interval(1.0, drawn, 10_000).low == pytest.approx(1 - 0.2375)
+    assert bootstrap.interval(0.0, 0 * drawn, 50, math.inf) == Estimate(0, 0, 0)  # a loss of 0
 
 
 def test_there_is_time_for_all_resamples_of_little_data_and_some_of_much():

@@ -90,6 +90,29 @@ def test_logits_that_are_no_numbers_are_wrong_and_the_json_still_is_json():
     assert json.loads(json.dumps(got.to_dict(), allow_nan=False))["loss"] is None
 
 
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("broken", [slice(None), slice(0, 1), slice(5, 12)])
+def test_what_is_no_number_is_in_the_confusion_matrix_beside_its_diagonal(broken, loss):
+    logits = LOGITS.clone()
+    logits[::2, broken] = math.nan
+    got = found(logits, loss=loss)
+    assert got.confusion is not None
+    assert got.confusion.sum(axis=1).tolist() == LABELS.bincount(minlength=12).tolist()
+    assert got.confusion.diagonal().sum() / 101 == got.accuracy
+    told = [mistake.confidence for mistake in got.mistakes if mistake.index in PLACES[::2]]
+    assert all(map(math.isnan, told))
+
+
+def test_what_is_no_number_is_taken_for_a_class_that_is_wrong():
+    nothing = torch.full((3, 3), math.nan)
+    got = outcome.score(nothing, torch.tensor([0, 1, 2]), "softmax")
+    assert got.predicted.tolist() == [1, 0, 0]
+    several = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0]])
+    assert outcome.score(nothing, several, "sigmoid").predicted.tolist() == [1, 0, 2]
+    alone = outcome.score(nothing[:, :1], torch.tensor([0, 0, 0]), "softmax")
+    assert alone.position.tolist() == [1, 1, 1]
+
+
 def test_of_several_labels_one_must_be_hit_and_the_loss_is_of_sigmoids():
     logits = torch.tensor([[2.0, 1, 0], [2.0, 1, 0], [0, 0, 9.0], [3.0, 0, 0]])
     labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])

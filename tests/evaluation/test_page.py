@@ -12,10 +12,11 @@ from vitrail import DataError
 from vitrail.data.samples import Sample
 from vitrail.data.sources import open_source
 from vitrail.evaluation import page as module
-from vitrail.evaluation.diagrams import accuracy_at, reliability, trade_off
+from vitrail.evaluation.diagrams import at_share, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
 from vitrail.evaluation.outcome import Mistake, Outcome
 from vitrail.evaluation.page import write_evaluation
+from vitrail.evaluation.parts import likely
 from vitrail.evaluation.verdict import gap_of_luck, times_of, verdict
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -107,9 +108,9 @@ def several(source):
     )
 
 
-def written(findings, source, tmp_path, title="my model", facts=FACTS, next_steps=()):
-    path = tmp_path / "report.html"
-    write_evaluation(path, findings, title=title, facts=facts, source=source, next_steps=next_steps)
+def written(findings, source, tmp_path, title="my model", facts=FACTS):
+    path = tmp_path / "evaluation.html"
+    write_evaluation(path, findings, title=title, facts=facts, source=source)
     return path.read_text(encoding="utf-8")
 
 
@@ -118,7 +119,7 @@ def said(text):
 
 
 def test_the_page_tells_everything_and_asks_nothing_of_the_network(findings, source, tmp_path):
-    text = written(findings, source, tmp_path, next_steps=["vitrail train x", "try `--flip`"])
+    text = written(findings, source, tmp_path)
     reader = Reader(text)
     assert len(reader.asked) == 2
     assert all(value.startswith("data:image/") for value in reader.asked)
@@ -132,13 +133,13 @@ def test_the_page_tells_everything_and_asks_nothing_of_the_network(findings, sou
         *("classes were matched by", "32 of 40", "83.3\xa0%", "88.9\xa0%", "0.125", "1.7"),
         *("Which classes are mixed up", "Each class", "Is it as sure as it is right?"),
         *("What if it may leave some out?", "Most confident mistakes", "(97\xa0%)"),
-        *("it is cut off", "What next", "vitrail train x", "--flip"),
+        "it is cut off",
     ):
         assert expected in words, expected
 
 
 def test_sections_come_in_the_order_in_which_they_are_asked_for(findings, source, tmp_path):
-    text = written(findings, source, tmp_path, next_steps=["x"])
+    text = written(findings, source, tmp_path)
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings == [
         "Which classes are mixed up",
@@ -147,7 +148,6 @@ def test_sections_come_in_the_order_in_which_they_are_asked_for(findings, source
         "What if it may leave some out?",
         "Most confident mistakes",
         "Files that could not be read (1)",
-        "What next",
     ]
     places = [text.index(x) for x in ('class="tiles"', 'class="facts"', "matched", '"verdict"')]
     assert places == sorted(places)
@@ -164,7 +164,7 @@ def test_names_from_files_cannot_change_the_page(findings, source, tmp_path):
     )
     evil = replace(evil, outcome=outcome, notes=(EVIL, f"`{EVIL}`"))
     facts = {EVIL: EVIL, "model": EVIL}
-    text = written(evil, source, tmp_path, EVIL, facts, [f"vitrail {EVIL}", EVIL])
+    text = written(evil, source, tmp_path, EVIL, facts)
     assert "<script" not in text
     assert not [tag for tag, _ in Reader(text).seen if tag == "script"]
     assert "taken for" in text
@@ -208,7 +208,7 @@ def test_a_model_without_mistakes_has_nothing_to_leave_out(findings, source, tmp
         calibration=calibration([0, 0, 0, 400], [NAN] * 3 + [1.0], [NAN] * 3 + [1.0]),
     )
     text = written(right, source, tmp_path)
-    for missing in ("mistakes</h2>", "leave some out", "could not be read", "What next"):
+    for missing in ("mistakes</h2>", "leave some out", "could not be read"):
         assert missing not in text
     assert "It is right every time, on 400 pictures." in said(text)
     assert "can be believed" in said(text)
@@ -265,16 +265,28 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(findings, source, tmp_pat
     def stopped(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "following", stopped)
+    monkeypatch.setattr(module, "unreadable", stopped)
     with pytest.raises(KeyboardInterrupt):
         written(findings, source, tmp_path)
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
+    assert (tmp_path / "evaluation.html").read_text(encoding="utf-8") == old
 
 
-def test_facts_given_are_not_replaced(findings, source, tmp_path):
-    text = written(findings, source, tmp_path, facts={"pictures": "more than enough"})
-    assert "more than enough" in text
-    assert text.count("<dt>pictures</dt>") == 1
+def test_what_was_given_comes_before_what_was_found(findings, source, tmp_path):
+    names = re.findall(r"<dt>(.*?)</dt>", written(findings, source, tmp_path))
+    assert names[:5] == ["model", "data", "pictures", "classes", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.961, 0.993, "likely 96.1 to 99.3"),
+        (0.9, 1.0, "likely 90.0 to 100"),
+        (0.9997, 0.99996, "likely 99.9 to 99.9"),  # a hundred only where nothing is missing
+        (0.0, 0.04, "likely 0.0 to 4.0"),
+    ],
+)
+def test_an_interval_is_told_as_its_value_is(low, high, words):
+    assert f">{words}&nbsp;%<" in likely(low, high)
 
 
 def test_the_verdict_names_what_is_weak(findings):
@@ -390,4 +402,4 @@ def test_no_trade_off_is_no_chart():
 
 def test_the_accuracy_at_a_share_is_that_of_at_least_so_many():
     selective = Selective(coverage=np.array([0.5, 0.8, 1.0]), accuracy=np.array([3.0, 2.0, 1.0]))
-    assert [accuracy_at(selective, x) for x in (0.1, 0.5, 0.6, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, 1]
+    assert [at_share(selective, x) for x in (0.1, 0.5, 0.6, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, 1]

@@ -52,6 +52,34 @@ def test_a_picture_that_is_not_cut_is_made_larger_for_crops():
     assert Views(crops=5).enlarged(preset("google", (224, 112))).size == (256, 128)
 
 
+@pytest.mark.parametrize("resize", ["direct", "short-side"])
+def test_a_picture_that_is_made_just_as_large_as_the_model_wants_it_is_made_larger(resize):
+    exact = replace(preset("google", (224, 112)), resize=resize, resize_to=(224, 112))
+    larger = Views(crops=5).enlarged(exact)
+    assert larger == replace(exact, size=(256, 128), resize_to=(256, 128))
+    assert Views().enlarged(exact) == exact
+
+
+class WithoutFloat64(torch.Tensor):
+    """As on Apple's GPUs: float64 must wait until it is on the CPU."""
+
+    def double(self):
+        raise TypeError("no float64 here")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_devices_without_float64_can_average(loss):
+    def predict(images):
+        return images[:, 0, 0].as_subclass(WithoutFloat64)
+
+    got = through(predict, Views(flip=True), (6, 6), loss)(IMAGES)
+    assert type(got) is torch.Tensor
+    assert got.shape == (2, 6)
+
+
 def test_other_numbers_of_crops_are_refused():
     with pytest.raises(ConfigError, match="crops=3 cannot be cut; 1 or 5 can"):
         Views(crops=3)

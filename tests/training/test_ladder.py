@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, Notebook, tiny_run, write_colors
@@ -15,13 +16,13 @@ from vitrail.cli import main
 from vitrail.cli.ladder import report
 from vitrail.data.samples import Collection, Rows, Samples
 from vitrail.data.sources import fingerprint, open_source
-from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import create
 from vitrail.probing.memory import MEMORY, load_memory
-from vitrail.training import rungs, summit
+from vitrail.training import ground, rungs, summit
 from vitrail.training.folder import read_run
-from vitrail.training.ground import Clock, apart
+from vitrail.training.ground import Clock, apart, fewer, prepare
 from vitrail.training.ladder import Climb, climb
 from vitrail.training.material import Material
 from vitrail.training.optimizers import freeze
@@ -30,6 +31,7 @@ from vitrail.training.rungs import ATTENTION, FULL, LINEAR, PROBE, Rung, Trial
 from vitrail.training.settings import ModelSettings, Optim
 from vitrail.training.setup import Order
 from vitrail.training.state import has_state
+from vitrail.training.watch import Watch
 
 FINE = replace(SETTINGS, model=ModelSettings(), steps=2, optim=Optim(warmup_steps=0))
 real_run = rungs.run
@@ -218,6 +220,24 @@ def test_the_larger_the_set_the_smaller_the_share_that_is_kept_apart(pictures, k
     assert not set(part.rows) & set(dev.rows)
 
 
+def test_a_share_to_keep_apart_that_is_given_takes_nothing_from_the_last_run(
+    colors, start, tmp_path, quick
+):
+    runs = quick({"full-fine-tuning": 1.0}, probes=0.0)
+    found = climb(order_of(colors, tmp_path / "out", start, dev=0.2))
+    assert (found.dev, found.pictures) == ("train", 6)
+    assert len(runs.orders[0].material.train) == 24
+    assert found.outcomes.keys() == {"test"}
+    train = fingerprint(open_source(colors, "train"))
+    assert vitrail.load(tmp_path / "out").facts.provenance["fingerprint"] == train
+    assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
+
+
+def test_no_share_is_the_usual_one(colors, start, tmp_path, quick):
+    quick()
+    assert climb(order_of(colors, tmp_path / "out", start, dev=0.0)).pictures == 3
+
+
 def test_too_few_pictures_to_keep_some_apart_are_refused(colors, start, tmp_path):
     few = write_colors(colors, train=6)
     with pytest.raises(DataError, match="6 training pictures, too few to keep some apart"):
@@ -309,19 +329,6 @@ def test_a_model_without_attention_goes_from_its_head_to_all_weights(colors, tmp
     assert found.rungs[3].accuracy == 0.5
 
 
-def test_a_linear_head_that_finds_no_minimum_does_not_stop_the_ladder(
-    colors, start, tmp_path, quick, monkeypatch
-):
-    def fail(values, labels, classes):
-        raise ConfigError("decay=0.01 is too weak: no minimum after 1000 steps")
-
-    quick()
-    monkeypatch.setitem(rungs.PROBES, LINEAR, fail)
-    found = climb(order_of(colors, tmp_path / "out", start))
-    assert found.rungs[1].problem.startswith("decay=0.01 is too weak")
-    assert found.chosen.name == PROBE
-
-
 # Learning rates
 
 
@@ -358,7 +365,141 @@ def test_a_trial_that_diverges_is_told_and_does_not_stop_the_ladder(colors, star
     assert written(tmp_path / "out")["rungs"][3]["trials"][0]["problem"] == found.rungs[3].problem
 
 
+@pytest.mark.parametrize("where", [rungs, summit])
+def test_a_full_disk_is_no_matter_of_learning_rates(
+    colors, start, tmp_path, quick, monkeypatch, where
+):
+    def fail(order, watch):
+        raise CheckpointError("cannot write state: No space left on device")
+
+    quick({"full-fine-tuning": 1.0}, probes=0.0)
+    monkeypatch.setattr(where, "run", fail)
+    with pytest.raises(CheckpointError, match="No space left"):
+        climb(order_of(colors, tmp_path / "out", start))
+
+
 # Time
+
+
+def looks(monkeypatch, seconds) -> list[set[str]]:
+    """Let a look at a picture take so long; what the probes then look at."""
+    seen, look = [], rungs.features_of
+
+    def remembered(model, source, **how):
+        seen.append(named(source))
+        return look(model, source, **how)
+
+    monkeypatch.setattr(ground, "seconds_each", lambda ground, device: seconds)
+    monkeypatch.setattr(rungs, "features_of", remembered)
+    return seen
+
+
+def test_the_probes_see_no_more_pictures_than_there_is_time_for(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    quick(probes=1.0)
+    seen, book = looks(monkeypatch, 60.0), Notebook()
+    found = climb(order_of(colors, tmp_path / "out", start, minutes=71.5), book)
+    part, dev = seen
+    assert (len(part), len(dev)) == (11, 3)  # a quarter of what 12 test pictures leave
+    assert not part & dev
+    assert "the probes see 11 of 27 pictures: there is no time for more" in book.lines
+    assert found.pictures == 3
+    about = vitrail.load(tmp_path / "out").facts.provenance
+    assert about["head"] == "few-shot probe on 14 pictures"
+    assert not any("on top" in line for line in book.lines)
+
+
+def test_dev_is_made_smaller_too_where_even_that_takes_too_long(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    runs, book = quick({"attention": 1.0}, probes=0.0), Notebook()
+    seen = looks(monkeypatch, 60.0)
+    stopped = {"step": 1, "seconds": 1.0, "finished": False}
+    monkeypatch.setattr(summit, "run", lambda order, watch: Result(folder=order.out, **stopped))
+    order = order_of(colors, tmp_path / "out", start, minutes=51.5, dev=0.5)
+    found = climb(order, book)
+    assert [len(part) for part in seen] == [5, 4]
+    assert "dev is 4 of 15 pictures: there is no time for more" in book.lines
+    assert found.pictures == 4
+    assert {len(order.material.judged["dev"]) for order in runs.orders} == {4}  # the same for all
+    assert {len(order.material.train) for order in runs.orders} == {15}
+
+
+def test_without_a_time_to_keep_nothing_is_measured_and_all_is_seen(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    quick(probes=1.0)
+    seen = looks(monkeypatch, None)
+    climb(order_of(colors, tmp_path / "out", start))
+    assert [len(part) for part in seen] == [27, 3]
+
+
+def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(colors):
+    train = open_source(colors, "train")
+    some = fewer(train, 12)
+    assert np.bincount(some.labels()).tolist() == [4, 4, 4]
+    assert named(some) == named(fewer(train, 12))
+    assert np.bincount(fewer(train, 0).labels()).tolist() == [1, 1, 1]
+    assert fewer(train, 30) is train
+
+
+def test_time_is_kept_for_judging_the_result(colors, start, tmp_path, quick, monkeypatch):
+    runs = quick(probes=1.0)
+    looks(monkeypatch, 10.0)  # two minutes for the test pictures
+    climb(order_of(colors, tmp_path / "out", start, minutes=10.0))
+    first, second = (order.settings.minutes for order in runs.orders[:2])
+    assert first == pytest.approx(8 / 6, rel=0.1)  # two trials in a third of what is free
+    assert second == pytest.approx(8 / 3, rel=0.1)  # the first took no time
+
+
+def test_judging_that_takes_longer_than_all_is_told_and_done(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    runs, book = quick(probes=1.0), Notebook()
+    looks(monkeypatch, 10.0)
+    found = climb(order_of(colors, tmp_path / "out", start, minutes=3.0), book)
+    told = "note: judging the result by 12 pictures takes about 2 min 0 s, which comes on top"
+    assert any(line.startswith(told) for line in book.lines)
+    assert found.outcomes["test"].samples == 12
+    assert runs.orders[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial
+
+
+def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick, monkeypatch):
+    def stopped(*about, **how):
+        raise KeyboardInterrupt
+
+    quick(probes=1.0)
+    monkeypatch.setattr(summit, "evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        climb(order_of(colors, tmp_path / "out", start))
+    model = vitrail.load(tmp_path / "out")
+    assert model.facts.provenance["head"] == "few-shot probe on 30 pictures"
+    assert load_memory(tmp_path / "out", model) is not None
+
+
+def test_how_long_a_look_takes_is_measured_after_a_warm_up(colors, start, tmp_path, monkeypatch):
+    class Time:
+        now = 0.0
+
+        @classmethod
+        def monotonic(cls):
+            return cls.now
+
+    device = torch.device("cpu")
+    made = prepare(order_of(colors, tmp_path, start), Watch(), device, 0.0, 0.5)
+    model, seen = made.learner.model, []
+    features = model.features
+
+    def slow(images):
+        Time.now += 100.0 if not seen else 2.0 * len(images)
+        seen.append(len(images))
+        return features(images)
+
+    monkeypatch.setattr(model, "features", slow)
+    monkeypatch.setattr(ground, "time", Time)
+    assert ground.seconds_each(made, device) == 2.0
+    assert seen == [4, 15]
 
 
 def test_the_time_is_shared_out_among_trials_and_the_last_run(
@@ -406,14 +547,15 @@ def test_a_trial_with_time_for_one_step_only_does_not_count(colors, start, tmp_p
     assert found.rungs[2].problem == rungs.TOO_SHORT
 
 
+@pytest.mark.parametrize("time", ["left", "free"])  # none at all, or only to judge
 def test_where_there_is_no_time_to_train_it_again_the_trial_is_the_result(
-    colors, start, tmp_path, quick, monkeypatch
+    colors, start, tmp_path, quick, monkeypatch, time
 ):
     class Late(Notebook):
         def say(self, line):
             super().say(line)
             if line.startswith("chosen"):
-                monkeypatch.setattr(Clock, "left", lambda clock: 0.0)
+                monkeypatch.setattr(Clock, time, lambda clock: 0.0)
 
     quick({"attention": 1.0}, real=True, probes=0.0)
     book = Late()
@@ -426,7 +568,7 @@ def test_where_training_it_again_fails_the_trial_is_the_result(
     colors, start, tmp_path, quick, monkeypatch
 ):
     def fail(order, watch):
-        raise CheckpointError("training failed at step 1; and more")
+        raise TrainingError("training failed at step 1; and more")
 
     quick({"attention": 1.0}, real=True, probes=0.0)
     monkeypatch.setattr(summit, "run", fail)
@@ -498,6 +640,22 @@ def test_what_else_lies_in_a_folder_called_trials_stays(colors, start, tmp_path)
 
 
 # What is refused, and what is said
+
+
+def test_what_was_left_out_of_the_pictures_to_judge_by_is_told(start, tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 4), ("test", 1)):
+        for name in CLASSES:
+            folder = tmp_path / "set" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "set" / "test" / "red" / "notes.txt").write_text("not a picture")
+    book = Notebook()
+    prepare(order_of(tmp_path / "set", tmp_path, start), book, torch.device("cpu"), 0.0, None)
+    told = [line for line in book.lines if line.startswith("note: ")]
+    assert told == ["note: 1 files are no pictures and were left out: .txt 1"]
 
 
 @pytest.mark.parametrize(

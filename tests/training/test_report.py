@@ -198,11 +198,10 @@ def test_only_all_is_a_hundred_percent():
     assert share(0.5) == "50.0&nbsp;%"
 
 
-def test_the_interval_holds_the_accuracy_and_narrows_with_pictures():
-    narrow, wide = module.interval(9000, 10_000), module.interval(9, 10)
-    assert narrow == pytest.approx((0.894, 0.906), abs=1e-3)
-    assert wide == pytest.approx((0.596, 0.982), abs=1e-3)  # as tables have it
-    assert 0 < module.interval(10, 10)[0] < module.interval(10, 10)[1] <= 1
+def test_the_accuracy_comes_with_the_interval_of_so_many_pictures(full, source, tmp_path):
+    assert "likely 98.2 to 99.9&nbsp;%" in written(full, tmp_path)
+    right = changed(full, outcomes={"test": outcome(source, accuracy=1.0)})
+    assert "likely 99.1 to 100&nbsp;%" in written(right, tmp_path)
 
 
 def test_a_thousand_classes_and_a_long_run_stay_small(full, source, tmp_path):

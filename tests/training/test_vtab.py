@@ -11,8 +11,9 @@ import torch
 import vitrail
 from tiny_runs import TINY, Notebook, write_colors
 from vitrail.cli.vtab import Vtab, words
+from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
-from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.build import create
 from vitrail.training import transfer
 from vitrail.training.scores import Ledger, Report, Score, TaskScores
@@ -167,10 +168,40 @@ def test_fine_tuning_learns_from_four_fifths_to_choose_and_from_all_to_be_judged
     assert any("all of them, rate" in line for line in lines)
 
 
+def failing(monkeypatch, error):
+    """Runs that fail at a rate of 0.1."""
+    run = transfer.run
+
+    def perhaps(order, watch):
+        if order.settings.optim.learning_rate == 0.1:
+            raise error
+        return run(order, watch)
+
+    monkeypatch.setattr(transfer, "run", perhaps)
+
+
+def test_a_rate_at_which_training_diverges_is_not_chosen(model, colors, tmp_path, monkeypatch):
+    failing(monkeypatch, TrainingError("training failed at step 3; and more"))
+    made, lines = bench(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
+    score = measure(made, [colors]).tasks[0].scores[0]
+    assert score.choices[0.1] == 0.0
+    assert score.setting == 0.01
+    assert "  training failed at step 3: this rate counts as 0 %" in lines
+
+
+def test_a_full_disk_says_nothing_about_a_rate(model, colors, tmp_path, monkeypatch):
+    failing(monkeypatch, CheckpointError("cannot write state: No space left on device"))
+    made, _ = bench(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
+    with pytest.raises(CheckpointError, match="No space left"):
+        measure(made, [colors])
+    assert not Ledger(tmp_path / "out" / "results.jsonl").rows
+
+
 def test_a_head_that_happens_to_fit_is_not_taken_over(colors, tmp_path):
     book = Notebook()
     made, _ = bench(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
     measure(replace(made, watch=lambda: book), [colors])
+    assert not (tmp_path / "out" / "headless").exists()
     assert len(book.verdicts) == 1  # the test pictures are looked at once, at the end
     assert book.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
 
@@ -231,6 +262,20 @@ def test_the_test_pictures_choose_nothing(model, tmp_path):
     assert wrong.accuracy < 0.1
     assert right.scores[0].choices == wrong.scores[0].choices
     assert right.scores[0].setting == wrong.scores[0].setting
+
+
+def test_what_is_odd_about_the_pictures_is_told_once_for_each_task(
+    model, colors, tmp_path, monkeypatch
+):
+    divided = "the set states no splits and was divided"
+    train = Samples(colors.train.collection, colors.train.rows, [divided])
+    test = Samples(colors.test.collection, colors.test.rows, [divided, "1 file was left out"])
+    spy = Spy({("test", 0.1): 0.25}, (0.1,))
+    monkeypatch.setitem(transfer.METHODS, "finetune", lambda bench, model: spy)
+    made, lines = bench(model, tmp_path)
+    measure(made, [replace(colors, train=train, test=test)], seeds=2)
+    assert lines[1:3] == [f"  note: {divided}", "  note: 1 file was left out"]
+    assert sum(divided in line for line in lines) == 1
 
 
 # What is not done twice
@@ -369,9 +414,11 @@ def test_data_that_does_not_fit_the_protocol_is_refused_by_the_tasks_name(tmp_pa
     write_colors(tmp_path / "few.npz", train=4)
     write_colors(tmp_path / "one.npz", classes=1)
     (tmp_path / "many.csv").write_text("path,label,split\na.png,x|y,train\nb.png,y,test\n")
+    (tmp_path / "odd.csv").write_text("path,label,split\na.png,x,train\nb.png,y,odd\n")
     for changes, told in [
         ({"data": "none.npz"}, "there is no data set"),
         ({"data": "many.csv"}, "several labels"),
+        ({"data": "odd.csv"}, "has neither test nor val to judge by; it has: train, odd"),
         ({"data": "few.npz"}, "4 training pictures; 5 are the least"),
         ({"data": "one.npz"}, "1 classes"),
         ({"data": "colors.npz", "test": "val"}, "has no split 'val'"),
@@ -398,11 +445,11 @@ def test_an_impossible_protocol_is_refused(changes, told):
         Protocol(**changes)
 
 
-def test_names_without_weights_and_odd_seeds_are_refused(model, colors, tmp_path):
+def test_names_without_weights_and_no_seeds_are_refused(model, colors, tmp_path):
     with pytest.raises(CheckpointError, match="is a name"):
         measure(bench("ViT-Mu/4", tmp_path)[0], [colors])
-    with pytest.raises(ConfigError, match="seeds"):
-        measure(bench(model, tmp_path)[0], [colors], seeds=(1, 1))
+    with pytest.raises(ConfigError, match="seeds=0 draws nothing"):
+        measure(bench(model, tmp_path)[0], [colors], seeds=0)
 
 
 # The command
@@ -422,18 +469,19 @@ def test_the_command_tells_a_table_and_writes_what_it_tells(model, tmp_path, cap
     write_colors(tmp_path / "b.npz", train=15)
     text = '[[task]]\ndata = "a.npz"\ngroup = "natural"\n[[task]]\ndata = "b.npz"\ngroup = "odd"\n'
     given = {"model": model, "tasks": tasks_file(tmp_path, text), "out": tmp_path / "out"}
-    Vtab(**given, method="probe", seed=(0, 1)).run()
+    Vtab(**given, method="probe", seeds=2).run()
     told = capsys.readouterr().out
     assert "note: 30 training pictures are all there are, of 1,000" in told
     assert "mean of natural (1)" in told
     assert "mean of all tasks (2)" in told
     assert "mean of the groups' means" in told
-    Vtab(**given, method="probe", seed=(0, 1), json=True).run()
+    Vtab(**given, method="probe", seeds=2, json=True).run()
     out, err = capsys.readouterr()
     assert "done before" in err
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert json.loads(out) == results | {"written": str(tmp_path / "out")}
-    assert [len(task["scores"]) for task in results["tasks"]] == [2, 2]
+    seeds = [[score["seed"] for score in task["scores"]] for task in results["tasks"]]
+    assert seeds == [[0, 1], [0, 1]]
 
 
 def test_fine_tuning_from_the_command_says_which_task_is_running(model, tmp_path, capsys):

@@ -17,6 +17,7 @@ from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.evaluate import Evaluate
 from vitrail.cli.fewshot import Fewshot
+from vitrail.cli.inspect import Inspect
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
 from vitrail.cli.recipes import Recipes
@@ -32,6 +33,7 @@ COMMANDS = {
     "evaluate": Evaluate,
     "fewshot": Fewshot,
     "finetune": Finetune,
+    "inspect": Inspect,
     "models": Models,
     "pack": Pack,
     "recipes": Recipes,

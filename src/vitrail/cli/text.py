@@ -13,6 +13,7 @@ EVERY = 5.0  # seconds between lines of progress; a tenth of it on a terminal
 class Progress:
     """How far it is: one line that changes on a terminal, else a new line now and then."""
 
+    what: str = "pictures"
     last: float = field(default_factory=time.monotonic)
     shown: bool = False
 
@@ -21,7 +22,7 @@ class Progress:
         if now - self.last < (EVERY / 10 if terminal else EVERY):
             return
         self.last, self.shown = now, terminal
-        line = f"{done:,} of {total:,} pictures"
+        line = f"{done:,} of {total:,} {self.what}"
         print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
 

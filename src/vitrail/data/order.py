@@ -5,7 +5,7 @@ epochs follow each other without a seam: batch s is positions s * B to (s + 1) *
 Nothing is dropped and nothing comes twice in an epoch, whatever the batch size; and since the batch
 is defined before it is shared out, any number of processes sees the same batches.
 
-Evaluation reads every sample once; processes take turns, and shares differ by one at most.
+Evaluation reads every sample once; processes take whole batches in turn.
 """
 
 from collections.abc import Iterator

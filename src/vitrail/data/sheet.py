@@ -32,7 +32,7 @@ PAGE = Template("""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'$more_policy">
 <title>$title</title>
 <style>
 :root { color-scheme: light dark; --ink: #1d1d1f; --paper: #fff; --soft: #6b6b70; --line: #ddd;
@@ -133,7 +133,9 @@ def page(health: Health, parts: dict[str, Samples], sheets: Sequence[tuple[str, 
         body.append(f'<p class="soft">{left:,} more classes have theirs in the folder sheets.</p>')
     title = escape(f"Health of {Path(health.reference).name or health.reference}")
     text = "\n".join(body)
-    return PAGE.substitute(title=title, facts=escape(facts(health)), body=text, more_style="")
+    return PAGE.substitute(
+        title=title, facts=escape(facts(health)), body=text, more_style="", more_policy=""
+    )
 
 
 def facts(health: Health) -> str:

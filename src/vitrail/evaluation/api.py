@@ -24,8 +24,6 @@ from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
 from vitrail.models.build import Model
 
-AT_ONCE = 1024  # rows of logits that are counted together
-
 
 def evaluate(
     model: Model | Reference,
@@ -136,13 +134,9 @@ def outcome_of(predictions: Predictions, source: Source) -> Outcome:
     tally = Tally(
         len(predictions.classes), multi_label=predictions.multi_label, loss=predictions.loss
     )
-    for start in range(0, len(predictions.indices), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        tally.add(
-            torch.from_numpy(predictions.logits[part]),
-            torch.from_numpy(predictions.labels[part]),
-            torch.from_numpy(predictions.indices[part]),
-        )
+    tally.count(
+        predictions.scores, torch.from_numpy(predictions.labels), torch.tensor(predictions.indices)
+    )
     return tally.finish(source, predictions.skipped)
 
 

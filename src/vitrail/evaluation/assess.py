@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from vitrail.evaluation import bootstrap, measures
-from vitrail.evaluation.calibration import calibrate, chunks
+from vitrail.evaluation.calibration import calibrate
 from vitrail.evaluation.findings import ClassFinding, Findings, Predictions
-from vitrail.evaluation.outcome import Outcome, score
-
-COVERAGE = 0.8  # at which selective accuracy is told with an interval
+from vitrail.evaluation.measures import COVERAGE
+from vitrail.evaluation.outcome import Outcome
 
 
 class Seen(NamedTuple):
@@ -50,24 +48,16 @@ def assess(predictions: Predictions, outcome: Outcome, notes: Sequence[str] = ()
 
 
 def see(predictions: Predictions) -> Seen:
-    """The outcome's own scoring, a few pictures at a time."""
-    loss = "sigmoid" if predictions.multi_label else predictions.loss
-    parts = []
-    for rows in chunks(predictions.logits):
-        logits = torch.tensor(predictions.logits[rows])  # (B, K)
-        scores = score(logits, torch.tensor(predictions.labels[rows]), loss)
-        parts.append(
-            Seen(
-                loss=scores.loss.double().numpy(),
-                predicted=scores.predicted.numpy(),
-                right=(scores.position == 0).numpy(),
-                among_five=(scores.position < 5).numpy(),
-                confidence=scores.confidence.double()
-                .masked_fill(~(logits < torch.inf).all(1), torch.nan)
-                .numpy(),
-            )
-        )
-    return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    """The scores as arrays; no confidence where logits are not finite."""
+    scores = predictions.scores
+    told = (predictions.logits < np.inf).all(axis=1)
+    return Seen(
+        loss=scores.loss.double().numpy(),
+        predicted=scores.predicted.numpy(),
+        right=(scores.position == 0).numpy(),
+        among_five=(scores.position < 5).numpy(),
+        confidence=np.where(told, scores.confidence.double().numpy(), np.nan),
+    )
 
 
 def of_one_label(

@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.evaluation import measures
 from vitrail.evaluation.calibration import BINS, bin_of
 from vitrail.evaluation.findings import Estimate
-from vitrail.evaluation.measures import share
+from vitrail.evaluation.measures import COVERAGE, share
 
 RESAMPLES = 1000
 FEWEST = 100
@@ -43,7 +43,12 @@ def estimates(
             for name, drawn in statistic(weights).items():
                 found[name].append(drawn)
     return {
-        name: interval(value, np.concatenate(found[name]), math.inf if name == "loss" else 1.0)
+        name: interval(
+            value,
+            np.concatenate(found[name]),
+            measures.answered(pictures, COVERAGE) if name == "accuracy_at_80" else pictures,
+            math.inf if name == "loss" else 1.0,
+        )
         for name, value in values.items()
     }
 
@@ -59,17 +64,33 @@ def draws(pictures: int, resamples: int) -> Iterator[np.ndarray]:
         yield weights
 
 
-def interval(value: float, drawn: np.ndarray, most: float) -> Estimate:
+def interval(value: float, drawn: np.ndarray, pictures: int, most: float = 1.0) -> Estimate:
     """The middle 95 % of the resamples, moved so that their median is the value.
 
     For means the move is next to nothing. An ECE or an average precision grows when pictures
     repeat, so that the resamples of one may all lie above the value they are to enclose.
+
+    Where all pictures are right, or none, so they are in all resamples; how far that may be off is
+    for their number to say, and the interval is Wilson's at least.
     """
     drawn = drawn[np.isfinite(drawn)]
     if not math.isfinite(value) or not len(drawn):
         return Estimate(value, math.nan, math.nan)
     low, middle, high = np.quantile(drawn, [0.025, 0.5, 0.975]).tolist()
-    return Estimate(value, max(0.0, value - (middle - low)), min(most, value + (high - middle)))
+    low, high = max(0.0, value - (middle - low)), min(most, value + (high - middle))
+    if most == 1 and value in (0, 1):
+        least, greatest = wilson(int(value) * pictures, pictures)
+        low, high = min(low, least), max(high, greatest)
+    return Estimate(value, low, high)
+
+
+def wilson(right: int, pictures: int) -> tuple[float, float]:
+    """Where the share over endless such pictures lies, 19 times of 20 (Wilson 1927)."""
+    z, p = 1.96, right / pictures
+    middle = p + z * z / (2 * pictures)
+    half = z * math.sqrt(p * (1 - p) / pictures + z * z / (4 * pictures**2))
+    low, high = ((middle + sign * half) / (1 + z * z / pictures) for sign in (-1, 1))
+    return low if right else 0.0, high if right < pictures else 1.0
 
 
 def means(columns: Mapping[str, np.ndarray]) -> Statistic:

@@ -22,6 +22,7 @@ from vitrail.evaluation.charts import (
     ticks,
 )
 from vitrail.evaluation.findings import Calibration, Selective
+from vitrail.evaluation.measures import COVERAGE
 from vitrail.evaluation.parts import percent
 
 STYLE = """
@@ -40,7 +41,6 @@ SIDE = 288  # of the square in which confidence meets accuracy
 TALL = 52  # the longest bar of the histogram below it
 FEW = 10  # answers below which a bar is pale
 MARKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SUREST = 0.8  # the share of pictures whose accuracy is marked
 ANSWERS = 40  # places of the trade-off that answer hovering
 
 
@@ -124,7 +124,7 @@ def trade_off(selective: Selective, surest: float, *, least: float = 0.0) -> str
     values = [y for _, y in line.points if math.isfinite(y)]
     if not values:
         return ""
-    whole = accuracy_at(selective, 1.0)
+    whole = at_share(selective, 1.0)
     values += [y for y in (surest, whole) if math.isfinite(y)]
     marks = [mark for mark in ticks(min(values), max(values)) if mark < 1.0001]
     texts = [f"{100 * mark:.4g} %" for mark in marks]
@@ -142,7 +142,7 @@ def trade_off(selective: Selective, surest: float, *, least: float = 0.0) -> str
             f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.x(1):.1f}"/>'
             f'<text x="{frame.left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
         )
-    for share in (0.2, 0.4, 0.6, SUREST, 1.0):
+    for share in (0.2, 0.4, 0.6, COVERAGE, 1.0):
         parts.append(
             f'<text x="{frame.x(share):.1f}" y="{floor + 16}" text-anchor="middle">'
             f"{100 * share:.0f} %</text>"
@@ -152,15 +152,15 @@ def trade_off(selective: Selective, surest: float, *, least: float = 0.0) -> str
         "share of the pictures it answers, surest first</text>"
         f'<path class="line" stroke="var(--s1)" d="{strokes(line.points, frame)}"/>'
     )
-    parts += [dot(frame, 1, whole), dot(frame, SUREST, surest), answers(frame, line)]
+    parts += [dot(frame, 1, whole), dot(frame, COVERAGE, surest), answers(frame, line)]
     label = (
         f"accuracy by share answered: {percent(surest)} on the surest 80 %, {percent(whole)} on all"
     )
     return svg(WIDTH, HEIGHT + 16, label, ['<g transform="translate(0 8)">', *parts, "</g>"])
 
 
-def accuracy_at(selective: Selective, share: float) -> float:
-    """The accuracy on the surest pictures, at least `share` of all."""
+def at_share(selective: Selective, share: float) -> float:
+    """What the curve says of the surest pictures, at least `share` of all."""
     place = int(np.searchsorted(selective.coverage, share - 1e-9))
     return float(selective.accuracy[min(place, len(selective.accuracy) - 1)])
 

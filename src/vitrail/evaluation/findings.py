@@ -7,11 +7,15 @@ Shapes: N pictures, K classes.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from vitrail.evaluation.outcome import Loss, Outcome, number
+from vitrail.evaluation.outcome import Loss, Outcome, Scores, number, score
+
+AT_ONCE = 1024  # rows of logits that are scored together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,16 @@ class Predictions:
     @property
     def multi_label(self) -> bool:
         return self.labels.ndim == 2
+
+    @cached_property
+    def scores(self) -> Scores:
+        """What is known of each picture; all numbers come from here. Of one picture at least."""
+        loss = "sigmoid" if self.multi_label else self.loss
+        parts = [
+            score(torch.tensor(self.logits[rows]), torch.tensor(self.labels[rows]), loss)
+            for rows in (slice(n, n + AT_ONCE) for n in range(0, len(self.labels), AT_ONCE))
+        ]
+        return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 class Estimate(NamedTuple):

@@ -1,8 +1,10 @@
 """What an evaluation leaves behind in a folder: a page, the numbers, and every prediction.
 
-report.html        for people
+evaluation.html    for people
 evaluation.json    the same numbers for machines
 predictions.csv    one line for each picture: what it is, what it was taken for, how surely
+
+The folder may be that of a run: nothing there has these names, its own page is report.html.
 """
 
 import csv
@@ -10,14 +12,10 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
-
 from vitrail.data.files import whole_or_absent
 from vitrail.data.samples import Source
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.page import write_evaluation
-
-AT_ONCE = 1024
 
 
 def write_folder(
@@ -30,7 +28,7 @@ def write_folder(
 ) -> Iterator[Path]:
     """Write each file whole or not at all; their paths."""
     assert findings.predictions is not None
-    page = folder / "report.html"
+    page = folder / "evaluation.html"
     write_evaluation(page, findings, title=title, facts=facts, source=source)
     yield page
     with whole_or_absent(folder / "evaluation.json") as temporary:
@@ -50,23 +48,18 @@ def write_folder(
 def lines(predictions: Predictions, source: Source) -> Iterator[list[str | int]]:
     """Each picture's name, label, likeliest class and its probability, and whether it is right.
 
-    Several labels are separated by a vertical bar.
+    Several labels are separated by a vertical bar. As many are right as the outcome says.
     """
-    classes = predictions.classes
-    for start in range(0, len(predictions.indices), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        logits = torch.from_numpy(predictions.logits[part])
-        chances = logits.sigmoid() if predictions.loss == "sigmoid" else logits.softmax(1)
-        confidence, best = chances.max(1)
-        rows = zip(
-            predictions.indices[part].tolist(),
-            predictions.labels[part],
-            best.tolist(),
-            confidence.tolist(),
-            strict=True,
-        )
-        for index, label, predicted, sure in rows:
-            true = label.nonzero()[0].tolist() if predictions.multi_label else [int(label)]
-            named = "|".join(classes[number] for number in true)
-            right = int(predicted in true)
-            yield [source.name(index), named, classes[predicted], f"{sure:.6f}", right]
+    classes, scores = predictions.classes, predictions.scores
+    rows = zip(
+        predictions.indices.tolist(),
+        predictions.labels,
+        scores.predicted.tolist(),
+        scores.confidence.tolist(),
+        scores.position.tolist(),
+        strict=True,
+    )
+    for index, label, predicted, sure, position in rows:
+        true = label.nonzero()[0].tolist() if predictions.multi_label else [int(label)]
+        named = "|".join(classes[number] for number in true)
+        yield [source.name(index), named, classes[predicted], f"{sure:.6f}", int(position == 0)]

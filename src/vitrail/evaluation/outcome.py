@@ -22,7 +22,7 @@ from vitrail.parallel import gather_objects, sum_over
 
 Loss = Literal["softmax", "sigmoid"]
 
-MOST_MISTAKES = 24
+MOST_MISTAKES = 24  # that are kept, and shown on a page
 MOST_CONFUSED = 1000  # classes up to which a confusion matrix is kept: 8 MB
 MOST_WRITTEN = 100  # classes up to which it goes into JSON
 
@@ -99,11 +99,13 @@ class Tally:
     def add(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
         """A batch: logits (B, K), labels (B,) or (B, K) zeros and ones, places (B,)."""
         assert logits.shape == (len(indices), self.classes), "a row for each, a column for each"
-        if not len(indices):
-            return
-        labels = labels.to(logits.device)
-        scores = Scores(*(x.cpu() for x in score(logits, labels, self.loss)))
-        labels, indices = labels.cpu(), indices.cpu()
+        if len(indices):
+            labels = labels.to(logits.device)
+            scores = Scores(*(x.cpu() for x in score(logits, labels, self.loss)))
+            self.count(scores, labels.cpu(), indices.cpu())
+
+    def count(self, scores: Scores, labels: Tensor, indices: Tensor) -> None:
+        """What is known of some pictures already; all on the CPU."""
         self.counts += [
             len(indices),
             int((scores.position == 0).sum()),
@@ -162,7 +164,9 @@ class Tally:
 def score(logits: Tensor, labels: Tensor, loss: Loss) -> Scores:
     """Loss, prediction and probabilities of each picture, on the logits' device.
 
-    A picture without any true class, and one whose logits are not numbers, is wrong.
+    A picture without any true class, and one whose logits are not numbers, is wrong. The latter is
+    taken for the first class that is wrong, without confidence: every picture is in the confusion
+    matrix, and on its diagonal are the right ones.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     several = labels.ndim == 2
@@ -171,13 +175,14 @@ def score(logits: Tensor, labels: Tensor, loss: Loss) -> Scores:
     at_best = ordered.gather(1, best[:, None])  # (B, 1)
     before = torch.arange(logits.shape[1], device=logits.device) < best[:, None]  # (B, K)
     position = ((ordered > at_best) | ((ordered == at_best) & before)).sum(1)
-    hopeless = logits.isnan().any(1)
-    if several:
-        hopeless |= ~labels.bool().any(1)
+    broken = logits.isnan().any(1)
+    hopeless = broken | ~labels.bool().any(1) if several else broken
     position = position.masked_fill(hopeless, logits.shape[1])
-    predicted = ordered.argmax(1)
+    first_wrong = (labels == 0).int().argmax(1) if several else (labels == 0).long()
+    first_wrong = first_wrong.clamp_max(logits.shape[1] - 1)  # of a single class none is wrong
+    predicted = torch.where(broken, first_wrong, ordered.argmax(1))
     chances = logits.sigmoid() if loss == "sigmoid" else logits.softmax(1)  # (B, K)
-    confidence = chances.gather(1, predicted[:, None])[:, 0]
+    confidence = chances.gather(1, predicted[:, None])[:, 0].masked_fill(broken, math.nan)
     chance = chances.gather(1, best[:, None])[:, 0]
     if several:
         chance = chance.masked_fill(~labels.bool().any(1), 0.0)

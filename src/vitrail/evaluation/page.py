@@ -13,12 +13,11 @@ from pathlib import Path
 from vitrail.data.samples import Source
 from vitrail.evaluation import diagrams
 from vitrail.evaluation.charts import tidy
-from vitrail.evaluation.diagrams import accuracy_at, reliability, trade_off
+from vitrail.evaluation.diagrams import at_share, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
 from vitrail.evaluation.matrix import mixed_up
 from vitrail.evaluation.parts import (
     ABSENT,
-    following,
     likely,
     mistake_figures,
     prose,
@@ -68,7 +67,6 @@ SEVERAL_TILES = {  # the same where several classes may apply
     "f1_micro": ("F1 micro", "every label counts the same"),
     "f1_macro": ("F1 macro", "every class counts the same"),
 }
-MISTAKES = 24
 FOLDED = 30  # classes beyond which their table is folded
 ENOUGH = 20  # pictures from which on the accuracy of the surest says something
 
@@ -80,22 +78,15 @@ def write_evaluation(
     title: str,
     facts: Mapping[str, str],
     source: Source,
-    next_steps: Sequence[str] = (),
 ) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(findings, title, facts, source, next_steps))
+    write_whole(path, page(findings, title, facts, source))
 
 
-def page(
-    findings: Findings,
-    title: str,
-    facts: Mapping[str, str],
-    source: Source,
-    next_steps: Sequence[str] = (),
-) -> str:
+def page(findings: Findings, title: str, facts: Mapping[str, str], source: Source) -> str:
     """The page as text; nothing in it points outside."""
     names = [found.name for found in findings.classes]
-    body = [tiles_and_facts(list(tiles(findings)), {**facts, **more_facts(findings), **facts})]
+    body = [tiles_and_facts(list(tiles(findings)), {**facts, **more_facts(findings)})]
     body += [
         sentences("choices soft", findings.notes),
         sentences("verdict", list(verdict(findings))),
@@ -109,8 +100,8 @@ def page(
         body.append(selected(findings.selective, on_surest(findings), findings.samples))
     if findings.outcome.mistakes:
         body.append("<h2>Most confident mistakes</h2>")
-        body.append(mistake_figures(findings.outcome.mistakes[:MISTAKES], source, names))
-    body += [unreadable(findings.outcome.skipped), following(next_steps)]
+        body.append(mistake_figures(findings.outcome.mistakes, source, names))
+    body.append(unreadable(findings.outcome.skipped))
     return whole_page(title, facts, body, diagrams.STYLE + STYLE)
 
 
@@ -223,10 +214,10 @@ def selected(selective: Selective, surest: float, samples: int) -> str:
     if not chart:
         return ""
     facts = {
-        "surest 50 %": share(accuracy_at(selective, 0.5)),
+        "surest 50 %": share(at_share(selective, 0.5)),
         "surest 80 %": share(surest),
-        "surest 90 %": share(accuracy_at(selective, 0.9)),
-        "all of them": share(accuracy_at(selective, 1.0)),
+        "surest 90 %": share(at_share(selective, 0.9)),
+        "all of them": share(at_share(selective, 1.0)),
     }
     return section(
         "What if it may leave some out?",

@@ -3,6 +3,8 @@
 Arguments that are called `html` stand in the page as they are; all others are escaped here.
 """
 
+import base64
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,16 +62,28 @@ SHOWN = 30  # unreadable files by name; the rest is counted
 
 
 def whole_page(
-    title: str, facts: Mapping[str, str], body: Iterable[str], more_style: str = ""
+    title: str,
+    facts: Mapping[str, str],
+    body: Iterable[str],
+    more_style: str = "",
+    script: str = "",
 ) -> str:
     """The page as text, of those sections that are not empty; nothing in it points outside."""
     subtitle = " on ".join(facts[name] for name in ("model", "data") if name in facts)
+    last = f"<script>{script}</script>" if script else ""
     return PAGE.substitute(
         title=escape(title),
         facts=escape(subtitle),
-        body="\n".join(filter(None, body)),
+        body="\n".join(filter(None, [*body, last])),
         more_style=charts.STYLE + STYLE + more_style,
+        more_policy=only(script) if script else "",
     )
+
+
+def only(script: str) -> str:
+    """What is added to a page's policy so that this script may run, and no other."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest())
+    return f"; script-src 'sha256-{digest.decode('ascii')}'"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -98,8 +112,8 @@ def likely(low: float, high: float) -> str:
     """The line of a tile that says where its value lies 19 times of 20, where that is known."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    end = "100" if high == 1 else f"{100 * high:.1f}"
-    return f'<span title="95 % interval">likely {100 * low:.1f} to {end}&nbsp;%</span>'
+    least = percent(low).removesuffix(" %")
+    return f'<span title="95 % interval">likely {least} to {share(high)}</span>'
 
 
 def mistake_figures(mistakes: Sequence[Mistake], source: Source, names: Sequence[str]) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.evaluation.diagrams import SUREST, accuracy_at, occupied
+from vitrail.evaluation.diagrams import at_share, occupied
 from vitrail.evaluation.findings import Calibration, ClassFinding, Findings
 from vitrail.evaluation.matrix import most_confused, often
+from vitrail.evaluation.measures import COVERAGE
 from vitrail.evaluation.parts import percent
 
 COUNTED = 100  # pictures below which they are counted, not projected to a hundred
@@ -105,7 +106,7 @@ def on_surest(findings: Findings) -> float:
     if "accuracy_at_80" in findings.estimates:
         return findings.estimates["accuracy_at_80"].value
     assert findings.selective is not None, "asked where there is a curve"
-    return accuracy_at(findings.selective, SUREST)
+    return at_share(findings.selective, COVERAGE)
 
 
 def without_the_unsure(rest: float, accuracy: float) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Views:
         if self.crops == 1:
             return preprocessing
         larger = preprocessing.resize_to
-        if larger is None:
+        if larger in (None, preprocessing.size):  # nothing is cut off: all crops would be the same
             high, wide = preprocessing.size
             larger = (high * 8 // 7, wide * 8 // 7)
         return replace(preprocessing, size=larger, resize_to=larger)
@@ -50,14 +50,15 @@ class Views:
 def through(
     predict: Callable[[Tensor], Tensor], views: Views, size: tuple[int, int], loss: Loss
 ) -> Callable[[Tensor], Tensor]:
-    """Like `predict`, by the mean probability over the views; as logits again."""
+    """Like `predict`, by the mean probability over the views; as logits again, on the CPU."""
     if views == Views():
         return predict
 
     def together(images: Tensor) -> Tensor:
         logits = torch.stack([predict(view) for view in views.of(images, size)])  # (V, B, K)
+        exact = logits.cpu().double()  # not all devices have float64
         if loss == "softmax":
-            return logits.double().log_softmax(-1).logsumexp(0).float()
-        return logits.double().sigmoid().mean(0).logit(eps=1e-12).float()
+            return exact.log_softmax(-1).logsumexp(0).float()
+        return exact.sigmoid().mean(0).logit(eps=1e-12).float()
 
     return together

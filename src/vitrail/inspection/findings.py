@@ -84,6 +84,7 @@ class Look:
     # method → class → (h, w), 0 to 1: where it sees that class
     colors: np.ndarray | None = None  # (h, w, 3), 0 to 1: principal components of patch tokens
     attention: np.ndarray | None = None  # uint8 (L, H, T, T), each row scaled to its largest
+    layers: dict[int, np.ndarray] = field(default_factory=dict)  # layer → (H, N, N), if asked for
     grid: tuple[int, int] = (0, 0)  # of the attention's patches, which come last of the T tokens
     neighbors: tuple["Neighbor", ...] = ()
 

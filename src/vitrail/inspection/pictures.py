@@ -1,5 +1,6 @@
 """Pictures to look at: as they are, and as a model sees them."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -11,6 +12,7 @@ from torch import Tensor
 from vitrail.checkpoints.facts import facts_of
 from vitrail.data.decoding import open_picture
 from vitrail.data.files import Disk
+from vitrail.data.folders import pictures
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize
@@ -73,3 +75,25 @@ def seen(how: Preprocessing, height: int, width: int) -> Box:
     down, across = how.size[0] / size[0] * height, how.size[1] / size[1] * width
     top, left = (height - down) / 2, (width - across) / 2
     return Box(top, left, top + down, left + across)
+
+
+def files(places: Iterable[str | PathLike[str]]) -> list[Path]:
+    """The files that are named, and those in folders that are named."""
+    found: list[Path] = []
+    for place in places:
+        path = Path(place).expanduser()
+        if path.is_dir():
+            inside = [path / name for name in pictures(path, "", Counter())]
+            if not inside:
+                raise DataError(f"{place}: there is no picture in it")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise DataError(f"{place} does not exist; give pictures, or folders of pictures")
+    return found
+
+
+def spaced(total: int, count: int) -> list[int]:
+    """Up to `count` of `total` numbers, evenly spaced."""
+    return np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int)).tolist()

@@ -43,6 +43,7 @@ class Features:
     values: np.ndarray  # float32 (N, D)
     labels: np.ndarray  # int64 (N,)
     classes: tuple[str, ...]
+    indices: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # in the source
     skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read
     cached: bool = False  # they were found on disk
 
@@ -78,6 +79,7 @@ def features_of(
         values=values,
         labels=labels_at(source, indices),
         classes=source.classes,
+        indices=indices,
         skipped=skipped,
         cached=found is kept,
     )

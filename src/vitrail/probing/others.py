@@ -116,7 +116,8 @@ def fit_logistic(
     W acts on standardized features and the bias is free, as in scikit-learn's LogisticRegression
     with C = 1 / (decay n); the result has the standardizing folded in. By L-BFGS in float64 from
     zero, so the same rows always give the same classifier; it stops after 1,000 steps at most and
-    gives what it has then, which with a weak decay may not be the minimum yet. Keeps all rows in float64 meanwhile.
+    gives what it has then, which with a weak decay may not be the minimum yet. Keeps all rows in
+    float64 meanwhile.
     """
     if not decay > 0:
         raise ConfigError(f"decay={decay} must be above 0, or separable classes have no solution")

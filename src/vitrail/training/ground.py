@@ -146,10 +146,9 @@ def affordable(ground: Ground, device: torch.device) -> Ground:
     dev = fewer(ground.dev, room // 2)
     shown = fewer(ground.part, room - len(dev))
     clock.shortest += each * len(dev)  # each run is judged by them
-    for verb, few, many in (("see", shown, ground.part), ("are judged by", dev, ground.dev)):
+    for what, few, many in (("the probes see", shown, ground.part), ("dev is", dev, ground.dev)):
         if len(few) < len(many):
-            counts = f"{len(few):,} of {len(many):,} pictures"
-            say(f"the probes {verb} {counts}: there is no time for more")
+            say(f"{what} {len(few):,} of {len(many):,} pictures: there is no time for more")
     return replace(ground, shown=shown, dev=dev)
 
 

@@ -72,7 +72,10 @@ class Judge:
         return outcome
 
     def masked_loss(self, split: str) -> float:
-        """The mean loss of filling in patches, which are always the same ones."""
+        """The mean loss of filling in patches, the same ones every time it is asked for.
+
+        With another number of processes they are others: each draws its own, batch by batch.
+        """
         total, calls = torch.zeros(2, dtype=torch.float64), count()
 
         def predict(images: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.samples import Source
+from vitrail.evaluation.bootstrap import wilson
 from vitrail.evaluation.charts import Point, Series, line_chart
 from vitrail.evaluation.matrix import Bar, bar_list, mixed_up
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.outcome import MOST_MISTAKES, Outcome
 from vitrail.evaluation.parts import (
     following,
     likely,
@@ -30,7 +31,6 @@ from vitrail.evaluation.parts import (
 )
 
 HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
-MISTAKES = 24  # pictures on the page, over all splits
 LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic
 
 
@@ -77,18 +77,10 @@ def headline(report: Report) -> str:
 
 def accuracy_tile(split: str, outcome: Outcome) -> str:
     right = round(outcome.accuracy * outcome.samples)
-    below = likely(*interval(right, outcome.samples))
+    below = likely(*wilson(right, outcome.samples))
     below += f"<span>{right:,} of {outcome.samples:,} right</span>"
     below += "" if outcome.top5 is None else f"<span>top 5: {share(outcome.top5)}</span>"
     return tile(f"{split} accuracy", share(outcome.accuracy), below, first=True)
-
-
-def interval(right: int, samples: int) -> tuple[float, float]:
-    """Where the accuracy over endless such pictures lies, 19 times of 20 (Wilson 1927)."""
-    z, p = 1.96, right / samples
-    middle = p + z * z / (2 * samples)
-    half = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples**2))
-    return tuple((middle + sign * half) / (1 + z * z / samples) for sign in (-1, 1))  # type: ignore
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -136,7 +128,7 @@ def details(report: Report, split: str, outcome: Outcome) -> Iterator[str]:
         yield f"<h2>Which classes are mixed up: {escape(split)}</h2>"
         yield mixed_up(outcome.confusion, report.class_names)
     if outcome.mistakes and split in report.sources:
-        most = MISTAKES // len(report.outcomes)
+        most = MOST_MISTAKES // len(report.outcomes)  # so many on the page
         worst = outcome.mistakes[: max(most, 6)]
         yield f"<h2>Most confident mistakes: {escape(split)}</h2>"
         yield mistake_figures(worst, report.sources[split], report.class_names)

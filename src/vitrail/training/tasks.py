@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.samples import LabelSets, Samples
-from vitrail.data.sources import ALL, judged_split, open_source
+from vitrail.data.sources import ALL, judged_split, open_source, splits_of
 from vitrail.data.splits import canonical
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 
@@ -118,7 +118,8 @@ def open_task(task: Task) -> OpenTask:
     try:
         test = task.test or judged_split(task.data)
         if test is None:
-            raise DataError(f"{task.data} has neither test nor val to judge by; name a split: test")
+            found = ", ".join(splits_of(task.data))
+            raise DataError(f"{task.data} has neither test nor val to judge by; it has: {found}")
         if canonical(task.train) == canonical(test) or ALL in (task.train, test):
             raise DataError(
                 f"train={task.train!r} and test={test!r} share pictures; name two splits"

@@ -1,0 +1,298 @@
+"""`vitrail.inspect_model`: what a model has learned, and what it looks at."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.load import Reference, load
+from vitrail.data.samples import Source
+from vitrail.data.sources import judged_split, open_source
+from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.inspection.attention import attention_for_browser, study
+from vitrail.inspection.findings import Inspection, Look, Study, Trust
+from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
+from vitrail.inspection.relatives import related
+from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.rollout import Fuse, rollout
+from vitrail.inspection.scoring import score as score_methods
+from vitrail.inspection.tokens import token_colors
+from vitrail.inspection.weights import filters, mixing, position_similarity
+from vitrail.models.build import Model
+from vitrail.models.checks import pair
+from vitrail.models.mixer import MlpMixer
+from vitrail.models.names import name_of
+from vitrail.models.vit import VisionTransformer, chosen
+
+GENERAL = ("rollout", "last layer")  # maps that ask for no class
+PER_CLASS = ("gradient rollout", "relevance")
+SHOWN = 6  # pictures, where none are named
+BROWSED = 4  # pictures whose attention can be walked through
+TOLD = 5  # classes whose probability is told
+ASKED = 2  # classes asked about in each picture, where none are named
+SCORED = 64  # pictures that explanations are tested with
+AT_ONCE = 16
+
+Progress = Callable[[str, int, int], None]
+
+
+def inspect_model(
+    model: Model | Reference,
+    pictures: Sequence[str | PathLike[str]] = (),
+    *,
+    data: Source | str | PathLike[str] | None = None,
+    images: int = 128,
+    methods: Sequence[str] | None = None,
+    classes: Sequence[str] = (),
+    layers: Sequence[int] = (),
+    fuse: Fuse = "mean",
+    discard: float = 0.0,
+    score: bool = False,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Look inside a model. Everything comes as arrays; `vitrail inspect` draws them.
+
+    >>> found = inspect_model("runs/first", ["cat.jpg"], data="pictures", score=True)
+    >>> found.study.distance["patches"]  # (layers, heads), in pixels
+    >>> found.looks[0].class_maps["relevance"]["cat"]  # (h, w)
+    >>> found.trust.curves["rollout"].insertion_area
+
+    `pictures` are files or folders; without any, some of the test split of `data` are taken, which
+    also gives the `images` that attention is averaged over. `methods` are some of those that
+    `METHODS` has; `classes` what the class-specific ones ask about, in place of the likeliest.
+    The attention maps of `layers` are kept as they are. Rollout joins heads by `fuse`, and may
+    `discard` the smallest share of each map. `score` tests whether the maps tell the truth.
+    `progress` hears what is being done, and how far it is.
+    """
+    model = model if isinstance(model, nn.Module) else load(model)
+    model.eval()
+    tell = progress or (lambda what, done, total: None)
+    question = Question(
+        methods=check_methods(model, methods),
+        classes=check_classes(model, classes),
+        layers=check_layers(model, layers),
+        fuse=fuse,
+        discard=discard,
+    )
+    source = opened(data)
+    shown = list(from_paths(model, files(pictures)))
+    if not shown and source is not None:
+        shown = list(from_source(model, source, spaced(len(source), SHOWN)))
+    looks = list(look_at_each(model, shown, question, tell))
+    found = Inspection(
+        title=name_of(model.config),
+        facts=about(model),
+        filters=filters(model),
+        mixing=mixing(model) if isinstance(model, MlpMixer) else None,
+    )
+    if isinstance(model, VisionTransformer):
+        found = replace(
+            found,
+            positions=position_similarity(model),
+            study=studied(model, source, shown, images, tell),
+            trust=trusted(model, source, shown, question.methods, tell) if score else None,
+        )
+    else:
+        note = "it has no attention, so there are no maps; its filters are shown"
+        found = replace(found, notes=(note,))
+    scatter = None
+    if source is not None and not source.multi_label:
+        scatter, looks = related(model, source, shown, looks, tell)
+    return replace(found, looks=tuple(looks), scatter=scatter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked about every picture."""
+
+    methods: tuple[str, ...]
+    classes: tuple[int, ...]  # empty: the likeliest
+    layers: tuple[int, ...]
+    fuse: Fuse
+    discard: float
+
+
+def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...]:
+    """The maps to make; refused where a model has no attention."""
+    if not isinstance(model, VisionTransformer):
+        if methods:
+            raise ConfigError(
+                f"{name_of(model.config)} has no attention, and so no {methods[0]}; without "
+                "--methods its filters are shown"
+            )
+        return ()
+    for name in methods or ():
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    return tuple(methods) if methods is not None else (*GENERAL, *PER_CLASS)
+
+
+def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
+    """The layers by their numbers from 0."""
+    if layers and not isinstance(model, VisionTransformer):
+        raise ConfigError(f"{name_of(model.config)} has no attention, and so no maps of its layers")
+    depth = model.config.depth if isinstance(model, VisionTransformer) else 0
+    return tuple(chosen("layers", layers, depth))
+
+
+def check_classes(model: Model, classes: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of classes that are asked about."""
+    names = class_names(model)
+    for name in classes:
+        if name not in names:
+            raise unknown("class", name, names)
+    return tuple(names.index(name) for name in classes)
+
+
+def class_names(model: Model) -> tuple[str, ...]:
+    """What the classes are called; by their numbers, if nobody knows."""
+    return facts_of(model).class_names or tuple(map(str, range(model.config.num_classes)))
+
+
+def opened(data: Source | str | PathLike[str] | None) -> Source | None:
+    if data is None or not isinstance(data, str | PathLike):
+        return data
+    return open_source(data, judged_split(data) or "all")
+
+
+def about(model: Model) -> dict[str, str]:
+    config = model.config
+    height, width = pair(config.image_size)
+    told = {"parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
+    told["image size"] = f"{height} x {width} pixels"
+    if isinstance(model, VisionTransformer):
+        high, wide = model.config.grid
+        told["patches"] = f"{high} x {wide} of {model.config.stride[0]} pixels"
+        told["layers and heads"] = f"{model.config.depth} and {model.config.heads}"
+        told["positions"] = model.config.position
+        told["what the head reads"] = model.config.pool
+    return told
+
+
+def look_at_each(
+    model: Model,
+    shown: Sequence[Picture],
+    question: Question,
+    tell: Progress,
+) -> Iterator[Look]:
+    """What the model says of each picture, and where it looks."""
+    colors = None
+    if isinstance(model, VisionTransformer) and shown:
+        colors = token_colors(model, torch.stack([picture.image for picture in shown]))
+    for place, picture in enumerate(shown):
+        tell("pictures", place, len(shown))
+        found = first_look(model, picture)
+        if isinstance(model, VisionTransformer):
+            assert colors is not None
+            found = replace(
+                found,
+                colors=colors[place],
+                **maps_of(model, picture.image[None], question),
+            )
+            if place < BROWSED:
+                attention, grid = attention_for_browser(model, picture.image)
+                found = replace(found, attention=attention, grid=grid)
+        yield found
+
+
+@torch.inference_mode()
+def first_look(model: Model, picture: Picture) -> Look:
+    """The picture and the likeliest classes."""
+    likeliest = ()
+    if model.config.num_classes:
+        chances = model(picture.image[None])[0].softmax(0)
+        names = class_names(model)
+        best = chances.topk(min(TOLD, len(names)))
+        likeliest = tuple(
+            (names[index], chance)
+            for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
+    return Look(
+        name=picture.name,
+        pixels=picture.pixels,
+        box=picture.box,
+        classes=likeliest,
+        label=picture.label,
+    )
+
+
+def maps_of(model: VisionTransformer, image: Tensor, question: Question) -> dict[str, dict]:
+    """Maps of one picture (1, C, H, W): by method, by method and class, and by layer."""
+    classes, names = question.classes, class_names(model)
+    with torch.inference_mode():
+        if not classes and names:
+            classes = model(image)[0].topk(min(ASKED, len(names))).indices.tolist()
+        raw = model.attention_maps(image, layers=question.layers)
+        layers = {n: maps[0].numpy() for n, maps in zip(sorted(question.layers), raw, strict=True)}
+    maps, class_maps = {}, {}
+    for name in question.methods:
+        if name == "rollout":
+            found = rollout(model, image, fuse=question.fuse, discard=question.discard)
+            maps[name] = found[0].numpy()
+        elif name in GENERAL:
+            maps[name] = METHODS[name](model, image, None)[0].numpy()
+        elif classes:
+            class_maps[name] = {
+                names[c]: METHODS[name](model, image, torch.tensor([c]))[0].numpy() for c in classes
+            }
+    return {"maps": maps, "class_maps": class_maps, "layers": layers}
+
+
+def studied(
+    model: VisionTransformer,
+    source: Source | None,
+    shown: Sequence[Picture],
+    images: int,
+    tell: Progress,
+) -> Study | None:
+    """Attention over many pictures: those of the data, or else those that are shown."""
+    if images < 1:
+        raise ConfigError(f"images={images} leaves nothing to look at; give 1 or more")
+    if source is None:
+        total, many = len(shown), iter(shown)
+    else:
+        rows = spaced(len(source), images)
+        total, many = len(rows), from_source(model, source, rows)
+    if not total:
+        return None
+
+    def batches() -> Iterator[Tensor]:
+        for done, batch in batched(many):
+            tell("attention", done, total)
+            yield batch
+
+    return study(model, batches())
+
+
+def batched(pictures: Iterator[Picture]) -> Iterator[tuple[int, Tensor]]:
+    """Images (B, C, H, W), and how many came before them."""
+    done, held = 0, []
+    for picture in pictures:
+        held.append(picture.image)
+        if len(held) == AT_ONCE:
+            yield done, torch.stack(held)
+            done, held = done + len(held), []
+    if held:
+        yield done, torch.stack(held)
+
+
+def trusted(
+    model: VisionTransformer,
+    source: Source | None,
+    shown: Sequence[Picture],
+    methods: Sequence[str],
+    tell: Progress,
+) -> Trust:
+    """Whether the maps tell the truth, on some pictures of the data or on those that are shown."""
+    if not model.config.num_classes:
+        raise ConfigError("explanations are tested by a class's probability; this model has none")
+    if source is not None:
+        shown = list(from_source(model, source, spaced(len(source), SCORED)))
+    if not shown:
+        raise DataError("there is no picture to test explanations with; name some, or give --data")
+    tell("testing explanations", 0, len(shown))
+    images = torch.stack([picture.image for picture in shown])
+    return score_methods(model, images, methods=(*methods, "random", "center"))

@@ -1,0 +1,339 @@
+"""Attention over many pictures, against plain sums over maps that are all held at once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail import ConfigError, DataError, VitConfig, create
+from vitrail.inspection import attention
+from vitrail.inspection.attention import Sample, attention_for_browser, study, walk
+from vitrail.models.build import build
+from vitrail.models.checks import pair
+from vitrail.models.initialization import initialize
+
+BASE = VitConfig(
+    depth=3, width=24, mlp_width=32, heads=3, patch_size=4, image_size=16, num_classes=5
+)
+SHAPES = {
+    "class token": {},
+    "oblong": {"image_size": (12, 40), "patch_size": (4, 8)},
+    "registers": {"registers": 3, "image_size": (8, 20)},
+    "distillation": {"distillation": True},
+    "distillation, registers": {"distillation": True, "registers": 2},
+    "mean": {"pool": "mean", "image_size": (20, 12)},
+    "mean, registers": {"pool": "mean", "registers": 2},
+    "map": {"pool": "map"},
+    "map, registers": {"pool": "map", "registers": 2, "image_size": (8, 20)},
+    "relative": {"position": "relative"},
+    "relative, mean, oblong": {"position": "relative", "pool": "mean", "image_size": (8, 16)},
+    "every layer": {"position_place": "every-layer"},
+    "2-D, shared": {"position": "learned-2d", "position_place": "shared"},
+    "hybrid": {"stem": "resnet", "resnet_blocks": (1,), "patch_size": 1},
+    "conv stem": {"stem": "conv", "pool": "mean"},
+    "everything": {"layer_scale": 0.5, "mlp": "swiglu", "dropout": 0.1, "patch_dropout": 0.2},
+}
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
+
+
+def awake(seed=0, dtype=torch.float64, **changes):
+    """A model none of whose weights is zero, so that heads look at different things."""
+    torch.manual_seed(seed)
+    model = build(BASE.change(**changes), device="cpu")
+    initialize(model)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+        else:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+def pictures(model, count=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, model.config.channels, *pair(model.config.image_size))
+    return torch.randn(shape, generator=generator).to(next(model.parameters()).dtype)
+
+
+def stacked(model, images):
+    """All maps at once, (L, B, H, N, N) in float64."""
+    with torch.no_grad():
+        return torch.stack(list(model.eval().attention_maps(images))).double().numpy()
+
+
+def apart(model, images):
+    """Pixels between any two tokens, (N, N), one by one; the prefix stands at the center."""
+    (down, across), size = model.config.stride, images.shape[2:]
+    places = [(size[0] / 2, size[1] / 2)] * model.config.num_prefix
+    places += [
+        ((i + 0.5) * down, (j + 0.5) * across)
+        for i in range(size[0] // down)
+        for j in range(size[1] // across)
+    ]
+    return np.array([[math.dist(one, other) for other in places] for one in places])
+
+
+def uniform(**changes):
+    """A model whose tokens look at all tokens alike."""
+    model = awake(**changes)
+    for block in model.encoder.blocks:
+        torch.nn.init.zeros_(block.attention.qkv.weight)
+        torch.nn.init.zeros_(block.attention.qkv.bias)
+    return model
+
+
+def selfish():
+    """A model each of whose tokens looks at itself alone."""
+    model = awake(position="relative", pool="mean", image_size=(8, 20))
+    for block, position in zip(model.encoder.blocks, model.encoder.positions, strict=True):
+        torch.nn.init.zeros_(block.attention.qkv.weight)
+        torch.nn.init.constant_(block.attention.qkv.bias, 100.0)
+        torch.nn.init.zeros_(position.table)
+        torch.nn.init.constant_(position.table[position.patches - 1], 100.0)  # offset 0
+    return model
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    return request.param
+
+
+def close(ours, expected, dtype=torch.float64):
+    assert ours.shape == expected.shape
+    np.testing.assert_allclose(ours, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_distance_is_the_sum_over_the_maps(shape, dtype):
+    model = awake(dtype=dtype, **SHAPES[shape])
+    images = pictures(model)
+    found = study(model, [images])
+    maps, pixels, prefix = stacked(model, images), apart(model, images), model.config.num_prefix
+    between, own = pixels[prefix:, prefix:], maps[..., prefix:, prefix:]
+    expected = {"patches": (own * between).sum(-1).mean(axis=(1, 3))}
+    if prefix:
+        rows = own / own.sum(-1, keepdims=True)
+        expected["patches, renormalized"] = (rows * between).sum(-1).mean(axis=(1, 3))
+        expected["all tokens"] = (maps * pixels).sum(-1).mean(axis=(1, 3))
+    assert list(found.distance) == list(expected)
+    for name, values in expected.items():
+        assert values.min() > 0
+        close(found.distance[name], values, dtype)
+    assert found.images == 3
+    assert found.patch == model.config.stride
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entropy_and_redundancy_are_those_of_the_maps(shape, dtype):
+    model = awake(dtype=dtype, **SHAPES[shape])
+    images = pictures(model)
+    found = study(model, [images])
+    maps = stacked(model, images)
+    layers, count, heads, tokens, _ = maps.shape
+    close(found.entropy, -(maps * np.log(maps)).sum(-1).mean((1, 3)) / np.log(tokens), dtype)
+    flat = maps.reshape(layers, count, heads, -1)
+    flat = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
+    close(found.redundancy, np.einsum("lbhn,lbgn->lhg", flat, flat) / count, dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms_are_those_of_the_tokens_after_each_block(shape, dtype):
+    model = awake(dtype=dtype, **SHAPES[shape])
+    with torch.no_grad():
+        model.eval().encoder.blocks[1].mlp.fc2.weight *= 30  # so that some tokens stand out
+        model.encoder.blocks[1].norm2.weight[:5] = 0
+    images, prefix = pictures(model), model.config.num_prefix
+    found = study(model, [images])
+    with torch.no_grad():
+        norms = torch.stack([x.double().norm(dim=-1) for x in model.layers(images)]).numpy()
+    patches = norms[:, :, prefix:].reshape(len(norms), -1)
+    np.testing.assert_allclose(
+        found.norms, [np.quantile(row, [0, 0.25, 0.5, 0.75, 1]) for row in patches], rtol=1e-6
+    )
+    np.testing.assert_allclose(found.prefix_norms, norms[:, :, :prefix].mean(1), rtol=1e-6)
+    assert found.prefix_norms.shape == (3, prefix)
+    np.testing.assert_array_equal(
+        found.outliers, [(row > 3 * np.median(row)).mean() for row in patches]
+    )
+
+
+def test_a_token_far_above_the_median_is_an_outlier():
+    model = awake(pool="mean", depth=1)
+    with torch.no_grad():
+        model.position.table[[2, 7]] *= 1000
+    assert study(model, [pictures(model)]).outliers.tolist() == [2 / 16]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_looking_on_the_way_does_not_change_the_forward_pass(shape):
+    model = awake(dtype=torch.float32, **SHAPES[shape]).eval()
+    images = pictures(model)
+    with torch.no_grad():
+        walked = [layer.tokens for layer in walk(model, images)]
+        for ours, expected in zip(walked, model.layers(images), strict=True):
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 40])
+@pytest.mark.parametrize("shape", ["class token", "relative", "distillation, registers", "mean"])
+def test_slices_do_not_matter(shape, rows, monkeypatch):
+    model = awake(**SHAPES[shape])
+    images = pictures(model)
+    whole, bytes_of_attention = study(model, [images]), attention_for_browser(model, images[0])[0]
+    monkeypatch.setattr(attention, "AT_ONCE", rows * 3 * model.config.num_tokens * 8)
+    sliced = study(model, [images])
+    for name in whole.distance:
+        close(sliced.distance[name], whole.distance[name])
+    close(sliced.entropy, whole.entropy)
+    close(sliced.redundancy, whole.redundancy)
+    assert np.array_equal(attention_for_browser(model, images[0])[0], bytes_of_attention)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 40, 1000])
+def test_slices_are_small_and_miss_nothing(rows, monkeypatch):
+    model = awake(dtype=torch.float32)
+    limit = rows * 3 * 17 * 4
+    monkeypatch.setattr(attention, "AT_ONCE", limit)
+    with torch.no_grad():
+        layer = next(walk(model, pictures(model, count=5)))
+        seen = torch.zeros(5, 17)
+        for images, queries in layer.slices():
+            scores = layer.scores(images, queries)
+            assert scores.nbytes <= limit
+            seen[images, queries] += 1
+    assert (seen == 1).all()
+
+
+def test_batches_do_not_matter():
+    model = awake(registers=1)
+    images = pictures(model, count=6)
+    whole, heard = study(model, [images]), []
+    parts = study(model, iter(images.split([1, 3, 2])), progress=heard.append)
+    assert heard == [1, 4, 6]
+    assert parts.images == whole.images == 6
+    for name in whole.distance:
+        close(parts.distance[name], whole.distance[name])
+    for name in ("entropy", "redundancy", "prefix_norms", "norms", "outliers"):
+        close(getattr(parts, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("prefix", [{"pool": "mean"}, {}, {"registers": 4}], ids=str)
+def test_attention_that_is_alike_everywhere_reaches_the_mean_distance_of_the_grid(prefix):
+    model = uniform(image_size=(12, 40), patch_size=(4, 8), **prefix)
+    images = pictures(model, count=1)
+    found, first, pixels = study(model, [images]), model.config.num_prefix, apart(model, images)
+    mean = pixels[first:, first:].mean()
+    share = 15 / (15 + first)  # of the attention that stays among patches
+    np.testing.assert_allclose(found.distance["patches"], share * mean)
+    if first:
+        np.testing.assert_allclose(found.distance["patches, renormalized"], mean)
+        np.testing.assert_allclose(found.distance["all tokens"], pixels.mean())
+    np.testing.assert_allclose(found.entropy, 1)
+    np.testing.assert_allclose(found.redundancy, 1)
+
+
+def test_attention_to_oneself_reaches_nowhere():
+    found = study(selfish(), [pictures(selfish())])
+    assert not found.distance["patches"].any()
+    assert not found.entropy.any()
+    np.testing.assert_allclose(found.redundancy, 1)
+
+
+def test_a_picture_of_another_size_than_the_model_was_made_for_can_be_studied():
+    model = awake(dtype=torch.float64)
+    images = torch.randn(2, 3, 8, 28, dtype=torch.float64)
+    expected = (stacked(model, images) * apart(model, images)).sum(-1).mean((1, 3))
+    close(study(model, [images]).distance["all tokens"], expected)
+
+
+def test_many_pictures_are_thinned_out_evenly():
+    sample, values = Sample(4), np.arange(11, dtype=np.float32).reshape(11, 1, 1)
+    for part in np.array_split(values, 3):
+        sample.add(part)
+        assert len(sample.kept) <= 4
+    assert sample.values().ravel().tolist() == [0, 4, 8]
+
+
+def test_a_study_keeps_no_more_norms_than_it_may(monkeypatch):
+    model, whole = awake(pool="mean"), awake(pool="mean")
+    images = pictures(model, count=8)
+    monkeypatch.setattr(attention, "NORMS_KEPT", 3 * 16 * 4)  # those of four pictures
+    close(study(model, images.split(3)).norms, study(whole, [images[::2]]).norms)
+
+
+def test_a_model_without_attention_cannot_be_studied():
+    with pytest.raises(ConfigError, match="BiT-R50x1 has no attention, and so no attention dist"):
+        study(create("BiT-R50x1"), [torch.zeros(1, 3, 64, 64)])
+
+
+@pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 16, 16, dtype=torch.float64)]])
+def test_a_study_of_nothing_is_refused(batches):
+    with pytest.raises(DataError, match="no images to study"):
+        study(awake(), batches)
+
+
+def test_a_study_is_of_images_of_one_size():
+    model = awake()
+    other = torch.zeros(1, 3, 8, 16, dtype=torch.float64)
+    with pytest.raises(DataError, match="2 x 4 patches came after images of 4 x 4"):
+        study(model, [pictures(model), other])
+    with pytest.raises(DataError, match="whole number"):
+        study(model, [torch.zeros(1, 3, 2, 2, dtype=torch.float64)])
+
+
+def as_bytes(maps):
+    return np.rint(255 * maps / maps.max(-1, keepdims=True)).astype(np.uint8)
+
+
+def in_blocks(maps, grid, block, prefix):
+    """Maps (L, H, N, N) with patches put together, one by one."""
+    high, wide = -(-grid[0] // block), -(-grid[1] // block)
+    groups = [[index] for index in range(prefix)]
+    for i in range(high):
+        for j in range(wide):
+            inside = [
+                prefix + y * grid[1] + x
+                for y in range(i * block, min(grid[0], (i + 1) * block))
+                for x in range(j * block, min(grid[1], (j + 1) * block))
+            ]
+            groups.append(inside)
+    keys = np.stack([maps[..., group].sum(-1) for group in groups], axis=-1)
+    return np.stack([keys[..., group, :].mean(-2) for group in groups], axis=-2), (high, wide)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_browser_gets_every_map_as_bytes(shape):
+    model = awake(**SHAPES[shape])
+    image = pictures(model, count=1)[0]
+    found, grid = attention_for_browser(model, image)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, as_bytes(stacked(model, image[None])[:, 0]))
+    assert grid == model.config.grid
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "block", "heads"),
+    [
+        ((72, 60), 9 * 272**2, 1, 3),
+        ((72, 60), 9 * 272**2 - 1, 2, 3),
+        ((72, 60), 9 * 74**2 - 1, 3, 3),
+        ((72, 60), 9 * 32**2 - 1, 3, 1),  # 30 patches with 3 heads would be possible, and too few
+        ((72, 60), 3 * 22**2, 4, 1),
+        ((16, 16), 300, 2, 1),
+        ((16, 16), 1, 4, 1),
+    ],
+)
+def test_the_browser_gets_blocks_of_patches_where_there_are_many(size, most, block, heads):
+    model = awake(registers=1)
+    image = torch.randn(3, *size, dtype=torch.float64)
+    found, grid = attention_for_browser(model, image, most=most)
+    maps = stacked(model, image[None])[:, 0]
+    expected, coarse = in_blocks(maps, (size[0] // 4, size[1] // 4), block, prefix=2)
+    if heads == 1:
+        expected = expected.mean(1, keepdims=True)
+    assert grid == coarse
+    assert found.shape == expected.shape
+    assert found.size <= most or grid == (1, 1)
+    assert np.abs(found.astype(int) - as_bytes(expected)).max() <= 1  # rounding of a half
+    assert (found.max(-1) == 255).all()

@@ -1,0 +1,303 @@
+"""Class-specific maps: against dense float64 computations through all layers at once."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail import (
+    BiT,
+    BitConfig,
+    ConfigError,
+    MixerConfig,
+    MlpMixer,
+    VisionTransformer,
+    VitConfig,
+)
+from vitrail.inspection import relevance as relevance_module
+from vitrail.inspection.relevance import (
+    METHODS,
+    center_map,
+    gradient_rollout,
+    last_layer,
+    random_map,
+    relevance,
+)
+from vitrail.models.names import name_of
+
+SHAPES = {
+    "plain": {},
+    "oblong": {"image_size": (8, 20)},
+    "oblong patches": {"patch_size": (4, 2)},
+    "registers": {"registers": 3},
+    "mean": {"pool": "mean"},
+    "mean, registers": {"pool": "mean", "registers": 2},
+    "map": {"pool": "map", "registers": 1},
+    "distillation": {"distillation": True, "registers": 1},
+    "layer scale": {"layer_scale": 0.1},
+    "relative": {"position": "relative"},
+    "relative, mean": {"position": "relative", "pool": "mean", "position_place": "shared"},
+    "positions in every layer": {"position_place": "every-layer"},
+    "swiglu": {"mlp": "swiglu", "qkv_bias": False},
+    "representation": {"representation": 5},
+    "hybrid": {"stem": "resnet", "patch_size": 1, "image_size": (8, 12)},
+    "conv stem": {"stem": "conv", "pool": "mean"},
+    "dropout": {"dropout": 0.5, "drop_path": 0.5, "patch_dropout": 0.5},
+}
+METHODS_BY_CLASS = {"gradient rollout": gradient_rollout, "relevance": relevance}
+
+
+def vit(**changes):
+    """A ViT of three blocks in float64, every weight random."""
+    config = VitConfig(
+        depth=3, width=8, mlp_width=16, heads=2, patch_size=4, image_size=12, num_classes=4
+    ).change(**changes)
+    model = VisionTransformer(config).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.5, generator=generator)
+    return model.eval()
+
+
+def pictures(model, count=2, seed=0):
+    size = model.config.image_size
+    size = (size, size) if isinstance(size, int) else size
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, *size, dtype=torch.float64, generator=generator)
+
+
+def dense(model, images, classes, monkeypatch):
+    """Every layer's map (B, N, N), first layer first, and the row that is read (B, N).
+
+    The model's own forward pass with attention written out, and one backward pass through it all.
+    """
+    maps = []
+
+    def written_out(query, key, value, attn_mask=None):
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        maps.append((scores if attn_mask is None else scores + attn_mask).softmax(dim=-1))
+        maps[-1].retain_grad()
+        return maps[-1] @ value
+
+    expected = model(images)
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", written_out)
+        logits = model(images)
+    torch.testing.assert_close(logits, expected)
+    logits[torch.arange(len(images)), classes].sum().backward()
+    config = model.config
+    layers = []
+    for found in maps[: config.depth]:
+        seen = (found.grad * found).clamp(min=0).mean(dim=1).detach()
+        tokens = seen.shape[-1]
+        layers.append(F.pad(seen, (0, 0, 0, tokens - seen.shape[1])))  # the last reads few
+    row = images.new_zeros(len(images), tokens)
+    if config.pool == "map":
+        row[:, config.num_prefix :] = maps[-1].detach().mean(dim=1)[:, 0]
+    elif config.pool == "mean":
+        row[:, config.num_prefix :] = 1 / (tokens - config.num_prefix)
+    else:
+        row[:, : config.placed_prefix] = 1 / config.placed_prefix
+    model.zero_grad()
+    return layers, row
+
+
+def reference(name, model, images, classes, monkeypatch):
+    layers, row = dense(model, images, classes, monkeypatch)
+    identity = torch.eye(row.shape[1], dtype=row.dtype).expand(len(images), -1, -1)
+    product = identity
+    for seen in layers:
+        if name == "relevance":
+            product = product + seen @ product
+        else:
+            seen = seen + identity
+            product = seen / seen.sum(dim=-1, keepdim=True) @ product
+    patches = torch.einsum("bn,bnm->bm", row, product)[:, model.config.num_prefix :]
+    down, across = model.config.stride
+    patches = patches / patches.amax(dim=1, keepdim=True)
+    return patches.unflatten(1, (images.shape[2] // down, images.shape[3] // across))
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_maps_equal_a_dense_computation_through_all_layers(shape, method, monkeypatch):
+    model = vit(**SHAPES[shape])
+    images, classes = pictures(model), torch.tensor([3, 1])
+    found = METHODS_BY_CLASS[method](model, images, classes)
+    expected = reference(method, model, images, classes, monkeypatch)
+    assert expected.std() > 1e-4
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+def test_another_size_of_picture_works_too(method, monkeypatch):
+    model = vit(registers=1)
+    images, classes = torch.randn(2, 3, 16, 8, dtype=torch.float64), torch.tensor([0, 2])
+    found = METHODS_BY_CLASS[method](model, images, classes)
+    assert found.shape == (2, 4, 2)
+    expected = reference(method, model, images, classes, monkeypatch)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+def test_float32_is_close_to_float64(method):
+    model = vit(pool="mean")
+    images, classes = pictures(model), torch.tensor([3, 1])
+    exact = METHODS_BY_CLASS[method](model, images, classes)
+    rounded = METHODS_BY_CLASS[method](model.float(), images.float(), classes)
+    torch.testing.assert_close(rounded.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+def test_without_classes_the_predicted_ones_are_asked_about(method):
+    model = vit(distillation=True)
+    images = pictures(model, 4)
+    predicted = model(images).argmax(dim=1)
+    other = METHODS_BY_CLASS[method](model, images, (predicted + 1) % 4)
+    found = METHODS_BY_CLASS[method](model, images)
+    assert torch.equal(found, METHODS_BY_CLASS[method](model, images, predicted))
+    assert not torch.allclose(found, other)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_model_is_left_as_it_was(name):
+    model = vit(dropout=0.5).train()
+    model.encoder.blocks[1].eval()
+    model.head.weight.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    wanted = [weight.requires_grad for weight in model.parameters()]
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    images = pictures(model)
+    METHODS[name](model, images, torch.tensor([0, 1]))
+    assert [module.training for module in model.modules()] == modes
+    assert [weight.requires_grad for weight in model.parameters()] == wanted
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(value, values[key]) for key, value in model.state_dict().items())
+    assert not images.requires_grad
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+def test_frozen_weights_and_modes_without_gradients_do_not_matter(method):
+    model = vit()
+    images = pictures(model)
+    expected = METHODS_BY_CLASS[method](model, images)
+    with torch.no_grad():
+        assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
+    with torch.inference_mode():
+        assert torch.equal(METHODS_BY_CLASS[method](model, images.clone()), expected)
+    model.requires_grad_(False)
+    assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
+
+
+@pytest.mark.parametrize("method", METHODS_BY_CLASS)
+def test_pictures_taken_one_at_a_time_give_the_same_maps(method, monkeypatch):
+    model = vit(registers=1)
+    images, classes = pictures(model, 5), torch.tensor([3, 1, 0, 2, 2])
+    expected = METHODS_BY_CLASS[method](model, images, classes)
+    monkeypatch.setattr(relevance_module, "VALUES_AT_ONCE", 1)
+    found = METHODS_BY_CLASS[method](model, images, classes)
+    torch.testing.assert_close(found, expected)
+
+
+def test_one_graph_of_one_block_is_alive_at_a_time():
+    """What autograd holds for the gradient does not grow with depth."""
+
+    def held(depth):
+        model = vit(depth=depth)
+        alive, most = 0, 0
+
+        class Held:
+            def __init__(self, tensor):
+                nonlocal alive, most
+                self.tensor = tensor
+                alive += 1
+                most = max(most, alive)
+
+            def __del__(self):
+                nonlocal alive
+                alive -= 1
+
+        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
+            relevance(model, pictures(model))
+        return most
+
+    assert 0 < held(6) == held(2)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "map"])
+def test_the_last_layer_is_its_attention_as_it_is(pool):
+    model = vit(pool=pool, registers=1)
+    images = pictures(model)
+    with torch.no_grad():
+        *_, seen = model.attention_maps(images)
+        prefix = model.config.num_prefix
+        seen = seen.mean(dim=1)[:, :, prefix:]
+        match pool:
+            case "cls":
+                row = seen[:, 0]
+            case "mean":
+                row = seen[:, prefix:].mean(dim=1)
+            case "map":
+                weights = model.pool.attention_map(model.encode(images)).mean(dim=1)
+                row = (weights @ seen[:, prefix:])[:, 0]
+    expected = (row / row.amax(dim=1, keepdim=True)).unflatten(1, (3, 3))
+    torch.testing.assert_close(last_layer(model, images), expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_a_map_from_0_to_1_for_each_picture(name):
+    model = vit(image_size=(8, 20)).float()
+    found = METHODS[name](model, pictures(model, 3).float(), None)
+    assert found.shape == (3, 2, 5)
+    assert found.dtype == torch.float32
+    assert found.min() >= 0
+    assert found.max() <= 1
+
+
+def test_the_random_map_is_the_same_each_time_and_other_for_each_picture():
+    model = vit()
+    images = pictures(model)
+    state = torch.random.get_rng_state()
+    one = random_map(model, images)
+    assert torch.equal(one, random_map(model, images))
+    assert not torch.equal(one[0], one[1])
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_the_center_map_falls_to_a_known_height_and_is_symmetric():
+    found = center_map(vit(image_size=(12, 20)), torch.zeros(1, 3, 12, 20))[0]  # 3 x 5 patches
+    assert found[1, 2] == 1
+    assert float(found[0, 2]) == pytest.approx(2.71828 ** (-0.5 * (1 / 0.75) ** 2), rel=1e-4)
+    assert float(found[1, 0]) == pytest.approx(2.71828 ** (-0.5 * (2 / 1.25) ** 2), rel=1e-4)
+    torch.testing.assert_close(found, found.flip(0, 1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_without_attention_is_refused_by_name(name):
+    mixer = MixerConfig(
+        depth=1, width=8, tokens_mlp=8, channels_mlp=8, patch_size=4, image_size=8, num_classes=3
+    )
+    for model in (BiT(BitConfig(blocks=(1,), num_classes=3)), MlpMixer(mixer)):
+        words = f"^{re.escape(name_of(model.config))} has no attention.*filters"
+        with pytest.raises(ConfigError, match=words):
+            METHODS[name](model, torch.zeros(1, 3, 8, 8), None)
+
+
+def test_classes_that_do_not_exist_are_refused():
+    model = vit()
+    images = pictures(model)
+    with pytest.raises(ConfigError, match="the model knows 0 to 3"):
+        relevance(model, images, torch.tensor([0, 4]))
+    with pytest.raises(ConfigError, match="one whole number for each"):
+        relevance(model, images, torch.tensor([0]))
+    with pytest.raises(ConfigError, match="without a head"):
+        relevance(vit(num_classes=0), images)
+
+
+def test_a_class_that_nothing_speaks_for_has_an_empty_map():
+    model = vit()
+    torch.nn.init.zeros_(model.head.weight)
+    assert torch.equal(relevance(model, pictures(model)), torch.zeros(2, 3, 3).double())
