@@ -192,12 +192,18 @@ class Fewshot:
         yield f"{'shots':>5} " + "".join(f"{trial.probe:>{COLUMN}}" for trial in trials[0])
         for row in trials:
             yield f"{row[0].shots!s:>5} " + "".join(f"{cell(trial):>{COLUMN}}" for trial in row)
-        chosen = [trial for row in trials for trial in row if trial.probe == "ridge, best"]
         yield ""
         yield "Accuracy on the test pictures, the mean over draws and its 95 % interval."
-        for trial in chosen:
-            values = ", ".join(f"{value:g}" for value in trial.l2)
-            yield f"  best l2 of {trial.shots} shots, by leave-one-out: {values}"
+        for row in trials:
+            for trial in row:
+                if trial.probe == "ridge, best":
+                    yield f"  best l2 of {trial.shots} shots, by leave-one-out: {values(trial.l2)}"
+
+
+def values(l2: Sequence[float]) -> str:
+    """`16`, or `4 to 64`."""
+    low, high = min(l2), max(l2)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def few_pictures(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:

@@ -136,13 +136,8 @@ def position_sheet(tiles: PositionTiles) -> Image.Image:
     for y in range(0, len(rows), sparse_y):
         middle = top + y * down + high * cell / 2
         pen.text((left - 6, middle), str(rows[y]), SOFT, font(12), "rm")
-    pen.text(
-        (max(left + LABEL // 2, (left + right) // 2), bottom + 20),
-        "column of the patch",
-        SOFT,
-        font(12),
-        "ma",
-    )
+    middle = max(left + LABEL // 2, (left + right) // 2)
+    pen.text((middle, bottom + 20), "column of the patch", SOFT, font(12), "ma")
     side_label(page, "row of the patch", (8, max(top + LABEL // 2, (top + bottom) // 2)))
     bar(page, (beside, top, below - GAP - top), low)
     return page

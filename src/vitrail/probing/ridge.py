@@ -86,17 +86,11 @@ class Path:
 
     @cached_property
     def best(self) -> int:
-        """Which probe: highest accuracy, of equal ones least error, of those the largest l2.
+        """Which probe: the one with the least error, of equal ones that with the largest l2.
 
-        A class with a single example vanishes when that is left out, and then accuracy says
-        nothing: the error decides alone.
+        Accuracy on few rows left out says too little: it chose worse (docs/notebook.md).
         """
-        lonely = bool((self.rows.counts() == 1).any())
-
-        def merit(i: int) -> tuple[float, float, float]:
-            return (0.0 if lonely else self.accuracies[i], -self.errors[i], self.probes[i].l2)
-
-        return max(range(len(self.probes)), key=merit)
+        return min(range(len(self.probes)), key=lambda i: (self.errors[i], -self.probes[i].l2))
 
     @cached_property
     def held_out(self) -> Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.data.files import whole_or_absent
 from vitrail.errors import DataError
 from vitrail.training.tasks import NO_GROUP, Task
 
@@ -92,10 +91,6 @@ class Report:
             "mean": self.mean,
             "mean_of_groups": self.mean_of_groups,
         }
-
-    def write(self, path: Path) -> None:
-        with whole_or_absent(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
 
 
 class Ledger:

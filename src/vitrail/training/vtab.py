@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 
 from vitrail import parallel
+from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.data.sources import fingerprint
 from vitrail.errors import CheckpointError, ConfigError
@@ -50,7 +51,7 @@ def measure(bench: Bench, tasks: Sequence[OpenTask], seeds: int = 1) -> Report:
             setting=method.setting,
             tasks=done,
         )
-        report.write(bench.out / "results.json")
+        write_json(bench.out / "results.json", report.to_dict())
     return report
 
 

@@ -1,0 +1,103 @@
+"""Looking inside: what attention over many pictures costs, and the memory it takes."""
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+
+from fewshot import PEAK, held
+from peers import Shape, vitrail
+from timing import in_turns, spread
+from vitrail.inspection.attention import study
+from vitrail.inspection.rollout import rollout
+from vitrail.models.build import create
+
+ROUNDS = 5
+IMAGES, BATCH = 128, 16
+SHAPE = Shape(224, 16, 384, 12, 6, 1536, 1000)
+LARGE, SIZE = "ViT-L/16", 512
+
+
+def report() -> str:
+    """The section of docs/benchmarks.md, measured now."""
+    return "\n".join(["## Looking inside", "", *cost(), "", *memory(), ""])
+
+
+def cost() -> list[str]:
+    """A study of many pictures beside their plain forward pass."""
+    model = vitrail(SHAPE).eval()
+    batches = torch.randn(IMAGES, 3, 224, 224).split(BATCH)
+
+    @torch.inference_mode()
+    def forward() -> None:
+        for images in batches:
+            model(images)
+
+    calls = {"forward": forward, "study": lambda: study(model, batches)}
+    seconds = in_turns(calls, rounds=ROUNDS)
+    pairs = zip(seconds["study"], seconds["forward"], strict=True)
+    ratio = statistics.median(own / plain for own, plain in pairs)
+    return [
+        f"ViT-S/16 at 224 pixels, {IMAGES} pictures in batches of {BATCH}: mean attention distance",
+        "(all variants), entropy, redundancy of heads and norms of tokens, all layers and heads,",
+        f"beside the plain forward pass. Interleaved, {ROUNDS} rounds; *ratio* is the median over",
+        "rounds. The line asked for is at most 1.6.",
+        "",
+        "| pass | best, ms | median, ms | ratio |",
+        "|---|---|---|---|",
+        f"| forward | {spread(seconds['forward'])} | 1.00 |",
+        f"| forward with the study of attention | {spread(seconds['study'])} | {ratio:.2f} |",
+    ]
+
+
+LOOKS: dict[str, Callable[..., object]] = {
+    "forward": lambda model, image: model(image),
+    "rollout": rollout,
+    "attention distance": lambda model, image: study(model, [image]),
+}
+
+
+def memory() -> list[str]:
+    """How much a fresh process of each grows by, beyond a model that is loaded and warm."""
+    if not PEAK.exists():
+        return ["Memory is not measured on this system."]
+    grown = {
+        name: subprocess.run(
+            [sys.executable, __file__, name], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for name in LOOKS
+    }
+    config = create_large("meta").config
+    stored = config.depth * config.heads * config.num_tokens**2 * 4 / 2**20
+    return [
+        f"{LARGE} at {SIZE} x {SIZE} pixels, one picture: most memory held beyond the model, each",
+        f"in a fresh process. All maps at once would be {stored:,.0f} MiB; the line asked for is",
+        "at most 300 MB.",
+        "",
+        "| what | MiB |",
+        "|---|---|",
+        *(f"| {name} | {mebibytes} |" for name, mebibytes in grown.items()),
+    ]
+
+
+def create_large(device: str) -> torch.nn.Module:
+    with torch.device(device):
+        return create(LARGE, image_size=SIZE).eval()
+
+
+def growth(name: str) -> float:
+    """MiB, with a small picture before so that libraries have loaded what they load."""
+    model = create_large("cpu")
+    image = torch.randn(1, 3, SIZE, SIZE)
+    with torch.inference_mode():
+        LOOKS[name](model, image[..., :64, :64])
+        PEAK.write_text("5")
+        before = held("VmRSS")
+        LOOKS[name](model, image)
+    return held("VmHWM") - before
+
+
+if __name__ == "__main__":
+    print(f"{growth(sys.argv[1]):.0f}")

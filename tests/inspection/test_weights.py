@@ -1,0 +1,185 @@
+"""What needs no picture, against plain computations in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail import BitConfig, MixerConfig, VitConfig, load
+from vitrail.inspection.weights import filters, mixing, position_similarity, principal
+from vitrail.models.build import build
+from vitrail.models.initialization import initialize
+
+VIT = VitConfig(
+    depth=2, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3
+)
+MIXER = MixerConfig(
+    depth=2, width=12, tokens_mlp=40, channels_mlp=8, patch_size=4, image_size=(12, 20)
+)
+
+
+def made(config):
+    torch.manual_seed(0)
+    model = build(config, device="cpu")
+    initialize(model)
+    return model.eval()
+
+
+def plainly(kernels, count):
+    """Eigenvectors of the covariance of (D, C, P, Q) kernels, as rows in the order P, Q, C."""
+    rows = kernels.detach().double().permute(0, 2, 3, 1).flatten(1)
+    rows = rows - rows.mean(0)
+    values, vectors = torch.linalg.eigh(rows.T @ rows)
+    return vectors.T.flip(0)[:count].numpy(), (values.flip(0) / values.sum())[:count].numpy()
+
+
+FIRST = {
+    "patches": (VIT, "stem.projection"),
+    "gray": (VIT.change(channels=1), "stem.projection"),
+    "oblong patches": (VIT.change(patch_size=(4, 5), width=64), "stem.projection"),
+    "convolutions": (VIT.change(stem="conv", image_size=16), "stem.layers.0"),
+    "hybrid": (
+        VIT.change(stem="resnet", resnet_blocks=(1,), patch_size=1, image_size=16),
+        "stem.resnet.root",
+    ),
+    "BiT": (BitConfig(blocks=(1,), num_classes=3), "root"),
+    "Mixer": (MIXER, "stem"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_filters_are_the_principal_components_of_the_first_kernels(name):
+    config, path = FIRST[name]
+    model = made(config)
+    layer = model.get_submodule(path)
+    kernels = layer.standardized() if hasattr(layer, "standardized") else layer.weight
+    found = filters(model, count=10)
+    count = len(found.components)
+    directions, explained = plainly(kernels, count)
+    _, channels, high, wide = kernels.shape
+    assert found.components.shape == (count, high, wide, channels)
+    assert count == min(10, kernels.shape[0] - 1, channels * high * wide)
+    flat = found.components.reshape(count, -1)
+    alike = np.abs((flat * directions).sum(axis=1))
+    np.testing.assert_allclose(alike, 1, atol=1e-6)
+    np.testing.assert_allclose(found.explained, explained, atol=1e-6)
+    np.testing.assert_allclose(
+        flat * np.sign((flat * directions).sum(1))[:, None], directions, atol=1e-6
+    )
+
+
+def test_filters_of_the_golden_model_are_28(golden):
+    found = filters(load(golden / "vit-token.npz"))
+    assert found.components.shape == (28, 8, 8, 3)
+    assert np.all(np.diff(found.explained) <= 0)
+    assert 0.9 < found.explained.sum() < 1
+
+
+def test_the_largest_number_of_a_direction_is_positive():
+    vectors = np.random.default_rng(0).normal(size=(30, 7))
+    directions, _ = principal(vectors, 5)
+    opposite, _ = principal(-vectors, 5)
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
+    assert (largest > 0).all()
+    np.testing.assert_allclose(directions, opposite, atol=1e-12)
+
+
+def test_kernels_that_are_all_alike_give_one_filter_and_no_nan():
+    model = made(VIT)
+    model.stem.projection.weight.data.fill_(0.5)
+    found = filters(model)
+    assert len(found.components) == 1
+    assert np.isfinite(found.components).all()
+    assert found.explained.tolist() == [0]
+
+
+def cosine(one, other):
+    return sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(
+        sum(a * a for a in one) * sum(b * b for b in other)
+    )
+
+
+def by_loops(rows, grid):
+    """Every pair of patches, one after the other."""
+    found = np.zeros((*grid, *grid))
+    for here in np.ndindex(*grid):
+        for there in np.ndindex(*grid):
+            one, other = (rows[i * grid[1] + j] for i, j in (here, there))
+            found[here + there] = cosine(one, other)
+    return found
+
+
+ADDED = {
+    "learned": {},
+    "mean": {"pool": "mean"},
+    "registers": {"registers": 3, "distillation": True},
+    "learned-2d": {"position": "learned-2d"},
+    "sines": {"position": "sincos-2d"},
+    "shared": {"position_place": "shared"},
+}
+
+
+@pytest.mark.parametrize("changes", ADDED.values(), ids=ADDED)
+@pytest.mark.parametrize("grid", [None, (2, 4), (1, 1)])
+def test_positions_are_compared_by_cosine(changes, grid):
+    model = made(VIT.change(**changes))
+    position = model.encoder.positions[0] if len(model.encoder.positions) else model.position
+    (tiles,) = position_similarity(model, grid)
+    grid = grid or (3, 5)
+    rows = position.at(grid)[model.config.placed_prefix :].tolist()
+    assert tiles.similarity.shape == (*grid, *grid)
+    np.testing.assert_allclose(tiles.similarity, by_loops(rows, grid), atol=1e-6)
+
+
+def test_each_layer_with_its_own_positions_has_its_own_tiles():
+    model = made(VIT.change(position_place="every-layer"))
+    first, second = position_similarity(model)
+    assert (first.title, second.title) == ("positions of layer 0", "positions of layer 1")
+    rows = model.encoder.positions[1].table[1:].tolist()
+    np.testing.assert_allclose(second.similarity, by_loops(rows, (3, 5)), atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])
+def test_relative_positions_compare_the_key_of_each_offset_with_that_of_none(changes):
+    model = made(VIT.change(position="relative", **changes))
+    tiles = position_similarity(model)
+    assert [each.title for each in tiles] == [f"relative positions of layer {i}" for i in (0, 1)]
+    keys = model.encoder.positions[1].table.tolist()
+    for here in np.ndindex(3, 5):
+        for there in np.ndindex(3, 5):
+            offset = (here[0] - there[0]) * 5 + here[1] - there[1]  # query less key, in the raster
+            expected = cosine(keys[14 + offset], keys[14])
+            assert tiles[1].similarity[here + there] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_bag_of_patches_has_no_positions():
+    assert position_similarity(made(VIT.change(position="none"))) == ()
+
+
+def test_a_position_of_zeros_is_like_nothing():
+    model = made(VIT)
+    model.position.table.data.zero_()
+    assert not position_similarity(model)[0].similarity.any()
+
+
+def test_mixing_shows_the_largest_units_slow_ones_first():
+    model = made(MIXER)
+    weight = model.blocks[0].token_mixing.fc1.weight.data  # (40, 15)
+    weight[:] *= 0.01
+    slow, quick = torch.ones(3, 5), torch.ones(3, 5)
+    slow[:, :2] = -1
+    quick[:, 1::2] = -1
+    weight[7], weight[30] = quick.flatten(), 3 * slow.flatten()
+    found = mixing(model, count=2)
+    np.testing.assert_allclose(found, np.stack([3 * slow, quick]), atol=1e-6)
+    rows = {tuple(row) for row in weight.tolist()}
+    assert all(tuple(unit.flatten().tolist()) in rows for unit in mixing(model, count=28))
+    assert mixing(model, count=28).shape == (28, 3, 5)
+    assert mixing(model, count=99).shape == (40, 3, 5)
+
+
+def test_mixing_weights_of_zero_are_no_nan():
+    model = made(MIXER)
+    model.blocks[0].token_mixing.fc1.weight.data.zero_()
+    assert not mixing(model).any()
