@@ -45,8 +45,13 @@ STYLE = """
 .knob output { font-weight: 600; font-variant-numeric: tabular-nums; }
 .knob input { grid-column: 1 / -1; width: 100%; height: 1.75rem; margin: 0;
   accent-color: var(--accent); cursor: pointer; }
-.all { position: relative; line-height: 0; cursor: pointer; border-radius: 6px; overflow: hidden;
-  background: #1c1917; }
+.labeled { display: grid; grid-template-columns: auto 1fr; gap: .25rem .4rem; font-size: .7rem;
+  line-height: 1; color: var(--soft); font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+.across { grid-column: 2; display: grid; grid-auto-flow: column; grid-auto-columns: minmax(0, 1fr);
+  text-align: center; }
+.down { display: grid; grid-auto-rows: minmax(0, 1fr); align-items: center; text-align: right; }
+.all { position: relative; line-height: 0; cursor: pointer; border-radius: 4px; overflow: hidden; }
+[hidden] { display: none !important; }
 .overview { width: 100%; image-rendering: pixelated; }
 .scale { display: flex; align-items: center; gap: .6rem; }
 .scale i { flex: 0 1 9rem; height: .6rem; border-radius: 99px;
@@ -100,10 +105,12 @@ def browser(shown: Sequence[Shown], class_token: bool) -> str:
 <input class="layer" id="layer" type="range" min="0" max="0" value="0" /></div>
 <div class="knob"><label for="head">Head</label><output for="head"></output>
 <input class="head" id="head" type="range" min="-1" max="0" value="-1" /></div>
+<div class="labeled"><div class="across" aria-hidden="true"></div>
+<div class="down" aria-hidden="true"></div>
 <div class="all"><canvas class="overview" role="img"
-  aria-label="the same query in every layer and head"></canvas><i class="cell"></i></div>
-<p class="soft">The same patch in every layer, downward, and every head, to the right; the first
-column is the mean of the heads. Click one to see it large.</p>
+  aria-label="the same query in every layer and head"></canvas><i class="cell"></i></div></div>
+<p class="soft">The same query in every layer, downward, and every head, to the right. Click one to
+see it large.</p>
 </div></div>
 <script type="application/json" id="pictures">{about}</script>
 {data}</div>"""
@@ -126,6 +133,7 @@ def described(look: Look, class_token: bool) -> dict[str, object]:
         "prefix": prefix,
         "rows": rows,
         "columns": columns,
+        "gap": 1 + columns // 12,  # pixels between the maps of the overview
         "middle": prefix + rows // 2 * columns + columns // 2,
         "box": [round(part, 5) for part in box],
         "others": prefix_names(prefix, class_token),

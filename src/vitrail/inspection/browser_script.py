@@ -7,8 +7,18 @@ const find = (name) => root.querySelector("." + name);
 const pictures = JSON.parse(document.getElementById("pictures").textContent);
 const decoded = [];
 const MEAN = -1; // the head that stands for all of them
-const GAP = 1; // pixels between the maps of the overview
 const now = { picture: 0, layer: 0, head: MEAN, query: 0 };
+
+// Colors of 0 to 255, brown to orange to yellow: clear below, and on dark ground.
+const STOPS = [[154, 52, 18], [154, 52, 18], [251, 146, 60], [254, 240, 138]];
+const GROUND = [28, 25, 23];
+const CLEAR = Array.from({ length: 256 }, (_, value) => {
+  const at = (value / 255) * 3, low = Math.min(2, Math.floor(at));
+  const color = STOPS[low].map((from, i) => from + (STOPS[low + 1][i] - from) * (at - low));
+  return [...color, Math.min(235, 2.4 * value)];
+});
+const SOLID = CLEAR.map(([red, green, blue, alpha]) =>
+  [...[red, green, blue].map((c, i) => GROUND[i] + ((c - GROUND[i]) * alpha) / 255), 255]);
 
 function attention() {
   // The bytes of the chosen picture, decoded when they are first asked for.
@@ -19,6 +29,11 @@ function attention() {
     decoded[now.picture] = bytes;
   }
   return decoded[now.picture];
+}
+
+function columnsOf(heads) {
+  // The heads of the overview: their mean, then each; a single one needs no mean.
+  return heads === 1 ? [0] : Array.from({ length: heads + 1 }, (_, column) => column + MEAN);
 }
 
 function looks(layer, head) {
@@ -35,67 +50,59 @@ function looks(layer, head) {
   return shares;
 }
 
-function heat(value) {
-  // 0 to 1: clear, brown, orange, yellow.
-  const stops = [[154, 52, 18], [154, 52, 18], [251, 146, 60], [254, 240, 138]];
-  const at = value * 3, low = Math.min(2, Math.floor(at)), part = at - low;
-  const color = stops[low].map((from, i) => from + (stops[low + 1][i] - from) * part);
-  return [...color, 255 * Math.min(0.92, 2.4 * value)];
-}
-
-function paint(image, shares, left, top) {
+function paint(image, shares, left, top, colors) {
   // The map of the patches, a pixel for each, scaled to the largest.
   const { prefix, columns } = pictures[now.picture];
   const patches = shares.subarray(prefix);
   const most = patches.reduce((a, b) => Math.max(a, b), 0) || 1;
   patches.forEach((share, patch) => {
     const x = left + (patch % columns), y = top + Math.floor(patch / columns);
-    image.data.set(heat(share / most), 4 * (y * image.width + x));
+    image.data.set(colors[Math.round((255 * share) / most)], 4 * (y * image.width + x));
   });
 }
 
+function draw(canvas, paintOn) {
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  paintOn(image);
+  context.putImageData(image, 0, 0);
+}
+
 function show() {
-  const picture = pictures[now.picture];
-  const { rows, columns, prefix, layers, heads, others } = picture;
+  const { rows, columns, prefix, layers, heads, gap, others } = pictures[now.picture];
   const shares = looks(now.layer, now.head);
-
-  const field = find("heat").getContext("2d");
-  const map = field.createImageData(columns, rows);
-  paint(map, shares, 0, 0);
-  field.putImageData(map, 0, 0);
-
-  const small = find("overview").getContext("2d");
-  const all = small.createImageData(find("overview").width, find("overview").height);
-  for (let layer = 0; layer < layers; layer++)
-    for (let head = MEAN; head < heads; head++)
-      paint(all, looks(layer, head), (head + 1) * (columns + GAP), layer * (rows + GAP));
-  small.putImageData(all, 0, 0);
-  place(find("cell"), now.layer, now.head + 1, layers, heads + 1);
+  draw(find("heat"), (image) => paint(image, shares, 0, 0, CLEAR));
+  draw(find("overview"), (image) => {
+    for (let layer = 0; layer < layers; layer++)
+      columnsOf(heads).forEach((head, column) => {
+        const left = column * (columns + gap), top = layer * (rows + gap);
+        paint(image, looks(layer, head), left, top, SOLID);
+      });
+  });
+  const cells = columnsOf(heads);
+  place(find("cell"), now.layer, cells.indexOf(now.head), layers, cells.length);
 
   const patch = now.query - prefix;
   find("query").hidden = patch < 0;
   if (patch >= 0) place(find("query"), Math.floor(patch / columns), patch % columns, rows, columns);
-  for (const [token, button] of [...find("others").children].entries()) {
+  [...find("others").children].forEach((button, token) => {
     button.setAttribute("aria-pressed", token === now.query);
     button.lastChild.textContent = " gets " + percent(shares[token]);
-  }
+  });
+
   const head = now.head === MEAN ? "mean of heads" : "head " + now.head;
   find("layer").value = now.layer;
   find("head").value = now.head;
   find("layer").previousElementSibling.textContent = now.layer;
-  find("head").previousElementSibling.textContent = now.head === MEAN ? "mean of all" : now.head;
+  find("head").previousElementSibling.textContent = now.head === MEAN ? "mean of heads" : now.head;
   find("head").setAttribute("aria-valuetext", head);
   const most = shares.indexOf(shares.reduce((a, b) => Math.max(a, b)));
-  const target = most === now.query ? "itself" : called(most, others, prefix, columns);
-  find("told").textContent = "layer " + now.layer + ", " + head + ": " +
-    (patch < 0 ? "" : "patch ") + called(now.query, others, prefix, columns) +
-    " looks mostly at " + target + " (" + percent(shares[most]) + " of its attention)";
-}
-
-function called(token, others, prefix, columns) {
-  if (token < prefix) return "the " + others[token];
-  const patch = token - prefix;
-  return "row " + Math.floor(patch / columns) + ", column " + (patch % columns);
+  const called = (token) => token < prefix ? "the " + others[token] :
+    "row " + Math.floor((token - prefix) / columns) + ", column " + ((token - prefix) % columns);
+  find("told").textContent = "layer " + now.layer + (heads === 1 ? "" : ", " + head) + ": " +
+    (patch < 0 ? "" : "patch ") + called(now.query) + " looks mostly at " +
+    (most === now.query ? "itself" : called(most)) + " (" + percent(shares[most]) +
+    " of its attention)";
 }
 
 function percent(share) {
@@ -110,40 +117,52 @@ function place(box, row, column, rows, columns) {
 }
 
 function under(event, element, rows, columns) {
-  // Row and column of a grid over the element, below the pointer.
+  // Row and column, below the pointer, of a grid over the element.
   const box = element.getBoundingClientRect();
-  const part = (at, start, size, count) =>
-    Math.max(0, Math.min(count - 1, Math.floor(((at - start) / size) * count)));
-  return [part(event.clientY, box.top, box.height, rows),
-    part(event.clientX, box.left, box.width, columns)];
+  const part = (at, size, count) =>
+    Math.max(0, Math.min(count - 1, Math.floor((at / size) * count)));
+  return [part(event.clientY - box.top, box.height, rows),
+    part(event.clientX - box.left, box.width, columns)];
+}
+
+function element(kind, ...inside) {
+  const made = document.createElement(kind);
+  made.append(...inside);
+  return made;
 }
 
 function choose(number) {
   now.picture = number;
-  const picture = pictures[number];
-  const { rows, columns, prefix, layers, heads, box, others } = picture;
+  const { name, rows, columns, prefix, layers, heads, tokens, gap, box, others } = pictures[number];
   const buttons = [...find("choose").children];
   buttons.forEach((button, n) => button.setAttribute("aria-pressed", n === number));
   const shown = root.querySelector(".stage img");
-  shown.src = buttons[number].firstChild.src;
-  shown.alt = picture.name;
+  Object.assign(shown, { src: buttons[number].firstChild.src, alt: name });
   const [top, left, height, width] = box.map((part) => 100 * part + "%");
   Object.assign(find("field").style, { top, left, height, width });
   Object.assign(find("heat"), { width: columns, height: rows });
-  const wide = (heads + 1) * (columns + GAP) - GAP, high = layers * (rows + GAP) - GAP;
-  Object.assign(find("overview"), { width: wide, height: high });
-  find("all").style.maxWidth = (heads + 1) * 4.5 + "rem";
-  find("layer").max = layers - 1;
-  find("head").max = heads - 1;
-  find("others").replaceChildren(...others.map((name, token) => {
-    const button = document.createElement("button");
+  const cells = columnsOf(heads);
+  Object.assign(find("overview"), {
+    width: cells.length * (columns + gap) - gap, height: layers * (rows + gap) - gap,
+  });
+  find("labeled").style.maxWidth = cells.length * 5 + 2 + "rem";
+  find("across").replaceChildren(
+    ...cells.map((head) => element("span", head === MEAN ? "mean" : String(head))));
+  find("down").replaceChildren(
+    ...Array.from({ length: layers }, (_, layer) => element("span", String(layer))));
+  find("others").replaceChildren(...others.map((other, token) => {
+    const button = element("button", other, element("span"));
     button.type = "button";
-    button.append(name, document.createElement("span"));
     button.onclick = () => ask(token);
     return button;
   }));
+  find("layer").max = layers - 1;
+  find("head").min = cells[0];
+  find("head").max = heads - 1;
+  find("head").parentElement.hidden = heads === 1;
   now.layer = Math.min(now.layer, layers - 1);
-  if (now.query >= picture.tokens) now.query = prefix;
+  now.head = Math.min(Math.max(now.head, cells[0]), heads - 1);
+  if (now.query >= tokens) now.query = prefix;
   show();
 }
 
@@ -167,25 +186,26 @@ find("field").onpointermove = (event) => {
   if (event.pointerType === "mouse" && event.buttons === 1) point(event);
 };
 find("field").onkeydown = (event) => {
-  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  if (!(event.key in step)) return;
-  event.preventDefault();
-  const { rows, columns, prefix } = pictures[now.picture];
-  const patch = Math.max(0, now.query - prefix);
-  const row = Math.floor(patch / columns) + step[event.key][0];
-  const column = (patch % columns) + step[event.key][1];
+  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  if (!(event.key in steps)) return;
+  event.preventDefault(); // the page does not scroll
+  const { rows, columns, prefix, middle } = pictures[now.picture];
+  if (now.query < prefix) return ask(middle);
+  const row = Math.floor((now.query - prefix) / columns) + steps[event.key][0];
+  const column = ((now.query - prefix) % columns) + steps[event.key][1];
   if (row >= 0 && row < rows && column >= 0 && column < columns)
     ask(prefix + row * columns + column);
 };
 find("all").onpointermove = find("all").onclick = (event) => {
   const { layers, heads } = pictures[now.picture];
-  const [layer, column] = under(event, find("all"), layers, heads + 1);
-  find("all").title = "layer " + layer + ", " + (column ? "head " + (column - 1) : "mean of heads");
-  if (event.type === "click") { now.layer = layer; now.head = column - 1; show(); }
+  const cells = columnsOf(heads);
+  const [layer, column] = under(event, find("all"), layers, cells.length);
+  const head = cells[column];
+  find("all").title = "layer " + layer + ", " + (head === MEAN ? "mean of heads" : "head " + head);
+  if (event.type === "click") { Object.assign(now, { layer, head }); show(); }
 };
 
 now.layer = pictures[0].layers - 1;
-now.query = pictures[0].prefix &&
-  pictures[0].others[0] === "class token" ? 0 : pictures[0].middle;
+now.query = pictures[0].others[0] === "class token" ? 0 : pictures[0].middle;
 choose(0);
 """

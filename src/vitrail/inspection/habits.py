@@ -11,6 +11,12 @@ from vitrail.inspection.browser import prefix_names
 from vitrail.inspection.findings import Study
 from vitrail.inspection.gallery import with_words
 
+VARIANTS = {  # where there are tokens that are no patches
+    "patches": "From patches to patches; what goes to other tokens counts as nothing.",
+    "patches, renormalized": "The same, with what goes to patches scaled to be all.",
+    "all tokens": "Other tokens count too, and stand at the center of the picture.",
+}
+
 
 def distance(study: Study) -> str:
     first = next(iter(study.distance.values()))
@@ -22,8 +28,9 @@ def distance(study: Study) -> str:
     )
     marks = ticks(0.0, max(float(values.max()) for values in study.distance.values()))
     charts = "".join(
-        f"<div><h3>{escape(name)}</h3>"
-        f"{plots.by_layer(values, label=f'attention distance, {name}', marks=marks)}</div>"
+        f'<div class="narrow"><h3>{escape(name)}</h3>'
+        + plots.by_layer(values, label=f"attention distance, {name}", shown=pixels, marks=marks)
+        + (f'<p class="soft">{VARIANTS[name]}</p></div>' if name in VARIANTS else "</div>")
         for name, values in study.distance.items()
     )
     how = (
@@ -34,6 +41,10 @@ def distance(study: Study) -> str:
     return with_words(told, how, f'<div class="panels">{charts}</div>')
 
 
+def pixels(value: float) -> str:
+    return f"{tidy(value)} px"
+
+
 def span(values: np.ndarray) -> str:
     low, high = tidy(float(values.min())), tidy(float(values.max()))
     return low if low == high else f"{low} to {high}"
@@ -42,12 +53,12 @@ def span(values: np.ndarray) -> str:
 def heads(study: Study) -> str:
     marks = (0.0, 0.25, 0.5, 0.75, 1.0)
     entropy = plots.by_layer(study.entropy, label="entropy", shown=whole_percent, marks=marks)
-    charts = f"<div><h3>How widely a head spreads its attention</h3>{entropy}</div>"
+    charts = f'<div class="narrow"><h3>How widely a head looks</h3>{entropy}</div>'
     count = study.redundancy.shape[-1]
     if count > 1:
         others = (study.redundancy.sum(axis=2) - 1) / (count - 1)  # (L, H)
         alike = plots.by_layer(others, label="likeness to other heads", shown=tidy)
-        charts += f"<div><h3>How like a head is to the others</h3>{alike}</div>"
+        charts += f'<div class="narrow"><h3>How like the others it is</h3>{alike}</div>'
     return with_words(
         "A head low on the left side looks at few patches, one at the top at all of them alike. "
         "Heads that are very like each other do the same work twice.",
@@ -90,5 +101,5 @@ def norms(study: Study, has_class_token: bool) -> str:
         told,
         "Norm of the tokens after each layer: the line is the median of the patches, the dark band "
         "holds half of them, the pale one all. Darcet et al. 2024.",
-        f'<div class="panels"><div>{chart}</div><div>{listed}</div></div>',
+        f'<div class="panels"><div class="narrow">{chart}</div><div>{listed}</div></div>',
     )

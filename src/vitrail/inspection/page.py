@@ -16,6 +16,7 @@ import numpy as np
 from vitrail.data.thumbnails import inline_smallest
 from vitrail.evaluation.parts import (
     following,
+    percent,
     prose,
     tiles_and_facts,
     whole_page,
@@ -33,6 +34,7 @@ STYLE = """
 .contents a { display: block; color: var(--ink); text-decoration: none; background: var(--card);
   border-radius: 99px; padding: .2rem .8rem; }
 .contents a:hover { color: var(--accent); }
+h1 + .soft + .facts { margin-top: .75rem; }
 section { margin-top: 3rem; }
 section h2 { font-size: 1.3rem; margin: 0 0 .4rem; line-height: 1.3; }
 section > p { margin: .4rem 0; max-width: 44rem; }
@@ -168,12 +170,14 @@ def alike(looks: Sequence[Look]) -> str:
 
 def filters(found: Filters) -> str:
     image = filter_sheet(found)
-    told = f"{float(found.explained.sum()):.0%} of what its filters differ in"
+    told = f"{percent(min(1.0, float(found.explained.sum())))} of the variance"
+    size = " x ".join(map(str, found.components.shape[1:3]))
     return with_words(
-        f"The {len(found.components)} patterns that tell patches apart best: they stand for "
-        f"{told}. Smooth waves and edges are learned; noise is not.",
-        "Figure 7, left: principal components of the patch embedding's filters, each scaled to "
-        "its own range, in the order of the variance that they stand for.",
+        f"The {len(found.components)} patterns by which its filters differ most, of {size} pixels; "
+        f"they stand for {told}. Waves, edges and spots of color come from training, noise does "
+        "not.",
+        "Figure 7, left: principal components of the filters that read the picture, largest "
+        "first, each scaled to its own range.",
         plate(inline_smallest(image), "filters of the first layer", image.width),
     )
 

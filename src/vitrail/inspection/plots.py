@@ -40,7 +40,7 @@ STYLE = """
 .chart .half { fill: var(--s1); opacity: .28; }
 .chart .plain { stroke: var(--soft); stroke-dasharray: 2 5; }
 .chart .points { fill: none; stroke-width: 5; stroke-linecap: round; opacity: .75; }
-.chart .class { font-weight: 650; text-anchor: middle; paint-order: stroke; fill: var(--ink);
+.chart .class { font-size: 10.5px; font-weight: 650; text-anchor: middle; paint-order: stroke; fill: var(--ink);
   stroke: var(--paper); stroke-width: 3.5px; stroke-linejoin: round; }
 """
 LOG_FROM = 30  # ratio of the longest token to the shortest from which on the scale is logarithmic
@@ -128,7 +128,7 @@ def fading(
     marks = marks if marks[-1] <= 1 else [0.0, 0.25, 0.5, 0.75, 1.0]
     texts = [f"{100 * mark:.4g} %" for mark in marks]
     left = 10 + LETTER * max(map(len, texts))
-    frame = Frame(steps=1, marks=marks, left=left, right=16, log=False)
+    frame = Frame(steps=1, marks=marks, left=left, right=26, log=False)
     parts = [levels(frame, lambda mark: f"{100 * mark:.4g} %")]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(

@@ -72,7 +72,7 @@ def table(trust: Trust, colors: dict[str, str]) -> str:
         key = f' style="border-color:{colors[name]}"' if colors[name] else ""
         kind = "" if colors[name] else ' class="plain"'
         cells = cell(found.insertion_area, most) + cell(found.deletion_area, least)
-        sanity = f"{trust.sanity[name]:.2f}" if name in trust.sanity else "—"
+        sanity = f"{trust.sanity[name]:.2f}" if name in set(trust.sanity) - set(PLAIN) else "—"
         rows.append(
             f'<tr{kind}><td><i class="key"{key}></i>{escape(name)}</td>'
             f"{cells}<td>{sanity}</td></tr>"
@@ -119,4 +119,4 @@ def conclusions(trust: Trust) -> Iterator[str]:
     passed = [name for name, value in trust.sanity.items() if value < PARTLY and name not in PLAIN]
     if passed:
         it = "changes" if len(passed) == 1 else "change"
-        yield f"{', '.join(passed)} {it} when the weights are random, as a true explanation must."
+        yield f"{' and '.join(filter(None, [', '.join(passed[:-1]), passed[-1]]))} {it} when the weights are random, as a true explanation must."

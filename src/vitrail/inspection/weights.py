@@ -43,7 +43,7 @@ def kernels_of(model: Model) -> Tensor:
     """The kernels (D, C, P, P) of the first layer that reads the picture."""
     name = first_kernel(dict(model.state_dict()))
     layer = model.get_submodule(name.removesuffix(".weight"))
-    return layer.weight if isinstance(layer, StandardizedConv2d) else layer.weight  # pyright: ignore[reportReturnType]: it is a parameter
+    return layer.standardized() if isinstance(layer, StandardizedConv2d) else layer.weight  # pyright: ignore[reportReturnType]: it is a parameter
 
 
 def principal(vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
