@@ -170,9 +170,9 @@ def test_mixing_shows_the_largest_units_slow_ones_first():
     slow, quick = torch.ones(3, 5), torch.ones(3, 5)
     slow[:, :2] = -1
     quick[:, 1::2] = -1
-    weight[7], weight[30] = quick.flatten(), 3 * slow.flatten()
+    weight[7], weight[30] = 3 * quick.flatten(), slow.flatten()  # the quick one is larger
     found = mixing(model, count=2)
-    np.testing.assert_allclose(found, np.stack([3 * slow, quick]), atol=1e-6)
+    np.testing.assert_allclose(found, np.stack([slow, 3 * quick]), atol=1e-6)
     rows = {tuple(row) for row in weight.tolist()}
     assert all(tuple(unit.flatten().tolist()) in rows for unit in mixing(model, count=28))
     assert mixing(model, count=28).shape == (28, 3, 5)

@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from vitrail.data.thumbnails import inline_smallest
-from vitrail.evaluation.parts import percent, prose, share
+from vitrail.evaluation.parts import prose, share
 from vitrail.inspection.drawing import color_picture, fitted, overlay
 from vitrail.inspection.findings import Look, Neighbor
 
@@ -22,6 +22,7 @@ STYLE = """
 @media (max-width: 38rem) { .look { grid-template-columns: minmax(0, 1fr); } 
   .look > div:first-child { display: grid; grid-template-columns: 9rem 1fr; gap: 0 1rem;
     align-items: start; } .look h3, .look p { grid-column: 1 / -1; } }
+.general { grid-column: 1 / -1; }
 .answers { list-style: none; margin: 0; padding: 0; font-size: .9rem; }
 .answers li { display: flex; justify-content: space-between; gap: .75rem; padding: .2rem 0 .3rem;
   background: linear-gradient(var(--s2), var(--s2)) no-repeat left bottom / var(--part) 3px,
@@ -32,7 +33,8 @@ STYLE = """
 .answers .wrong { color: var(--bad); background-image:
   linear-gradient(var(--bad), var(--bad)), linear-gradient(var(--track), var(--track)); }
 .row { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.6rem, 1fr)); gap: .75rem; }
-.row.two { grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr)); gap: 1rem 1.5rem; }
+.row.two { grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr));
+  gap: 1rem 1.5rem; }
 .row.two figure { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .4rem; align-items: start; }
 .row.two figcaption { grid-column: 1 / -1; }
 .row.small { grid-template-columns: repeat(auto-fill, minmax(6.4rem, 1fr)); margin-bottom: 1.1rem; }
@@ -83,13 +85,14 @@ def judged(look: Look) -> Iterator[tuple[str, float, str]]:
 def map_rows(look: Look) -> Iterator[str]:
     """A row of methods to compare; then one for each class that was asked about."""
     if look.maps:
-        yield f"<div><h4>What it looks at</h4>{methods_row(look, look.maps, 'looks')}</div>"
+        row = methods_row(look, look.maps, "looks")
+        yield f'<div class="general"><h4>What it looks at</h4>{row}</div>'
     chances = dict(look.classes)
     for name in dict.fromkeys(name for maps in look.class_maps.values() for name in maps):
-        chance = f" ({percent(chances[name])})" if name in chances else ""
+        chance = f" ({share(chances[name])})" if name in chances else ""
         maps = {how: found[name] for how, found in look.class_maps.items() if name in found}
         row = methods_row(look, maps, f"sees {name}")
-        yield f"<div><h4>What speaks for “{escape(name)}”{escape(chance)}</h4>{row}</div>"
+        yield f"<div><h4>What speaks for “{escape(name)}”{chance}</h4>{row}</div>"
 
 
 def methods_row(look: Look, maps: dict[str, np.ndarray], what: str) -> str:

@@ -53,14 +53,14 @@ def span(values: np.ndarray) -> str:
 def heads(study: Study) -> str:
     marks = (0.0, 0.25, 0.5, 0.75, 1.0)
     entropy = plots.by_layer(study.entropy, label="entropy", shown=whole_percent, marks=marks)
-    charts = f'<div class="narrow"><h3>How widely a head looks</h3>{entropy}</div>'
+    charts = f'<div class="narrow"><h3>How widely a head looks (entropy)</h3>{entropy}</div>'
     count = study.redundancy.shape[-1]
     if count > 1:
         others = (study.redundancy.sum(axis=2) - 1) / (count - 1)  # (L, H)
         alike = plots.by_layer(others, label="likeness to other heads", shown=tidy)
-        charts += f'<div class="narrow"><h3>How like the others it is</h3>{alike}</div>'
+        charts += f'<div class="narrow"><h3>How like the other heads it is</h3>{alike}</div>'
     return with_words(
-        "A head low on the left side looks at few patches, one at the top at all of them alike. "
+        "A head of low entropy looks at few patches, one near 100 % at all of them alike. "
         "Heads that are very like each other do the same work twice.",
         "Entropy of each query's attention as a share of the largest possible; cosine similarity "
         f"of a head's maps with those of the other heads of its layer, mean. Over "
@@ -75,7 +75,9 @@ def whole_percent(value: float) -> str:
 
 def norms(study: Study, has_class_token: bool) -> str:
     names = prefix_names(study.prefix_norms.shape[1], has_class_token)
-    others = {name: study.prefix_norms[:, n] for n, name in enumerate(names)}
+    others = {"class token": study.prefix_norms[:, 0]} if "class token" in names else {}
+    if len(names) > len(others):
+        others["extra tokens"] = study.prefix_norms[:, len(others) :].mean(axis=1)
     layer = int(study.outliers.argmax())
     if study.outliers[layer] > 0:
         told = (

@@ -38,10 +38,11 @@ STYLE = """
 .chart .mean { stroke: var(--s1); opacity: .45; }
 .chart .most { fill: var(--s1); opacity: .1; }
 .chart .half { fill: var(--s1); opacity: .28; }
-.chart .plain { stroke: var(--soft); stroke-dasharray: 2 5; }
+.chart .plain { stroke: var(--soft); stroke-dasharray: 1 5; }
+.chart .plain.center { stroke-dasharray: 7 5; }
 .chart .points { fill: none; stroke-width: 5; stroke-linecap: round; opacity: .75; }
-.chart .class { font-size: 10.5px; font-weight: 650; text-anchor: middle; paint-order: stroke; fill: var(--ink);
-  stroke: var(--paper); stroke-width: 3.5px; stroke-linejoin: round; }
+.chart .class { font-size: 10.5px; font-weight: 650; text-anchor: middle; paint-order: stroke;
+  fill: var(--ink); stroke: var(--paper); stroke-width: 3.5px; stroke-linejoin: round; }
 """
 LOG_FROM = 30  # ratio of the longest token to the shortest from which on the scale is logarithmic
 MOST_MARKS = 12  # layers that are numbered
@@ -139,7 +140,7 @@ def fading(
     every = max(1, len(shares) // ANSWERS)
     for name, line in lines.items():
         points = list(zip(shares.tolist(), line.tolist(), strict=True))
-        kind = "line plain" if colors[name] == "" else "line"
+        kind = "line" if colors[name] else f"line plain {escape(name)}"
         stroke = f' stroke="{colors[name]}"' if colors[name] else ""
         parts.append(f'<path class="{kind}"{stroke} d="{strokes(points, frame)}"/>')
         parts += [

@@ -60,7 +60,7 @@ def neighbors(
         part = slice(first, first + step)
         scores = queries[part] @ answers.T  # (step, n)
         if exclude is not None:
-            scores[np.arange(len(scores)), exclude[part]] = 0
+            scores[np.arange(len(scores)), exclude[part]] = -np.inf
         indices[part] = np.argsort(-scores, axis=1, kind="stable")[:, :count]
         similarity[part] = np.take_along_axis(scores, indices[part], axis=1)
     return indices, similarity

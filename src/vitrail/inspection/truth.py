@@ -17,6 +17,7 @@ STYLE = """
   border-top: 3px solid; vertical-align: .25em; }
 .trust .plain { color: var(--soft); }
 .trust .plain .key { border-top: 2px dotted; }
+.trust .center .key { border-top-style: dashed; }
 """
 PLAIN = ("random", "center")  # what a map must be better than
 SAME, PARTLY = 0.7, 0.4  # rank correlations with the maps of random weights
@@ -49,7 +50,7 @@ def tested(trust: Trust) -> str:
         "from: shown alone they must be enough for it, and without them it must go.</p>"
         '<p class="how soft">The mean probability of the predicted class as patches are put into '
         "an empty picture, or taken out of the whole one, in the order of each map (Petsiuk et "
-        f"al. 2018); {trust.images:,} pictures. The dotted lines take patches at random, or from "
+        f"al. 2018); {trust.images:,} pictures. The gray lines take patches at random, or from "
         "the center outward.</p>"
         f'<ul class="verdict">{said}</ul><div class="panels">{charts}</div>{table(trust, colors)}'
     )
@@ -70,7 +71,7 @@ def table(trust: Trust, colors: dict[str, str]) -> str:
     rows = []
     for name, found in curves.items():
         key = f' style="border-color:{colors[name]}"' if colors[name] else ""
-        kind = "" if colors[name] else ' class="plain"'
+        kind = "" if colors[name] else f' class="plain {escape(name)}"'
         cells = cell(found.insertion_area, most) + cell(found.deletion_area, least)
         sanity = f"{trust.sanity[name]:.2f}" if name in set(trust.sanity) - set(PLAIN) else "—"
         rows.append(
@@ -118,5 +119,8 @@ def conclusions(trust: Trust) -> Iterator[str]:
             )
     passed = [name for name, value in trust.sanity.items() if value < PARTLY and name not in PLAIN]
     if passed:
-        it = "changes" if len(passed) == 1 else "change"
-        yield f"{' and '.join(filter(None, [', '.join(passed[:-1]), passed[-1]]))} {it} when the weights are random, as a true explanation must."
+        *others, last = passed
+        names, change = (
+            (f"{', '.join(others)} and {last}", "change") if others else (last, "changes")
+        )
+        yield f"{names} {change} when the weights are random, as a true explanation must."
