@@ -60,25 +60,28 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def tab():
+    """One tab for all tests; what it complains of, and what it asks of the network."""
     sync_api = pytest.importorskip("playwright.sync_api")
+    wrong, asked = [], []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
+        page = browser.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        yield page, wrong, asked
         browser.close()
 
 
 @pytest.fixture
-def page(chromium, report):
-    """The report as a person has opened it; nothing may go wrong or be asked of the network."""
-    page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    wrong, asked = [], []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+def page(tab, report):
+    """The report as a person has just opened it; nothing may go wrong or be asked for."""
+    page, wrong, asked = tab
+    asked.clear()
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(report.as_uri())
     yield page
-    page.close()
     assert wrong == []
     assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
 

@@ -93,7 +93,7 @@ def browser(shown: Sequence[Shown], class_token: bool) -> str:
     return f"""<div class="browser" id="browser">
 <div class="choose" role="group" aria-label="picture">{buttons}</div>
 <div class="desk"><div>
-<div class="stage"><img alt="" src="{shown[0].address}">
+<div class="stage"><img alt="{escape(shown[0].look.name)}" src="{shown[0].address}">
 <div class="field" tabindex="0" role="application" aria-describedby="told"
   aria-label="patches of the picture: arrow keys choose the one that is asked">
 <canvas class="heat" aria-hidden="true"></canvas><i class="query"></i></div></div>
