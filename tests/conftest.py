@@ -13,6 +13,14 @@ SMALL_GOLDEN = Path(__file__).parent / "golden"  # what is small enough to come 
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 
 
+@pytest.fixture(autouse=True, scope="session")
+def features_are_kept_apart(tmp_path_factory):
+    """No test reads or leaves features where the user keeps them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def tiny() -> VitConfig:
     """The smallest ViT with more than one of everything: two blocks, two heads, four patches."""

@@ -8,6 +8,7 @@ from vitrail.errors import ConfigError, DataError
 
 DATA = "builtin:sign-digits"
 SHOWN = 6  # pictures of attention.png
+LOOKED_AT = 64  # pictures that attention is averaged over
 BEGUN = time.monotonic()
 
 
@@ -27,6 +28,8 @@ class Demo:
         from vitrail.cli.live import Live
         from vitrail.data.sources import open_source
         from vitrail.demo import picture
+        from vitrail.inspection.api import inspect_model
+        from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
         from vitrail.training.folder import is_run, read_run
         from vitrail.training.recipes import read_recipe
@@ -51,14 +54,19 @@ class Demo:
         assert isinstance(model, VisionTransformer)
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         picture(model, samples).save(self.out / "attention.png")
+        print("looking inside the model", flush=True)
+        found = inspect_model(model, data=test, images=LOOKED_AT)
+        *_, page = write_folder(self.out / "inspection", found)
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)
         print(f"\n{right} of {outcome.samples} new photographs are read rightly: ", end="")
         print(f"{outcome.accuracy:.1%}, after {result.seconds:.0f} seconds.\n")
         print(f"  {self.out / 'report.html'}    open it in a browser: curves, mistakes, settings")
-        print(f"  {self.out / 'attention.png'}  where the model looks")
+        print(f"  {page}  what it looks at, patch by patch")
+        print(f"  {self.out / 'attention.png'}  the same as one picture")
         print(f"  {self.out}/                the model: vitrail.load('{self.out}') in Python\n")
         print("Next, your own pictures, a folder for each class:")
         print("  vitrail check pictures/                   what is wrong with them")
         print("  vitrail train pictures/ --minutes 10      a model from scratch")
         print("  vitrail finetune pictures/ --from hf:google/vit-base-patch16-224")
+        print("  vitrail evaluate runs/pictures pictures/  how good it is, and how sure it may be")

@@ -229,5 +229,7 @@ def words(result: "Result", command: Training) -> list[str]:
         "",
         "Next:",
         f"  open {result.folder / 'report.html'} in a browser: curves, mistakes, settings",
+        f"  vitrail evaluate {result.folder} {command.data}    how sure it may be of itself",
+        f"  vitrail inspect {result.folder}    what it looks at",
         f'  vitrail.load("{result.folder}") in Python',
     ]

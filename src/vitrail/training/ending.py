@@ -80,5 +80,9 @@ def report_of(run: "Run", outcomes: dict[str, Outcome]) -> Report:
         settings_toml=to_toml(setup.settings),
         timings=run.timings,
         skipped=setup.feed.skipped,
-        next_steps=[f"vitrail convert {run.folder} model.safetensors --to timm"],
+        next_steps=[
+            f"vitrail evaluate {run.folder} {run.order.data} --out {run.folder}/evaluation",
+            f"vitrail inspect {run.folder} --out {run.folder}/inspection",
+            f"vitrail convert {run.folder} model.safetensors --to timm",
+        ],
     )
