@@ -137,6 +137,15 @@ def test_entropy_and_redundancy_are_those_of_the_maps(shape, dtype):
     close(found.redundancy, np.einsum("lbhn,lbgn->lhg", flat, flat) / count, dtype)
 
 
+def test_sums_over_large_maps_of_a_float32_model_keep_their_digits():
+    model = awake(dtype=torch.float32, image_size=80)
+    images = pictures(model, count=1)
+    flat = stacked(model, images)[:, 0].reshape(3, 3, -1)
+    flat = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
+    expected = np.einsum("lhn,lgn->lhg", flat, flat)
+    np.testing.assert_allclose(study(model, [images]).redundancy, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_norms_are_those_of_the_tokens_after_each_block(shape, dtype):
     model = awake(dtype=dtype, **SHAPES[shape])

@@ -126,6 +126,12 @@ def test_patches_of_equal_value_go_by_their_index():
     np.testing.assert_allclose(found.insertion, np.arange(7) > 1, atol=1e-12)
 
 
+def test_steps_are_whole_patches_and_shares_say_how_many():
+    model, classes = LooksAtOnePatch(0, 1), torch.tensor([1])
+    found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=4)
+    np.testing.assert_allclose(found.shares * 6, [0, 2, 3, 4, 6])
+
+
 def test_blurring_keeps_a_flat_picture_and_spreads_a_point():
     flat = torch.full((1, 3, 224, 32), 0.7)
     torch.testing.assert_close(scoring.blurred(flat), flat)

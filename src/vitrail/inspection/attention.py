@@ -187,9 +187,7 @@ class Tally:
         self.redundancy[index] += alike.sum(0)
 
     def add_distances(self, index: int, maps: Tensor, rows: slice) -> None:
-        # Exactly, where cdist would otherwise multiply matrices and lose half of the digits.
-        exact = "donot_use_mm_for_euclid_dist"
-        apart = torch.cdist(self.places[rows], self.places, compute_mode=exact)  # (q, N)
+        apart = torch.cdist(self.places[rows], self.places)  # (q, N)
         weighted, prefix = maps * apart, self.prefix
         to_patches = weighted[..., prefix:].sum(-1)  # (b, H, q)
         if prefix:

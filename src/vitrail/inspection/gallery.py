@@ -19,7 +19,7 @@ STYLE = """
 .maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.2rem), 1fr));
   gap: 1.1rem 1.5rem; align-content: start; }
 .look > div > img { width: 100%; border-radius: 8px; display: block; margin-bottom: .75rem; }
-@media (max-width: 38rem) { .look { grid-template-columns: minmax(0, 1fr); } 
+@media (max-width: 38rem) { .look { grid-template-columns: minmax(0, 1fr); }
   .look > div:first-child { display: grid; grid-template-columns: 9rem 1fr; gap: 0 1rem;
     align-items: start; } .look h3, .look p { grid-column: 1 / -1; } }
 .general { grid-column: 1 / -1; }

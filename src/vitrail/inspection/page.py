@@ -39,7 +39,7 @@ section { margin-top: 3rem; }
 section h2 { font-size: 1.3rem; margin: 0 0 .4rem; line-height: 1.3; }
 section > p { margin: .4rem 0; max-width: 44rem; }
 section .soft { max-width: 44rem; }
-.how { margin-bottom: 1.1rem !important; }
+section > p.how { margin-bottom: 1.1rem; }
 .plate { display: block; background: #fff; border-radius: 8px; padding: .5rem; max-width: 100%;
   height: auto; }
 .plates { display: flex; flex-wrap: wrap; gap: 1rem; align-items: start; }
@@ -48,6 +48,7 @@ section .soft { max-width: 44rem; }
 .methods div { margin: .3rem 0; }
 .map { max-width: 40rem; }
 """
+ATTENTION = "Ask a patch where it looks"  # the section that needs the script
 METHODS = {
     "rollout": "the mean of the heads of each layer, with the identity added and rows divided by "
     "their sum, multiplied through all layers (figure 6, appendix D.8; Abnar & Zuidema 2020)",
@@ -82,9 +83,6 @@ def page(found: Inspection, next_steps: Sequence[str] = ()) -> str:
     style = plots.STYLE + gallery.STYLE + browser.STYLE + truth.STYLE + STYLE
     script = SCRIPT if ATTENTION in shown else ""
     return whole_page(found.title, found.facts, body, style, script)
-
-
-ATTENTION = "Ask a patch where it looks"
 
 
 def sections(found: Inspection) -> Iterator[tuple[str, str]]:
