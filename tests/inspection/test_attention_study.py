@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from vitrail import ConfigError, DataError, VitConfig, create
-from vitrail.inspection import attention
-from vitrail.inspection.attention import Sample, attention_for_browser, study, walk
+from vitrail.inspection import attention, layers
+from vitrail.inspection.attention import Sample, attention_for_browser, study
+from vitrail.inspection.layers import walk
 from vitrail.models.build import build
 from vitrail.models.checks import pair
 from vitrail.models.initialization import initialize
@@ -190,7 +191,7 @@ def test_slices_do_not_matter(shape, rows, monkeypatch):
     model = awake(**SHAPES[shape])
     images = pictures(model)
     whole, bytes_of_attention = study(model, [images]), attention_for_browser(model, images[0])[0]
-    monkeypatch.setattr(attention, "AT_ONCE", rows * 3 * model.config.num_tokens * 8)
+    monkeypatch.setattr(layers, "AT_ONCE", rows * 3 * model.config.num_tokens * 8)
     sliced = study(model, [images])
     for name in whole.distance:
         close(sliced.distance[name], whole.distance[name])
@@ -203,7 +204,7 @@ def test_slices_do_not_matter(shape, rows, monkeypatch):
 def test_slices_are_small_and_miss_nothing(rows, monkeypatch):
     model = awake(dtype=torch.float32)
     limit = rows * 3 * 17 * 4
-    monkeypatch.setattr(attention, "AT_ONCE", limit)
+    monkeypatch.setattr(layers, "AT_ONCE", limit)
     with torch.no_grad():
         layer = next(walk(model, pictures(model, count=5)))
         seen = torch.zeros(5, 17)

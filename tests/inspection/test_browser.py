@@ -55,7 +55,9 @@ def report(tmp_path_factory):
         for seed, name in enumerate(("first <b>", "second"))
     )
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    write_inspection(path, Inspection(title="a model", facts={}, looks=looks))
+    write_inspection(
+        path, Inspection(title="a model", facts={}, prefix=("class token",), looks=looks)
+    )
     return path
 
 

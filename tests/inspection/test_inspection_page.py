@@ -10,7 +10,7 @@ import pytest
 
 from page_reader import Reader
 from vitrail.inspection import page as module
-from vitrail.inspection.browser import MOST_BYTES, browsable, prefix_names
+from vitrail.inspection.browser import MOST_BYTES, browsable
 from vitrail.inspection.findings import (
     Box,
     Curves,
@@ -99,6 +99,7 @@ SCATTER = Scatter(
 @pytest.fixture
 def everything():
     return Inspection(
+        prefix=("class token",),
         title="ViT-Pico/8",
         facts={"parameters": "12,345"},
         filters=Filters(components=RNG.normal(size=(5, 8, 8, 3)), explained=np.full(5, 0.15)),
@@ -323,13 +324,9 @@ def test_a_single_head_is_compared_with_no_other(everything, tmp_path):
     assert "In layer 0 heads look 5 pixels far" in words_of(text)
 
 
-def test_the_first_token_is_the_class_token_unless_the_head_reads_another(everything, tmp_path):
-    assert prefix_names(3, class_token=True) == ["class token", "extra token 1", "extra token 2"]
-    assert prefix_names(1, class_token=False) == ["extra token 0"]
-    assert prefix_names(0, class_token=True) == []
-    assert "class token" in written(everything, tmp_path).split("<script>")[0]
-    mean = replace(everything, facts={"what the head reads": "mean"})
-    assert '"others": ["extra token 0"]' in written(mean, tmp_path)
+def test_tokens_before_the_patches_go_by_their_names(everything, tmp_path):
+    named = replace(everything, prefix=("register 0",))
+    assert '"others": ["register 0"]' in written(named, tmp_path)
 
 
 def drawn(svg):

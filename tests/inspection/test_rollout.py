@@ -6,7 +6,7 @@ import torch
 from test_attention_study import SHAPES, TOLERANCE, awake, pictures, selfish, stacked, uniform
 
 from vitrail import ConfigError, DataError, create
-from vitrail.inspection import attention
+from vitrail.inspection import layers
 from vitrail.inspection import rollout as module
 from vitrail.inspection.rollout import rollout, without_lowest
 
@@ -82,7 +82,7 @@ def test_slices_do_not_matter(shape, monkeypatch):
     model = awake(**SHAPES[shape])
     images = pictures(model, count=5)
     whole = rollout(model, images, discard=0.5)
-    monkeypatch.setattr(attention, "AT_ONCE", 2000)  # a few rows
+    monkeypatch.setattr(layers, "AT_ONCE", 2000)  # a few rows
     monkeypatch.setattr(module, "AT_ONCE", 2 * model.config.num_tokens**2 * 8)  # two pictures
     seen = []
     whole_walk = module.walk

@@ -5,7 +5,7 @@ import torch
 from test_transformers import load
 from weights import random_model
 
-from vitrail.inspection.attention import walk
+from vitrail.inspection.layers import walk
 from vitrail.inspection.rollout import rollout
 
 pytest.importorskip("transformers")

@@ -91,6 +91,7 @@ def inspect_model(
     if isinstance(model, VisionTransformer):
         found = replace(
             found,
+            prefix=prefix_names(model),
             positions=position_similarity(model),
             study=studied(model, source, shown, images, tell),
             trust=trusted(model, source, shown, question.methods, tell) if score else None,
@@ -170,6 +171,13 @@ def about(model: Model) -> dict[str, str]:
         told["positions"] = model.config.position
         told["what the head reads"] = model.config.pool
     return told
+
+
+def prefix_names(model: VisionTransformer) -> tuple[str, ...]:
+    """What the tokens before the patches are called."""
+    config = model.config
+    named = ["class token"] * (config.pool == "cls") + ["distillation token"] * config.distillation
+    return (*named, *(f"register {number}" for number in range(config.registers)))
 
 
 def look_at_each(

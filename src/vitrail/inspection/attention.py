@@ -8,24 +8,20 @@ h x w patches; K channels per head, D width; q queries and T tokens that are lef
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import DataError
 from vitrail.inspection.findings import Study
+from vitrail.inspection.layers import Layer, check_attends, grid_of, walk
 from vitrail.models.config import VitConfig
-from vitrail.models.encoder import Block, relative_scores
-from vitrail.models.names import name_of
-from vitrail.models.position import Grid, Relative
-from vitrail.models.stems import check_images
+from vitrail.models.position import Grid
 from vitrail.models.vit import VisionTransformer
 
-AT_ONCE = 4 * 2**20  # bytes of maps made together: they should still be in the cache when read
 NORMS_KEPT = 2**23  # norms that quantiles are taken of, over all layers
 OUTLYING = 3.0  # times the median norm of a layer
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -70,69 +66,6 @@ def study(
     if tally is None or not tally.images:
         raise DataError("there are no images to study attention with; give one or more")
     return tally.finish()
-
-
-def check_attends(model: nn.Module, what: str) -> None:
-    """Refuse a model that has no attention to look at."""
-    if not isinstance(model, VisionTransformer):
-        name = name_of(model.config)  # pyright: ignore[reportArgumentType]: another family
-        raise ConfigError(
-            f"{name} has no attention, and so no {what}; ask a Vision Transformer or a hybrid, "
-            "such as ViT-S/16 or R26+ViT-S/32"
-        )
-
-
-class Layer(NamedTuple):
-    """What a layer's maps are made of, and what comes after it."""
-
-    query: Tensor  # (B, H, N, K)
-    key: Tensor  # (B, H, N, K)
-    relative: Relative | None
-    tokens: Tensor  # (B, N, D), after the block
-
-    def slices(self) -> Iterator[tuple[slice, slice]]:
-        """Images and queries whose maps are made at once: several images, or rows of one."""
-        images, heads, tokens, _ = self.query.shape
-        rows = max(1, AT_ONCE // (heads * tokens * self.query.element_size()))
-        together = max(1, rows // tokens)
-        for first in range(0, images, together):
-            for row in range(0, tokens, rows):
-                yield slice(first, first + together), slice(row, row + rows)
-
-    def scores(self, images: slice, rows: slice) -> Tensor:
-        """Attention before its softmax: (b, H, q, N)."""
-        query, key = self.query[images, :, rows], self.key[images]
-        scores = query @ key.mT / query.shape[-1] ** 0.5
-        if self.relative is not None:
-            offsets = self.relative.offsets[rows]
-            scores += relative_scores(query, Relative(self.relative.keys, offsets))
-        return scores
-
-
-def walk(model: VisionTransformer, images: Tensor) -> Iterator[Layer]:
-    """Each layer in turn, one in memory at a time."""
-    tokens, grid = model.tokens_and_grid(images)
-    for index, block in enumerate(model.encoder.blocks):
-        entered, relative = model.encoder.enter(index, tokens, grid)
-        query, key, tokens = step(block, entered, relative)
-        yield Layer(query, key, relative, tokens)
-
-
-def step(block: Block, tokens: Tensor, relative: Relative | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys, and the tokens after a block: its forward pass, with a look on the way."""
-    query, key, value = block.attention.query_key_value(block.norm1(tokens))
-    bias = None if relative is None else relative_scores(query, relative)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
-    seen = block.attention.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
-    tokens = block.sum(tokens, block.branch1(seen))
-    return query, key, block.sum(tokens, block.branch2(block.mlp(block.norm2(tokens))))
-
-
-def grid_of(model: VisionTransformer, images: Tensor) -> Grid:
-    """Patches down and across of images (B, C, H, W) that the model can read."""
-    down, across = model.config.stride
-    check_images(images, model.config.channels, (down, across))
-    return images.shape[2] // down, images.shape[3] // across
 
 
 class Tally:

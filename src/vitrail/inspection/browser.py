@@ -77,14 +77,14 @@ def browsable(looks: Sequence[Look]) -> list[Look]:
     return found
 
 
-def browser(shown: Sequence[Shown], class_token: bool) -> str:
+def browser(shown: Sequence[Shown], prefix: Sequence[str]) -> str:
     """The browser's markup and data, for the script to bring to life."""
     buttons = "".join(
         f'<button type="button" aria-pressed="{str(not number).lower()}">'
         f'<img alt="{escape(one.look.name)}" src="{one.address}"></button>'
         for number, one in enumerate(shown)
     )
-    about = json.dumps([described(one.look, class_token) for one in shown])
+    about = json.dumps([described(one.look, prefix) for one in shown])
     about = about.replace("<", r"\u003c")  # a name cannot end the element
     data = "".join(
         f'<script type="text/plain" id="attention-{number}">{encoded(one.look)}</script>'
@@ -116,7 +116,7 @@ see it large.</p>
 {data}</div>"""
 
 
-def described(look: Look, class_token: bool) -> dict[str, object]:
+def described(look: Look, others: Sequence[str]) -> dict[str, object]:
     """What the script must know of a picture; the box in shares of the picture's sides."""
     assert look.attention is not None
     layers, heads, tokens, _ = look.attention.shape
@@ -136,14 +136,8 @@ def described(look: Look, class_token: bool) -> dict[str, object]:
         "gap": 1 + columns // 12,  # pixels between the maps of the overview
         "middle": prefix + rows // 2 * columns + columns // 2,
         "box": [round(part, 5) for part in box],
-        "others": prefix_names(prefix, class_token),
+        "others": list(others),
     }
-
-
-def prefix_names(count: int, class_token: bool) -> list[str]:
-    """What tokens before the patches are called; a class token is the first of them."""
-    names = [f"extra token {number}" for number in range(count)]
-    return ["class token", *names[1:]] if class_token and count else names
 
 
 def encoded(look: Look) -> str:

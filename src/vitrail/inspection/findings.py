@@ -115,6 +115,7 @@ class Inspection:
 
     title: str
     facts: Mapping[str, str]
+    prefix: tuple[str, ...] = ()  # what the tokens before the patches are called
     filters: Filters | None = None
     positions: tuple[PositionTiles, ...] = ()
     mixing: np.ndarray | None = None  # (n, h, w) token-mixing weights of a Mixer's first layer

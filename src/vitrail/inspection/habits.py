@@ -1,5 +1,6 @@
 """How attention goes over many pictures, for the page: far or near, wide or sharp, and norms."""
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -7,7 +8,6 @@ import numpy as np
 from vitrail.evaluation.charts import ticks, tidy
 from vitrail.evaluation.parts import percent
 from vitrail.inspection import plots
-from vitrail.inspection.browser import prefix_names
 from vitrail.inspection.findings import Study
 from vitrail.inspection.gallery import with_words
 
@@ -73,11 +73,11 @@ def whole_percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def norms(study: Study, has_class_token: bool) -> str:
-    names = prefix_names(study.prefix_norms.shape[1], has_class_token)
-    others = {"class token": study.prefix_norms[:, 0]} if "class token" in names else {}
-    if len(names) > len(others):
-        others["extra tokens"] = study.prefix_norms[:, len(others) :].mean(axis=1)
+def norms(study: Study, prefix: Sequence[str]) -> str:
+    first = tuple(prefix[:1]) == ("class token",)
+    others = {"class token": study.prefix_norms[:, 0]} if first else {}
+    if len(prefix) > len(others):
+        others["other tokens"] = study.prefix_norms[:, len(others) :].mean(axis=1)
     layer = int(study.outliers.argmax())
     if study.outliers[layer] > 0:
         told = (

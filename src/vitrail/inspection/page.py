@@ -7,7 +7,7 @@ script, that of the attention browser, which the page's policy names by its hash
 rows and columns are counted from 0, as in the arrays.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def sections(found: Inspection) -> Iterator[tuple[str, str]]:
     if study is not None:
         yield "How far it looks", habits.distance(study)
         yield "How sharply heads look, and how alike", habits.heads(study)
-        yield "How long tokens are", habits.norms(study, class_token(found.facts))
+        yield "How long tokens are", habits.norms(study, found.prefix)
     if found.filters is not None:
         yield "What the first layer looks for", filters(found.filters)
     yield "How it knows where a patch is", positions(found.positions)
@@ -138,13 +138,8 @@ def asked(found: Inspection) -> str:
         "at in a layer and a head.",
         "Softmax of query times key, scaled (appendix A), in 256 steps; colors are scaled to the "
         f"patch that gets most. Everything is counted from 0.{more}",
-        browser.browser(shown, class_token(found.facts)),
+        browser.browser(shown, found.prefix),
     )
-
-
-def class_token(facts: Mapping[str, str]) -> bool:
-    """Whether the first token is the class token; it is, unless the head reads something else."""
-    return facts.get("what the head reads", "cls") == "cls"
 
 
 def colored(looks: Sequence[Look]) -> str:

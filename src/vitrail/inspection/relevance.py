@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.attention import grid_of, walk
+from vitrail.inspection.layers import grid_of, walk
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.encoder import Block

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.inspection.attention import Layer, check_attends, grid_of, walk
+from vitrail.inspection.layers import Layer, check_attends, grid_of, walk
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.vit import VisionTransformer
 
