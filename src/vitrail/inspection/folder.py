@@ -29,7 +29,8 @@ def write_folder(folder: Path, found: Inspection) -> Iterator[Path]:
             temporary.write_bytes(to_png(image))
         yield folder / name
     with whole_or_absent(folder / "arrays.npz") as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **dict(arrays(found)))
+        named: Any = dict(arrays(found))
+        np.savez_compressed(file, **named)
     yield folder / "arrays.npz"
     if found.study is not None:
         with (
