@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_runs import write_colors
 
+from tiny_runs import write_colors
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import write_colors
 
 import vitrail
+from tiny_runs import write_colors
 from vitrail.training.records import read_rows
 
 STEPS = 8

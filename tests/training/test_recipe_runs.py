@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_runs import write_colors
 
+from tiny_runs import write_colors
 from vitrail.data.sources import open_source
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig

@@ -7,9 +7,9 @@ import pytest
 import torch
 import tyro
 from kill_and_resume import finish, kill_and_resume, start
-from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 
 import vitrail
+from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 from vitrail.cli.train import Train
 from vitrail.training import run as running
 from vitrail.training.survival import Stop

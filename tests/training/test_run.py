@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 
 import vitrail
+from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.training.folder import read_run
 from vitrail.training.records import read_rows
