@@ -128,7 +128,7 @@ def test_the_map_can_go_into_a_gradient():
 def test_a_model_without_attention_has_no_rollout(name):
     with torch.device("meta"):
         model, images = create(name), torch.zeros(1, 3, 224, 224)
-    with pytest.raises(ConfigError, match=f"^{name} has no attention, and so no rollout; ask a Vi"):
+    with pytest.raises(ConfigError, match=f"^{name} has no attention, and so no rollout; look at"):
         rollout(model, images)
 
 

@@ -14,6 +14,7 @@ from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
+from vitrail.inspection.layers import with_attention
 from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
 from vitrail.inspection.relatives import related
 from vitrail.inspection.relevance import METHODS
@@ -120,10 +121,7 @@ def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...
     """The maps to make; refused where a model has no attention."""
     if not isinstance(model, VisionTransformer):
         if methods:
-            raise ConfigError(
-                f"{name_of(model.config)} has no attention, and so no {methods[0]}; without "
-                "--methods its filters are shown"
-            )
+            with_attention(model, methods[0])
         return ()
     for name in methods or ():
         if name not in METHODS:
@@ -133,9 +131,9 @@ def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...
 
 def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
     """The layers by their numbers from 0."""
-    if layers and not isinstance(model, VisionTransformer):
-        raise ConfigError(f"{name_of(model.config)} has no attention, and so no maps of its layers")
-    depth = model.config.depth if isinstance(model, VisionTransformer) else 0
+    if not layers:
+        return ()
+    depth = with_attention(model, "maps of its layers").config.depth
     return tuple(chosen("layers", layers, depth))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Study
-from vitrail.inspection.layers import Layer, check_attends, grid_of, walk
+from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
 from vitrail.models.config import VitConfig
 from vitrail.models.position import Grid
 from vitrail.models.vit import VisionTransformer
@@ -55,7 +55,7 @@ def study(
 
     `progress` hears how many images are done.
     """
-    check_attends(model, "attention distance")
+    with_attention(model, "attention distance")
     model.eval()
     tally = None
     for images in batches:
@@ -198,7 +198,7 @@ def attention_for_browser(
     leave fewer than 36 patches, heads are averaged to one instead. Other tokens stay single; they
     come first.
     """
-    check_attends(model, "attention browser")
+    with_attention(model, "attention browser")
     model.eval()
     config = model.config
     fine = grid_of(model, image[None])

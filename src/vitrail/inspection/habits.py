@@ -74,9 +74,9 @@ def whole_percent(value: float) -> str:
 
 
 def norms(study: Study, prefix: Sequence[str]) -> str:
-    first = tuple(prefix[:1]) == ("class token",)
-    others = {"class token": study.prefix_norms[:, 0]} if first else {}
-    if len(prefix) > len(others):
+    count = study.prefix_norms.shape[1]
+    others = {"class token": study.prefix_norms[:, 0]} if count and "class token" in prefix else {}
+    if count > len(others):
         others["other tokens"] = study.prefix_norms[:, len(others) :].mean(axis=1)
     layer = int(study.outliers.argmax())
     if study.outliers[layer] > 0:

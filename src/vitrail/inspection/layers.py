@@ -22,14 +22,15 @@ from vitrail.models.vit import VisionTransformer
 AT_ONCE = 4 * 2**20  # bytes of maps made together: they should still be in the cache when read
 
 
-def check_attends(model: nn.Module, what: str) -> None:
-    """Refuse a model that has no attention to look at."""
-    if not isinstance(model, VisionTransformer):
-        name = name_of(model.config)  # pyright: ignore[reportArgumentType]: another family
-        raise ConfigError(
-            f"{name} has no attention, and so no {what}; ask a Vision Transformer or a hybrid, "
-            "such as ViT-S/16 or R26+ViT-S/32"
-        )
+def with_attention(model: nn.Module, what: str) -> VisionTransformer:
+    """The model, if there is attention in it to look at; `what` cannot be had otherwise."""
+    if isinstance(model, VisionTransformer):
+        return model
+    name = name_of(model.config)  # pyright: ignore[reportArgumentType]: another family
+    raise ConfigError(
+        f"{name} has no attention, and so no {what}; look at its filters, or ask a Vision "
+        "Transformer or a hybrid, such as ViT-S/16 or R26+ViT-S/32"
+    )
 
 
 class Layer(NamedTuple):

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.layers import grid_of, walk
+from vitrail.inspection.layers import grid_of, walk, with_attention
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.encoder import Block
-from vitrail.models.names import name_of
 from vitrail.models.position import Grid, Relative
 from vitrail.models.vit import VisionTransformer
 
@@ -60,14 +59,14 @@ def relevance(model: Model, images: Tensor, classes: Tensor | None = None) -> Te
 
 def plain_rollout(model: Model, images: Tensor) -> Tensor:
     """Attention rollout as the paper has it; the same for every class: (B, h, w)."""
-    vit = with_attention(model)
+    vit = with_attention(model, "rollout")
     with standing_still(vit):
         return rollout(vit, images)
 
 
 def last_layer(model: Model, images: Tensor) -> Tensor:
     """Where what the head reads looks in the last layer, mean over heads: (B, h, w)."""
-    vit = with_attention(model)
+    vit = with_attention(model, "map of its last layer")
     rows = []
     with torch.no_grad(), standing_still(vit):
         for part in images.split(at_once(vit, images)):
@@ -78,7 +77,7 @@ def last_layer(model: Model, images: Tensor) -> Tensor:
 
 def random_map(model: Model, images: Tensor) -> Tensor:
     """A map that knows nothing, the same one whenever it is asked for: (B, h, w)."""
-    shape = (len(images), *grid_of(with_attention(model), images))
+    shape = (len(images), *grid_of(with_attention(model, "map"), images))
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(images)
 
 
@@ -86,7 +85,7 @@ def center_map(model: Model, images: Tensor) -> Tensor:
     """What photographers do: a Gaussian in the middle, a quarter of each side wide: (B, h, w)."""
     down, across = (
         torch.exp(-8 * ((torch.arange(side) + 0.5) / side - 0.5) ** 2)  # sigma = side / 4
-        for side in grid_of(with_attention(model), images)
+        for side in grid_of(with_attention(model, "map"), images)
     )
     bump = (down[:, None] * across).to(images)  # (h, w)
     return (bump / bump.max()).expand(len(images), -1, -1)
@@ -104,7 +103,7 @@ METHODS: dict[str, Method] = {
 
 def class_maps(model: Model, images: Tensor, classes: Tensor | None, rule: Rule) -> Tensor:
     """Each picture's row after all layers, as a map."""
-    vit = with_attention(model)
+    vit = with_attention(model, "map of a class")
     if vit.head is None:
         raise ConfigError("a model without a head knows no classes; ask it for rollout")
     size = at_once(vit, images)
@@ -193,16 +192,6 @@ def as_maps(vit: VisionTransformer, rows: Tensor, images: Tensor) -> Tensor:
     """The patches of rows (B, N) on their grid: (B, h, w), the largest of each picture 1."""
     patches = rows[:, vit.config.num_prefix :]
     return largest_is_one(patches.unflatten(1, grid_of(vit, images)))
-
-
-def with_attention(model: Model) -> VisionTransformer:
-    """The model, if there is attention in it to follow."""
-    if isinstance(model, VisionTransformer):
-        return model
-    raise ConfigError(
-        f"{name_of(model.config)} has no attention, so there is no map of where it looks; "
-        "look at its filters and its features instead, or ask a Vision Transformer or a hybrid"
-    )
 
 
 def checked(classes: Tensor, images: int, known: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.inspection.layers import Layer, check_attends, grid_of, walk
+from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.vit import VisionTransformer
 
@@ -39,7 +39,7 @@ def rollout(
     `discard` is the share of each layer's fused values that are set to zero, lowest first, before
     the identity is added; those of the class token's column stay.
     """
-    check_attends(model, "rollout")
+    with_attention(model, "rollout")
     if fuse not in FUSES:
         raise unknown("fuse", fuse, FUSES)
     if not 0 <= discard < 1:
