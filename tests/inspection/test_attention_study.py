@@ -318,9 +318,11 @@ def in_blocks(maps, grid, block, prefix):
 def test_the_browser_gets_every_map_as_bytes(shape):
     model = awake(**SHAPES[shape])
     image = pictures(model, count=1)[0]
-    found, grid = attention_for_browser(model, image)
+    found, peaks, grid = attention_for_browser(model, image)
     assert found.dtype == np.uint8
-    assert np.array_equal(found, as_bytes(stacked(model, image[None])[:, 0]))
+    maps = stacked(model, image[None])[:, 0]
+    assert np.array_equal(found, as_bytes(maps))
+    np.testing.assert_allclose(peaks, maps.max(-1), rtol=1e-6)
     assert grid == model.config.grid
 
 
@@ -339,7 +341,7 @@ def test_the_browser_gets_every_map_as_bytes(shape):
 def test_the_browser_gets_blocks_of_patches_where_there_are_many(size, most, block, heads):
     model = awake(registers=1)
     image = torch.randn(3, *size, dtype=torch.float64)
-    found, grid = attention_for_browser(model, image, most=most)
+    found, _, grid = attention_for_browser(model, image, most=most)
     maps = stacked(model, image[None])[:, 0]
     expected, coarse = in_blocks(maps, (size[0] // 4, size[1] // 4), block, prefix=2)
     if heads == 1:

@@ -39,6 +39,11 @@ def attention(seed=0):
     return found
 
 
+def peaks(bytes_):
+    """What 255 stands for, if each row is all of a query's attention."""
+    return (255 / bytes_.sum(-1, dtype=np.float64)).astype(np.float32)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """Two wide pictures of which the model sees the middle."""
@@ -50,6 +55,7 @@ def report(tmp_path_factory):
             box=Box(0, 50, 80, 150),
             classes=(),
             attention=attention(seed),
+            peaks=peaks(attention(seed)),
             grid=(ROWS, COLUMNS),
         )
         for seed, name in enumerate(("first <b>", "second"))

@@ -12,6 +12,7 @@ from tiny_runs import write_colors
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.sources import open_source
 from vitrail.inspection.pictures import files, seen, spaced
 
 
@@ -62,7 +63,6 @@ def test_without_pictures_some_of_the_data_are_shown(model, data):
     found = vitrail.inspect_model(model, data=data, images=4)
     assert len(found.looks) == 6
     assert found.looks[0].name == "test/0"
-    assert found.looks[0].label == "red"
     assert all(near.name != found.looks[0].name for near in found.looks[0].neighbors)
 
 
@@ -79,6 +79,7 @@ def test_classes_can_be_asked_for_by_name(model, data):
     vitrail.save(model, data.parent / "bundle", class_names=["red", "green", "blue"])
     found = vitrail.inspect_model(data.parent / "bundle", data=data, images=2, classes=["blue"])
     assert found.looks[0].class_maps["relevance"].keys() == {"blue"}
+    assert found.looks[0].label == "red"
     with pytest.raises(ConfigError, match="unknown class 'blu'; did you mean 'blue'"):
         vitrail.inspect_model(data.parent / "bundle", data=data, classes=["blu"])
 
@@ -94,6 +95,8 @@ def test_a_model_without_attention_shows_what_it_has(name, tmp_path):
     assert "no attention" in found.notes[0]
     with pytest.raises(ConfigError, match="has no attention, and so no rollout"):
         vitrail.inspect_model(model, methods=["rollout"])
+    with pytest.raises(ConfigError, match="has no attention, and so no explanations to test"):
+        vitrail.inspect_model(model, score=True)
     with pytest.raises(ConfigError, match="has no attention, and so no maps of its layers"):
         vitrail.inspect_model(model, layers=[0])
 
@@ -153,6 +156,44 @@ def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, ca
     assert "picture_0_layer_0" in arrays
     rows = list(csv.DictReader((out / "attention.csv").read_text().splitlines()))
     assert len(rows) == model.config.depth * model.config.heads
+
+
+def test_a_models_own_report_is_not_overwritten(model, tmp_path, capsys):
+    vitrail.save(model, tmp_path / "bundle")
+    assert main(["inspect", str(tmp_path / "bundle"), "--out", str(tmp_path / "bundle")]) == 2
+    assert "holds a model and its own report" in capsys.readouterr().err
+
+
+def test_a_picture_of_the_set_is_not_its_own_neighbor_and_another_of_its_name_is(model, tmp_path):
+    for name in ("red", "green"):
+        for number in range(4):
+            photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
+    whole = open_source(tmp_path / "set", "all")
+    found = vitrail.inspect_model(model, data=whole, images=2)
+    assert all(near.name != look.name for look in found.looks for near in look.neighbors)
+    named = [tmp_path / "set" / "red" / "0.png"]
+    (look,) = vitrail.inspect_model(model, named, data=whole, images=2).looks
+    assert look.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_a_class_that_the_model_does_not_know_is_no_verdict(model, data):
+    vitrail.save(model, data.parent / "bundle", class_names=["one", "two", "three"])
+    found = vitrail.inspect_model(data.parent / "bundle", data=data, images=2)
+    assert {look.label for look in found.looks} == {""}
+
+
+def test_many_pictures_are_counted_and_some_are_shown(model, tmp_path):
+    for number in range(30):
+        photo(tmp_path / "many" / f"{number}.png", size=(900, 600))
+    found = vitrail.inspect_model(model, [tmp_path / "many"])
+    assert len(found.looks) == 24
+    assert "6 more pictures were named than are shown" in found.notes
+    assert found.looks[0].pixels.shape == (320, 480, 3)
+
+
+def test_rollout_is_tested_as_it_is(model, data):
+    with pytest.raises(ConfigError, match="score tests rollout as it is"):
+        vitrail.inspect_model(model, data=data, fuse="max", score=True)
 
 
 def test_json_has_the_numbers(model, data, tmp_path, capsys):

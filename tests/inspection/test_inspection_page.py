@@ -53,7 +53,10 @@ def a_look(name="cat.jpg", **more):
         "grid": (2, 3),
         "neighbors": (Neighbor(name="n.jpg", label="dog", similarity=0.875, pixels=pixels(9, 9)),),
     }
-    return Look(name=name, **given | more)
+    given |= more
+    if given["attention"] is not None:
+        given["peaks"] = np.ones(given["attention"].shape[:3], np.float32)
+    return Look(name=name, **given)
 
 
 def curves(insertion, deletion):
@@ -235,7 +238,7 @@ def test_names_from_files_cannot_change_the_page(everything, tmp_path):
     )
     text = written(evil, tmp_path, next_steps=[EVIL])
     kinds = [values.get("type", "") for tag, values in Reader(text).seen if tag == "script"]
-    assert kinds == ["application/json", "text/plain", ""]
+    assert kinds == ["application/json", "text/plain", "text/plain", ""]
     assert "<script>alert" not in text
 
 
@@ -262,7 +265,7 @@ def test_six_pictures_and_three_browsers_are_no_more_than_a_mail_carries(tmp_pat
         for n in range(6)
     )
     text = written(Inspection(title="ViT-S/16", facts={}, looks=looks), tmp_path)
-    assert text.count('type="text/plain"') == 3
+    assert text.count('id="attention-') == 3
     assert len(text) < 15_000_000
 
 

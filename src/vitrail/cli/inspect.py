@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.errors import ConfigError
+from vitrail.training.folder import is_run
 
 if TYPE_CHECKING:
     from vitrail.inspection.findings import Inspection
@@ -50,10 +52,13 @@ class Inspect:
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
+        from vitrail.checkpoints.bundle import CONFIG
         from vitrail.checkpoints.load import load
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
 
+        if is_run(self.out) or (self.out / CONFIG).exists():
+            raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
         model = load(self.model)
         data, note = (self.data, "") if self.data else usual_data(model)
         progress = Progress()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.load import Reference, load
-from vitrail.data.samples import Source
+from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.inspection.attention import attention_for_browser, study
@@ -31,6 +31,7 @@ from vitrail.models.vit import VisionTransformer, chosen
 GENERAL = ("rollout", "last layer")  # maps that ask for no class
 PER_CLASS = ("gradient rollout", "relevance")
 SHOWN = 6  # pictures, where none are named
+MOST_SHOWN = 24  # pictures, where many are
 BROWSED = 4  # pictures whose attention can be walked through
 TOLD = 5  # classes whose probability is told
 ASKED = 2  # classes asked about in each picture, where none are named
@@ -44,7 +45,7 @@ def inspect_model(
     model: Model | Reference,
     pictures: Sequence[str | PathLike[str]] = (),
     *,
-    data: Source | str | PathLike[str] | None = None,
+    data: Samples | str | PathLike[str] | None = None,
     images: int = 128,
     methods: Sequence[str] | None = None,
     classes: Sequence[str] = (),
@@ -71,6 +72,10 @@ def inspect_model(
     model = model if isinstance(model, nn.Module) else load(model)
     model.eval()
     tell = progress or (lambda what, done, total: None)
+    if score:
+        with_attention(model, "explanations to test")
+        if fuse != "mean" or discard:
+            raise ConfigError("score tests rollout as it is; leave fuse and discard out, or score")
     question = Question(
         methods=check_methods(model, methods),
         classes=check_classes(model, classes),
@@ -79,7 +84,8 @@ def inspect_model(
         discard=discard,
     )
     source = opened(data)
-    shown = list(from_paths(model, files(pictures)))
+    paths = files(pictures)
+    shown, left = list(from_paths(model, paths[:MOST_SHOWN])), max(0, len(paths) - MOST_SHOWN)
     if not shown and source is not None:
         shown = list(from_source(model, source, spaced(len(source), SHOWN)))
     looks = list(look_at_each(model, shown, question, tell))
@@ -100,10 +106,14 @@ def inspect_model(
     else:
         note = "it has no attention, so there are no maps; its filters are shown"
         found = replace(found, notes=(note,))
+    notes = [*found.notes, *coarse(model, looks)]
+    if left:
+        notes.append(f"{left:,} more pictures were named than are shown")
     scatter = None
     if source is not None and not source.multi_label:
-        scatter, looks = related(model, source, shown, looks, tell)
-    return replace(found, looks=tuple(looks), scatter=scatter)
+        scatter, looks, more = related(model, source, shown, looks, tell)
+        notes += more
+    return replace(found, looks=tuple(looks), scatter=scatter, notes=tuple(notes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ def class_names(model: Model) -> tuple[str, ...]:
     return facts_of(model).class_names or tuple(map(str, range(model.config.num_classes)))
 
 
-def opened(data: Source | str | PathLike[str] | None) -> Source | None:
+def opened(data: Samples | str | PathLike[str] | None) -> Samples | None:
     if data is None or not isinstance(data, str | PathLike):
         return data
     return open_source(data, judged_split(data) or "all")
@@ -169,6 +179,19 @@ def about(model: Model) -> dict[str, str]:
         told["positions"] = model.config.position
         told["what the head reads"] = model.config.pool
     return told
+
+
+def coarse(model: Model, looks: Sequence[Look]) -> Iterator[str]:
+    """What was put together so that attention can be browsed."""
+    browsed = [look for look in looks if look.attention is not None]
+    if not browsed or not isinstance(model, VisionTransformer):
+        return
+    (high, wide), (down, across) = model.config.grid, browsed[0].grid
+    if (high, wide) != (down, across):
+        yield f"to browse attention, {high} x {wide} patches are put together to {down} x {across}"
+    assert browsed[0].attention is not None
+    if browsed[0].attention.shape[1] < model.config.heads:
+        yield "to browse attention, its heads are averaged"
 
 
 def prefix_names(model: VisionTransformer) -> tuple[str, ...]:
@@ -199,8 +222,8 @@ def look_at_each(
                 **maps_of(model, picture.image[None], question),
             )
             if place < BROWSED:
-                attention, grid = attention_for_browser(model, picture.image)
-                found = replace(found, attention=attention, grid=grid)
+                attention, peaks, grid = attention_for_browser(model, picture.image)
+                found = replace(found, attention=attention, peaks=peaks, grid=grid)
         yield found
 
 
@@ -221,7 +244,7 @@ def first_look(model: Model, picture: Picture) -> Look:
         pixels=picture.pixels,
         box=picture.box,
         classes=likeliest,
-        label=picture.label,
+        label=picture.label if picture.label in class_names(model) else "",
     )
 
 
@@ -232,24 +255,29 @@ def maps_of(model: VisionTransformer, image: Tensor, question: Question) -> dict
         if not classes and names:
             classes = model(image)[0].topk(min(ASKED, len(names))).indices.tolist()
         raw = model.attention_maps(image, layers=question.layers)
-        layers = {n: maps[0].numpy() for n, maps in zip(sorted(question.layers), raw, strict=True)}
+        layers = {
+            n: maps[0].cpu().numpy() for n, maps in zip(sorted(question.layers), raw, strict=True)
+        }
     maps, class_maps = {}, {}
     for name in question.methods:
         if name == "rollout":
             found = rollout(model, image, fuse=question.fuse, discard=question.discard)
-            maps[name] = found[0].numpy()
+            maps[name] = found[0].cpu().numpy()
         elif name in GENERAL:
-            maps[name] = METHODS[name](model, image, None)[0].numpy()
+            maps[name] = METHODS[name](model, image, None)[0].cpu().numpy()
         elif classes:
             class_maps[name] = {
-                names[c]: METHODS[name](model, image, torch.tensor([c]))[0].numpy() for c in classes
+                names[c]: METHODS[name](model, image, torch.tensor([c], device=image.device))[0]
+                .cpu()
+                .numpy()
+                for c in classes
             }
     return {"maps": maps, "class_maps": class_maps, "layers": layers}
 
 
 def studied(
     model: VisionTransformer,
-    source: Source | None,
+    source: Samples | None,
     shown: Sequence[Picture],
     images: int,
     tell: Progress,
@@ -258,7 +286,7 @@ def studied(
     if images < 1:
         raise ConfigError(f"images={images} leaves nothing to look at; give 1 or more")
     if source is None:
-        total, many = len(shown), iter(shown)
+        total, many = min(images, len(shown)), iter(shown[:images])
     else:
         rows = spaced(len(source), images)
         total, many = len(rows), from_source(model, source, rows)
@@ -287,7 +315,7 @@ def batched(pictures: Iterator[Picture]) -> Iterator[tuple[int, Tensor]]:
 
 def trusted(
     model: VisionTransformer,
-    source: Source | None,
+    source: Samples | None,
     shown: Sequence[Picture],
     methods: Sequence[str],
     tell: Progress,
@@ -295,10 +323,12 @@ def trusted(
     """Whether the maps tell the truth, on some pictures of the data or on those that are shown."""
     if not model.config.num_classes:
         raise ConfigError("explanations are tested by a class's probability; this model has none")
+    found = [picture.image for picture in shown]
     if source is not None:
-        shown = list(from_source(model, source, spaced(len(source), SCORED)))
-    if not shown:
+        rows = spaced(len(source), SCORED)
+        found = [picture.image for picture in from_source(model, source, rows)]
+    if not found:
         raise DataError("there is no picture to test explanations with; name some, or give --data")
-    tell("testing explanations", 0, len(shown))
-    images = torch.stack([picture.image for picture in shown])
+    tell("testing explanations", 0, len(found))
+    images = torch.stack(found)
     return score_methods(model, images, methods=(*methods, "random", "center"))

@@ -190,8 +190,9 @@ def array(values: Tensor) -> np.ndarray:
 @torch.inference_mode()
 def attention_for_browser(
     model: VisionTransformer, image: Tensor, *, most: int = 4_000_000
-) -> tuple[np.ndarray, Grid]:
-    """All of an image's (C, H, W) attention as bytes (L, H, T, T), and the grid of its patches.
+) -> tuple[np.ndarray, np.ndarray, Grid]:
+    """All of an image's (C, H, W) attention as bytes (L, H, T, T), what each row's largest stands
+    for (L, H, T), and the grid of its patches.
 
     Each row's largest is 255. Where that would be more than `most` bytes, patches are put together
     in blocks of 2 x 2, 3 x 3, ...: as keys they are added up, as queries averaged. Where that would
@@ -205,7 +206,7 @@ def attention_for_browser(
     heads, block, grid = coarseness(config, fine, most)
     owners = owners_of(fine, block, config.num_prefix).to(image.device)
     member = F.one_hot(owners).to(image.dtype)  # (N, T): who is put together
-    layers = []
+    layers, peaks = [], []
     for layer in walk(model, image[None]):
         coarse = member.new_zeros(config.heads, member.shape[1], member.shape[1])
         for images, rows in layer.slices():
@@ -214,8 +215,9 @@ def attention_for_browser(
         coarse /= member.sum(0)[:, None]
         if heads == 1:
             coarse = coarse.mean(0, keepdim=True)
-        layers.append((255 * coarse / coarse.amax(-1, keepdim=True)).round().byte().cpu())
-    return torch.stack(layers).numpy(), grid
+        peaks.append(coarse.amax(-1))
+        layers.append((255 * coarse / peaks[-1][..., None]).round().byte().cpu())
+    return torch.stack(layers).numpy(), torch.stack(peaks).float().cpu().numpy(), grid
 
 
 def coarseness(config: VitConfig, grid: Grid, most: int) -> tuple[int, int, Grid]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+
 from vitrail.inspection.findings import Look
 
 MOST_BYTES = 9 * 2**20  # of attention in one page; base64 makes them a third more
@@ -87,7 +89,8 @@ def browser(shown: Sequence[Shown], prefix: Sequence[str]) -> str:
     about = json.dumps([described(one.look, prefix) for one in shown])
     about = about.replace("<", r"\u003c")  # a name cannot end the element
     data = "".join(
-        f'<script type="text/plain" id="attention-{number}">{encoded(one.look)}</script>'
+        f'<script type="text/plain" id="attention-{number}">{encoded(one.look.attention)}</script>'
+        f'<script type="text/plain" id="peaks-{number}">{encoded(one.look.peaks)}</script>'
         for number, one in enumerate(shown)
     )
     return f"""<div class="browser" id="browser">
@@ -140,6 +143,7 @@ def described(look: Look, others: Sequence[str]) -> dict[str, object]:
     }
 
 
-def encoded(look: Look) -> str:
-    assert look.attention is not None
-    return base64.b64encode(look.attention.tobytes()).decode("ascii")
+def encoded(values: np.ndarray | None) -> str:
+    """The numbers of an array, as a script can read them."""
+    assert values is not None
+    return base64.b64encode(values.tobytes()).decode("ascii")

@@ -20,13 +20,16 @@ const CLEAR = Array.from({ length: 256 }, (_, value) => {
 const SOLID = CLEAR.map(([red, green, blue, alpha]) =>
   [...[red, green, blue].map((c, i) => GROUND[i] + ((c - GROUND[i]) * alpha) / 255), 255]);
 
+function bytesOf(name) {
+  const text = atob(document.getElementById(name + "-" + now.picture).textContent);
+  return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+}
+
 function attention() {
-  // The bytes of the chosen picture, decoded when they are first asked for.
+  // The bytes of the chosen picture, and what each row's 255 stands for; decoded when first asked.
   if (!decoded[now.picture]) {
-    const text = atob(document.getElementById("attention-" + now.picture).textContent);
-    const bytes = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-    decoded[now.picture] = bytes;
+    const peaks = new Float32Array(bytesOf("peaks").buffer);
+    decoded[now.picture] = { bytes: bytesOf("attention"), peaks };
   }
   return decoded[now.picture];
 }
@@ -37,15 +40,16 @@ function columnsOf(heads) {
 }
 
 function looks(layer, head) {
-  // How the query's attention is shared among all tokens; sums to 1.
+  // How the query's attention is shared among all tokens; sums to 1, but for rounding.
   const { heads, tokens } = pictures[now.picture];
   const chosen = head === MEAN ? [...Array(heads).keys()] : [head];
   const shares = new Float64Array(tokens);
+  const { bytes, peaks } = attention();
   for (const one of chosen) {
-    const start = ((layer * heads + one) * tokens + now.query) * tokens;
-    const row = attention().subarray(start, start + tokens);
-    const sum = row.reduce((total, value) => total + value, 0) || 1;
-    row.forEach((value, token) => (shares[token] += value / sum / chosen.length));
+    const place = (layer * heads + one) * tokens + now.query;
+    const row = bytes.subarray(place * tokens, (place + 1) * tokens);
+    const part = peaks[place] / 255 / chosen.length;
+    row.forEach((value, token) => (shares[token] += value * part));
   }
   return shares;
 }

@@ -83,7 +83,8 @@ class Look:
     class_maps: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     # method → class → (h, w), 0 to 1: where it sees that class
     colors: np.ndarray | None = None  # (h, w, 3), 0 to 1: principal components of patch tokens
-    attention: np.ndarray | None = None  # uint8 (L, H, T, T), each row scaled to its largest
+    attention: np.ndarray | None = None  # uint8 (L, H, T, T), each row's largest is 255
+    peaks: np.ndarray | None = None  # float32 (L, H, T): the attention that 255 stands for
     layers: dict[int, np.ndarray] = field(default_factory=dict)  # layer → (H, N, N), if asked for
     grid: tuple[int, int] = (0, 0)  # of the attention's patches, which come last of the T tokens
     neighbors: tuple["Neighbor", ...] = ()

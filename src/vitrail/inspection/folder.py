@@ -65,12 +65,12 @@ def drawn(found: Inspection) -> Iterator[tuple[str, Any]]:
 def maps(look: Look) -> Iterator[tuple[str, np.ndarray]]:
     yield from look.maps.items()
     for method, classes in look.class_maps.items():
-        for name, values in classes.items():
-            yield f"{method} {name}", values
+        for number, (name, values) in enumerate(classes.items()):
+            yield f"{method} {number} {name}", values
 
 
 def arrays(found: Inspection) -> Iterator[tuple[str, np.ndarray]]:
-    """Everything that was computed, by name."""
+    """What was computed, by name."""
     if found.filters is not None:
         yield "filters", found.filters.components
         yield "filters_explained", found.filters.explained
@@ -110,4 +110,5 @@ def lines(found: Inspection) -> Iterator[list[str | int | float]]:
 
 
 def slug(text: str) -> str:
-    return re.sub(r"[^\w-]+", "-", text).strip("-")[:60]
+    """Letters that any file system takes."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:60]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -15,10 +15,12 @@ from vitrail.data.files import Disk
 from vitrail.data.folders import pictures
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
-from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize
+from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize, resize
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Box
 from vitrail.models.build import Model
+
+LARGEST = 480  # pixels of the longer side that are kept of a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +28,11 @@ class Picture:
     """One picture, twice."""
 
     name: str
-    pixels: np.ndarray  # uint8 (height, width, 3)
+    pixels: np.ndarray  # uint8 (height, width, 3), no larger than a page shows
     image: Tensor  # (C, H, W), normalized
     box: Box  # the part of the pixels that the model sees
     label: str = ""  # its class, where that is known
+    row: int | None = None  # its place in the data set that it comes from
 
 
 def from_paths(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[Picture]:
@@ -48,7 +51,8 @@ def from_source(model: Model, source: Source, rows: Sequence[int]) -> Iterator[P
         try:
             sample = source[int(row)]
             label = source.classes[sample.label] if isinstance(sample.label, int) else ""
-            yield prepared(model, sample.data, name=sample.name, label=label)
+            picture = prepared(model, sample.data, name=sample.name, label=label)
+            yield replace(picture, row=int(row))
         except DataError:
             continue
 
@@ -58,6 +62,10 @@ def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: s
     transform = EvaluationTransform(preprocessing=how, channels=channels)
     image = normalize(transform(data)[None], how)[0]
     pixels = open_picture(data).pixels(channels=3) if isinstance(data, bytes) else in_color(data)
+    if (longer := max(pixels.shape[:2])) > LARGEST:
+        high, wide = (max(1, round(side * LARGEST / longer)) for side in pixels.shape[:2])
+        pixels = resize(pixels, (high, wide), "bilinear").permute(1, 2, 0).numpy()
+    image = image.to(next(model.parameters()))
     box = seen(how, *pixels.shape[:2])
     return Picture(name=name, pixels=pixels, image=image, box=box, label=label)
 

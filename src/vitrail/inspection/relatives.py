@@ -1,4 +1,4 @@
-"""How a model sees a whole data set: which pictures it finds alike, and all of them as a map."""
+"""How a model sees a data set: which pictures it finds alike, and all of them as a map."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,50 +6,64 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vitrail.data.samples import Source
+from vitrail.data.samples import Samples
 from vitrail.data.thumbnails import thumbnail
 from vitrail.inspection.findings import Look, Neighbor, Scatter
-from vitrail.inspection.pictures import Picture
+from vitrail.inspection.pictures import Picture, spaced
 from vitrail.inspection.tokens import neighbors, scatter
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 
 ALIKE = 6
 SIDE = 96  # pixels of a neighbor's picture
+MOST = 5000  # pictures of a set that are looked at
 
 
 def related(
     model: Model,
-    source: Source,
+    source: Samples,
     shown: Sequence[Picture],
     looks: Sequence[Look],
     tell: Callable[[str, int, int], None],
-) -> tuple[Scatter, list[Look]]:
-    """The data set as a map, and each look with its nearest neighbors in the set."""
-    bank = features_of(model, source, progress=lambda done, total: tell("features", done, total))
-    points = scatter(bank.values, bank.labels, bank.classes)
-    if not shown:
-        return points, list(looks)
-    with torch.inference_mode():
-        own = [model.features(picture.image[None])[0].cpu().numpy() for picture in shown]
-    names = [source.name(index) for index in bank.indices.tolist()]
+) -> tuple[Scatter, list[Look], list[str]]:
+    """The data set as a map, each look with its nearest neighbors in it, and what to know of it."""
+    part = some(source)
+    bank = features_of(model, part, progress=lambda done, total: tell("features", done, total))
+    notes = []
+    if len(part) < len(source):
+        notes.append(f"map and neighbors are of {len(part):,} of {len(source):,} pictures")
+    if bank.skipped:
+        notes.append(f"{len(bank.skipped):,} pictures of the data could not be read")
+    rows = np.array([part.row(index) for index in bank.indices.tolist()])  # in the collection
     found = []
-    for look, row in zip(looks, own, strict=True):
-        itself = np.array([names.index(look.name)]) if look.name in names else None
-        places, alike = neighbors(row[None], bank.values, ALIKE, exclude=itself)
+    for look, picture in zip(looks, shown, strict=True):
+        with torch.inference_mode():
+            own = model.features(picture.image[None]).float().cpu().numpy()
+        itself = None
+        if picture.row is not None and source.row(picture.row) in rows:
+            itself = np.flatnonzero(rows == source.row(picture.row))
+        places, alike = neighbors(own, bank.values, ALIKE, exclude=itself)
         near = tuple(
             Neighbor(
-                name=names[place],
+                name=part.name(int(bank.indices[place])),
                 label=bank.classes[bank.labels[place]],
                 similarity=float(similarity),
-                pixels=small(source, int(bank.indices[place])),
+                pixels=small(part, int(bank.indices[place])),
             )
             for place, similarity in zip(places[0].tolist(), alike[0].tolist(), strict=True)
         )
         found.append(replace(look, neighbors=near))
-    return points, found
+    return scatter(bank.values, bank.labels, bank.classes), found, notes
 
 
-def small(source: Source, row: int) -> np.ndarray:
+def some(source: Samples) -> Samples:
+    """The set, or evenly spaced pictures of a large one."""
+    if len(source) <= MOST:
+        return source
+    rows = np.array([source.row(index) for index in spaced(len(source), MOST)])
+    return Samples(source.collection, rows)
+
+
+def small(source: Samples, row: int) -> np.ndarray:
     image = thumbnail(source, row, SIDE, enlarge=False)
     return np.zeros((1, 1, 3), np.uint8) if image is None else np.asarray(image)
