@@ -55,16 +55,22 @@ class Demo:
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         picture(model, samples).save(self.out / "attention.png")
         print("looking inside the model", flush=True)
-        found = inspect_model(model, data=test, images=LOOKED_AT)
-        *_, page = write_folder(self.out / "inspection", found)
+        inside = inspect_model(model, data=test, images=LOOKED_AT)
+        *_, page = write_folder(self.out / "inspection", inside)
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)
         print(f"\n{right} of {outcome.samples} new photographs are read rightly: ", end="")
         print(f"{outcome.accuracy:.1%}, after {result.seconds:.0f} seconds.\n")
-        print(f"  {self.out / 'report.html'}    open it in a browser: curves, mistakes, settings")
-        print(f"  {page}  what it looks at, patch by patch")
-        print(f"  {self.out / 'attention.png'}  the same as one picture")
-        print(f"  {self.out}/                the model: vitrail.load('{self.out}') in Python\n")
+        found = {
+            self.out / "report.html": "open it in a browser: curves, mistakes, settings",
+            page: "what it looks at, patch by patch",
+            self.out / "attention.png": "the same as one picture",
+            self.out: f"the model: vitrail.load('{self.out}') in Python",
+        }
+        widest = max(len(str(place)) for place in found)
+        for place, what in found.items():
+            print(f"  {place!s:{widest}}  {what}")
+        print()
         print("Next, your own pictures, a folder for each class:")
         print("  vitrail check pictures/                   what is wrong with them")
         print("  vitrail train pictures/ --minutes 10      a model from scratch")
