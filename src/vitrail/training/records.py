@@ -41,8 +41,8 @@ class Records:
             self.events.close()
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a last line that a crash cut off is left out."""
+def read_rows(path: Path, having: str = "step") -> list[Row]:
+    """The rows of a file that have a key; a last line that a crash cut off is left out."""
     if not path.exists():
         return []
     rows = []
@@ -51,7 +51,7 @@ def read_rows(path: Path) -> list[Row]:
             row = json.loads(text)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if isinstance(row, dict) and isinstance(row.get(having), int):
             rows.append(row)
     return rows
 

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.errors import DataError
+from vitrail.training.records import read_rows
 from vitrail.training.tasks import NO_GROUP, Task
 
 Row = dict[str, Any]
@@ -98,7 +99,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = read_rows(path)
+        self.rows = read_rows(path, having="pictures")
         self.new: list[Row] = []  # of this process
 
     def find(self, about: Row) -> Row | None:
@@ -132,18 +133,3 @@ def ends_whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The lines that are whole; one that a crash cut off is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "accuracy" in row and "pictures" in row:
-            rows.append(row)
-    return rows
