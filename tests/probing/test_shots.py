@@ -120,6 +120,11 @@ def test_a_bundle_prepares_pictures_as_its_head_was_fitted(trained, tmp_path, ca
     assert vitrail.evaluate(tmp_path / "out", data).accuracy == told["trials"][1]["accuracies"][0]
 
 
+def test_what_cannot_be_tried_is_refused_before_anything_is_computed(capsys):
+    assert main(["fewshot", "no-model", "no-data", "--l2", "-1"]) == 2
+    assert "l2=-1.0 is no penalty" in capsys.readouterr().err
+
+
 def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):
     model, data = map(str, trained)
     words = ["fewshot", model, data, "--shots", "2", "--out", model]

@@ -60,8 +60,9 @@ class Fewshot:
         from vitrail import parallel
         from vitrail.checkpoints.bundle import check_free
         from vitrail.data.sources import fingerprint
-        from vitrail.probing.shots import open_pair, try_shots
+        from vitrail.probing.shots import check_protocol, open_pair, try_shots
 
+        check_protocol(self.shots, self.seeds, self.probes, self.l2)
         if self.out is not None:
             check_free(self.out, overwrite=self.overwrite)
         try:

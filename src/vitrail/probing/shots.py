@@ -17,7 +17,7 @@ from vitrail.data.splits import Splits
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
 from vitrail.probing.others import fit_logistic, fit_neighbors
-from vitrail.probing.ridge import PATH, USUAL_L2, fit_path
+from vitrail.probing.ridge import PATH, USUAL_L2, check_l2, fit_path
 
 Shots = int | Literal["all"]
 # Student's t, two-sided 95 %, for 1 to 10 degrees of freedom.
@@ -87,7 +87,8 @@ def try_shots(
 ) -> Iterator[list[Trial]]:
     """For each number of shots, how each probe does; ridge at `l2`, and with the best by
     leave-one-out."""
-    check(train, test, shots, seeds, probes)
+    check_protocol(shots, seeds, probes, l2)
+    check_features(train, test)
     for count in shots:
         found: dict[str, tuple[list[float], list[float]]] = {}
         for seed in range(1 if count == "all" else seeds):  # all pictures are always the same
@@ -136,9 +137,7 @@ def right(probe: Any, test: Features) -> float:
     return float((probe.predict(test.values).numpy() == test.labels).mean())
 
 
-def check(
-    train: Features, test: Features, shots: Sequence[Shots], seeds: int, probes: Sequence[str]
-) -> None:
+def check_features(train: Features, test: Features) -> None:
     if train.classes != test.classes:
         raise DataError("the classes of the training and the test pictures are not the same")
     counts = np.bincount(train.labels, minlength=len(train.classes))
@@ -146,6 +145,11 @@ def check(
         lacking = [name for name, count in zip(train.classes, counts, strict=True) if not count]
         what = f"no picture of {lacking[0]!r}" if lacking else "a single class"
         raise DataError(f"{what} to learn from; a probe needs some of each of two classes or more")
+
+
+def check_protocol(shots: Sequence[Shots], seeds: int, probes: Sequence[str], l2: float) -> None:
+    """Refuse what cannot be tried, before anything is computed."""
+    check_l2(l2)
     for count in shots:
         if count != "all" and count < 1:
             raise ConfigError(f"shots={count} leaves nothing to learn from; give 1 or more, or all")
