@@ -199,7 +199,8 @@ def test_a_model_that_says_nothing_of_use_is_no_trouble(fill, labels):
 @pytest.mark.parametrize("pictures", [1, 2, 3])
 def test_very_few_pictures_are_no_trouble(pictures):
     for logits, labels in (single(1, pictures, 9), several(1, pictures)):
-        json.dumps(assessed(logits, labels).to_dict(), allow_nan=False)
+        found = assessed(logits, labels)
+        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["samples"] == pictures
 
 
 def test_pictures_of_nothing_are_no_trouble():

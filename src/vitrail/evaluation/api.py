@@ -16,7 +16,7 @@ from vitrail.data.sources import fingerprint, judged_split, open_source
 from vitrail.data.transforms import Backend
 from vitrail.evaluation.assess import assess
 from vitrail.evaluation.bootstrap import estimates, means
-from vitrail.evaluation.findings import Findings, Predictions
+from vitrail.evaluation.findings import Estimate, Findings, Predictions
 from vitrail.evaluation.matching import Match, match
 from vitrail.evaluation.outcome import Loss, Outcome, Tally
 from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
@@ -71,13 +71,12 @@ def evaluate(
     )
     if matched.source.multi_label:
         loss = "sigmoid"
-    views = Views(flip=flip, crops=crops)
+    views, prepare = Views(flip=flip, crops=crops), facts.preprocessing
     outputs = Outputs(len(source))
-    size = facts.preprocessing.size
     skipped = look_at_all(
-        through(choosing(model, matched.columns), views, size, loss),
+        through(choosing(model, matched.columns), views, prepare.size, loss),
         matched.source,
-        views.enlarged(facts.preprocessing),
+        views.enlarged(prepare),
         outputs.add,
         channels=model.config.channels,
         batch_size=batch_size,
@@ -91,11 +90,14 @@ def evaluate(
     outcome = outcome_of(predictions, matched.source)
     findings = assess(predictions, outcome, [*notes, *matched.notes])
     if entries is not None:
-        hits = real_hits(entries, matched, predictions)
-        name, column = "real_accuracy", {"real_accuracy": hits}
-        found = estimates({name: float(hits.mean())}, [means(column)], len(hits))
-        findings.estimates.update(found)
+        findings.estimates.update(by_real_labels(real_hits(entries, matched, predictions)))
     return findings
+
+
+def by_real_labels(hits: np.ndarray) -> dict[str, Estimate]:
+    """The accuracy by ImageNet-ReaL, of hits and misses (N,)."""
+    name = "real_accuracy"
+    return estimates({name: float(hits.mean())}, [means({name: hits})], len(hits))
 
 
 def choosing(model: Model, columns: list[int] | None) -> Callable[[Tensor], Tensor]:

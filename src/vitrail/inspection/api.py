@@ -73,9 +73,7 @@ def inspect_model(
     model.eval()
     tell = progress or (lambda what, done, total: None)
     if score:
-        with_attention(model, "explanations to test")
-        if fuse != "mean" or discard:
-            raise ConfigError("score tests rollout as it is; leave fuse and discard out, or score")
+        check_score(model, fuse, discard)
     question = Question(
         methods=check_methods(model, methods),
         classes=check_classes(model, classes),
@@ -85,30 +83,19 @@ def inspect_model(
     )
     source = opened(data)
     paths = files(pictures)
-    shown, left = list(from_paths(model, paths[:MOST_SHOWN])), max(0, len(paths) - MOST_SHOWN)
+    shown = list(from_paths(model, paths[:MOST_SHOWN]))
     if not shown and source is not None:
         shown = list(from_source(model, source, spaced(len(source), SHOWN)))
     looks = list(look_at_each(model, shown, question, tell))
-    found = Inspection(
-        title=name_of(model.config),
-        facts=about(model),
-        filters=filters(model),
-        mixing=mixing(model) if isinstance(model, MlpMixer) else None,
-    )
+    found, notes = of_weights(model), list(coarse(model, looks))
     if isinstance(model, VisionTransformer):
-        found = replace(
-            found,
-            prefix=prefix_names(model),
-            positions=position_similarity(model),
-            study=studied(model, source, shown, images, tell),
-            trust=trusted(model, source, shown, question.methods, tell) if score else None,
-        )
+        study = studied(model, source, shown, images, tell)
+        trust = trusted(model, source, shown, question.methods, tell) if score else None
+        found = replace(found, study=study, trust=trust)
     else:
-        note = "it has no attention, so there are no maps; its filters are shown"
-        found = replace(found, notes=(note,))
-    notes = [*found.notes, *coarse(model, looks)]
-    if left:
-        notes.append(f"{left:,} more pictures were named than are shown")
+        notes.append("it has no attention, so there are no maps; its filters are shown")
+    if len(paths) > MOST_SHOWN:
+        notes.append(f"{len(paths) - MOST_SHOWN:,} more pictures were named than are shown")
     scatter = None
     if source is not None and not source.multi_label:
         scatter, looks, more = related(model, source, shown, looks, tell)
@@ -125,6 +112,26 @@ class Question:
     layers: tuple[int, ...]
     fuse: Fuse
     discard: float
+
+
+def of_weights(model: Model) -> Inspection:
+    """What can be said without a picture."""
+    placed = isinstance(model, VisionTransformer)
+    return Inspection(
+        title=name_of(model.config),
+        facts=about(model),
+        prefix=prefix_names(model) if placed else (),
+        filters=filters(model),
+        positions=position_similarity(model) if placed else (),
+        mixing=mixing(model) if isinstance(model, MlpMixer) else None,
+    )
+
+
+def check_score(model: Model, fuse: Fuse, discard: float) -> None:
+    """Refuse to test what there is not, or what would not be what is shown."""
+    with_attention(model, "explanations to test")
+    if fuse != "mean" or discard:
+        raise ConfigError("score tests rollout as it is; leave fuse and discard out, or score")
 
 
 def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...]:
