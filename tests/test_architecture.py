@@ -15,6 +15,12 @@ MAY_IMPORT = {
     "probing": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
     "training": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"},
     "inspection": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"},
+    "export": {"errors", "models", "data", "checkpoints", "parallel", "evaluation"},
+    "prediction": {"errors", "models", "data", "checkpoints", "parallel", "evaluation", "export"},
+    "serving": {
+        *("errors", "models", "data", "checkpoints", "evaluation", "probing"),
+        *("inspection", "prediction"),
+    },
     "demo": {"errors", "models", "data", "checkpoints"},
 }  # `cli` may import everything, and nothing imports `cli`
 
@@ -27,6 +33,12 @@ ONLY_IN = {
     "datasets": ("data/hf_datasets.py",),
     "fsspec": ("data/files.py",),
     "sklearn": ("inspection/tokens.py",),
+    "onnx": ("export/",),
+    "onnxscript": ("export/",),
+    "onnxruntime": ("export/",),
+    "fastapi": ("serving/",),
+    "starlette": ("serving/",),
+    "uvicorn": ("serving/",),
     "timm": (),
     "transformers": (),
     "torchvision": (),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vitrail.models.config import VitConfig as VitConfig
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
+    from vitrail.prediction.answers import Answer as Answer
+    from vitrail.prediction.predictor import Predictor as Predictor
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
     from vitrail.training.api import train as train
@@ -42,7 +44,9 @@ WHERE = {
     "save": "checkpoints.save",
     "teach": "probing.teaching",
     "train": "training.api",
+    "Answer": "prediction.answers",
     "Facts": "checkpoints.facts",
+    "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
     "BitConfig": "models.config",

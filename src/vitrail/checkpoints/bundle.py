@@ -32,7 +32,7 @@ CONFIG = "config.json"
 CARD = "README.md"
 HEADER = "vitrail-bundle"  # the key of the safetensors header that holds config.json
 VERSION = 1
-KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "weights")
+KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "multi_label", "weights")
 
 
 def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:

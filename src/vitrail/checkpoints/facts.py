@@ -21,6 +21,7 @@ class Facts:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] = ()  # in the order of the logits; empty if nobody knows
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    multi_label: bool = False  # several classes may apply: a yes or no for each of them
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
@@ -28,6 +29,7 @@ class Facts:
             "preprocessing": self.preprocessing.to_dict(),
             "class_names": list(self.class_names),
             "provenance": dict(self.provenance),
+            **({"multi_label": True} if self.multi_label else {}),
         }
 
 
@@ -36,9 +38,11 @@ def from_dict(values: Mapping[str, Any]) -> Facts:
     names = values.get("class_names", [])
     provenance = values.get("provenance", {})
     preprocessing = values.get("preprocessing")
+    multi_label = values.get("multi_label", False)
     if (
         not isinstance(names, list)
         or not isinstance(provenance, Mapping)
+        or not isinstance(multi_label, bool)
         or not isinstance(preprocessing, Mapping)
     ):
         raise CheckpointError("the settings hold no preprocessing, class_names and provenance")
@@ -46,6 +50,7 @@ def from_dict(values: Mapping[str, Any]) -> Facts:
         preprocessing=preprocessing_from_dict(preprocessing),
         class_names=tuple(map(str, names)),
         provenance=provenance,
+        multi_label=multi_label,
     )
 
 

@@ -20,7 +20,9 @@ from vitrail.cli.fewshot import Fewshot
 from vitrail.cli.inspect import Inspect
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
+from vitrail.cli.predict import Predict
 from vitrail.cli.recipes import Recipes
+from vitrail.cli.serve import Serve
 from vitrail.cli.teach import Teach
 from vitrail.cli.train import Finetune, Train, Training
 from vitrail.cli.vtab import Vtab
@@ -36,7 +38,9 @@ COMMANDS = {
     "inspect": Inspect,
     "models": Models,
     "pack": Pack,
+    "predict": Predict,
     "recipes": Recipes,
+    "serve": Serve,
     "teach": Teach,
     "train": Train,
     "vtab": Vtab,
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=DESCRIPTION,
             args=argv or ["--help"],
         )
-        command.run()
+        status = command.run()
         sys.stdout.flush()
     except VitrailError as error:
         print(f"vitrail: {error}", file=sys.stderr)
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vitrail models | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return 0
+    return status or 0
 
 
 def named(name: str, argv: Sequence[str]) -> Any:

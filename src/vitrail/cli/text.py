@@ -17,12 +17,13 @@ class Progress:
     last: float = field(default_factory=time.monotonic)
     shown: bool = False
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int | None = None) -> None:
         terminal, now = sys.stderr.isatty(), time.monotonic()
         if now - self.last < (EVERY / 10 if terminal else EVERY):
             return
         self.last, self.shown = now, terminal
-        line = f"{done:,} of {total:,} {self.what}"
+        of = "" if total is None else f" of {total:,}"
+        line = f"{done:,}{of} {self.what}"
         print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
 

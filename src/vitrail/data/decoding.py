@@ -29,6 +29,7 @@ from PIL import (
     GifImagePlugin,
     Image,
     ImageFile,
+    ImageOps,
     JpegImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
@@ -236,7 +237,19 @@ def silence_libtiff() -> None:
         return  # linked into Pillow itself: out of reach
 
 
-def flattened(image: ImageFile.ImageFile) -> Image.Image:
+def from_pillow(image: Image.Image, channels: int = 3) -> np.ndarray:
+    """The pixels of an image that is open already, as `decode` gives those of a file."""
+    try:
+        upright = ImageOps.exif_transpose(image)
+        pixels = np.array(flattened(upright).convert("L" if channels == 1 else "RGB"))
+    except DataError:
+        raise
+    except Exception as error:  # it may not be decoded yet, and then anything can happen
+        raise DataError(f"a Pillow image that cannot be decoded: {error}") from error
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def flattened(image: Image.Image) -> Image.Image:
     """Any mode as 8-bit gray or color, with what is transparent laid on white."""
     if image.mode == "F" or image.mode.startswith("I"):
         gray = gray_of_numbers(image)
@@ -250,7 +263,7 @@ def flattened(image: ImageFile.ImageFile) -> Image.Image:
     return image if image.mode in ("1", "L", "RGB") else image.convert("RGB")
 
 
-def gray_of_numbers(image: ImageFile.ImageFile) -> np.ndarray:
+def gray_of_numbers(image: Image.Image) -> np.ndarray:
     """16-bit, 32-bit and float pixels as 8-bit gray."""
     values = np.asarray(image)
     if image.mode.startswith("I;16"):

@@ -1,12 +1,11 @@
-"""Samples → batches, in worker processes, in an order that is known beforehand.
+"""Samples → batches, in worker processes or threads, in an order that is known beforehand.
 
 What a batch holds depends on (seed, step) alone: not on the number of workers, nor on how often the
 run was stopped. A picture that cannot be read is replaced by another of the same epoch, always the
 same one, and remembered with its reason; `strict` stops instead.
 """
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitrail.data.order import EvaluationOrder, Place, TrainingOrder, sample_rng
 from vitrail.data.samples import Source
+from vitrail.data.threads import cores, reading_threads
 from vitrail.errors import DataError
 
 Transform = Callable[[bytes | np.ndarray, np.random.Generator], Tensor]
@@ -58,7 +58,7 @@ class Loader:
     transform: Transform
     order: TrainingOrder | EvaluationOrder
     seed: int = 0
-    workers: int | None = None  # None: none for what is in memory, else as many as pay
+    workers: int | None = None  # processes. None: as many as pay; 0: this one's threads
     strict: bool = False
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -66,13 +66,14 @@ class Loader:
         workers = usual_workers(self.source) if self.workers is None else self.workers
         replace = isinstance(self.order, TrainingOrder) and not self.strict
         samples = Reading(self.source, self.transform, self.seed, replace=replace)
-        # DataLoader asks for its sampler's length only where somebody asks for its own.
-        batches = DataLoader(
-            samples,
-            batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
-            num_workers=workers,
-            collate_fn=collate,
-        )
+        batches = in_threads(samples, self.order)
+        if workers:  # DataLoader asks for its sampler's length only where somebody asks for its own
+            batches = DataLoader(
+                samples,
+                batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+                num_workers=workers,
+                collate_fn=collate,
+            )
         try:
             for items in batches:
                 batch = self.checked(items)
@@ -128,6 +129,20 @@ class Reading(Dataset):
         return Item(None, 0, place.index, bad)
 
 
+def in_threads(samples: Reading, order: Iterable[list[Place]]) -> Iterator[Items]:
+    """Batches one after the other, whenever the next is asked for: the pictures of each in threads.
+
+    Whoever computes on the same cores has them alone meanwhile. What is in memory is so quick to
+    fetch that threads would only cost.
+    """
+    if getattr(samples.source, "in_memory", False) or cores() == 1:
+        yield from (collate([samples[place] for place in places]) for places in order)
+        return
+    with reading_threads(cores()) as threads:
+        for places in order:
+            yield collate(list(threads.map(samples.__getitem__, places)))
+
+
 def collate(items: list[Item]) -> Items:
     read = [item for item in items if item.image is not None]
     images = [item.image for item in read if item.image is not None]
@@ -143,5 +158,4 @@ def usual_workers(source: Source) -> int:
     """None for pixels in memory, which are quicker than a process; else one for each core."""
     if getattr(source, "in_memory", False):
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    return min(MOST_WORKERS, cores)
+    return min(MOST_WORKERS, cores())

@@ -1,6 +1,7 @@
 """`vitrail.evaluate`: everything there is to say about a model on a data set."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -25,8 +26,19 @@ from vitrail.evaluation.views import Views, through
 from vitrail.models.build import Model
 
 
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Whatever gives logits: a model, or what stands for one in another engine."""
+
+    run: Callable[[Tensor], Tensor]  # normalized images (B, C, H, W) → (B, K)
+    facts: Facts
+    num_classes: int
+    channels: int
+    device: torch.device
+
+
 def evaluate(
-    model: Model | Reference,
+    model: Model | Reference | Runner,
     data: Source | str | PathLike[str],
     split: str | None = None,
     *,
@@ -48,7 +60,8 @@ def evaluate(
     >>> findings = evaluate("runs/first", "pictures")
     >>> findings.accuracy, findings.estimates["accuracy"], findings.calibration.ece
 
-    `model` is a model or any reference to one, `data` a data set or a source that is open already;
+    `model` is a model or any reference to one, or the `runner` of a `Predictor`, for other engines
+    and exported models; `data` is a data set or a source that is open already;
     `split` is its test split unless you say otherwise, and all of a set that has no splits.
     `flip` and `crops=5` look at each picture several times. `restrict` leaves the choice to the
     classes that the data has; `by_order` is for classes that only go by other names. `real` is a
@@ -56,34 +69,32 @@ def evaluate(
     same result.
     """
     where = parallel.start(device)
-    if not isinstance(model, nn.Module):
-        model = load(model).to(where)
-    model.eval()
-    facts = facts_of(model)
+    runner = model if isinstance(model, Runner) else runner_of(model, where)
+    facts = runner.facts
     source, notes = open_part(data, split, facts)
     entries = None if real is None else read_real(Path(real))
     matched = match(
         facts.class_names,
-        model.config.num_classes,
+        runner.num_classes,
         source,
         restrict=restrict,
         by_order=by_order,
     )
-    if matched.source.multi_label:
+    if matched.source.multi_label or facts.multi_label:
         loss = "sigmoid"
     views, prepare = Views(flip=flip, crops=crops), facts.preprocessing
     outputs = Outputs(len(source))
     skipped = look_at_all(
-        through(choosing(model, matched.columns), views, prepare.size, loss),
+        through(choosing(runner.run, matched.columns), views, prepare.size, loss),
         matched.source,
         views.enlarged(prepare),
         outputs.add,
-        channels=model.config.channels,
+        channels=runner.channels,
         batch_size=batch_size,
         workers=workers,
         backend=backend,
         strict=strict,
-        device=next(model.parameters()).device,
+        device=runner.device,
         progress=progress,
     )
     predictions = predicted(outputs, matched, loss, skipped)
@@ -100,9 +111,25 @@ def by_real_labels(hits: np.ndarray) -> dict[str, Estimate]:
     return estimates({name: float(hits.mean())}, [means({name: hits})], len(hits))
 
 
-def choosing(model: Model, columns: list[int] | None) -> Callable[[Tensor], Tensor]:
-    """The model, which may choose among some classes only."""
-    return model if columns is None else lambda images: model(images)[:, columns]
+def runner_of(model: Model | Reference, device: torch.device) -> Runner:
+    """A model as it is; one that has to be loaded goes to the device."""
+    if not isinstance(model, nn.Module):
+        model = load(model).to(device)
+    model.eval()
+    return Runner(
+        run=model,
+        facts=facts_of(model),
+        num_classes=model.config.num_classes,
+        channels=model.config.channels,
+        device=next(model.parameters()).device,
+    )
+
+
+def choosing(
+    run: Callable[[Tensor], Tensor], columns: list[int] | None
+) -> Callable[[Tensor], Tensor]:
+    """The same, which may choose among some classes only."""
+    return run if columns is None else lambda images: run(images)[:, columns]
 
 
 def predicted(outputs: Outputs, matched: Match, loss: Loss, skipped: dict[str, str]) -> Predictions:

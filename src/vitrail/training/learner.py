@@ -67,7 +67,8 @@ def build_learner(
     if settings.preprocessing is not None:
         size, channels = pair(model.config.image_size), model.config.channels
         usual = preset(settings.preprocessing, size, channels)
-    model.facts = Facts(preprocessing=usual, class_names=tuple(classes))
+    several = source.multi_label and bool(classes)
+    model.facts = Facts(preprocessing=usual, class_names=tuple(classes), multi_label=several)
     return Learner(
         model=model,
         preprocessing=usual,

@@ -1,0 +1,195 @@
+"""What computes logits: torch itself, or onnxruntime with the same model in its own format.
+
+`auto` times what is there on this machine and takes the fastest. int8 rounds weights, so it is
+measured first: what it loses on known pictures must be less than a guard allows.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.samples import Samples
+from vitrail.errors import ConfigError, VitrailError, unknown
+from vitrail.models.build import Model
+from vitrail.models.checks import pair
+from vitrail.models.names import name_of
+from vitrail.models.vit import VisionTransformer
+
+if TYPE_CHECKING:
+    from vitrail.export.guard import Cost
+    from vitrail.export.sessions import OnnxEngine
+
+Kind = Literal["torch", "onnx", "onnx-int8"]
+Choice = Literal["", "torch", "onnx", "onnx-int8", "auto"]
+SECONDS = 2.0  # that auto measures, shared by the engines
+TIMED_BATCH = 8
+GUARDED = 256  # pictures that int8 is measured on, at most
+Tell = Callable[[str], None]
+
+
+class Engine(Protocol):
+    """Images (B, C, H, W), already normalized → logits and features."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        """Logits (B, K), on the CPU."""
+        ...
+
+    def features(self, images: Tensor, /) -> Tensor:
+        """Vectors (B, D), on the CPU."""
+        ...
+
+
+class TorchEngine:
+    """The model as it is; with `merge`, similar tokens are merged on the way, that many a layer."""
+
+    name = "torch"
+
+    def __init__(self, model: Model, *, merge: int = 0, device: str | torch.device = "cpu") -> None:
+        if merge and not isinstance(model, VisionTransformer):
+            raise ConfigError(
+                f"merge={merge} merges the tokens of a Vision Transformer; "
+                f"{name_of(model.config)} has none"
+            )
+        self.model = model.to(device).eval()
+        self.device = torch.device(device)
+        if isinstance(model, VisionTransformer):
+            model.merge = merge
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.model(images.to(self.device)).float().cpu()
+
+    @torch.inference_mode()
+    def features(self, images: Tensor) -> Tensor:
+        return self.model.features(images.to(self.device)).float().cpu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What int8 may cost."""
+
+    max_drop: float = 0.01  # share of pictures that are no longer right; 1: whatever it is
+    data: str | PathLike[str] | None = None  # pictures with labels; None: those of the training
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_drop <= 1:
+            raise ConfigError(f"max_drop={self.max_drop} must be a share, such as 0.01")
+
+
+def open_engine(
+    model: Model,
+    choice: Kind | Literal["auto"],
+    *,
+    merge: int = 0,
+    guard: Guard,
+    device: str | torch.device = "cpu",
+    tell: Tell,
+) -> Engine:
+    """The engine of that name, or for `auto` the fastest one that the guard lets through."""
+    if choice not in (*get_args(Kind), "auto"):
+        raise unknown("engine", choice, [*get_args(Kind), "auto"])
+    if merge and choice != "torch":
+        raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
+    if choice == "torch" or torch.device(device).type != "cpu":
+        if choice not in ("torch", "auto"):
+            raise ConfigError(f"engine={choice} runs on the CPU, not on {device}; use torch there")
+        return TorchEngine(model, merge=merge, device=device)
+    if choice == "auto":
+        return fastest(model, guard, tell)
+    from vitrail.export.sessions import engine_for
+
+    engine = engine_for(model, choice, tell=tell)
+    if choice == "onnx-int8" and guard.max_drop < 1:
+        from vitrail.export.guard import refuse
+
+        cost = measured(model, engine, guard)
+        refuse(cost, guard.max_drop)
+        tell(in_words(cost))
+    return engine
+
+
+def fastest(model: Model, guard: Guard, tell: Tell) -> Engine:
+    """Time every engine there is on this machine; the first by speed that may be used."""
+    engines: list[Engine] = [TorchEngine(model)]
+    try:
+        from vitrail.export.sessions import engine_for
+
+        engines += [engine_for(model, kind, tell=tell) for kind in ("onnx", "onnx-int8")]
+    except ConfigError as error:  # onnxruntime is not installed
+        tell(f"engine auto: torch; {error}")
+        return engines[0]
+    paces = time_each(engines, model)
+    ranked = sorted(engines, key=lambda engine: -paces[engine.name])
+    told = ", ".join(f"{engine.name} {paces[engine.name]:,.0f}" for engine in ranked)
+    for engine in ranked:
+        reason = ""
+        if engine.name == "onnx-int8":
+            allowed, reason = may_round(model, engine, guard)
+            if not allowed:
+                tell(f"engine auto: not onnx-int8: {reason}")
+                continue
+        tell(f"engine auto: {engine.name}{reason and f' ({reason})'}; pictures a second: {told}")
+        return engine
+    raise AssertionError("torch is always allowed")
+
+
+def time_each(engines: list[Engine], model: Model) -> dict[str, float]:
+    """Pictures a second of each engine, in turns, for two seconds in all."""
+    size = pair(model.config.image_size)
+    images = torch.randn(TIMED_BATCH, model.config.channels, *size)
+    for engine in engines:
+        engine(images)  # the first time is slower
+    best = dict.fromkeys((engine.name for engine in engines), float("inf"))
+    until = time.perf_counter() + SECONDS
+    while time.perf_counter() < until:
+        for engine in engines:
+            begun = time.perf_counter()
+            engine(images)
+            best[engine.name] = min(best[engine.name], time.perf_counter() - begun)
+    return {name: TIMED_BATCH / seconds for name, seconds in best.items()}
+
+
+def may_round(model: Model, engine: Engine, guard: Guard) -> tuple[bool, str]:
+    """Whether int8 loses little enough, and how that is known."""
+    if guard.max_drop >= 1:
+        return True, ""
+    try:
+        cost = measured(model, engine, guard)
+    except VitrailError as error:
+        return False, str(error)
+    return cost.drop <= guard.max_drop, in_words(cost)
+
+
+def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
+    """What int8 costs, on some of the pictures."""
+    from vitrail.export.guard import measure, pictures_for
+
+    source, name, _ = pictures_for(model, guard.data)
+    if isinstance(source, Samples) and len(source) > GUARDED:
+        rows = np.linspace(0, len(source) - 1, GUARDED).astype(np.int64)
+        own = rows if source.rows is None else source.rows[rows]
+        source = Samples(source.collection, own)
+    return replace(measure(model, engine, source), data=name)
+
+
+def in_words(cost: "Cost") -> str:
+    return (
+        f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures of {cost.data}, "
+        f"float on {cost.accuracy:.1%}"
+    )
+
+
+def open_onnx(path: str | PathLike[str]) -> "OnnxEngine":
+    """An .onnx file of `vitrail export`, which brings its classes and preprocessing along."""
+    from vitrail.export.sessions import OnnxEngine
+
+    return OnnxEngine(path)
