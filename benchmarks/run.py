@@ -10,7 +10,7 @@ from pathlib import Path
 
 from timing import machine
 
-SECTIONS = ["fidelity", "models", "training", "fewshot", "inspection", "data"]
+SECTIONS = ["fidelity", "models", "training", "fewshot", "inspection", "prediction", "data"]
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 

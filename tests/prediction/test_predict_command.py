@@ -1,0 +1,150 @@
+"""`vitrail predict`: what it prints for people and for programs, and how it ends."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.cli import main
+
+CLASSES = ("ape", "bee", "cat")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    torch.manual_seed(0)
+    model = vitrail.create(
+        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
+        num_classes=3,
+    )  # fmt: skip
+    torch.nn.init.normal_(model.head.weight)
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    vitrail.save(model, folder, class_names=CLASSES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def predict(bundle, capsys):
+    def run(*options):
+        status = main(["predict", str(bundle), *map(str, options)])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+def test_a_few_pictures_have_bars(predict, bundle, pictures):
+    status, out, _ = predict(pictures / "0.png", "--top", "2")
+    lines = out.splitlines()
+    assert status == 0
+    assert lines[0] == str(pictures / "0.png")
+    assert len(lines) == 3
+    guess = vitrail.Predictor(bundle)(pictures / "0.png").guesses[0]
+    assert f"{100 * guess.probability:.1f} %" in lines[1]
+    assert lines[1].split()[0] == guess.label
+    assert "█" in lines[1]
+
+
+def test_many_pictures_have_a_line_each_in_80_columns(predict, pictures):
+    status, out, _ = predict(pictures)
+    lines = out.splitlines()
+    assert status == 0
+    assert [line.split()[0][-5:] for line in lines[1:6]] == [f"{n}.png" for n in range(5)]
+    assert max(map(len, lines)) <= 80
+    assert "5 pictures" in lines[-1]
+
+
+def test_json_is_a_line_for_each_picture(predict, bundle, pictures):
+    _, out, err = predict(pictures, "--json", "--top", "3")
+    rows = [json.loads(line) for line in out.splitlines()]
+    answers = vitrail.Predictor(bundle)(sorted(pictures.iterdir()))
+    assert [row["picture"] for row in rows] == [answer.name for answer in answers]
+    assert [row["labels"] for row in rows] == [[answer.label] for answer in answers]
+    for row, answer in zip(rows, answers, strict=True):
+        for guess, expected in zip(row["guesses"], answer.guesses, strict=True):
+            assert guess["label"] == expected.label
+            assert guess["probability"] == pytest.approx(expected.probability, abs=1e-6)
+    assert "5 pictures" in err
+
+
+def test_csv_can_be_read_by_others(predict, pictures):
+    _, out, _ = predict(pictures, "--csv", "--top", "2")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 5
+    assert all(row["answer"] == row["class_1"] for row in rows)
+    assert all(float(row["probability_1"]) >= float(row["probability_2"]) for row in rows)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--csv"]])
+def test_a_picture_that_cannot_be_read_is_named_and_the_status_is_1(
+    predict, pictures, tmp_path, options
+):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"not a picture")
+    status, out, err = predict(bad, pictures, tmp_path / "gone.png", *options)
+    assert status == 1
+    told = err if options else out
+    assert "2 of 7 could not be read" in told
+    assert "bad.jpg" in told
+    assert "gone.png" in told
+    assert str(pictures / "4.png")[-20:] in out
+
+
+def test_below_the_threshold_it_is_not_sure(predict, pictures):
+    status, out, _ = predict(pictures, "--threshold", "1")
+    assert status == 0
+    assert "(not sure)" in out
+    assert "not sure of 5" in out
+
+
+def test_features_are_written_whole(predict, bundle, pictures, tmp_path):
+    status, _, _ = predict(pictures, "--features", tmp_path / "vectors.npz")
+    assert status == 0
+    with np.load(tmp_path / "vectors.npz") as found:
+        names, vectors = found["names"].tolist(), found["features"]
+    assert names == [str(path) for path in sorted(pictures.iterdir())]
+    assert np.allclose(vectors, vitrail.Predictor(bundle).features(sorted(pictures.iterdir())))
+
+
+def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, capsys):
+    listed = "\n".join(str(path) for path in sorted(pictures.iterdir())[:2]).encode()
+    coming = io.TextIOWrapper(io.BufferedReader(io.BytesIO(listed)))
+    monkeypatch.setattr("sys.stdin", coming)
+    assert main(["predict", str(bundle), "-", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["picture"][-5:] for row in rows] == ["0.png", "1.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "predict what?"),
+        (["x", "--csv", "--json"], "give one"),
+        (["x", "--features", "x.csv"], "must end in .npz"),
+        (["x", "--top", "0"], "top=0"),
+        (["x", "--threshold", "2"], "threshold=2"),
+        (["x", "--batch-size", "0"], "batch_size=0"),
+        (["x", "--max-drop", "2"], "max_drop=2"),
+        (["*.nothing"], "no file is called like that"),
+        (["x", "--merge", "1", "--engine", "onnx"], "merge=1 is for the torch engine"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(predict, options, reason):
+    status, _, err = predict(*options)
+    assert status == 2
+    assert reason in err
+    assert len(err.splitlines()) == 1
