@@ -34,7 +34,6 @@ ONLY_IN = {
     "fsspec": ("data/files.py",),
     "sklearn": ("inspection/tokens.py",),
     "onnx": ("export/",),
-    "onnxscript": ("export/",),
     "onnxruntime": ("export/",),
     "fastapi": ("serving/",),
     "starlette": ("serving/",),

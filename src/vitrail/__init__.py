@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitrail.errors import DataError as DataError
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.evaluation.api import evaluate as evaluate
+    from vitrail.export.api import export_model as export_model
     from vitrail.inspection.api import inspect_model as inspect_model
     from vitrail.models.bit import BiT as BiT
     from vitrail.models.build import create as create
@@ -37,6 +38,7 @@ __version__ = "0.1.0.dev0"
 WHERE = {
     "create": "models.build",
     "evaluate": "evaluation.api",
+    "export_model": "export.api",
     "fewshot": "probing.fewshot",
     "inspect_model": "inspection.api",
     "load": "checkpoints.load",

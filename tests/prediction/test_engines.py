@@ -142,9 +142,9 @@ def test_merging_is_for_models_with_tokens():
 
 
 def test_an_exported_file_predicts_by_itself(model, data, tmp_path):
-    from vitrail.export.api import export
+    from vitrail.export.api import export_model
 
-    export(model, tmp_path / "model.onnx")
+    export_model(model, tmp_path / "model.onnx")
     alone = Predictor(tmp_path / "model.onnx")
     picture = np.load(data)["x_test"][0]
     expected = Predictor(model)(picture)

@@ -1,0 +1,75 @@
+"""`vitrail export`: a model into a file that runs without vitrail."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from vitrail.cli.text import Progress, paragraph, printable
+
+if TYPE_CHECKING:
+    from vitrail.export.api import Exported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a model for onnxruntime or torch, compared with the original before it says done."""
+
+    model: tyro.conf.Positional[str]
+    """A bundle, a file of weights, or hf:owner/name."""
+    out: Path
+    """The file to write: model.onnx, or model.pt2."""
+    to: Literal["onnx", "torch", "aotinductor"] = "onnx"
+    """onnx runs everywhere; torch is a torch.export program; aotinductor is that, compiled."""
+    int8: bool = False
+    """Round weights to 8 bits: a quarter of the size, quicker; what it costs is measured."""
+    data: str | None = None
+    """Pictures to measure int8 by: their test split; without it, those of the training."""
+    max_drop: float = 0.01
+    """Refuse int8 if it loses more than this share of the accuracy."""
+    with_preprocessing: bool = False
+    """The file takes the pixels of a picture of any size, and prepares them itself."""
+    overwrite: bool = False
+    """Replace the file that --out names."""
+    json: bool = False
+    """Print one JSON object instead of words."""
+
+    def run(self) -> None:
+        from vitrail.export.api import export_model
+
+        progress = Progress()
+        done = export_model(
+            self.model,
+            self.out,
+            to=self.to,
+            int8=self.int8,
+            data=self.data,
+            max_drop=self.max_drop,
+            preprocessing=self.with_preprocessing,
+            overwrite=self.overwrite,
+            progress=progress,
+        )
+        progress.done()
+        if self.json:
+            print(json.dumps(asdict(done) | {"path": str(done.path)}, indent=1))
+            return
+        for line in report(done):
+            print(printable(line))
+
+
+def report(done: "Exported") -> Iterator[str]:
+    """What was written, for people."""
+    yield f"{done.model} -> {done.to}, {done.bytes / 1e6:.1f} MB"
+    if (cost := done.cost) is not None:
+        yield from paragraph(
+            f"  int8 is right on {cost.int8_accuracy:.2%} of {cost.pictures:,} pictures of "
+            f"{cost.data}, the model on {cost.accuracy:.2%}",
+            4,
+        )
+    for note in done.notes:
+        yield from paragraph(f"  note: {note}", 4)
+    yield f"run and compared: logits and features differ by {done.difference:.1e} of the largest"
+    yield f"done in {done.seconds:.1f} s: {done.path}"

@@ -1,0 +1,112 @@
+"""What int8 costs: the share of right answers with and without it, on the same pictures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.facts import facts_of
+from vitrail.data.loader import Batch
+from vitrail.data.samples import Source
+from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.evaluation.api import open_part
+from vitrail.evaluation.matching import match
+from vitrail.evaluation.outcome import Tally
+from vitrail.evaluation.passes import Progress, look_at_all, none_read
+from vitrail.models.build import Model
+
+Data = Source | str | PathLike[str]
+MOST_DROP = 0.01  # of the accuracy: one picture in a hundred
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Accuracies of a model and of its int8 version."""
+
+    accuracy: float
+    int8_accuracy: float
+    pictures: int
+    data: str  # which pictures these are
+    notes: tuple[str, ...] = ()
+
+    @property
+    def drop(self) -> float:
+        return self.accuracy - self.int8_accuracy
+
+
+def measure(
+    model: Model,
+    engine: Callable[[Tensor], Tensor],
+    data: Data | None = None,
+    *,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> Cost:
+    """Look at all pictures of the test split with both; without `data`, at the model's own."""
+    source, name, notes = pictures_for(model, data)
+    facts = facts_of(model)
+    matched = match(facts.class_names, model.config.num_classes, source)
+    tallies = [
+        Tally(len(matched.source.classes), multi_label=matched.source.multi_label) for _ in range(2)
+    ]
+
+    def predict(images: Tensor) -> Tensor:
+        return torch.stack([model(images), engine(images)])  # (2, B, K)
+
+    def take(logits: Tensor, batch: Batch) -> None:
+        chosen = logits if matched.columns is None else logits[..., matched.columns]
+        for tally, each in zip(tallies, chosen, strict=True):
+            tally.add(each, batch.labels, batch.indices)
+
+    skipped = look_at_all(
+        predict,
+        matched.source,
+        facts.preprocessing,
+        take,
+        channels=model.config.channels,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    before, after = (tally.finish(matched.source, skipped) for tally in tallies)
+    if not before.samples:
+        raise none_read(matched.source, skipped)
+    return Cost(
+        accuracy=before.accuracy,
+        int8_accuracy=after.accuracy,
+        pictures=before.samples,
+        data=name,
+        notes=(*notes, *matched.notes),
+    )
+
+
+def pictures_for(model: Model, data: Data | None) -> tuple[Source, str, list[str]]:
+    """The pictures to measure by, what they are called, and what should be known of them."""
+    facts = facts_of(model)
+    if data is not None:
+        name = fspath(data) if isinstance(data, str | PathLike) else "the given pictures"
+        source, notes = open_part(data, None, facts)
+        return source, name, notes
+    own = facts.provenance.get("data")
+    ask = "give --data, pictures with labels that it has not learned from"
+    if not isinstance(own, str) or not own:
+        raise ConfigError(f"int8 rounds weights, and what that costs must be measured; {ask}")
+    try:
+        source, notes = open_part(own, None, facts)
+    except VitrailError as error:
+        raise ConfigError(
+            f"int8 must be measured, and the pictures of the training cannot be opened: {error}; "
+            f"{ask}"
+        ) from None
+    return source, own, notes
+
+
+def refuse(cost: Cost, max_drop: float) -> None:
+    """Stop if int8 loses too much."""
+    if cost.drop > max_drop:
+        raise CheckpointError(
+            f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures and the "
+            f"model on {cost.accuracy:.1%}: a loss of more than max_drop={max_drop:g}; "
+            "allow more with --max-drop, or stay with float"
+        )

@@ -1,0 +1,64 @@
+"""Tiny models of every kind, and pictures for them."""
+
+import torch
+
+from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.models.build import build
+from vitrail.models.initialization import initialize
+
+BASE = VitConfig(
+    depth=2, width=16, mlp_width=24, heads=2, patch_size=4, image_size=8, num_classes=3
+)
+RELATIVE = {"position": "relative"}
+SHARED, EVERY = {"position_place": "shared"}, {"position_place": "every-layer"}
+HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 32, "numerics": "timm"}
+KINDS = {
+    "class token": {},
+    "mean": {"pool": "mean"},
+    "map": {"pool": "map", "registers": 2},
+    "representation": {"representation": 6},
+    "registers": {"registers": 3},
+    "registers and mean": {"registers": 3, "pool": "mean"},
+    "distillation": {"distillation": True},
+    "layer scale": {"layer_scale": 0.1},
+    "no qkv bias": {"qkv_bias": False},
+    "swiglu": {"mlp": "swiglu"},
+    "gray": {"channels": 1},
+    "not square": {"image_size": (8, 24), "patch_size": (4, 8)},
+    "no head": {"num_classes": 0},
+    "conv stem": {"stem": "conv"},
+    "no position": {"position": "none"},
+    "1-D, every layer": EVERY,
+    "1-D, shared": SHARED,
+    "2-D": {"position": "learned-2d", "image_size": (12, 8)},
+    "2-D, every layer": {"position": "learned-2d", **EVERY},
+    "relative": RELATIVE,
+    "relative, shared": {**RELATIVE, **SHARED, "distillation": True},
+    "relative, mean": {**RELATIVE, "pool": "mean"},
+    "relative, registers": {**RELATIVE, "registers": 2},
+    "sines": {"position": "sincos-2d"},
+    "timm's numerics": {"numerics": "timm"},
+    "transformers' numerics": {"numerics": "transformers", "image_size": 24},
+    "torchvision's numerics": {"numerics": "torchvision"},
+    "everything": {"registers": 2, "distillation": True, "layer_scale": 0.1, "mlp": "swiglu"},
+    "hybrid": {**HYBRID, "resnet_blocks": (1, 1)},
+    "hybrid of a root alone": {**HYBRID, "numerics": "google"},
+}
+CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
+    "BiT": BitConfig(blocks=(1, 1), image_size=32, num_classes=3),
+    "Mixer": MixerConfig(
+        depth=2, width=16, tokens_mlp=6, channels_mlp=10, patch_size=4, image_size=8, num_classes=3
+    ),
+}
+
+
+def awake(config, seed=0):
+    """A model none of whose weights is zero, so that every part has a say."""
+    torch.manual_seed(seed)
+    model = build(config, device="cpu")
+    initialize(model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else parameter.data.add_(
+            0.1 * torch.randn_like(parameter)
+        )
+    return model.eval()
