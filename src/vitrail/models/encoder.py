@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitrail.errors import ConfigError
 from vitrail.models.activation import gelu
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
 from vitrail.models.kept import may_reuse
@@ -38,6 +39,10 @@ class SelfAttention(nn.Module):
         """
         query, key, value = self.query_key_value(tokens, read)
         bias = None if relative is None else relative_scores(query, relative)
+        return self.mix(query, key, value, bias)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What each query finds in the values; `bias` is added to the scores."""
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
         return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
 
@@ -191,6 +196,7 @@ class Encoder(nn.Module):
         self.relative = config.position == "relative"
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
         self.checkpointing = False  # forget what a block computes and do it again for the gradient
+        self.merge = 0  # pairs of patches that each block merges: `merging.py`
 
     def forward(self, tokens: Tensor, grid: Grid, read: int | None = None) -> Tensor:
         """All tokens, or the first `read` of them: then the last block does no more than these."""
@@ -202,6 +208,11 @@ class Encoder(nn.Module):
 
     def enter(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Relative | None]:
         """What block `index` reads: tokens with this layer's positions, and its relative keys."""
+        if self.merge:
+            raise ConfigError(
+                f"merge={self.merge} leaves no token for each patch, which all tokens, layers "
+                "and attention maps are about; set model.merge = 0 to look at them"
+            )
         if not self.positions:
             return tokens, None
         position = self.positions[index % len(self.positions)]  # a shared one is the only one

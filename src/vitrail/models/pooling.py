@@ -1,6 +1,7 @@
 """Tokens → one vector: the class token, the mean of the patches, or a learned question.
 
-Each takes the encoder's normalized tokens. `num_prefix` tokens come before the patches.
+Each takes the encoder's normalized tokens. `num_prefix` tokens come before the patches. Where
+patches were merged, sizes (B, N) say how many each token stands for, and it counts as often.
 
 Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
 """
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.models.config import Pool, VitConfig
 from vitrail.models.encoder import Mlp
+from vitrail.models.merging import size_scores
 
 
 class ClassToken(nn.Module):
@@ -21,7 +23,7 @@ class ClassToken(nn.Module):
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
         return tokens[:, 0]
 
 
@@ -32,8 +34,13 @@ class PatchMean(nn.Module):
         super().__init__()
         self.prefix = config.num_prefix
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.prefix :].mean(dim=1)
+    def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
+        patches = tokens[:, self.prefix :]
+        if sizes is None:
+            return patches.mean(dim=1)
+        shares = sizes[:, None, self.prefix :]  # (B, 1, N)
+        shares = (shares / shares.sum(dim=-1, keepdim=True)).to(patches.dtype)
+        return (shares @ patches)[:, 0]
 
 
 class AttentionPool(nn.Module):
@@ -50,9 +57,10 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
         self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
         query, key, value = self.split_heads(tokens)
-        mixed = F.scaled_dot_product_attention(query, key, value)  # (B, H, 1, K)
+        bias = None if sizes is None else size_scores(sizes[:, self.prefix :], query.dtype)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, 1, K)
         pooled = self.merge(mixed.flatten(1))  # (B, D)
         return pooled + self.mlp(self.norm(pooled))
 

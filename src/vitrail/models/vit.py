@@ -15,6 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
 from vitrail.models.encoder import Encoder
 from vitrail.models.initialization import initialize
+from vitrail.models.merging import check_merge, encode_merging
 from vitrail.models.pooling import POOLS
 from vitrail.models.position import POSITIONS, Grid, NoPosition
 from vitrail.models.stems import STEMS, check_images
@@ -55,6 +56,15 @@ class VisionTransformer(nn.Module):
     def checkpointing(self, enabled: bool) -> None:
         self.encoder.checkpointing = enabled
 
+    @property
+    def merge(self) -> int:
+        """Pairs of similar patches that each block merges: faster, and a little less exact."""
+        return self.encoder.merge
+
+    @merge.setter
+    def merge(self, pairs: int) -> None:
+        self.encoder.merge = check_merge(pairs, self.config)
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); features where the model has no head."""
         if self.distillation_head is None:
@@ -64,7 +74,7 @@ class VisionTransformer(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """One vector per image (equation 4): what the head, probes and exports look at."""
-        features = self.pool(self.encoder(*self.tokens_and_grid(images), read=self.read))
+        features = self.pool(*self.tokens_and_sizes(images))
         if self.representation is None:
             return features
         return torch.tanh(self.representation(features))  # (B, R)
@@ -73,8 +83,15 @@ class VisionTransformer(nn.Module):
         """Logits of the class token and of the distillation token, each (B, K)."""
         assert self.head is not None
         assert self.distillation_head is not None
-        tokens = self.encoder(*self.tokens_and_grid(images), read=self.read)
-        return self.head(self.pool(tokens)), self.distillation_head(tokens[:, 1])
+        tokens, sizes = self.tokens_and_sizes(images)
+        return self.head(self.pool(tokens, sizes)), self.distillation_head(tokens[:, 1])
+
+    def tokens_and_sizes(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the heads read, and how many patches each token stands for if some were merged."""
+        tokens, grid = self.tokens_and_grid(images)
+        if self.merge:
+            return encode_merging(self.encoder, tokens, self.config.num_prefix, self.read)
+        return self.encoder(tokens, grid, read=self.read), None
 
     def encode(self, images: Tensor) -> Tensor:
         """All tokens after the last block and its norm: (B, N, D)."""
