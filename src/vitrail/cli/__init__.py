@@ -16,6 +16,7 @@ from vitrail.cli.check import Check
 from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.evaluate import Evaluate
+from vitrail.cli.export import Export
 from vitrail.cli.fewshot import Fewshot
 from vitrail.cli.inspect import Inspect
 from vitrail.cli.models import Models
@@ -33,6 +34,7 @@ COMMANDS = {
     "convert": Convert,
     "demo": Demo,
     "evaluate": Evaluate,
+    "export": Export,
     "fewshot": Fewshot,
     "finetune": Finetune,
     "inspect": Inspect,

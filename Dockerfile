@@ -1,0 +1,28 @@
+# A server for one model, on processors. Build it in the repository; the model is mounted at /model.
+#
+#     docker build -t vitrail .
+#     docker run --rm -p 8000:8000 -e VITRAIL_TOKEN=change-me -v "$PWD/runs/first:/model:ro" vitrail
+
+FROM python:3.12-slim
+
+WORKDIR /build
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY src ./src
+
+# torch first and from its own index, whose builds for processors are a tenth of the size.
+RUN pip install --no-cache-dir --constraint constraints.txt \
+        --index-url https://download.pytorch.org/whl/cpu torch \
+    && pip install --no-cache-dir --constraint constraints.txt '.[serve,export,fast]' \
+    && rm -rf /build
+
+RUN useradd --create-home --uid 10001 vitrail
+USER vitrail
+WORKDIR /home/vitrail
+
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+
+ENTRYPOINT ["vitrail", "serve"]
+CMD ["/model", "--host", "0.0.0.0", "--log", "json"]

@@ -1,0 +1,105 @@
+"""`vitrail serve`: a model over HTTP, and a page to try it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vitrail.errors import ConfigError
+
+MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
+TOKEN = "VITRAIL_TOKEN"
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Answer pictures over HTTP; open its address in a browser to try it."""
+
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], MODEL]
+    """Bundles, files of weights, hf:owner/name, or .onnx files; the first is meant by default."""
+    host: str = "127.0.0.1"
+    """0.0.0.0 lets other machines in; then give a --token."""
+    port: int = 8000
+    """0 takes any that is free."""
+    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
+    merge: int = 0
+    """Tokens to merge in each layer, for more speed at a small loss; torch only."""
+    device: str = ""
+    """cpu, cuda, mps; chosen if not given."""
+    batch: int = 0
+    """Pictures at once at most; 0 measures what is best."""
+    queue: int = 256
+    """Pictures that may wait; who comes when it is full gets status 503."""
+    timeout: float = 30.0
+    """Seconds for a request to arrive, and again to be answered."""
+    grace: float = 30.0
+    """Seconds to finish what has begun, when told to stop."""
+    max_megabytes: float = 20.0
+    """Size of a request."""
+    max_pictures: int = 64
+    """Pictures in a request."""
+    max_pixels: int = 64 * 2**20
+    """Pixels of a picture."""
+    token: str | None = None
+    """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
+    allow_origin: tuple[str, ...] = ()
+    """Web sites whose pages may ask, such as https://example.org."""
+    allow_teach: bool = False
+    """Let clients teach classes by a few pictures."""
+    teach_to: Path | None = None
+    """A folder to keep what was taught, as a bundle."""
+    using: str | None = None
+    """For teaching: pictures of the classes a model knows, where it does not remember any."""
+    examples: str = ""
+    """Data to take pictures to try from, or none; the data a model was trained on if not given."""
+    log: Literal["text", "json", "off"] = "text"
+    """A line for each request, on standard error."""
+
+    def run(self) -> None:
+        if self.merge and self.allow_teach:
+            raise ConfigError(
+                "--merge changes the features that classes are taught by; leave it or --allow-teach"
+            )
+        # The threads of a matrix product wait for each other. While they wait they would spin, on
+        # the cores that requests are read with; asleep, the same server is many times as fast.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from vitrail.prediction.predictor import Predictor
+        from vitrail.serving.run import serve
+        from vitrail.serving.settings import Limits, Settings
+        from vitrail.serving.shelf import by_name
+
+        settings = Settings(
+            host=self.host,
+            port=self.port,
+            token=os.environ.get(TOKEN, "") if self.token is None else self.token,
+            origins=self.allow_origin,
+            teach=self.allow_teach,
+            teach_to=self.teach_to,
+            using=self.using,
+            examples=self.examples,
+            batch=self.batch,
+            grace=self.grace,
+            log=self.log,
+            limits=Limits(
+                body=round(self.max_megabytes * MEGABYTE),
+                pictures=self.max_pictures,
+                pixels=self.max_pixels,
+                queue=self.queue,
+                timeout=self.timeout,
+            ),
+        )
+
+        def opened(reference: str) -> Predictor:
+            return Predictor(
+                reference, engine=self.engine or "", merge=self.merge, device=self.device, tell=say
+            )
+
+        serve(by_name(self.models), settings, predictor=opened, say=say)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)

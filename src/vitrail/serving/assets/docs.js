@@ -1,0 +1,179 @@
+// Draws openapi.json: routes, what they take, what they answer, and a form to try them.
+
+const TOKEN = "vitrail token"; // the name under which the other page keeps it, too
+const METHODS = ["post", "get"]; // those that do something first
+const DEEP = 6; // levels of a schema that are written out
+const LONG = 20_000; // letters of an answer that are shown
+const find = (id) => document.getElementById(id);
+
+function make(kind, attributes = {}, ...inside) {
+  const made = Object.assign(document.createElement(kind), attributes);
+  made.append(...inside);
+  return made;
+}
+
+function withCode(text) {
+  // What stands between backquotes, as code.
+  return text.split("`").map((part, place) => (place % 2 ? make("code", {}, part) : part));
+}
+
+function follow(schema, spec) {
+  // What a reference stands for: "#/components/schemas/Answer".
+  if (!schema?.$ref) return schema ?? {};
+  const steps = schema.$ref.slice(2).split("/");
+  return steps.reduce((at, step) => at?.[step.replaceAll("~1", "/").replaceAll("~0", "~")], spec);
+}
+
+function written(schema, spec, depth = 0) {
+  // A schema as one would write an example down, with types for values.
+  const known = follow(schema, spec) ?? {}, pad = "  ".repeat(depth);
+  const either = known.anyOf ?? known.oneOf ?? known.allOf;
+  if (depth > DEEP) return "…";
+  if (either) return either.map((one) => written(one, spec, depth)).join(" or ");
+  if (known.type === "array") return "[" + written(known.items, spec, depth) + ", …]";
+  if (known.properties) {
+    const lines = Object.entries(known.properties).map(
+      ([name, of]) => pad + "  " + JSON.stringify(name) + ": " + written(of, spec, depth + 1));
+    return "{\n" + lines.join(",\n") + "\n" + pad + "}";
+  }
+  if (known.enum) return known.enum.map((value) => JSON.stringify(value)).join(" or ");
+  if (known.format === "binary") return "bytes";
+  return { integer: "a whole number", number: "a number", string: "text", boolean: "true or false",
+    null: "null", object: "an object" }[known.type] ?? "anything";
+}
+
+function parametersOf(route, spec) {
+  if (!route.parameters?.length) return [];
+  const rows = route.parameters.map((given) => {
+    const { name, in: where, required, description, schema } = follow(given, spec);
+    const usual = schema?.default === undefined || schema.default === null ? "" :
+      ", usually " + schema.default;
+    const told = written(schema, spec).replace(" or null", "") + usual;
+    return make("tr", {}, make("td", {}, make("code", {}, name)),
+      make("td", {}, told + (where === "path" ? ", in the path" : "") +
+        (required && where !== "path" ? ", required" : "")),
+      make("td", { className: "soft" }, description ?? ""));
+  });
+  return [make("h2", {}, "Parameters"), make("div", { className: "wide" }, make("table", {}, ...rows))];
+}
+
+function contentOf(content, spec) {
+  // Each kind of content with its shape; kinds of one shape stand together.
+  const kinds = new Map();
+  for (const [kind, { schema }] of Object.entries(content ?? {})) {
+    const shape = written(schema, spec);
+    kinds.set(shape, [...(kinds.get(shape) ?? []), kind]);
+  }
+  return [...kinds].map(([shape, names]) => make("pre", {}, names.join(", ") + "\n" + shape));
+}
+
+function bodyOf(route, spec) {
+  const body = follow(route.requestBody, spec);
+  return body?.content ? [make("h2", {}, "Body"), ...contentOf(body.content, spec)] : [];
+}
+
+function answersOf(route, spec) {
+  const answers = Object.entries(route.responses ?? {}).map(([s, of]) => [s, follow(of, spec)]);
+  const good = answers.filter(([status]) => status < "3");
+  const bad = answers.filter(([status]) => status >= "3");
+  const rows = bad.map(([status, { description }]) =>
+    make("tr", {}, make("td", {}, make("code", {}, status)), make("td", {}, description ?? "")));
+  return [make("h2", {}, "Answer"),
+    ...good.flatMap(([status, { description, content }]) => [
+      make("p", { className: "soft" }, make("code", {}, status),
+        " " + (description ?? "").replace("Successful Response", "")),
+      ...contentOf(content, spec)]),
+    ...(rows.length ? [make("h2", {}, "Or an error"),
+      make("div", { className: "wide" }, make("table", {}, ...rows))] : [])];
+}
+
+function tryOf(path, method, route, spec) {
+  // A form that sends the request and shows what comes back.
+  const parameters = (route.parameters ?? []).map((given) => follow(given, spec));
+  const fields = parameters.map(({ name, required, schema }) => make("label", {}, name,
+    make("input", { name, required: Boolean(required), placeholder: schema?.default ?? "" })));
+  const kinds = Object.keys(follow(route.requestBody, spec)?.content ?? {});
+  const form = kinds.includes("multipart/form-data");
+  const file = make("input", { type: "file", accept: "image/*", required: true, multiple: form });
+  const result = make("div", { className: "result", role: "status" });
+  const made = make("form", {}, ...fields, ...(kinds.length ? [make("label", {}, "picture", file)] : []),
+    make("button", { className: "main" }, "Send"), result);
+  made.onsubmit = (event) => {
+    event.preventDefault();
+    const values = parameters.map((one) => [one, made.elements[one.name].value]);
+    send(address(path, values), method, kinds.length ? packed([...file.files], form) : undefined, result);
+  };
+  return [make("h2", {}, "Try it"), made];
+}
+
+function address(path, values) {
+  const query = new URLSearchParams();
+  for (const [{ name, in: where }, value] of values)
+    if (where === "path") path = path.replace("{" + name + "}", encodeURIComponent(value));
+    else if (value !== "") query.set(name, value);
+  return path.slice(1) + (query.size ? "?" + query : ""); // beside this page, wherever that is
+}
+
+function packed(files, form) {
+  if (files.length === 1) return files[0];
+  const body = new FormData();
+  for (const file of files) body.append("pictures", file);
+  return form ? body : files[0];
+}
+
+async function send(where, method, body, result) {
+  const token = find("token").value;
+  const headers = token ? { Authorization: "Bearer " + token } : {};
+  const begun = performance.now();
+  try {
+    const response = await fetch(where || "./", { method: method.toUpperCase(), body, headers });
+    const blob = await response.blob();
+    const took = Math.round(performance.now() - begun);
+    const line = response.status + " " + response.statusText + ", " + took + " ms, " +
+      blob.size.toLocaleString("en") + " bytes of " + (blob.type || "nothing");
+    result.replaceChildren(make("code", {}, line), await shown(blob));
+  } catch {
+    result.replaceChildren("The server does not answer. Is it still running?");
+  }
+}
+
+async function shown(blob) {
+  if (blob.type.startsWith("image/"))
+    return make("img", { src: URL.createObjectURL(blob), alt: "the answer" });
+  const text = await blob.text();
+  const pretty = blob.type.startsWith("application/json") ?
+    JSON.stringify(JSON.parse(text), null, 2) : text;
+  return make("pre", {}, pretty.length > LONG ? pretty.slice(0, LONG) + "\n…" : pretty);
+}
+
+function drawRoute(path, method, route, spec) {
+  const summary = make("summary", {}, make("span", { className: "verb " + method },
+    method.toUpperCase()), make("code", {}, path), make("span", { className: "soft" },
+    route.summary ?? ""));
+  const about = route.description ? [make("p", {}, route.description)] : [];
+  return make("details", {}, summary, make("div", { className: "inside" }, ...about,
+    ...parametersOf(route, spec), ...bodyOf(route, spec), ...answersOf(route, spec),
+    ...tryOf(path, method, route, spec)));
+}
+
+async function begin() {
+  document.querySelector("header form").onsubmit = (event) => event.preventDefault();
+  try {
+    find("token").value = sessionStorage.getItem(TOKEN) ?? "";
+    find("token").onchange = ({ target }) => sessionStorage.setItem(TOKEN, target.value);
+  } catch {
+    // storage is refused: the token is in its field
+  }
+  try {
+    const spec = await (await fetch("openapi.json")).json();
+    find("about").replaceChildren(...withCode(spec.info?.description ?? ""));
+    const routes = METHODS.flatMap((method) => Object.entries(spec.paths)
+      .filter(([, of]) => of[method])
+      .map(([path, of]) => drawRoute(path, method, of[method], spec)));
+    find("routes").replaceChildren(...routes);
+  } catch {
+    find("about").textContent = "The description cannot be read. Is the server still running?";
+  }
+}
+
+begin();

@@ -1,0 +1,123 @@
+"""Classes that are taught while the server runs, by a few pictures of each.
+
+The head becomes a probe that is fitted in closed form to everything the model remembers (see
+`probing/memory.py`). The taught model takes the place of the old one at once; requests under way
+finish on the old one. It is run by torch, whatever engine ran the one before.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.checkpoints.bundle import CONFIG, check_free
+from vitrail.checkpoints.save import save
+from vitrail.data.transforms import normalize
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.models.build import Model
+from vitrail.prediction.engines import TorchEngine
+from vitrail.prediction.predictor import Predictor
+from vitrail.probing.memory import MOST_BYTES, Memory, save_memory
+from vitrail.probing.teaching import fitted, remembered
+from vitrail.serving.bodies import Upload
+from vitrail.serving.refusals import Refusal
+from vitrail.serving.shelf import Served, Shelf
+
+AT_ONCE = 16
+LATER = "its first lesson puts a probe in the place of the head that was trained"
+LONGEST_NAME = 100
+
+
+def ready(predictor: Predictor, reference: str, using: str | None) -> tuple[Memory, list[str]]:
+    """What a model remembers of the classes it knows, and what was done to find out."""
+    if predictor.model is None:
+        raise ConfigError(
+            f"{reference} is an exported model, which cannot be taught; serve the bundle"
+        )
+    if predictor.facts.multi_label:
+        raise ConfigError(f"{reference} gives several labels to a picture, and cannot be taught")
+    memory, notes = remembered(predictor.model, Path(reference), using, only=False)
+    return memory, [*notes[:1], *([LATER] if notes else [])]
+
+
+def place_for(folder: Path | None, name: str, reference: str, *, several: bool) -> Path | None:
+    """Where the lessons of a model are kept; never in the place of another model."""
+    if folder is None:
+        return None
+    place = folder / name if several else folder
+    own = (Path(reference) / CONFIG).is_file() and place.resolve() == Path(reference).resolve()
+    if not own and (place / CONFIG).exists():
+        raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
+    check_free(place, overwrite=own)
+    return place
+
+
+def teach(
+    shelf: Shelf, model: str | None, label: str, uploads: Sequence[Upload], folder: Path | None
+) -> dict[str, Any]:
+    """Give a served model one lesson; what became of it. In the batcher's thread, so one by one."""
+    begun = time.perf_counter()
+    served = shelf.get(model)
+    pupil, memory = served.predictor.model, served.memory
+    assert pupil is not None
+    assert memory is not None
+    features, errors = seen(served.predictor, pupil, uploads)
+    replaced = label in memory.classes
+    memory = memory.with_class(label, features)
+    if memory.rows.nbytes > MOST_BYTES:
+        raise Refusal(413, "the model has learned all it can remember", reason="size")
+    notes, accuracy, predictor = [], None, served.predictor
+    if len(memory.classes) < 2:
+        notes.append("one class cannot be told from anything; teach another one")
+    else:
+        graduate, memory, accuracy = fitted(pupil, memory)
+        if folder is not None:
+            keep(graduate, memory, folder)
+        device = str(next(pupil.parameters()).device)
+        predictor = Predictor(graduate, device=device)
+        if predictor.engine.name != served.predictor.engine.name:
+            notes.append(f"it was run by {served.predictor.engine.name} and is run by torch now")
+    shelf.replace(Served(served.name, predictor, served.tools, batch=served.batch, memory=memory))
+    return {
+        "model": served.name,
+        "engine": predictor.engine.name,
+        "seconds": round(time.perf_counter() - begun, 4),
+        "classes": list(memory.classes),
+        "pictures": len(features),
+        "replaced": replaced,
+        "accuracy": accuracy,
+        "notes": notes,
+        "errors": errors,
+    }
+
+
+def seen(
+    predictor: Predictor, model: Model, uploads: Sequence[Upload]
+) -> tuple[torch.Tensor, list[dict[str, str]]]:
+    """The features (n, D) of the pictures that can be read, and why the others cannot."""
+    engine, how = TorchEngine(model, device=next(model.parameters()).device), predictor.facts
+    images, errors = [], []
+    for upload in uploads:
+        try:
+            images.append(predictor.prepare(upload.data))
+        except DataError as error:
+            errors.append({"name": upload.name, "error": str(error)})
+    if not images:
+        raise DataError(f"none of {len(uploads)} pictures can be read: {errors[0]['error']}")
+    parts = [
+        engine.features(normalize(torch.stack(images[i : i + AT_ONCE]), how.preprocessing))
+        for i in range(0, len(images), AT_ONCE)
+    ]
+    return torch.cat(parts), errors
+
+
+def keep(model: Model, memory: Memory, folder: Path) -> None:
+    """Write a taught model down: its memory first, from which it can be made again."""
+    try:
+        save_memory(memory, folder)
+        save(model, folder)
+    except (OSError, VitrailError):
+        text = "the lesson cannot be written down on the server, and was not learned"
+        raise Refusal(503, text, reason="disk") from None

@@ -1,0 +1,163 @@
+"""What is done to the pictures of many requests at once, in the batcher's thread.
+
+Decoding and running take turns, each with all cores: the threads of a matrix product wait for
+each other, so that one which shares its core with a decoder holds up all. It also keeps no more
+than a batch of decoded pictures in memory.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.decoding import open_picture
+from vitrail.errors import DataError
+from vitrail.prediction.answers import Answer
+from vitrail.prediction.predictor import Predictor
+from vitrail.serving.meters import Meters
+from vitrail.serving.settings import MOST_PIXELS, Limits
+
+SIZES = (1, 2, 4, 8, 16, 32)
+USUAL_BATCH = 8
+ENOUGH = 0.95  # of the best pace
+MEASURED = 2.0  # seconds
+
+
+class Piece(NamedTuple):
+    """One picture of a request, and how its answer is made."""
+
+    name: str
+    data: bytes
+    top: int = 1
+    threshold: float | None = None
+
+
+class Vector(NamedTuple):
+    """The features of one picture, or why it has none."""
+
+    name: str
+    values: np.ndarray | None  # (D,)
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What all work is done with."""
+
+    readers: Executor
+    limits: Limits
+    meters: Meters
+
+
+class Pictures(ABC):
+    """A model's work on pictures: what can be read is prepared and run together."""
+
+    def __init__(self, predictor: Predictor, tools: Tools, most: int = USUAL_BATCH) -> None:
+        self.predictor, self.tools, self.most = predictor, tools, most
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[Any]:
+        """What `told` makes of those that can be read, `unread` of the others."""
+        begun = time.perf_counter()
+        if len(pieces) == 1:
+            prepared = [self.prepare(pieces[0])]
+        else:
+            prepared = list(self.tools.readers.map(self.prepare, pieces))
+        images = {place: x for place, x in enumerate(prepared) if isinstance(x, Tensor)}
+        results: list[Any] = [
+            self.unread(piece, found) if isinstance(found, DataError) else found
+            for piece, found in zip(pieces, prepared, strict=True)
+        ]
+        ready = time.perf_counter()
+        if images:
+            batch = torch.stack(list(images.values()))  # (B, C, H, W)
+            told = self.told(batch, [pieces[place] for place in images])
+            for place, result in zip(images, told, strict=True):
+                results[place] = result
+        meters = self.tools.meters
+        meters.stages.see(ready - begun, "prepare")
+        meters.stages.see(time.perf_counter() - ready, "run")
+        meters.pictures.add(amount=len(images))
+        meters.unreadable.add(amount=len(pieces) - len(images))
+        return results
+
+    def prepare(self, piece: Piece) -> Tensor | Exception:
+        """uint8 (C, H, W); or the error, which must not harm the others."""
+        try:
+            if self.tools.limits.pixels < MOST_PIXELS:
+                open_picture(piece.data, max_pixels=self.tools.limits.pixels)
+            return self.predictor.prepare(piece.data)
+        except Exception as error:
+            return error
+
+    @abstractmethod
+    def told(self, images: Tensor, pieces: Sequence[Piece]) -> Sequence[Any]:
+        """The results of prepared pictures uint8 (B, C, H, W)."""
+
+    @abstractmethod
+    def unread(self, piece: Piece, error: DataError) -> Any:
+        """The result of a picture that cannot be read."""
+
+
+class Answering(Pictures):
+    """Pictures → answers. Requests may want them told differently: only logits are shared."""
+
+    def told(self, images: Tensor, pieces: Sequence[Piece]) -> Sequence[Answer]:
+        logits = self.predictor.logits(images)  # (B, K)
+        found: dict[int, Answer] = {}
+        for how in {(piece.top, piece.threshold) for piece in pieces}:
+            rows = [r for r, piece in enumerate(pieces) if (piece.top, piece.threshold) == how]
+            own = logits if len(rows) == len(pieces) else logits[rows]
+            names = [pieces[row].name for row in rows]
+            told = self.predictor.answers(own, names, top=how[0], threshold=how[1])
+            found |= zip(rows, told, strict=True)
+        return [found[row] for row in range(len(pieces))]
+
+    def unread(self, piece: Piece, error: DataError) -> Answer:
+        return Answer(name=piece.name, error=str(error))
+
+
+class Featuring(Pictures):
+    """Pictures → vectors."""
+
+    def told(self, images: Tensor, pieces: Sequence[Piece]) -> Sequence[Vector]:
+        values = self.predictor.vectors(images).numpy()  # (B, D)
+        return [Vector(p.name, row) for p, row in zip(pieces, values, strict=True)]
+
+    def unread(self, piece: Piece, error: DataError) -> Vector:
+        return Vector(piece.name, None, str(error))
+
+
+class Alone:
+    """A function that is called once, with nothing beside it."""
+
+    most = 1
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def __call__(self, pieces: Sequence[Any]) -> list[Any]:
+        return [self.function()]
+
+
+def best_batch(predictor: Predictor, seconds: float = MEASURED) -> int:
+    """The smallest batch that is nearly as fast as any: what is larger would only wait longer."""
+    size = predictor.facts.preprocessing.size
+    until, paces = time.perf_counter() + seconds, {}
+    for count in SIZES:
+        images = torch.zeros(count, predictor.channels, *size, dtype=torch.uint8)
+        predictor.logits(images)  # the first is slower
+        taken = []
+        while len(taken) < 3 or (len(taken) < 10 and sum(taken) < seconds / 20):
+            begun = time.perf_counter()
+            predictor.logits(images)
+            taken.append(time.perf_counter() - begun)
+        paces[count] = count / min(taken)
+        if time.perf_counter() > until:
+            break
+    return next(count for count in paces if paces[count] >= ENOUGH * max(paces.values()))

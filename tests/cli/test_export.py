@@ -1,0 +1,54 @@
+"""`vitrail export`: its words, and that they reach the library."""
+
+import json
+
+import pytest
+import torch
+import tyro
+
+import vitrail
+from tiny_runs import write_colors
+from vitrail import ConfigError
+from vitrail.cli.export import Export
+
+
+def run(*words):
+    tyro.cli(Export, args=[str(word) for word in words]).run()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    data = write_colors(folder / "colors.npz")
+    torch.manual_seed(0)
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    vitrail.save(model, folder / "bundle", provenance={"data": str(data)})
+    return folder / "bundle"
+
+
+def test_a_file_is_written_and_the_difference_told(bundle, tmp_path, capsys):
+    run(bundle, "--out", tmp_path / "model.onnx")
+    told = capsys.readouterr().out
+    assert "ViT-Mu/4" in told
+    assert "run and compared: logits and features differ by" in told
+    assert f"{tmp_path}/model.onnx" in told
+    assert (tmp_path / "model.onnx").exists()
+
+
+def test_json_holds_both_accuracies(bundle, tmp_path, capsys):
+    words = ("--int8", "--max-drop", "1", "--with-preprocessing", "--json")
+    run(bundle, "--out", tmp_path / "model.onnx", *words)
+    told = json.loads(capsys.readouterr().out)
+    assert told["cost"]["pictures"] == 12
+    assert told["cost"].keys() >= {"accuracy", "int8_accuracy", "data"}
+    assert told["path"] == str(tmp_path / "model.onnx")
+
+
+def test_int8_tells_what_it_costs(bundle, tmp_path, capsys):
+    run(bundle, "--out", tmp_path / "model.onnx", "--int8", "--max-drop", "1")
+    assert "of 12 pictures of" in capsys.readouterr().out
+
+
+def test_a_wrong_ending_is_refused(bundle, tmp_path):
+    with pytest.raises(ConfigError, match=r"try .*model\.pt2"):
+        run(bundle, "--out", tmp_path / "model.onnx", "--to", "torch")

@@ -1,0 +1,102 @@
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import vitrail
+from vitrail.cli import main
+from vitrail.cli.serve import Serve
+from vitrail.errors import ConfigError
+from vitrail.serving import run
+from vitrail.serving.shelf import by_name
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """The command sets this for its own process."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    vitrail.save(vitrail.create("ViT-Mu/4", image_size=8, num_classes=3), folder)
+    return folder
+
+
+def test_a_port_that_is_taken_is_one_line_and_status_2(bundle, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(bundle), "--port", port]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot listen at 127.0.0.1, port {port}: address already in use" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "serve what?"),
+        (("{}", "tiny={}"), "two models are called 'tiny'"),
+        (("=x{}",), "names no model"),
+        (("{}/gone",), "there is no file"),
+        (("{}", "--port", "99999"), "port=99999 does not exist"),
+        (("{}", "--host", "no.such.host.invalid"), "there is no address"),
+        (("{}", "--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
+        (("{}", "--queue", "3"), "never fits into a queue of 3"),
+        (("{}", "--max-megabytes", "1000"), "never fits into"),
+        (("{}", "--max-pixels", "1000000000"), "are never decoded"),
+        (("{}", "--timeout", "0"), "timeout=0.0 lets nothing in"),
+        (("{}", "--teach-to", "x"), "it needs --allow-teach"),
+        (("{}", "--token", "päss"), "plain letters"),
+        (("{}", "--merge", "1", "--allow-teach"), "leave it or --allow-teach"),
+        (("{}", "--port", "0", "--allow-teach"), "give --using"),
+        (("{}", "--port", "0", "--examples", "nowhere"), "there is no data set nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(bundle, capsys, words, said):
+    assert main(["serve", *(word.format(bundle) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_without_the_extra_it_says_what_to_install(bundle, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    assert main(["serve", str(bundle)]) == 2
+    error = capsys.readouterr().err
+    assert "serving needs httptools; install it with: pip install 'vitrail[serve]'" in error
+
+
+def test_the_command_is_parsed_without_anything_heavy():
+    code = (
+        "import sys, tyro; from vitrail.cli.serve import Serve\n"
+        "assert not {'torch', 'numpy', 'fastapi', 'uvicorn'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_models_are_called_by_their_folders_or_as_one_says(tmp_path):
+    (tmp_path / "odd=name").mkdir()
+    words = (f"{tmp_path}/odd=name", "digits=runs/first/", "hf:google/vit-base", "x/model.onnx")
+    assert list(by_name(words)) == ["odd=name", "digits", "vit-base", "model"]
+    with pytest.raises(ConfigError, match="two models are called 'a'"):
+        by_name(("runs/a", "other/a"))
+
+
+def test_options_reach_the_server_and_the_token_may_come_from_the_environment(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(run, "serve", lambda models, settings, **_: seen.update(s=settings))
+    monkeypatch.setenv("VITRAIL_TOKEN", "from-the-environment")
+    Serve(models=("a",), max_megabytes=0.5, queue=80, allow_origin=("https://x.example",)).run()
+    settings = seen["s"]
+    assert settings.token == "from-the-environment"
+    assert settings.limits.body == 2**19
+    assert settings.limits.queue == 80
+    assert settings.origins == ("https://x.example",)
+    assert not settings.is_open
+    Serve(models=("a",), token="", host="0.0.0.0").run()
+    assert seen["s"].is_open

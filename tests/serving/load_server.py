@@ -1,0 +1,311 @@
+"""Load a real server from a second process, and hold what it must hold.
+
+    python tests/serving/load_server.py runs/first             # some minutes
+    python tests/serving/load_server.py runs/first --quick     # a minute, on any machine
+
+    throughput   32 clients, against the same predictor offline, batched, on the same cores
+    overload     four times the capacity: prompt 503s, bounded memory, recovery
+    garbage      20,000 requests, one in twenty of them broken: no 500, no leak, no crash
+    vanishing    clients that are killed while they send: nobody else notices
+    stopping     SIGTERM under load: every request that was let in is answered
+
+The figures are of this machine in this hour: nothing else should be computing. With --quick they
+are too short to mean much, and throughput and memory are only told, not held.
+"""
+
+import argparse
+import asyncio
+import io
+import itertools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from raw_client import BOUNDARY, Results, closed_loop, form, head, milliseconds, open_loop, raw, run
+from server_process import Server, serving
+
+CLIENTS = 32
+LEAST_SHARE = 0.85  # of the throughput offline
+LARGEST_GROWTH = 400 * 2**20  # bytes that overload may take; what is let in is at most 256 MB
+LARGEST_LEAK = 30 * 2**20  # bytes after thousands of requests
+PROMPT = 0.5  # seconds for 99 of 100 refusals
+
+OFFLINE = """
+import itertools, json, sys, time
+from vitrail.prediction.predictor import Predictor
+from vitrail.data.sources import judged_split, open_source
+model, data, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+source = open_source(data, judged_split(data) or "all")
+rows = range(0, len(source), max(1, len(source) // 256))
+pictures = [source[row].data for row in rows]
+predictor, best = Predictor(model), 0.0
+list(predictor.stream(pictures[:64]))
+for size in (4, 8, 16, 32):
+    begun, done = time.perf_counter(), 0
+    while (taken := time.perf_counter() - begun) < seconds / 4:
+        done += len(list(predictor.stream(pictures[:128], batch_size=size)))
+    best = max(best, done / (time.perf_counter() - begun))
+print(json.dumps({"pace": best, "engine": predictor.engine.name}))
+"""
+
+
+@dataclass
+class Check:
+    """One row of the table."""
+
+    what: str
+    found: str
+    wanted: str = ""
+    holds: bool = True
+
+
+def offline(model: str, data: str, seconds: float) -> float:
+    """Pictures per second of the same predictor without a server, at its best batch."""
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    words = [sys.executable, "-c", OFFLINE, model, data, str(seconds)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])["pace"]
+
+
+def throughput(
+    server: Server, requests: list[bytes], pace: float, seconds: float
+) -> Iterator[Check]:
+    """Closed loops of one client and of many."""
+    alone = run(closed_loop(server.port, itertools.cycle(requests), clients=1, seconds=seconds / 4))
+    yield Check("one client", told(alone))
+    many = itertools.cycle(requests)
+    run(closed_loop(server.port, many, clients=CLIENTS, seconds=seconds / 4))  # warm up
+    found = run(closed_loop(server.port, many, clients=CLIENTS, seconds=seconds))
+    share = len(found.of(200)) / found.seconds / pace
+    yield Check(f"{CLIENTS} clients", told(found))
+    yield Check(
+        "of the offline pace",
+        f"{100 * share:.0f} % of {pace:.0f}/s",
+        f">= {100 * LEAST_SHARE:.0f} %",
+        share >= LEAST_SHARE,
+    )
+    yield Check("statuses", f"{found.counts()}", "200", found.counts().keys() == {200})
+
+
+def overload(server: Server, requests: list[bytes], pace: float, seconds: float) -> Iterator[Check]:
+    """Four times what it can do, and then what it can."""
+    before = server.memory()
+    peak = [before]
+
+    async def watched() -> Results:
+        load = asyncio.ensure_future(
+            open_loop(server.port, requests, rate=4 * pace, seconds=seconds, connections=700)
+        )
+        while not load.done():
+            peak.append(server.memory())
+            await asyncio.sleep(0.1)
+        return await load
+
+    found = run(watched())
+    answered, refused = found.of(200), found.of(503)
+    asked = len(found.replies) / found.seconds
+    yield Check("asked for, per second", f"{asked:.0f} = {asked / pace:.1f} times the pace")
+    yield Check("answered meanwhile", told(found))
+    late = milliseconds(refused, 0.99)
+    yield Check(
+        "refused (503)",
+        f"{len(refused):,}: p50 {milliseconds(refused, 0.5):.1f}, p99 {late:.1f} ms",
+        f"some, p99 < {1000 * PROMPT:.0f} ms",
+        bool(refused) and late < 1000 * PROMPT,
+    )
+    odd = {s: n for s, n in found.counts().items() if s not in (200, 503)}
+    yield Check("other statuses", f"{odd or 'none'}", "none", not odd)
+    yield Check("some are answered", f"{len(answered):,}", "> 0", bool(answered))
+    growth = max(peak) - before
+    yield Check(
+        "memory on top",
+        f"{growth / 2**20:.0f} of {max(peak) / 2**20:.0f} MB",
+        f"< {LARGEST_GROWTH / 2**20:.0f} MB",
+        growth < LARGEST_GROWTH,
+    )
+    again = run(closed_loop(server.port, requests[:CLIENTS] * 4, clients=8))
+    yield Check("afterwards", told(again), "all 200", again.counts().keys() == {200})
+
+
+def garbage(server: Server, requests: list[bytes], count: int) -> Iterator[Check]:
+    """Good requests with one in twenty broken."""
+    mixed = mixture(requests, count, seed=0)
+    fifth = list(itertools.islice(mixed, count // 5))
+    first = run(closed_loop(server.port, fifth, clients=CLIENTS))
+    before = server.memory()
+    rest = run(closed_loop(server.port, mixed, clients=CLIENTS))
+    counts = {s: first.counts().get(s, 0) + n for s, n in rest.counts().items()}
+    yield Check("statuses", f"{counts}", "no 500", not any(s >= 500 and s != 503 for s in counts))
+    leak = server.memory() - before
+    yield Check(
+        "memory after, against a fifth of it",
+        f"{leak / 2**20:+.1f} MB",
+        f"< {LARGEST_LEAK / 2**20:.0f} MB",
+        leak < LARGEST_LEAK,
+    )
+    yield Check("it lives", f"{server.get('/ready')}", "ready", server.get("/ready")[0] == 200)
+
+
+def mixture(requests: list[bytes], count: int, seed: int) -> Iterator[bytes]:
+    """Requests, good ones and some broken."""
+    draw, bad = random.Random(seed), broken(requests, random.Random(seed + 1))
+    for number in range(count):
+        yield next(bad) if draw.random() < 0.05 else requests[number % len(requests)]
+
+
+def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
+    """Everything that has no business in a request."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(buffer, "PNG")  # 11 kB that want to be 81 megapixels
+    bomb = buffer.getvalue()
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    while True:
+        body = draw.choice(requests).partition(b"\r\n\r\n")[2]
+        cut = body[: draw.randrange(1, len(body))]
+        noise = draw.randbytes(draw.randrange(1, 4000))
+        place = draw.randrange(len(body))
+        dented = body[:place] + noise[:8] + body[place + 8 :]
+        yield draw.choice(
+            (
+                raw("/predict", noise),
+                raw("/predict", cut),
+                raw("/predict", dented),
+                raw("/predict", bomb),
+                raw("/predict", b""),
+                raw("/predict", body, "application/json"),
+                raw("/predict", body, "text/plain; charset=" + "x" * 500),
+                raw("/predict?top=-1", body),
+                raw("/predict?threshold=many&model=%00", body),
+                raw("/explain?method=none", body),
+                raw("/" + noise.hex()[:50], body),
+                form("/predict", [noise, cut, bomb, body]),
+                form("/predict", [body] * 65),
+                form("/predict", [body], field="nothing"),
+                head("/predict", len(cut), kind) + cut,
+                head("/predict", len(noise), "multipart/form-data") + noise,
+                head("/features", len(dented), kind) + dented,
+            )
+        )
+
+
+def vanishing(server: Server, requests: list[bytes], count: int) -> Iterator[Check]:
+    """Clients that break off in the middle, beside others that do not."""
+    draw = random.Random(0)
+
+    def break_off() -> None:
+        for _ in range(count):
+            request = draw.choice(requests)
+            with socket.create_connection(("127.0.0.1", server.port)) as link:
+                link.sendall(request[: draw.randrange(1, len(request) + 1)])
+
+    async def story() -> Results:
+        rude = asyncio.create_task(asyncio.to_thread(break_off))
+        found = await closed_loop(server.port, requests[:200] * 2, clients=8)
+        await rude
+        return found
+
+    found = run(story())
+    yield Check(
+        f"beside {count} that broke off", told(found), "all 200", {*found.counts()} == {200}
+    )
+    text = ""
+    for _ in range(100):
+        text = server.get("/metrics")[1].decode()
+        if "vitrail_queue_pictures 0\n" in text and "vitrail_requests_in_flight 1\n" in text:
+            break
+        time.sleep(0.1)
+    yield Check("nothing is left", "queue 0", "queue 0", "vitrail_queue_pictures 0\n" in text)
+
+
+def stopping(server: Server, requests: list[bytes]) -> Iterator[Check]:
+    """A signal while many ask."""
+
+    async def story() -> tuple[Results, float]:
+        endless = itertools.cycle(requests)
+        load = asyncio.create_task(closed_loop(server.port, endless, clients=CLIENTS, leave=True))
+        await asyncio.sleep(2)
+        begun = time.perf_counter()
+        server.terminate()
+        return await load, begun
+
+    found, begun = run(story())
+    code = server.process.wait(timeout=60)
+    took = time.perf_counter() - begun
+    waiting = [reply for reply in found.replies if reply.sent < begun < reply.sent + reply.seconds]
+    answered = sum(reply.status == 200 for reply in waiting)
+    counts = found.counts()
+    yield Check("under way at the signal", f"{len(waiting)}, of which {answered} got answers")
+    yield Check("statuses", f"{counts}", "200, 503", counts.keys() <= {200, 503})
+    yield Check("exit", f"{code} after {took:.1f} s", "0", code == 0)
+
+
+def told(found: Results) -> str:
+    good = found.of(200)
+    pace = len(good) / found.seconds if found.seconds else 0.0
+    p50, p99 = milliseconds(good, 0.5), milliseconds(good, 0.99)
+    return f"{pace:.0f}/s, p50 {p50:.1f}, p99 {p99:.1f} ms"
+
+
+def pictures_of(data: str) -> list[bytes]:
+    """Up to 256 test pictures, as files."""
+    from vitrail.data.sources import judged_split, open_source
+
+    source = open_source(data, judged_split(data) or "all")
+    rows = range(0, len(source), max(1, len(source) // 256))
+    return [found for row in rows if isinstance(found := source[row].data, bytes)]
+
+
+def data_of(model: str) -> str:
+    settings = json.loads((Path(model) / "config.json").read_text())
+    return settings["provenance"]["data"]
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Load a real server.")
+    parser.add_argument("model", help="a bundle")
+    parser.add_argument("--data", help="pictures to send; the model's own if not given")
+    parser.add_argument("--engine", default="torch")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of many")
+    options = parser.parse_args(words)
+    quick, data = options.quick, options.data or data_of(options.model)
+    requests = [raw("/predict", picture) for picture in pictures_of(data)]
+    print(
+        f"{len(requests)} pictures of {data}, {sum(map(len, requests)) / len(requests):.0f} bytes"
+    )
+    pace = offline(options.model, data, 4 if quick else 20)
+    serve = (options.model, "--engine", options.engine, "--log", "off", "--examples", "none")
+    failed = 0
+    with serving(*serve) as server:
+        parts = {
+            "throughput": throughput(server, requests, pace, 4 if quick else 20),
+            "overload": overload(server, requests, pace, 4 if quick else 20),
+            "garbage": garbage(server, requests, 600 if quick else 20_000),
+            "vanishing": vanishing(server, requests, 50 if quick else 500),
+            "stopping": stopping(server, requests),
+        }
+        for name, checks in parts.items():
+            print(f"\n{name}")
+            for check in checks:
+                lax = quick and (name == "throughput" or "memory" in check.what)
+                mark = "" if not check.wanted else "ok" if check.holds else "told" if lax else "NO"
+                failed += mark == "NO"
+                wanted = f"  wanted: {check.wanted}" if check.wanted else ""
+                print(f"  {check.what:36} {check.found}{wanted}  {mark}", flush=True)
+    print(f"\n{failed} of these do not hold" if failed else "\nall of it holds")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

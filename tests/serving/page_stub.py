@@ -1,0 +1,280 @@
+"""A server that answers as the real one does, with canned answers, for the pages' tests."""
+
+import base64
+import contextlib
+import io
+import json
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.serving import docs_page, page
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+PATIENCE = 10.0  # seconds
+LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
+ROLLED = 7  # the pane that rollout is brightest at
+BOX, LAG = [0.0, 0.25, 1.0, 0.5], 0.4
+SURE = {"sun": 0.97, "moon": 0.02, "star": 0.01}
+MODEL = {
+    "name": "sky",
+    "architecture": "ViT-Mu/4",
+    "classes": ["sun", "moon", "star"],
+    "image_size": [16, 20],
+    "channels": 3,
+    "parameters": 1_234_567,
+    "engine": "torch",
+    "multi_label": False,
+    "methods": ["relevance", "gradient rollout", "rollout", "last layer"],
+    "layers": LAYERS,
+    "heads": HEADS,
+    "teach": True,
+    "limits": {"bytes": 2_000_000, "pictures": 64, "pixels": 10**7, "seconds": 30.0},
+}
+PAGES = {"/": (page.PAGE, page.POLICY), "/docs": (docs_page.PAGE, docs_page.POLICY)}
+SPEC = {
+    "openapi": "3.1.0",
+    "info": {"title": "stub", "version": "1", "description": "Errors are `one line`."},
+    "paths": {
+        "/model": {
+            "get": {
+                "summary": "What a model is",
+                "parameters": [
+                    {"name": "model", "in": "query", "description": "Which <b>one</b>."},
+                ],
+                "responses": {"200": {"description": "Successful Response"}},
+            }
+        },
+        "/examples/{id}": {
+            "get": {
+                "parameters": [{"name": "id", "in": "path", "required": True}],
+                "responses": {"200": {"description": "The picture."}},
+            }
+        },
+        "/predict": {
+            "post": {
+                "summary": "What a picture shows",
+                "parameters": [
+                    {"name": "top", "in": "query", "schema": {"type": "integer", "default": 5}},
+                ],
+                "requestBody": {
+                    "content": {
+                        "multipart/form-data": {"schema": {"type": "object"}},
+                        "image/*": {"schema": {"type": "string", "format": "binary"}},
+                    }
+                },
+                "responses": {
+                    "200": {
+                        "description": "Successful Response",
+                        "content": {
+                            "application/json": {"schema": {"$ref": "#/components/schemas/Answers"}}
+                        },
+                    },
+                    "413": {"description": "too many bytes"},
+                },
+            }
+        },
+    },
+    "components": {
+        "schemas": {
+            "Answers": {
+                "type": "object",
+                "properties": {
+                    "model": {"type": "string"},
+                    "answers": {"type": "array", "items": {"$ref": "#/components/schemas/Answer"}},
+                },
+            },
+            "Answer": {
+                "type": "object",
+                "properties": {"error": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+            },
+        }
+    },
+}
+
+
+def picture(width=200, height=100, color=(200, 120, 40), kind="PNG", **more) -> bytes:
+    """An encoded picture of one color, its right half darker."""
+    image = Image.new("RGB", (width, height), color)
+    image.paste(tuple(part // 2 for part in color), (width // 2, 0, width, height))
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **more)
+    return buffer.getvalue()
+
+
+def attention() -> dict:
+    """Layer l, head h looks at pane 2 l + h, and a little everywhere; later heads look harder."""
+    maps = np.full((LAYERS, HEADS, ROWS * COLUMNS), 20, np.uint8)
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            maps[layer, head, 2 * layer + head] = 255
+    rolled = np.full(ROWS * COLUMNS, 20, np.uint8)
+    rolled[ROLLED] = 255
+    return {
+        "grid": [ROWS, COLUMNS],
+        "layers": LAYERS,
+        "heads": HEADS,
+        "box": BOX,
+        "lag": LAG,
+        "maps": base64.b64encode(maps.tobytes()).decode(),
+        "peaks": [[0.2 + 0.4 * head for head in range(HEADS)] for _ in range(LAYERS)],
+        "rollout": base64.b64encode(rolled.tobytes()).decode(),
+    }
+
+
+class Stub(ThreadingHTTPServer):
+    """What it was asked, and what it shall say."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        self.reset()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def reset(self) -> None:
+        self.asked = []  # method, path, query, content type, body
+        self.model = dict(MODEL)
+        self.models = ["sky"]
+        self.chances = dict(SURE)
+        self.labels = ["sun"]
+        self.refusals = {}  # path → statuses to answer with first, and what to say
+        self.token = ""
+        self.slow = 0.0
+
+    def requests(self, path):
+        return [one for one in self.asked if one[1] == path]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answer()
+
+    do_POST = do_GET  # noqa: N815
+
+    def answer(self):
+        stub, parts = self.server, urlsplit(self.path)
+        path, query = parts.path, dict(parse_qsl(parts.query))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        stub.asked.append((self.command, path, query, self.headers.get("Content-Type"), body))
+        if path in PAGES:
+            text, policy = PAGES[path]
+            return self.send(200, text.encode(), "text/html; charset=utf-8", policy)
+        if path == "/openapi.json":
+            return self.send(200, SPEC)
+        if stub.token and self.headers.get("Authorization") != f"Bearer {stub.token}":
+            return self.send(401, {"error": "this server wants a token"})
+        time.sleep(stub.slow if path == "/predict" else 0)
+        if stub.refusals.get(path):
+            status, why = stub.refusals[path].pop(0)
+            return self.send(status, {"error": why})
+        return self.send(*self.told(path, query))
+
+    def told(self, path, query):
+        stub = self.server
+        guesses = [{"label": x, "probability": p} for x, p in stub.chances.items()]
+        answer = {"name": "", "label": "", "labels": stub.labels, "guesses": guesses, "error": ""}
+        name = query.get("model", stub.models[0])
+        match path:
+            case "/model":
+                return 200, stub.model | {"name": name}
+            case "/models":
+                return 200, {"models": stub.models}
+            case "/examples":
+                return 200, [{"id": "0", "label": "sun"}, {"id": "1", "label": "moon"}]
+            case "/examples/0" | "/examples/1":
+                return 200, picture(), "image/png"
+            case "/predict":
+                told = {"model": name, "engine": "torch", "seconds": 0.012, "answers": [answer]}
+                return 200, told
+            case "/attention":
+                return 200, attention()
+            case "/explain":
+                return 200, picture(color=(255, 0, 0)), "image/png"
+            case "/teach":
+                stub.model = stub.model | {"classes": [*stub.model["classes"], query["name"]]}
+                return 200, {"notes": ["run by torch now"], "errors": []}
+        return 404, {"error": "there is nothing here"}
+
+    def send(self, status, body, kind="application/json", policy=None):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        if status == 503:
+            self.send_header("Retry-After", "0.05")
+        if policy:
+            self.send_header("Content-Security-Policy", policy)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def started():
+    """A browser."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A tab; what it complains of, and what it asks of the network."""
+
+    def __init__(self, browser, **more):
+        usual = {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 900}}
+        self.context = browser.new_context(**usual | more)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(1000 * PATIENCE)
+        self.wrong, self.asked = [], []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    @contextlib.contextmanager
+    def at(self, address, path="/"):
+        """The page at an address. It asks nobody else for anything, and has nothing to complain
+        of, but for answers that are errors and for us who look at its canvas."""
+        self.wrong.clear()
+        self.asked.clear()
+        self.page.goto(address + path)
+        yield self.page
+        usual = ("Failed to load resource", "Canvas2D: Multiple readback")
+        assert [line for line in self.wrong if not line.startswith(usual)] == []
+        own = (address, "blob:", "data:")
+        assert [url for url in self.asked if not url.startswith(own)] == []
+
+
+@contextlib.contextmanager
+def tab(browser, address, path="/", **more):
+    """A tab of its own."""
+    own = Tab(browser, **more)
+    with own.at(address, path) as page:
+        yield page
+    own.context.close()
+
+
+def until(page, script, arg=None):
+    """Wait until a script gives something true; playwright's own way needs a laxer policy."""
+    for _ in range(int(PATIENCE / 0.02)):
+        if page.evaluate(script, arg):
+            return
+        page.wait_for_timeout(20)
+    pytest.fail(f"never: {script}")

@@ -1,0 +1,210 @@
+"""A client that costs little: prebuilt requests over kept connections, no library in between."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import uvloop
+
+BOUNDARY = "a-line-that-no-picture-has"
+LONGEST = 60.0  # seconds for an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back; status 0 if the connection broke."""
+
+    status: int
+    head: bytes
+    body: bytes
+    seconds: float
+    sent: float  # when, on the clock of `time.perf_counter`
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self):
+        self.buffer, self.waiting, self.closed, self.transport = bytearray(), None, False, None
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def connection_lost(self, exc):
+        self.closed = True
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result((0, b"", b""))
+
+    def data_received(self, data):
+        self.buffer += data
+        end = self.buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self.buffer[:end])
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+        if len(self.buffer) < end + 4 + length:
+            return
+        body = bytes(self.buffer[end + 4 : end + 4 + length])
+        del self.buffer[: end + 4 + length]
+        if b"connection: close" in head.lower():
+            self.closed = True
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result((int(head[9:12]), head, body))
+
+    async def ask(self, request):
+        begun = time.perf_counter()
+        self.waiting = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        async with asyncio.timeout(LONGEST):
+            found = await self.waiting
+        return Reply(*found, time.perf_counter() - begun, begun)
+
+
+OPENED: ContextVar[list[Connection]] = ContextVar("opened")
+
+
+async def connect(port: int) -> Connection:
+    loop = asyncio.get_running_loop()
+    link = (await loop.create_connection(Connection, "127.0.0.1", port))[1]
+    OPENED.get().append(link)
+    return link
+
+
+def run(story: Coroutine):
+    """What becomes of a story; all its connections are closed in the end."""
+
+    async def told():
+        OPENED.set([])
+        try:
+            return await story
+        finally:
+            for link in OPENED.get():
+                link.transport.close()
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(told())
+
+
+@dataclass
+class Results:
+    """Replies of a load, and how long it took."""
+
+    replies: list[Reply] = field(default_factory=list)
+    seconds: float = 0.0
+    refused: int = 0  # connections that could not be made
+
+    def of(self, *statuses: int) -> list[Reply]:
+        return [reply for reply in self.replies if reply.status in statuses]
+
+    def counts(self) -> dict[int, int]:
+        found = {}
+        for reply in self.replies:
+            found[reply.status] = found.get(reply.status, 0) + 1
+        return dict(sorted(found.items()))
+
+
+def milliseconds(replies: Sequence[Reply], share: float) -> float:
+    """Within how many milliseconds such a share of the replies came."""
+    ordered = sorted(reply.seconds for reply in replies)
+    return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+async def closed_loop(
+    port: int,
+    requests: Iterable[bytes],
+    *,
+    clients: int,
+    seconds: float = 3600.0,
+    leave: bool = False,
+) -> Results:
+    """Each client asks, waits for its answer and asks again, until there is nothing more to ask.
+
+    With `leave`, a client that is told to come later goes home.
+    """
+    results, source, until = Results(), iter(requests), time.perf_counter() + seconds
+
+    async def client():
+        connection = None
+        for request in source:
+            if time.perf_counter() > until:
+                return
+            try:
+                if connection is None or connection.closed:
+                    connection = await connect(port)
+            except OSError:
+                results.refused += 1
+                return
+            reply = await connection.ask(request)
+            results.replies.append(reply)
+            if leave and reply.status in (0, 503):
+                return
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    results.seconds = time.perf_counter() - begun
+    return results
+
+
+async def open_loop(
+    port: int, requests: Iterable[bytes], *, rate: float, seconds: float, connections: int
+) -> Results:
+    """Ask at a steady rate, whatever the answers; a request without a free connection is left out.
+
+    Many connections, so that the server, not the client, decides how much it takes.
+    """
+    results, source = Results(), itertools.cycle(requests)
+    free = [await connect(port) for _ in range(connections)]
+    tasks, begun, number = set(), time.perf_counter(), 0
+
+    async def once(connection, request):
+        results.replies.append(await connection.ask(request))
+        free.append(await connect(port) if connection.closed else connection)
+
+    while (now := time.perf_counter() - begun) < seconds:
+        while number < now * rate:
+            number += 1
+            if free:
+                task = asyncio.ensure_future(once(free.pop(), next(source)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*tasks)
+    results.seconds = time.perf_counter() - begun
+    return results
+
+
+def raw(path: str, data: bytes, kind: str = "image/jpeg") -> bytes:
+    """A request whose body is one picture."""
+    return head(path, len(data), kind) + data
+
+
+def form(path: str, pictures: Sequence[bytes], field: str = "pictures") -> bytes:
+    """A request whose body is a form."""
+    body = form_body(pictures, field)
+    return head(path, len(body), f"multipart/form-data; boundary={BOUNDARY}") + body
+
+
+def form_body(pictures: Sequence[bytes], field: str = "pictures") -> bytes:
+    parts = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="{n}.jpg"\r\n'
+        f"Content-Type: image/jpeg\r\n\r\n".encode()
+        + data
+        + b"\r\n"
+        for n, data in enumerate(pictures)
+    ]
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def head(path: str, length: int, kind: str) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode()

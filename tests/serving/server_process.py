@@ -1,0 +1,74 @@
+"""A real server in a process of its own."""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST_START = 120.0  # seconds
+
+
+@dataclass
+class Server:
+    """A server that answers, and what it has said."""
+
+    process: subprocess.Popen
+    port: int
+    said: Path  # what it wrote to standard output and error
+
+    def memory(self) -> int:
+        """Bytes that it holds."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def serving(*words: str, environment: dict[str, str] | None = None):
+    """`vitrail serve` with these words, once it is ready; ended at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        with said.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "vitrail", "serve", *words, "--port", "0"],
+                stdout=file,
+                stderr=file,
+                env=os.environ | (environment or {}),
+            )
+        try:
+            yield Server(process, wait(process, said), said)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def wait(process: subprocess.Popen, said: Path) -> int:
+    """The port, once the server is ready."""
+    until = time.monotonic() + LONGEST_START
+    while time.monotonic() < until:
+        assert process.poll() is None, said.read_text()
+        if found := re.search(r"^http://.*:(\d+)$", said.read_text(), re.MULTILINE):
+            server = Server(process, int(found[1]), said)
+            if server.get("/ready")[0] == 200:
+                return server.port
+        time.sleep(0.05)
+    raise AssertionError(f"not ready in time: {said.read_text()}")

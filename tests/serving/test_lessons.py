@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+import torch
+from houses import CLASSES, a_house, picture, tiny_model
+from starlette.testclient import TestClient
+
+import vitrail
+from tiny_runs import tiny_run, write_colors
+from vitrail.errors import ConfigError
+from vitrail.probing.memory import remember
+from vitrail.serving import lessons
+from vitrail.serving.app import make_app
+from vitrail.serving.shelf import Served
+
+
+def files(color, count=6, seed=0):
+    return [("pictures", (f"{n}", picture(color, seed=seed + n))) for n in range(count)]
+
+
+@pytest.fixture
+def taught():
+    """A house whose model remembers pictures of red and green, and may be taught."""
+    model = tiny_model()
+    with a_house({"tiny": model}, teach=True) as house:
+        served = house.shelf.get(None)
+        predictor = served.predictor
+        images = [
+            predictor.prepare(picture(color, seed=50 + n))
+            for color in ("red", "green")
+            for n in range(5)
+        ]
+        values = predictor.vectors(torch.stack(images)).numpy()
+        memory = remember(model, values, np.repeat([0, 1], 5), ("red", "green"))
+        house.add(Served("tiny", predictor, house.tools, memory=memory))
+        with TestClient(make_app(house)) as client:
+            yield house, client
+
+
+def test_a_class_is_learned_from_a_few_pictures_and_known_at_once(taught):
+    house, client = taught
+    before = house.shelf.get(None)
+    assert client.get("/model").json()["teach"] is True
+    found = client.post("/teach?name=blue", files=files("blue")).json()
+    assert found["classes"] == ["red", "green", "blue"]
+    assert (found["pictures"], found["replaced"], found["engine"]) == (6, False, "torch")
+    assert found["accuracy"] > 0.6
+    assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
+    for color in CLASSES:
+        answer = client.post("/predict", content=picture(color, seed=90)).json()["answers"][0]
+        assert answer["label"] == color
+    assert before.predictor.classes == CLASSES  # who began with the old one keeps it
+    assert house.shelf.get(None) is not before
+
+
+def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taught):
+    _, client = taught
+    client.post("/teach?name=blue", files=files("red"))
+    pictures = [*files("blue"), ("pictures", ("broken", b"text"))]
+    found = client.post("/teach?name=blue", files=pictures).json()
+    assert found["replaced"] is True
+    assert found["pictures"] == 6
+    assert found["errors"][0]["name"] == "broken"
+    answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
+    assert answer["label"] == "blue"
+
+
+@pytest.mark.parametrize(
+    ("query", "pictures", "status"),
+    [
+        ("", files("blue"), 422),
+        ("?name=", files("blue"), 422),
+        ("?name=%20%20", files("blue"), 422),
+        ("?name=a%00b", files("blue"), 422),
+        (f"?name={'x' * 101}", files("blue"), 422),
+        ("?name=blue", [("pictures", ("x", b"text"))], 422),
+        ("?name=blue", [("other", ("x", picture()))], 400),
+    ],
+)
+def test_a_lesson_that_cannot_be_given_changes_nothing(taught, query, pictures, status):
+    house, client = taught
+    before = house.shelf.get(None)
+    assert client.post(f"/teach{query}", files=pictures).status_code == status
+    assert house.shelf.get(None) is before
+
+
+def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):
+    house, client = taught
+    house.places["tiny"] = tmp_path / "kept"
+    client.post("/teach?name=blue", files=files("blue"))
+    kept = vitrail.Predictor(tmp_path / "kept", device="cpu")
+    assert kept(picture("blue", seed=90)).label == "blue"
+    assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can go on learning
+    (tmp_path / "file").write_text("")
+    house.places["tiny"] = tmp_path / "file" / "below"
+    before = house.shelf.get(None)
+    refused = client.post("/teach?name=gray", files=files("red"))
+    assert refused.status_code == 503
+    assert str(tmp_path) not in refused.text
+    assert house.shelf.get(None) is before
+
+
+def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    with a_house({"bare": model}, teach=True) as house:
+        served = house.shelf.get(None)
+        memory, notes = lessons.ready(served.predictor, "bare", None)
+        assert notes == []
+        house.add(Served("bare", served.predictor, house.tools, memory=memory))
+        client = TestClient(make_app(house))
+        first = client.post("/teach?name=red", files=files("red")).json()
+        assert "teach another one" in first["notes"][0]
+        second = client.post("/teach?name=blue", files=files("blue")).json()
+        assert second["classes"] == ["red", "blue"]
+        answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
+        assert answer["label"] == "blue"
+
+
+def test_a_trained_model_is_reminded_by_its_data_before_it_is_served(tmp_path):
+    data = write_colors(tmp_path / "colors.npz", train=30, test=6)
+    tiny_run(data, tmp_path / "run", steps=2)
+    predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
+    memory, notes = lessons.ready(predictor, str(tmp_path / "run"), None)
+    assert memory.classes == CLASSES
+    assert "30 pictures of the 3 classes" in notes[0]
+    data.unlink()
+    with pytest.raises(ConfigError, match="--using"):
+        lessons.ready(predictor, str(tmp_path / "run"), None)
+
+
+def test_lessons_are_never_kept_in_the_place_of_another_model(tmp_path):
+    vitrail.save(tiny_model(), tmp_path / "one")
+    vitrail.save(tiny_model(), tmp_path / "other")
+    with pytest.raises(ConfigError, match="other holds a model already"):
+        lessons.place_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
+    own = lessons.place_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+    assert own == tmp_path / "one"
+    free = lessons.place_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
+    assert free == tmp_path / "new" / "one"
+    assert lessons.place_for(None, "one", "one", several=False) is None

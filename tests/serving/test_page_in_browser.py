@@ -1,0 +1,508 @@
+"""The page of the server, in a browser."""
+
+import base64
+import contextlib
+import io
+import re
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from page_stub import (
+    COLUMNS,
+    MODEL,
+    NEEDS_CHROMIUM,
+    ROLLED,
+    ROWS,
+    Stub,
+    Tab,
+    picture,
+    started,
+    tab,
+    until,
+)
+from PIL import Image
+
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60)]
+PANES = """() => {
+  const c = document.getElementById("glass"), context = c.getContext("2d");
+  return Array.from({ length: ROWS * COLUMNS }, (_, i) => {
+    const x = ((i % COLUMNS) + 0.5) * c.width / COLUMNS;
+    const y = (Math.floor(i / COLUMNS) + 0.5) * c.height / ROWS;
+    return context.getImageData(x, y, 1, 1).data[3];
+  });
+}""".replace("ROWS", str(ROWS)).replace("COLUMNS", str(COLUMNS))
+GIVE = """([kind, data, type]) => {
+  const transfer = new DataTransfer(), bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  transfer.items.add(new File([bytes], "given.png", { type }));
+  const more = { bubbles: true, cancelable: true };
+  document.body.dispatchEvent(kind === "paste"
+    ? new ClipboardEvent("paste", { ...more, clipboardData: transfer })
+    : new DragEvent(kind, { ...more, dataTransfer: transfer }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def stub():
+    with Stub() as stub:
+        yield stub
+        stub.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with started() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def shared(browser):
+    return Tab(browser)
+
+
+@pytest.fixture
+def page(shared, stub):
+    stub.reset()
+    with shared.at(stub.address) as page:
+        page.wait_for_selector("#examples .row canvas")
+        yield page
+
+
+def give(page, *files):
+    """Choose pictures, as with the button."""
+    named = [
+        {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
+        for number, data in enumerate(files or (picture(),))
+    ]
+    page.locator("#files").set_input_files(named)
+
+
+def told(page):
+    """Headline and sentence, when there is an answer of some kind."""
+    until(page, "!document.getElementById('headline').textContent.match(/^(Looking|It knows)/)")
+    return page.locator("#headline").text_content(), page.locator("#sentence").text_content()
+
+
+def brightest(page, expected):
+    """Wait until the pane that lets most light through is the expected one."""
+    until(
+        page,
+        f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"
+        "return panes.some(Boolean) && panes.indexOf(least) === i"
+        " && panes.filter((v) => v === least).length === 1; }",
+        arg=expected,
+    )
+
+
+def look(page, view):
+    page.locator(f"#looking input[value={view}]").check(force=True)
+
+
+def slide(page, name, value):
+    page.locator(f"#{name}").fill(str(value))
+
+
+def test_it_says_what_it_knows_before_there_is_a_picture(page):
+    until(page, "document.getElementById('headline').textContent === 'It knows 3 classes'")
+    assert page.locator("#sentence").text_content().startswith("sun, moon and star. ")
+    assert page.locator("#about").text_content() == (
+        "ViT-Mu/4 · 1.2 M parameters · sees 16 \u00d7 20 pixels"
+    )
+    assert page.locator("#models").is_hidden()
+
+
+def test_a_chosen_picture_is_answered_with_bars_and_the_time_it_took(page, stub):
+    data = picture()
+    give(page, data)
+    assert told(page) == ("sun", "It is sure.")
+    assert page.locator("#guesses .name").all_text_contents() == ["sun", "moon", "star"]
+    assert page.locator("#guesses .amount").all_text_contents() == ["97 %", "2.0 %", "1.0 %"]
+    until(page, "document.querySelector('.bar i').style.width === '97%'")
+    assert page.locator("#facts").text_content() == "12 ms · engine torch"
+    (method, _, query, kind, body) = stub.requests("/predict")[-1]
+    assert (method, kind, body) == ("POST", "image/png", data)  # as it is, and without its name
+    assert query == {"top": "5", "threshold": "0.6"}
+
+
+@pytest.mark.parametrize(
+    ("chances", "labels", "headline", "sentence"),
+    [
+        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "room for doubt"),
+        ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
+        ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
+    ],
+)
+def test_doubt_is_told(page, stub, chances, labels, headline, sentence):
+    stub.chances, stub.labels = dict(zip(stub.chances, chances, strict=True)), labels
+    give(page)
+    found = told(page)
+    assert found[0] == headline
+    assert sentence in found[1]
+
+
+def test_of_many_labels_all_that_apply_are_told(browser, stub):
+    stub.reset()
+    stub.model = MODEL | {"multi_label": True}
+    stub.chances, stub.labels = {"sun": 0.9, "moon": 0.7, "star": 0.1}, ["sun", "moon"]
+    with tab(browser, stub.address) as page:
+        give(page)
+        assert told(page) == ("sun and moon", "These apply.")
+        assert page.locator("#guesses .decided").count() == 2
+        assert "threshold" not in stub.requests("/predict")[-1][2]
+        stub.labels = []
+        give(page)
+        until(page, "document.getElementById('headline').textContent.startsWith('None')")
+
+
+def test_a_picture_can_be_pasted_and_dropped(page, stub):
+    data = base64.b64encode(picture()).decode()
+    page.evaluate(GIVE, ["paste", data, "image/png"])
+    assert told(page)[0] == "sun"
+    page.evaluate(GIVE, ["dragover", data, "image/png"])
+    assert page.locator("body.dropping").count() == 1
+    page.evaluate(GIVE, ["drop", data, "image/png"])
+    page.wait_for_selector("#strip button:nth-child(2)")
+    until(page, "document.querySelectorAll('#strip span')[1].textContent === 'sun'")
+    assert len(stub.requests("/predict")) == 2
+    assert page.locator("body.dropping").count() == 0
+    page.evaluate(GIVE, ["drop", data, "text/plain"])  # a name that ends like a picture's
+    assert page.locator("#headline").text_content() == "That is no picture"
+
+
+def test_several_pictures_become_a_strip(page):
+    give(page, picture(), b"no picture at all", picture(60, 90))
+    until(
+        page,
+        "[...document.querySelectorAll('#strip span')].map((s) => s.textContent).join() ==="
+        " 'sun,sun,sun'",
+    )
+    assert page.locator("#picture").get_attribute("alt") == "0.png"
+    page.locator("#strip button").nth(2).focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#picture").get_attribute("alt") == "2.png"
+    assert page.evaluate("document.activeElement.title") == "2.png"  # focus stays
+    assert page.locator("#strip [aria-pressed=true]").count() == 1
+    page.locator("#clear").click()
+    assert page.locator("#empty").is_visible()
+    assert page.locator("#strip").is_hidden()
+
+
+def test_examples_can_be_tried_and_are_judged_by_their_label(page):
+    page.locator("#examples .row button").nth(0).click()
+    assert told(page)[1] == "It is sure. And it is right."
+    page.locator("#examples .row button").nth(1).click()
+    until(page, "document.getElementById('sentence').textContent.includes('label')")
+    assert told(page)[1] == "It is sure. Its label says “moon”."
+    page.locator("#examples .row button").nth(0).click()  # known already
+    assert page.locator("#strip button").count() == 2
+
+
+def test_sliders_change_the_light(page):
+    give(page)
+    told(page)
+    until(page, f"!({PANES})().some(Boolean)")  # the picture as it is
+    look(page, "rollout")
+    brightest(page, ROLLED)
+    assert page.locator("#layer").is_hidden()
+    look(page, "layer")
+    brightest(page, 5)  # the last layer; of all heads the one that looks hardest
+    slide(page, "layer", 2)
+    brightest(page, 3)
+    slide(page, "head", 1)
+    brightest(page, 2)
+    assert page.locator("output[for=layer]").text_content() == "2 of 3"
+    assert page.locator("#head").get_attribute("aria-valuetext") == "1 of 2"
+    assert page.locator("#explained").text_content() == "Where head 1 looks in layer 2 of 3."
+    dark = max(page.evaluate(PANES))
+    slide(page, "shade", 40)
+    until(page, f"Math.max(...({PANES})()) < {dark - 60}")
+
+
+def test_the_panes_lie_on_what_the_model_sees(page):
+    give(page)
+    told(page)
+    look(page, "rollout")
+    brightest(page, ROLLED)
+    picture, glass = (page.locator(f"#{name}").bounding_box() for name in ("picture", "glass"))
+    assert picture["width"] / picture["height"] == pytest.approx(2, abs=0.02)
+    assert glass["x"] - picture["x"] == pytest.approx(picture["width"] / 4, abs=1)
+    assert glass["width"] == pytest.approx(picture["width"] / 2, abs=1)
+    row, column = divmod(ROLLED, COLUMNS)  # its light begins and ends a part of a pane earlier
+    shades = page.evaluate(
+        "(places) => { const c = document.getElementById('glass'); return places.map(([y, x]) =>"
+        "c.getContext('2d').getImageData(x * c.width, y * c.height, 1, 1).data[3]); }",
+        [[(row + 0.1) / ROWS, (column + at) / COLUMNS] for at in (-0.5, -0.3, 0.5, 0.7)],
+    )
+    before, first, last, after = shades
+    assert first == last < before == after
+
+
+def test_a_class_can_be_asked_what_speaks_for_it(page, stub):
+    data = picture()
+    give(page, data)
+    told(page)
+    moon = page.locator("#guesses button").nth(1)
+    moon.click()
+    page.wait_for_selector("#lit:not([hidden])")
+    assert moon.get_attribute("aria-pressed") == "true"
+    assert page.locator("#lit").get_attribute("alt") == "where it sees moon"
+    assert stub.requests("/explain")[-1][2] == {"method": "relevance", "class": "moon"}
+    assert stub.requests("/explain")[-1][4] == data
+    page.locator("#method").select_option("gradient rollout")
+    until(page, "document.getElementById('explained').textContent.includes('glows')")
+    assert stub.requests("/explain")[-1][2]["method"] == "gradient rollout"
+    slide(page, "shade", 50)
+    assert page.locator("#lit").evaluate("(image) => image.style.opacity") == "0.5"
+    moon.click()  # once more takes it away
+    assert page.locator("#lit").is_hidden()
+    assert moon.get_attribute("aria-pressed") == "false"
+
+
+def test_a_model_without_attention_is_not_asked_where_it_looks(browser, stub):
+    stub.reset()
+    stub.model = MODEL | {"methods": [], "layers": 0, "heads": 0, "teach": False}
+    with tab(browser, stub.address) as page:
+        give(page)
+        assert told(page)[0] == "sun"
+        assert page.locator("#looking").is_hidden()
+        assert page.locator("#guesses button").first.is_disabled()
+        assert page.locator("#teach").is_hidden()
+        assert stub.requests("/attention") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "sentence"),
+    [
+        (413, "20 MB at most", "That is more than this server takes: 20 MB at most"),
+        (422, "a PNG that is cut off", "That cannot be read: a PNG that is cut off"),
+        (504, "no answer within 30 s", "The model took too long: no answer within 30 s"),
+        (500, "a bug", "The server answered 500: a bug"),
+    ],
+)
+def test_every_error_is_a_sentence(page, stub, status, why, sentence):
+    stub.refusals["/predict"] = [(status, why)]
+    give(page)
+    assert told(page) == ("That did not work", sentence)
+    assert page.locator("#guesses").is_hidden()
+    if status < 500:
+        assert page.locator("#again").is_hidden()  # the same again would not help
+    else:
+        page.locator("#again").click()
+        until(page, "document.getElementById('headline').textContent === 'sun'")
+
+
+def test_a_busy_server_is_asked_again_by_itself(page, stub):
+    stub.refusals["/predict"] = [(503, "too many wait")] * 3
+    page.evaluate(
+        "new MutationObserver(() => (window.heard = (window.heard ?? '') +"
+        "document.getElementById('sentence').textContent)).observe("
+        "document.getElementById('sentence'), { childList: true })"
+    )
+    give(page)
+    assert told(page)[0] == "sun"
+    assert len(stub.requests("/predict")) == 4
+    assert "The server is busy; asking again in 1 s." in page.evaluate("window.heard")
+    stub.refusals["/predict"] = [(503, "too many wait")] * 5
+    give(page)
+    until(page, "document.getElementById('headline').textContent.includes('did not')")
+    assert told(page)[1] == "The server is busy and stayed so: too many wait"
+
+
+def test_a_server_that_is_gone_or_stuck_is_told(page, stub):
+    page.route("**/predict*", lambda route: route.abort())
+    give(page)
+    assert told(page)[1] == "The server does not answer. Is it still running?"
+    page.unroute("**/predict*")
+    stub.slow = 0.5
+    page.evaluate(
+        "AbortSignal.timeout = () => { const stop = new AbortController(); setTimeout(() =>"
+        "stop.abort(new DOMException('late', 'TimeoutError')), 50); return stop.signal; }"
+    )
+    page.locator("#again").click()
+    until(page, "document.getElementById('sentence').textContent.includes('seconds')")
+    assert "the server may be stuck" in told(page)[1]
+
+
+def test_a_token_is_asked_for_and_kept_for_the_tab(browser, stub):
+    stub.reset()
+    stub.token = "open sesame"
+    with tab(browser, stub.address) as page:
+        for word, refused in (("wrong", "That token was not accepted."), ("open sesame", "")):
+            page.wait_for_selector("dialog[open]")
+            page.locator("dialog input").fill(word)
+            page.keyboard.press("Enter")
+            if refused:
+                until(page, "document.getElementById('refused').textContent")
+                assert page.locator("#refused").text_content() == refused
+        page.wait_for_selector("#examples .row canvas")
+        assert page.locator("dialog[open]").count() == 0
+        give(page)
+        assert told(page)[0] == "sun"
+        page.reload()
+        page.wait_for_selector("#examples .row canvas")  # without being asked again
+        assert page.evaluate("localStorage.length") == 0
+
+
+def test_large_photographs_are_scaled_upright_before_they_are_sent(page, stub):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a phone held upright
+    photograph = picture(3000, 1500, kind="JPEG", exif=exif)
+    give(page, photograph)
+    assert told(page)[0] == "sun"
+    (_, _, _, kind, body) = stub.requests("/predict")[-1]
+    sent = Image.open(io.BytesIO(body))
+    assert (kind, sent.size) == ("image/jpeg", (1024, 2048))
+    assert sent.getexif().get(0x0112) in (None, 1)
+    above, below = (np.asarray(sent)[row, 500].sum() for row in (200, 1800))
+    assert above > 1.5 * below  # what was left is above now
+    expected = "scaled from 1500 \u00d7 3000 to 1024 \u00d7 2048 pixels before sending"
+    assert expected in page.locator("#facts").text_content()
+
+
+def test_another_model_can_be_chosen(browser, stub):
+    stub.reset()
+    stub.models = ["sky", "sea"]
+    with tab(browser, stub.address) as page:
+        give(page)
+        assert told(page)[0] == "sun"
+        stub.chances, stub.labels = {"wave": 0.99, "ship": 0.01}, ["wave"]
+        page.locator("#models select").select_option("sea")
+        until(page, "document.getElementById('headline').textContent === 'wave'")
+        assert stub.requests("/predict")[-1][2]["model"] == "sea"
+
+
+def test_a_class_can_be_taught(page, stub):
+    give(page)
+    told(page)
+    before = len(stub.requests("/predict"))
+    page.locator("#teach summary").click()
+    page.locator("#lesson").fill("comet")
+    named = [{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture()} for i in range(2)]
+    page.locator("#lessons").set_input_files(named)
+    page.locator("#teach button").click()
+    until(page, "document.getElementById('learned').textContent.includes('knows')")
+    expected = "It knows “comet” now. Show it one! (run by torch now)"
+    assert page.locator("#learned").text_content() == expected
+    (_, _, query, kind, body) = stub.requests("/teach")[-1]
+    assert query == {"name": "comet"}
+    assert kind.startswith("multipart/form-data")
+    assert body.count(b'name="pictures"') == 2
+    assert b"0.png" not in body  # names stay here
+    assert len(stub.requests("/predict")) == before + 1  # what is seen is asked about again
+
+
+def test_everything_works_by_keyboard(page):
+    page.locator("#examples .row button").first.focus()
+    page.keyboard.press("Enter")
+    told(page)
+    page.locator("#guesses button").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#lit:not([hidden])")
+    page.locator("#looking input:checked").focus()
+    page.keyboard.press("ArrowLeft")  # from the class to layers
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "layer"
+    page.keyboard.press("Home")
+    assert page.locator("output[for=layer]").text_content() == "1 of 3"
+    page.locator("#choose").focus()
+    outline = page.locator("#choose").evaluate("(e) => getComputedStyle(e).outlineStyle")
+    assert outline == "solid"
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it(page):
+    give(page)
+    told(page)
+    look(page, "layer")
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('button, input, select, img')].filter((e) =>"
+        "e.checkVisibility() && !(e.textContent.trim() || e.labels?.length || e.alt ||"
+        " e.ariaLabel)).map((e) => e.outerHTML)"
+    )
+    assert unnamed == []
+    assert page.locator("#answer").get_attribute("aria-live") == "polite"
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_it_fits_phones_and_desks_in_light_and_dark(browser, stub, width, scheme):
+    stub.reset()
+    size = {"width": width, "height": 800}
+    phone = {"has_touch": True, "is_mobile": True} if width < 500 else {}
+    with tab(browser, stub.address, viewport=size, color_scheme=scheme, **phone) as page:
+        page.wait_for_selector("#examples .row canvas")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        give(page, picture(), picture(50, 200), *[picture()] * 8)
+        told(page)
+        look(page, "layer")
+        page.locator("#teach summary").click()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        lightness = sum(map(int, re.findall(r"\d+", ground)[:3]))
+        assert (lightness > 600) == (scheme == "light")
+        assert page.locator("#photograph").is_visible() == bool(phone)
+        assert page.locator("#camera").get_attribute("capture") == "environment"
+
+
+def test_panes_fit_together_while_it_thinks_and_then_let_the_picture_through(browser, stub):
+    stub.reset()
+    stub.slow = 0.3
+    with tab(browser, stub.address, reduced_motion="no-preference") as page:
+        page.wait_for_selector("#examples .row canvas")
+        give(page)
+        until(page, f"Math.min(...({PANES})()) === 255")  # all glass
+        assert told(page)[0] == "sun"  # told at once, whatever the panes do
+        brightest(page, ROLLED)
+        until(page, f"!({PANES})().some(Boolean)")
+
+
+@contextlib.contextmanager
+def real_server(model):
+    uvicorn = pytest.importorskip("uvicorn")
+    from vitrail.prediction.predictor import Predictor
+    from vitrail.serving.app import make_app
+    from vitrail.serving.house import House
+    from vitrail.serving.settings import Settings
+    from vitrail.serving.shelf import Served
+
+    house = House(Settings(batch=4, examples="none", log="off"))
+    house.add(Served("tiny", Predictor(model), house.tools))
+    config = uvicorn.Config(make_app(house), log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            house.close()
+
+
+def test_the_real_server_speaks_as_the_page_expects(browser, tiny):
+    pytest.importorskip("fastapi")
+    import torch
+
+    from vitrail.models.vit import VisionTransformer
+
+    torch.manual_seed(0)
+    model = VisionTransformer(tiny).eval()
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)
+    with real_server(model) as address, tab(browser, address) as page:
+        give(page, picture(), picture(60, 90, kind="JPEG"))
+        told(page)
+        assert page.locator("#guesses button").count() == 3
+        look(page, "layer")
+        slide(page, "layer", 1)
+        text = "Where its 2 heads look in layer 1 of 2."
+        until(page, f"document.getElementById('explained').textContent === '{text}'")
+        page.locator("#guesses button").last.click()
+        page.wait_for_selector("#lit:not([hidden])")
+        give(page, b"no picture")
+        until(page, "document.getElementById('headline').textContent.includes('not')")
+        assert told(page)[1].startswith("That cannot be read: ")

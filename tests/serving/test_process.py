@@ -1,0 +1,57 @@
+"""`vitrail serve` as a process: how it starts, and how it stops."""
+
+import asyncio
+import itertools
+import json
+import signal
+import time
+
+import pytest
+from houses import picture, tiny_model
+from raw_client import closed_loop, raw, run
+from server_process import serving
+
+import vitrail
+
+PREDICT = raw("/predict", picture(), "image/png")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    vitrail.save(tiny_model(), folder)
+    return folder
+
+
+def test_a_signal_under_load_loses_no_request_that_was_let_in(bundle):
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    with serving(str(bundle), "--log", "json", environment=one_thread) as server:
+
+        async def story():
+            load = asyncio.create_task(
+                closed_loop(server.port, itertools.repeat(PREDICT), clients=12, leave=True)
+            )
+            await asyncio.sleep(0.7)
+            begun = time.monotonic()
+            server.terminate()
+            found = await load
+            return found, begun
+
+        found, begun = run(story())
+        assert server.process.wait(timeout=20) == 0  # it ended well, and soon
+        assert time.monotonic() - begun < 15
+        counts = found.counts()
+        assert counts.keys() == {200, 503}  # no broken connection
+        assert counts[200] > 30
+        assert counts[503] <= 12
+        lines = [json.loads(x) for x in server.said.read_text().splitlines() if x[0] == "{"]
+        answered = [line for line in lines if (line["route"], line["status"]) == ("/predict", 200)]
+        assert len(answered) == counts[200]
+        assert "Traceback" not in server.said.read_text()
+
+
+def test_an_idle_server_stops_at_once_and_an_open_one_warns(bundle):
+    with serving(str(bundle), "--host", "0.0.0.0", "--log", "off") as server:
+        assert "anybody who reaches this machine" in server.said.read_text()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=10) == 0

@@ -1,0 +1,87 @@
+"""The OpenAPI description is complete and true: whatever it allows is answered as it says."""
+
+import json
+
+import pytest
+import schemathesis
+from houses import a_house
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.testclient import TestClient
+
+from vitrail.serving.app import make_app
+from vitrail.serving.examples import Example
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+FEW = settings(
+    max_examples=6,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def app():
+    with a_house() as house:
+        house.warm = True
+        house.examples["tiny"] = [Example("red", b"x", "image/png")]
+        yield make_app(house)
+
+
+@pytest.fixture(scope="module")
+def schema(app):
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+def operations():
+    with a_house() as house:
+        paths = TestClient(make_app(house)).get("/openapi.json").json()["paths"]
+    return [(method.upper(), path) for path, found in paths.items() for method in found]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize(("method", "path"), operations())
+def test_whatever_is_asked_is_answered_as_the_description_says(schema, method, path, mode):
+    """What the description allows, and what it does not."""
+    try:
+        cases = schema[path][method].as_strategy(generation_mode=mode)
+        sent(cases)
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE  # there is no wrong way to ask it
+
+
+def sent(cases):
+    """Send some; a failure is raised."""
+
+    @given(cases)
+    @FEW
+    def send(case):
+        case.call_and_validate(checks=CHECKS)
+
+    send()
+
+
+def test_the_description_tells_bodies_and_every_error(app):
+    found = TestClient(app).get("/openapi.json").json()
+    predict = found["paths"]["/predict"]["post"]
+    bodies = predict["requestBody"]["content"]
+    assert set(bodies) == {"multipart/form-data", "image/*", "application/octet-stream"}
+    told = {"200", "400", "401", "403", "404", "408", "413", "415", "422", "503", "504"}
+    assert set(predict["responses"]) == told
+    assert [p["name"] for p in predict["parameters"]] == ["model", "top", "threshold"]
+    assert "HTTPValidationError" not in json.dumps(found)
