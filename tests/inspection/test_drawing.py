@@ -154,6 +154,15 @@ def test_light_falls_where_the_map_is_and_not_outside_the_box(corner, style, sha
     assert found[outside].max() < 40
 
 
+def test_a_map_whose_tokens_see_above_and_left_of_their_patches_is_drawn_there():
+    pixels = np.full((240, 240, 3), 200, np.uint8)
+    values = np.zeros((4, 4))
+    values[2, 1] = 1
+    image = overlay(pixels, values, Box(0, 0, 240, 240), lag=0.5)
+    bright = np.argwhere(np.asarray(image)[:, :, 0] > 190).mean(axis=0)
+    np.testing.assert_allclose(bright, (120, 60), atol=1)  # the corner of the patch
+
+
 def test_a_picture_that_is_seen_whole_has_no_edge():
     pixels = np.full((240, 240, 3), 100, np.uint8)
     image = overlay(pixels, np.ones((2, 2)), Box(0, 0, 240, 240))

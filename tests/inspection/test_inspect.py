@@ -2,18 +2,23 @@
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail import ConfigError, DataError
+from vitrail import ConfigError, DataError, VisionTransformer
+from vitrail.checkpoints.facts import Facts
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.sources import open_source
+from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
+from vitrail.models.names import configuration
 
 
 @pytest.fixture
@@ -122,6 +127,51 @@ def test_a_picture_that_cannot_be_read_is_named(model, tmp_path):
         vitrail.inspect_model(model, ["nowhere"])
 
 
+def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, tmp_path):
+    for name in ("red", "green"):
+        for number in range(4):
+            photo(tmp_path / "set" / name / f"{number}.png")
+    whole = open_source(tmp_path / "set", "all")
+    assert not vitrail.inspect_model(model, data=whole, images=2).notes
+    (tmp_path / "set" / "red" / "0.png").write_bytes(b"no picture")
+    found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=2)
+    (note,) = found.notes
+    assert note.startswith("1 picture of the data could not be read: red/0.png (")
+    for number in range(4):
+        (tmp_path / "set" / "green" / f"{number}.png").write_bytes(b"no picture")
+    found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
+    (note,) = found.notes
+    assert note.startswith("5 pictures of the data could not be read: ")
+    assert note.endswith(", and 2 more")
+    assert found.study is not None
+    assert found.study.images == 3
+    for number in range(4):
+        (tmp_path / "set" / "red" / f"{number}.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"none of 8 pictures could be read: green/0\.png: "):
+        vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
+
+
+def test_where_several_classes_may_apply_their_probabilities_are_their_own(model, tmp_path):
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    once = photo(tmp_path / "a.png")
+    (one,) = vitrail.inspect_model(model, [once]).looks
+    assert sum(chance for _, chance in one.classes) == pytest.approx(1)
+    model.facts = Facts(preprocessing=preset("google", (16, 16)), multi_label=True)
+    found = vitrail.inspect_model(model, [once])
+    assert found.multi_label
+    odds = {name: math.log(chance / (1 - chance)) for name, chance in found.looks[0].classes}
+    shares = np.exp(list(odds.values())) / np.exp(list(odds.values())).sum()
+    assert dict(zip(odds, shares, strict=True)) == pytest.approx(dict(one.classes), abs=1e-5)
+
+
+def test_large_models_take_few_pictures_at_a_time(model):
+    assert at_once(model, (16, 16)) == 64
+    with torch.device("meta"):
+        large, small = (VisionTransformer(configuration(f"ViT-{x}/16")) for x in "LS")
+    assert at_once(large, (512, 512)) == 1
+    assert at_once(small, (224, 224)) >= 16
+
+
 def test_explanations_need_a_picture_and_a_class_to_be_tested(model, tmp_path):
     with pytest.raises(DataError, match="no picture to test explanations with"):
         vitrail.inspect_model(model, score=True)
@@ -153,6 +203,7 @@ def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, ca
     assert len(list((out / "pictures").iterdir())) == 2 * (2 + 2 * 2)
     arrays = np.load(out / "arrays.npz")
     assert arrays["picture_1_rollout"].shape == model.config.grid
+    assert arrays["picture_1_colors"].shape == (*model.config.grid, 3)
     assert "picture_0_layer_0" in arrays
     rows = list(csv.DictReader((out / "attention.csv").read_text().splitlines()))
     assert len(rows) == model.config.depth * model.config.heads
@@ -204,6 +255,8 @@ def test_json_has_the_numbers(model, data, tmp_path, capsys):
     assert told["images"] == 3
     assert 0 <= told["insertion"]["rollout"] <= 1
     assert np.array(told["distance"]["patches"]).shape == (2, model.config.heads)
+    arrays = np.load(tmp_path / "out" / "arrays.npz")
+    assert arrays["shares_rollout"].shape == arrays["insertion_rollout"].shape == (21,)
 
 
 @pytest.mark.parametrize(

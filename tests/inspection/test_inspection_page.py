@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from vitrail.inspection.findings import (
 )
 from vitrail.inspection.page import write_inspection
 from vitrail.inspection.plots import by_layer, fading, lengths, map_of_set
+from vitrail.models.config import PositionKind
 
 EVIL = "</script><script>alert(1)</script>\"'&"
 RNG = np.random.default_rng(0)
@@ -375,7 +377,7 @@ def test_curves_are_drawn_for_every_method():
     colors = {name: "" if name in ("random", "center") else "var(--s0)" for name in found}
     root = drawn(fading(np.linspace(0, 1, 5), found, colors, label="insertion"))
     assert len([e for e in root.iter("path") if "line" in e.get("class", "")]) == 5
-    assert "random, 50 % of the patches: 45.0 %" in [e.text for e in root.iter("title")]
+    assert "random, 50 % of the pixels: 45.0 %" in [e.text for e in root.iter("title")]
 
 
 def test_a_map_has_a_point_for_every_picture_and_a_name_for_every_class():
@@ -384,3 +386,20 @@ def test_a_map_has_a_point_for_every_picture_and_a_name_for_every_class():
     assert [e.text for e in root.iter("text")] == ["cat", "dog", "cow"]
     still = replace(SCATTER, points=np.zeros((30, 2)), classes=("only", "two", "absent"))
     drawn(map_of_set(replace(still, labels=np.arange(30) % 2)))
+
+
+def test_probabilities_are_said_to_be_what_they_are(everything, tmp_path):
+    one = words_of(written(everything, tmp_path))
+    assert "Probabilities are the softmax of the logits." in one
+    several = words_of(written(replace(everything, multi_label=True), tmp_path))
+    assert "the probability of each is the sigmoid of its logit." in several
+    assert "softmax of the logits" not in several
+
+
+@pytest.mark.parametrize("kind", sorted(set(get_args(PositionKind)) - {"none"}))
+def test_only_positions_that_were_learned_are_said_to_be(kind, everything, tmp_path):
+    tiles = tuple(replace(tiles, kind=kind) for tiles in everything.positions)
+    words = words_of(written(replace(everything, positions=tiles), tmp_path))
+    assert ("has learned that a picture is flat" in words) == (kind == "learned")
+    assert ("nothing here was learned" in words) == (kind == "sincos-2d")
+    assert ("key for each offset" in words) == (kind == "relative")

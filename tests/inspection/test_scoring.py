@@ -8,9 +8,22 @@ import torch
 from torch import nn
 
 from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
-from vitrail.inspection import scoring
+from vitrail.checkpoints.facts import Facts
+from vitrail.data.preprocessing import preset
+from vitrail.inspection import layers, scoring
 from vitrail.inspection.relevance import METHODS
-from vitrail.inspection.scoring import agreement, fresh, insertion_deletion, sanity, score
+from vitrail.inspection.scoring import (
+    agreement,
+    chances,
+    enlarged,
+    fresh,
+    insertion_deletion,
+    order,
+    sanity,
+    score,
+)
+
+FACTS = Facts(preprocessing=preset("google", (4, 6)))
 
 
 class LooksAtOnePatch(nn.Module):
@@ -18,7 +31,7 @@ class LooksAtOnePatch(nn.Module):
 
     def __init__(self, row, column, sure=50.0):
         super().__init__()
-        self.config = SimpleNamespace(num_classes=2)
+        self.config, self.facts = SimpleNamespace(num_classes=2), FACTS
         self.where = (slice(None), slice(None), *(slice(2 * i, 2 * i + 2) for i in (row, column)))
         self.sure = sure
         self.batches = []
@@ -37,11 +50,17 @@ def bright_patch(row, column):
 
 
 def in_order(*patches):
-    """A map (1, 2, 3) in which these patches come first, in this order."""
-    order = torch.zeros(6)
+    """A map of each pixel (1, 4, 6) in which these patches come first, in this order."""
+    values = torch.zeros(6)
     for place, patch in enumerate(patches):
-        order[patch] = 10 - place
-    return order.view(1, 2, 3)
+        values[patch] = 10 - place
+    return values.view(1, 2, 3).repeat_interleave(2, 1).repeat_interleave(2, 2)
+
+
+@pytest.fixture
+def nothing_left(monkeypatch):
+    """So much blur that it leaves the mean color, of pictures of a few pixels too."""
+    monkeypatch.setattr(scoring, "BLUR", 1e6)
 
 
 @pytest.fixture
@@ -55,10 +74,11 @@ def trained(tiny):
     return model
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_the_patch_that_decides_must_come_first():
     model, images, classes = LooksAtOnePatch(1, 2), bright_patch(1, 2), torch.tensor([1])
     areas = [
-        insertion_deletion(model, images, in_order(*rest, 5, *range(place, 5)), classes)
+        insertion_deletion(model, images, in_order(*rest, 5, *range(place, 5)), classes, steps=6)
         for place in range(6)
         for rest in [range(place)]
     ]
@@ -69,12 +89,13 @@ def test_the_patch_that_decides_must_come_first():
     assert deletion == sorted(deletion)
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("place", range(6))
 def test_areas_are_those_found_by_hand(place):
     """The probability jumps from 0 to 1 with the patch's turn, half a step of area before it."""
     model, classes = LooksAtOnePatch(1, 2), torch.tensor([1])
     maps = in_order(*range(place), 5, *range(place, 5))
-    found = insertion_deletion(model, bright_patch(1, 2), maps, classes)
+    found = insertion_deletion(model, bright_patch(1, 2), maps, classes, steps=6)
     np.testing.assert_allclose(found.shares, np.arange(7) / 6)
     jump = (np.arange(7) > place).astype(float)
     np.testing.assert_allclose(found.insertion, jump, atol=1e-12)
@@ -91,7 +112,7 @@ def test_curves_are_the_mean_over_pictures_whatever_the_batches(trained, monkeyp
         insertion_deletion(trained, images[i : i + 1], maps[i : i + 1], classes[i : i + 1], steps=7)
         for i in range(5)
     ]
-    monkeypatch.setattr(scoring, "AT_ONCE", 6)
+    monkeypatch.setattr(layers, "MOST_AT_ONCE", 6)
     few = insertion_deletion(trained, images, maps, classes, steps=7)
     for name in ("insertion", "deletion"):
         mean = np.mean([getattr(curves, name) for curves in alone], axis=0)
@@ -99,37 +120,96 @@ def test_curves_are_the_mean_over_pictures_whatever_the_batches(trained, monkeyp
         np.testing.assert_allclose(getattr(few, name), mean, atol=1e-6)
 
 
-def test_curves_begin_and_end_with_the_picture_and_the_blank(trained):
+def test_insertion_begins_blurred_and_deletion_ends_with_the_mean_color(trained):
     images, classes = torch.randn(2, 3, 16, 16), torch.tensor([2, 1])
     found = insertion_deletion(trained, images, torch.rand(2, 4, 4), classes)
     with torch.no_grad():
-        blank = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
-        whole, nothing = (
-            float(trained(x).softmax(1)[[0, 1], classes].mean()) for x in (images, blank)
+        plain = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
+        whole, nothing, blurry = (
+            float(trained(x).softmax(1)[[0, 1], classes].mean())
+            for x in (images, plain, scoring.blurred(images))
         )
-    assert found.insertion[[0, -1]] == pytest.approx([nothing, whole], abs=1e-6)
+    assert found.insertion[[0, -1]] == pytest.approx([blurry, whole], abs=1e-6)
     assert found.deletion[[0, -1]] == pytest.approx([whole, nothing], abs=1e-6)
-    assert len(found.shares) == 17  # 16 patches have no 20 steps
+    assert len(found.shares) == 21
 
 
-def test_at_most_64_pictures_go_through_the_model_at_once():
-    model = LooksAtOnePatch(0, 0)
-    images = bright_patch(0, 0).expand(30, -1, -1, -1)
-    insertion_deletion(model, images, torch.rand(30, 2, 3), torch.ones(30, dtype=torch.long))
+def test_no_more_pictures_go_through_the_model_at_once_than_there_is_memory_for(monkeypatch):
+    model, images = LooksAtOnePatch(0, 0), bright_patch(0, 0).expand(2, -1, -1, -1)
+    classes = torch.ones(2, dtype=torch.long)
+    insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
     assert max(model.batches) == 64
-    assert sum(model.batches) == 2 * 7 * 30
+    assert sum(model.batches) == 2 * 2 * 51
+    model.batches.clear()
+    monkeypatch.setattr(layers, "VALUES_AT_ONCE", 16 * 4 * 6 * 5)
+    insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
+    assert max(model.batches) == 4  # of five, as many come as go
 
 
-def test_patches_of_equal_value_go_by_their_index():
+def test_pixels_of_equal_value_go_by_their_index():
+    model, classes = LooksAtOnePatch(0, 0), torch.tensor([1])
+    found = insertion_deletion(model, bright_patch(0, 0), torch.zeros(1, 2, 3), classes, steps=24)
+    np.testing.assert_allclose(found.deletion, np.arange(25) < 1, atol=1e-12)
+    assert torch.equal(order(torch.zeros(2, 3)), torch.arange(6).view(2, 3))
+
+
+def test_steps_are_whole_pixels_and_shares_say_how_many():
     model, classes = LooksAtOnePatch(0, 1), torch.tensor([1])
-    found = insertion_deletion(model, bright_patch(0, 1), torch.zeros(1, 2, 3), classes)
-    np.testing.assert_allclose(found.insertion, np.arange(7) > 1, atol=1e-12)
+    found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=5)
+    np.testing.assert_allclose(found.shares * 24, [0, 5, 10, 14, 19, 24])
 
 
-def test_steps_are_whole_patches_and_shares_say_how_many():
-    model, classes = LooksAtOnePatch(0, 1), torch.tensor([1])
-    found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=4)
-    np.testing.assert_allclose(found.shares * 6, [0, 2, 3, 4, 6])
+def test_a_map_is_enlarged_as_torch_does_it():
+    maps = torch.rand(2, 3)
+    expected = nn.functional.interpolate(maps[None, None], (8, 15), mode="bilinear")[0, 0]
+    torch.testing.assert_close(enlarged(maps, (8, 15), 0.0), expected)
+
+
+@pytest.mark.parametrize("patch", [4, 8])
+def test_tokens_of_a_convolutional_stem_stand_where_they_see(patch):
+    """The middle of the pixels that move a token, were all weights alike."""
+    config = VitConfig(
+        depth=1, width=16, mlp_width=8, heads=2, patch_size=patch, image_size=4 * patch
+    ).change(stem="conv")
+    model = VisionTransformer(config)
+    convolutions = [m for m in model.stem.layers if isinstance(m, nn.Conv2d)]
+    pixels = torch.zeros(1, 1, 4 * patch, 4 * patch, requires_grad=True)
+    seen = pixels
+    for convolution in convolutions:
+        alike = torch.ones(1, 1, *convolution.kernel_size)
+        seen = nn.functional.conv2d(seen, alike, None, convolution.stride, convolution.padding)
+    (moved,) = torch.autograd.grad(seen[0, 0, 2, 1], pixels)
+    places = torch.arange(4 * patch) + 0.5
+    down, across = (float((moved[0, 0].sum(d) * places).sum() / moved.sum()) for d in (1, 0))
+    lag = layers.lag(model)
+    assert (down, across) == pytest.approx(((2.5 - lag) * patch, (1.5 - lag) * patch))
+    peak = torch.zeros(4, 4)
+    peak[2, 1] = 1
+    found = enlarged(peak, (4 * patch, 4 * patch), lag)
+    assert divmod(int(found.argmax()), 4 * patch) == (2 * patch, patch)
+    assert float(found.max()) == pytest.approx(1)
+    assert layers.lag(VisionTransformer(config.change(stem="patches"))) == 0
+
+
+def test_the_center_is_that_of_the_picture_whatever_the_stem(tiny):
+    images = torch.zeros(1, 3, 32, 32)
+    for stem in ("patches", "conv"):
+        model = VisionTransformer(tiny.change(image_size=32, patch_size=4, stem=stem))
+        bump = enlarged(METHODS["center"](model, images, None)[0], (32, 32), layers.lag(model))
+        inner = bump[4:29, 4:29]  # where there are tokens on both sides
+        middle = (inner * (torch.arange(4, 29) + 0.5)).sum() / inner.sum()
+        assert float(middle) == pytest.approx(16, abs=0.6)
+
+
+def test_where_several_classes_may_apply_each_has_its_own_probability(trained):
+    logits = torch.tensor([[0.0, 2.0, -1.0]])
+    torch.testing.assert_close(chances(trained, logits), logits.softmax(1))
+    trained.facts = Facts(preprocessing=preset("google", (16, 16)), multi_label=True)
+    torch.testing.assert_close(chances(trained, logits), logits.sigmoid())
+    images, classes = torch.randn(1, 3, 16, 16), torch.tensor([1])
+    found = insertion_deletion(trained, images, torch.rand(1, 4, 4), classes, steps=2)
+    with torch.no_grad():
+        assert found.insertion[-1] == pytest.approx(float(trained(images)[0, 1].sigmoid()))
 
 
 def test_blurring_keeps_a_flat_picture_and_spreads_a_point():
@@ -143,20 +223,13 @@ def test_blurring_keeps_a_flat_picture_and_spreads_a_point():
     assert float((spread.sum(dim=0) * places**2).sum()) == pytest.approx(100, rel=1e-3)
 
 
-def test_a_blurred_blank_begins_with_the_blurred_picture(trained):
-    images, classes = torch.randn(1, 3, 16, 16), torch.tensor([0])
-    found = insertion_deletion(trained, images, torch.rand(1, 4, 4), classes, blank="blur")
-    with torch.no_grad():
-        expected = trained(scoring.blurred(images)).softmax(1)[0, 0]
-    assert found.insertion[0] == pytest.approx(float(expected), abs=1e-6)
-
-
+@pytest.mark.usefixtures("nothing_left")
 def test_an_order_found_by_trying_beats_a_random_one():
     torch.manual_seed(0)
     weights = torch.randn(4, 4)  # the true importance of each patch of a bag of patches
 
     class Bag(nn.Module):
-        config = SimpleNamespace(num_classes=2)
+        config, facts = SimpleNamespace(num_classes=2), FACTS
 
         def forward(self, images):
             patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))  # (B, 4, 4)
@@ -221,14 +294,25 @@ def test_every_method_is_scored_for_the_classes_the_model_predicts(trained):
     assert trust.sanity["relevance"] == sanity(trained, "relevance", images, classes)
 
 
+def test_progress_hears_of_every_picture_under_every_method(trained):
+    heard = []
+    score(
+        trained,
+        torch.randn(3, 3, 16, 16),
+        methods=("rollout", "center"),
+        progress=lambda *told: heard.append(told),
+    )
+    assert heard == [
+        (f"testing {method}", done, 3) for method in ("rollout", "center") for done in range(4)
+    ]
+
+
 def test_what_cannot_be_scored_is_refused(trained, tiny):
     images, maps, classes = torch.randn(2, 3, 16, 16), torch.rand(2, 4, 4), torch.tensor([0, 1])
     with pytest.raises(ConfigError, match="unknown method 'rolout'; did you mean 'rollout'"):
         score(trained, images, methods=("rolout",))
     with pytest.raises(ConfigError, match="unknown method"):
         sanity(trained, "grad-cam", images, classes)
-    with pytest.raises(ConfigError, match="unknown blank 'blurr'; did you mean 'blur'"):
-        insertion_deletion(trained, images, maps, classes, blank="blurr")
     with pytest.raises(ConfigError, match="steps=0"):
         insertion_deletion(trained, images, maps, classes, steps=0)
     with pytest.raises(ConfigError, match="3x3 patches do not divide pictures of 16x16"):
@@ -251,8 +335,8 @@ def test_oblong_and_hybrid_grids_cover_their_pixels():
     model = VisionTransformer(config)
     images = torch.randn(2, 3, 8, 16)
     found = insertion_deletion(model, images, torch.rand(2, 2, 4), torch.tensor([0, 1]))
-    assert len(found.shares) == 9
-    pixels = scoring.as_pixels(torch.arange(8).view(1, 2, 4), images)
-    assert pixels.shape == (1, 1, 8, 16)
-    assert pixels[0, 0, 3, 4] == 1
-    assert pixels[0, 0, 4, 3] == 4
+    assert len(found.shares) == 21
+    pixels = enlarged(torch.eye(2, 4), (8, 16), 0.0)
+    assert pixels.shape == (8, 16)
+    assert float(pixels[0, 0]) == 1
+    assert float(pixels[7, 15]) == 0

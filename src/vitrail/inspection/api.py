@@ -1,6 +1,6 @@
 """`vitrail.inspect_model`: what a model has learned, and what it looks at."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 
@@ -14,11 +14,12 @@ from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
-from vitrail.inspection.layers import with_attention
+from vitrail.inspection.layers import at_once, lag, with_attention
 from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
 from vitrail.inspection.relatives import related
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import Fuse, rollout
+from vitrail.inspection.scoring import chances
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filters, mixing, position_similarity
@@ -36,7 +37,7 @@ BROWSED = 4  # pictures whose attention can be walked through
 TOLD = 5  # classes whose probability is told
 ASKED = 2  # classes asked about in each picture, where none are named
 SCORED = 64  # pictures that explanations are tested with
-AT_ONCE = 16
+NAMED = 3  # pictures that could not be read
 
 Progress = Callable[[str, int, int], None]
 
@@ -81,16 +82,18 @@ def inspect_model(
         fuse=fuse,
         discard=discard,
     )
-    source = opened(data)
+    source, unread = opened(data), {}
     paths = files(pictures)
     shown = list(from_paths(model, paths[:MOST_SHOWN]))
     if not shown and source is not None:
-        shown = list(from_source(model, source, spaced(len(source), SHOWN)))
+        shown = list(from_source(model, source, spaced(len(source), SHOWN), unread))
     looks = list(look_at_each(model, shown, question, tell))
     found, notes = of_weights(model), list(coarse(model, looks))
     if isinstance(model, VisionTransformer):
-        study = studied(model, source, shown, images, tell)
-        trust = trusted(model, source, shown, question.methods, tell) if score else None
+        study = studied(model, source, shown, images, tell, unread)
+        trust = None
+        if score:
+            trust = trusted(model, source, shown, question.methods, tell, unread)
         found = replace(found, study=study, trust=trust)
     else:
         notes.append("it has no attention, so there are no maps; its filters are shown")
@@ -98,8 +101,9 @@ def inspect_model(
         notes.append(f"{len(paths) - MOST_SHOWN:,} more pictures were named than are shown")
     scatter = None
     if source is not None and not source.multi_label:
-        scatter, looks, more = related(model, source, shown, looks, tell)
+        scatter, looks, more = related(model, source, shown, looks, tell, unread)
         notes += more
+    notes += left_out(unread)
     return replace(found, looks=tuple(looks), scatter=scatter, notes=tuple(notes))
 
 
@@ -120,6 +124,7 @@ def of_weights(model: Model) -> Inspection:
     return Inspection(
         title=name_of(model.config),
         facts=about(model),
+        multi_label=facts_of(model).multi_label,
         prefix=prefix_names(model) if placed else (),
         filters=filters(model),
         positions=position_similarity(model) if placed else (),
@@ -201,6 +206,16 @@ def coarse(model: Model, looks: Sequence[Look]) -> Iterator[str]:
         yield "to browse attention, its heads are averaged"
 
 
+def left_out(unread: Mapping[str, str]) -> Iterator[str]:
+    """How many pictures of the data could not be read, and the first of them by name."""
+    if not unread:
+        return
+    named = [f"{name} ({reason})" for name, reason in list(unread.items())[:NAMED]]
+    more = f", and {len(unread) - NAMED:,} more" if len(unread) > NAMED else ""
+    pictures = "1 picture" if len(unread) == 1 else f"{len(unread):,} pictures"
+    yield f"{pictures} of the data could not be read: {', '.join(named)}{more}"
+
+
 def prefix_names(model: VisionTransformer) -> tuple[str, ...]:
     """What the tokens before the patches are called."""
     config = model.config
@@ -239,9 +254,8 @@ def first_look(model: Model, picture: Picture) -> Look:
     """The picture and the likeliest classes."""
     likeliest = ()
     if model.config.num_classes:
-        chances = model(picture.image[None])[0].softmax(0)
         names = class_names(model)
-        best = chances.topk(min(TOLD, len(names)))
+        best = chances(model, model(picture.image[None]))[0].topk(min(TOLD, len(names)))
         likeliest = tuple(
             (names[index], chance)
             for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -250,6 +264,7 @@ def first_look(model: Model, picture: Picture) -> Look:
         name=picture.name,
         pixels=picture.pixels,
         box=picture.box,
+        lag=lag(model),
         classes=likeliest,
         label=picture.label if picture.label in class_names(model) else "",
     )
@@ -288,6 +303,7 @@ def studied(
     shown: Sequence[Picture],
     images: int,
     tell: Progress,
+    unread: dict[str, str],
 ) -> Study | None:
     """Attention over many pictures: those of the data, or else those that are shown."""
     if images < 1:
@@ -296,24 +312,29 @@ def studied(
         total, many = min(images, len(shown)), iter(shown[:images])
     else:
         rows = spaced(len(source), images)
-        total, many = len(rows), from_source(model, source, rows)
+        total, many = len(rows), from_source(model, source, rows, unread)
     if not total:
         return None
+    together = at_once(model, facts_of(model).preprocessing.size)
 
     def batches() -> Iterator[Tensor]:
-        for done, batch in batched(many):
+        done = None
+        for done, batch in batched(many, together):
             tell("attention", done, total)
             yield batch
+        if done is None:
+            name, reason = next(iter(unread.items()))
+            raise DataError(f"none of {total:,} pictures could be read: {name}: {reason}")
 
     return study(model, batches())
 
 
-def batched(pictures: Iterator[Picture]) -> Iterator[tuple[int, Tensor]]:
+def batched(pictures: Iterator[Picture], together: int) -> Iterator[tuple[int, Tensor]]:
     """Images (B, C, H, W), and how many came before them."""
     done, held = 0, []
     for picture in pictures:
         held.append(picture.image)
-        if len(held) == AT_ONCE:
+        if len(held) == together:
             yield done, torch.stack(held)
             done, held = done + len(held), []
     if held:
@@ -326,6 +347,7 @@ def trusted(
     shown: Sequence[Picture],
     methods: Sequence[str],
     tell: Progress,
+    unread: dict[str, str],
 ) -> Trust:
     """Whether the maps tell the truth, on some pictures of the data or on those that are shown."""
     if not model.config.num_classes:
@@ -333,9 +355,8 @@ def trusted(
     found = [picture.image for picture in shown]
     if source is not None:
         rows = spaced(len(source), SCORED)
-        found = [picture.image for picture in from_source(model, source, rows)]
+        found = [picture.image for picture in from_source(model, source, rows, unread)]
     if not found:
         raise DataError("there is no picture to test explanations with; name some, or give --data")
-    tell("testing explanations", 0, len(found))
-    images = torch.stack(found)
-    return score_methods(model, images, methods=(*methods, "random", "center"))
+    methods = (*methods, "random", "center")
+    return score_methods(model, torch.stack(found), methods=methods, progress=tell)

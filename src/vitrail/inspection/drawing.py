@@ -165,22 +165,25 @@ def heat(values: np.ndarray) -> Image.Image:
 
 
 def overlay(
-    pixels: np.ndarray, values: np.ndarray, box: Box, style: Style = "light"
+    pixels: np.ndarray, values: np.ndarray, box: Box, style: Style = "light", *, lag: float = 0.0
 ) -> Image.Image:
     """A picture, and on the part of it that the model sees a map (h, w).
 
     "light" is bright where the map is large and dark elsewhere, as in figure 6; "heat" lays colors
     over the picture, which is gray then. The map is stretched to run from 0 to 1, its square root
-    is shown, so that what is little is seen too, and it is enlarged smoothly. What the model does
-    not see is gray and very dark. The longer side has 240 to 480 pixels.
+    is shown, so that what is little is seen too, and it is enlarged smoothly, moved up and left by
+    `lag` patches. What the model does not see is gray and very dark. The longer side has 240 to 480
+    pixels.
     """
     picture = fitted(pixels)
     down, across = picture.height / pixels.shape[0], picture.width / pixels.shape[1]
     left, right = round(box.left * across), round(box.right * across)
     top, bottom = round(box.top * down), round(box.bottom * down)
     size = (max(1, right - left), max(1, bottom - top))
-    small = Image.fromarray(np.sqrt(stretched(values)).astype(np.float32))
-    smooth = np.asarray(small.resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
+    more = np.pad(np.sqrt(stretched(values)), (0, 1), mode="edge").astype(np.float32)
+    window = (lag, lag, values.shape[1] + lag, values.shape[0] + lag)
+    small = Image.fromarray(more).resize(size, Image.Resampling.BICUBIC, window)
+    smooth = np.asarray(small).clip(0, 1)
     part = picture.crop((left, top, left + size[0], top + size[1]))
     if style == "light":
         shade = DARK + (1 - DARK) * smooth[:, :, None]

@@ -32,6 +32,7 @@ class PositionTiles:
     """How alike the positions of patches are: figure 7, center, and figure 10."""
 
     title: str  # "positions", or "positions of layer 3"
+    kind: str = "learned"  # as models call it: learned, learned-2d, sincos-2d or relative
     similarity: np.ndarray  # (h, w, h, w): tile (i, j) shows patch (i, j) against all patches
 
 
@@ -51,10 +52,10 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """How the probability of a class moves as patches are put in, or taken out, best ones first."""
+    """How the probability of a class moves as pixels are put in, or taken out, best ones first."""
 
-    shares: np.ndarray  # (points,) shares of the patches, 0 to 1
-    insertion: np.ndarray  # (points,) mean probability, beginning with nothing
+    shares: np.ndarray  # (points,) shares of the pixels, 0 to 1
+    insertion: np.ndarray  # (points,) mean probability, beginning with the picture blurred
     deletion: np.ndarray  # (points,) mean probability, beginning with the whole picture
     insertion_area: float  # under the curve: larger is better
     deletion_area: float  # smaller is better
@@ -79,6 +80,7 @@ class Look:
     box: Box  # the part of it that the model sees
     classes: tuple[tuple[str, float], ...]  # likeliest first: name, probability
     label: str = ""  # the true class, where it is known
+    lag: float = 0.0  # how far, in patches, what tokens see lies above and left of their patches
     maps: dict[str, np.ndarray] = field(default_factory=dict)  # "rollout", … → (h, w), 0 to 1
     class_maps: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     # method → class → (h, w), 0 to 1: where it sees that class
@@ -116,6 +118,7 @@ class Inspection:
 
     title: str
     facts: Mapping[str, str]
+    multi_label: bool = False  # several classes may apply, and each has a probability of its own
     prefix: tuple[str, ...] = ()  # what the tokens before the patches are called
     filters: Filters | None = None
     positions: tuple[PositionTiles, ...] = ()

@@ -58,7 +58,7 @@ def drawn(found: Inspection) -> Iterator[tuple[str, Any]]:
         yield "map.png", drawing.scatter_plot(found.scatter)
     for number, look in enumerate(found.looks):
         for what, values in maps(look):
-            image = drawing.overlay(look.pixels, values, look.box)
+            image = drawing.overlay(look.pixels, values, look.box, lag=look.lag)
             yield f"pictures/{number}-{slug(look.name)}-{slug(what)}.png", image
 
 
@@ -86,10 +86,13 @@ def arrays(found: Inspection) -> Iterator[tuple[str, np.ndarray]]:
     for number, look in enumerate(found.looks):
         for what, values in maps(look):
             yield f"picture_{number}_{slug(what)}", values
+        if look.colors is not None:
+            yield f"picture_{number}_colors", look.colors
         for layer, values in look.layers.items():
             yield f"picture_{number}_layer_{layer}", values
     if found.trust is not None:
         for method, curves in found.trust.curves.items():
+            yield f"shares_{slug(method)}", curves.shares
             yield f"insertion_{slug(method)}", curves.insertion
             yield f"deletion_{slug(method)}", curves.deletion
     if found.scatter is not None:

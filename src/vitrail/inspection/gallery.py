@@ -98,7 +98,7 @@ def map_rows(look: Look) -> Iterator[str]:
 def methods_row(look: Look, maps: dict[str, np.ndarray], what: str) -> str:
     figures = []
     for method, values in maps.items():
-        image = overlay(look.pixels, values, look.box, style="heat")
+        image = overlay(look.pixels, values, look.box, "heat", lag=look.lag)
         image.thumbnail((SMALL, SMALL))
         alt = escape(f"{method}: where it {what} in {look.name}")
         figures.append(figure(inline_smallest(image), alt, escape(method)))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
+from vitrail.models.build import Model
 from vitrail.models.encoder import Block, relative_scores
 from vitrail.models.names import name_of
 from vitrail.models.position import Grid, Relative
@@ -20,6 +21,8 @@ from vitrail.models.stems import check_images
 from vitrail.models.vit import VisionTransformer
 
 AT_ONCE = 4 * 2**20  # bytes of maps made together: they should still be in the cache when read
+VALUES_AT_ONCE = 2**24  # of the pictures that go through a model together: 64 MB
+MOST_AT_ONCE = 64  # pictures: more are no faster
 
 
 def with_attention(model: nn.Module, what: str) -> VisionTransformer:
@@ -77,6 +80,32 @@ def step(block: Block, tokens: Tensor, relative: Relative | None) -> tuple[Tenso
     seen = block.attention.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
     tokens = block.sum(tokens, block.branch1(seen))
     return query, key, block.sum(tokens, block.branch2(block.mlp(block.norm2(tokens))))
+
+
+def at_once(model: Model, size: tuple[int, int]) -> int:
+    """How many pictures of (height, width) pixels go through a model together.
+
+    Counted is what a block holds of the tokens or, if that is more, the first maps of a ResNet.
+    """
+    height, width = size
+    values = 16 * height * width  # 64 channels at half the size
+    if isinstance(model, VisionTransformer):
+        config, (down, across) = model.config, model.config.stride
+        tokens = config.num_prefix + (height // down) * (width // across)
+        values = max(values, tokens * (4 * config.width + config.mlp_width))
+    return max(1, min(MOST_AT_ONCE, VALUES_AT_ONCE // values))
+
+
+def lag(model: Model) -> float:
+    """How far what a token sees lies above and to the left of its patch, as a share of a patch.
+
+    Half a patch, less half a pixel, after a convolutional stem: each of its 3x3 kernels stands on
+    the first of the two pixels that it goes on by. Elsewhere tokens see their patches (the paths
+    through a ResNet disagree, by a tenth of a patch on the whole).
+    """
+    if isinstance(model, VisionTransformer) and model.config.stem == "conv":
+        return (1 - 1 / model.config.stride[0]) / 2
+    return 0.0
 
 
 def grid_of(model: VisionTransformer, images: Tensor) -> Grid:

@@ -59,6 +59,35 @@ METHODS = {
     "times attention (Chefer et al. 2021)",
 }
 
+TILE = "Each tile stands at a patch's place and shows how alike the positions of all patches are "
+FIGURES = "Figure 7, center, and figure 10: cosine similarity of the position embeddings."
+POSITIONS = {  # what each kind of positions shows, and how that is computed
+    "learned": (
+        f"{TILE}to it. A bright spot at its own place, and a row and a column through it, mean "
+        "that the model has learned that a picture is flat.",
+        FIGURES,
+    ),
+    "learned-2d": (
+        f"{TILE}to it. A position is made of one for its row and one for its column, so that the "
+        "row and the column through a patch are bright by design; how quickly they fade was "
+        "learned.",
+        FIGURES,
+    ),
+    "sincos-2d": (
+        f"{TILE}to it. These are waves along rows and columns, the same in every model of this "
+        "size: nothing here was learned.",
+        FIGURES,
+    ),
+    "relative": (
+        "Each tile stands at a patch's place and shows how alike the way from it to every patch "
+        "is to no way at all. Patches are counted along the rows, so that the end of a row is "
+        "next to the beginning of the row below; a bright spot with rows like it above and below "
+        "means that the model has learned how long a row is.",
+        "Relative positions (appendix D.4) have a key for each offset: cosine similarity of the "
+        "offset's key and that of no offset.",
+    ),
+}
+
 
 def write_inspection(path: Path, inspection: Inspection, *, next_steps: Sequence[str] = ()) -> None:
     """Write the page whole, or leave what was there."""
@@ -117,6 +146,8 @@ def seen(found: Inspection) -> str:
     methods = f'<dl class="methods soft">{listed}</dl>' if listed else ""
     what = "The likeliest classes of each picture"
     how = "Probabilities are the softmax of the logits. "
+    if found.multi_label:
+        how = "Several classes may apply: the probability of each is the sigmoid of its logit. "
     if used:
         what += ", and in warm colors the parts that its answer comes from, as each method has it"
         how += "Maps are stretched to run from 0 to 1; what lies outside of the part that the model"
@@ -178,13 +209,10 @@ def filters(found: Filters) -> str:
 def positions(found: Sequence[PositionTiles]) -> str:
     images = [(tiles.title, position_sheet(tiles)) for tiles in found]
     plates = "".join(plate(inline_smallest(image), name, image.width) for name, image in images)
-    return with_words(
-        "Each tile stands at a patch's place and shows how alike the positions of all patches are "
-        "to it. A bright spot at its own place, and a row and a column through it, mean that the "
-        "model has learned that a picture is flat.",
-        "Figure 7, center, and figure 10: cosine similarity of the position embeddings.",
-        f'<div class="plates">{plates}</div>' if plates else "",
-    )
+    if not plates:
+        return ""
+    what, how = POSITIONS[found[0].kind]
+    return with_words(what, how, f'<div class="plates">{plates}</div>')
 
 
 def mixed(mixing: np.ndarray) -> str:

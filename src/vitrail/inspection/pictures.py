@@ -45,16 +45,19 @@ def from_paths(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[P
             raise DataError(f"{path}: {error}") from None
 
 
-def from_source(model: Model, source: Source, rows: Sequence[int]) -> Iterator[Picture]:
-    """Some pictures of a data set; those that cannot be read are left out."""
+def from_source(
+    model: Model, source: Source, rows: Sequence[int], unread: dict[str, str]
+) -> Iterator[Picture]:
+    """Some pictures of a data set. Those that cannot be read are left out, and `unread` says why,
+    by name."""
     for row in rows:
         try:
             sample = source[int(row)]
             label = source.classes[sample.label] if isinstance(sample.label, int) else ""
             picture = prepared(model, sample.data, name=sample.name, label=label)
             yield replace(picture, row=int(row))
-        except DataError:
-            continue
+        except DataError as error:
+            unread[source.name(int(row))] = str(error)
 
 
 def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: str = "") -> Picture:

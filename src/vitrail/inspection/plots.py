@@ -123,7 +123,7 @@ def band(frame: Frame, low: np.ndarray, high: np.ndarray, kind: str) -> str:
 def fading(
     shares: np.ndarray, lines: Mapping[str, np.ndarray], colors: Mapping[str, str], *, label: str
 ) -> str:
-    """Probabilities over the share of patches that came or went, a line for each method."""
+    """Probabilities over the share of pixels that came or went, a line for each method."""
     known = np.concatenate(list(lines.values()))
     marks = ticks(0.0, float(np.nanmax(known)))
     marks = marks if marks[-1] <= 1 else [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -136,7 +136,7 @@ def fading(
             f'<text x="{frame.x(share):.1f}" y="{HEIGHT - 8}" text-anchor="middle">'
             f"{100 * share:.0f}{'&#160;%' if share == 1 else ''}</text>"
         )
-    parts.append(below("share of the patches"))
+    parts.append(below("share of the pixels"))
     every = max(1, len(shares) // ANSWERS)
     for name, line in lines.items():
         points = list(zip(shares.tolist(), line.tolist(), strict=True))
@@ -145,7 +145,7 @@ def fading(
         parts.append(f'<path class="{kind}"{stroke} d="{strokes(points, frame)}"/>')
         parts += [
             f'<circle class="hit" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="6">'
-            f"<title>{escape(name)}, {100 * x:.0f} % of the patches: {percent(y)}</title></circle>"
+            f"<title>{escape(name)}, {100 * x:.0f} % of the pixels: {percent(y)}</title></circle>"
             for x, y in points[::every]
             if math.isfinite(y)
         ]

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from vitrail.checkpoints.facts import facts_of
 from vitrail.data.samples import Samples
 from vitrail.data.thumbnails import thumbnail
 from vitrail.inspection.findings import Look, Neighbor, Scatter
+from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import Picture, spaced
 from vitrail.inspection.tokens import neighbors, scatter
 from vitrail.models.build import Model
@@ -25,15 +27,23 @@ def related(
     shown: Sequence[Picture],
     looks: Sequence[Look],
     tell: Callable[[str, int, int], None],
+    unread: dict[str, str],
 ) -> tuple[Scatter, list[Look], list[str]]:
-    """The data set as a map, each look with its nearest neighbors in it, and what to know of it."""
+    """The data set as a map, each look with its nearest neighbors in it, and what to know of it.
+
+    `unread` gets the pictures that cannot be read, and why.
+    """
     part = some(source)
-    bank = features_of(model, part, progress=lambda done, total: tell("features", done, total))
+    bank = features_of(
+        model,
+        part,
+        batch_size=at_once(model, facts_of(model).preprocessing.size),
+        progress=lambda done, total: tell("features", done, total),
+    )
+    unread |= bank.skipped
     notes = []
     if len(part) < len(source):
         notes.append(f"map and neighbors are of {len(part):,} of {len(source):,} pictures")
-    if bank.skipped:
-        notes.append(f"{len(bank.skipped):,} pictures of the data could not be read")
     rows = np.array([part.row(index) for index in bank.indices.tolist()])  # in the collection
     found = []
     for look, picture in zip(looks, shown, strict=True):

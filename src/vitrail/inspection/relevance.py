@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.layers import grid_of, walk, with_attention
+from vitrail.inspection.layers import grid_of, lag, walk, with_attention
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.encoder import Block
@@ -69,7 +69,7 @@ def last_layer(model: Model, images: Tensor) -> Tensor:
     vit = with_attention(model, "map of its last layer")
     rows = []
     with torch.no_grad(), standing_still(vit):
-        for part in images.split(at_once(vit, images)):
+        for part in images.split(followed_at_once(vit, images)):
             (last,) = deque(walk(vit, part), maxlen=1)
             rows.append(through(read_by_head(vit, last.tokens, "mean"), fused(last, "mean")))
     return as_maps(vit, torch.cat(rows), images)
@@ -82,10 +82,14 @@ def random_map(model: Model, images: Tensor) -> Tensor:
 
 
 def center_map(model: Model, images: Tensor) -> Tensor:
-    """What photographers do: a Gaussian in the middle, a quarter of each side wide: (B, h, w)."""
+    """What photographers do: a Gaussian in the middle, a quarter of each side wide: (B, h, w).
+
+    On a square picture its width does not matter to insertion and deletion, only the order.
+    """
+    vit = with_attention(model, "map")
     down, across = (
-        torch.exp(-8 * ((torch.arange(side) + 0.5) / side - 0.5) ** 2)  # sigma = side / 4
-        for side in grid_of(with_attention(model, "map"), images)
+        torch.exp(-8 * ((torch.arange(side) + 0.5 - lag(vit)) / side - 0.5) ** 2)  # sigma = side/4
+        for side in grid_of(vit, images)
     )
     bump = (down[:, None] * across).to(images)  # (h, w)
     return (bump / bump.max()).expand(len(images), -1, -1)
@@ -106,7 +110,7 @@ def class_maps(model: Model, images: Tensor, classes: Tensor | None, rule: Rule)
     vit = with_attention(model, "map of a class")
     if vit.head is None:
         raise ConfigError("a model without a head knows no classes; ask it for rollout")
-    size = at_once(vit, images)
+    size = followed_at_once(vit, images)
     parts = images.split(size)
     asked = [None] * len(parts)
     if classes is not None:
@@ -209,8 +213,8 @@ def checked(classes: Tensor, images: int, known: int) -> Tensor:
     return classes.long()
 
 
-def at_once(vit: VisionTransformer, images: Tensor) -> int:
-    """How many pictures are followed at a time."""
+def followed_at_once(vit: VisionTransformer, images: Tensor) -> int:
+    """How many pictures are followed back at a time: all layers' tokens are kept of each."""
     config, (height, width) = vit.config, grid_of(vit, images)
     tokens = height * width + config.num_prefix
     values = tokens * (config.depth * config.width + config.heads * tokens)  # of one picture

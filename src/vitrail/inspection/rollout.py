@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
+from vitrail.inspection.layers import Layer, at_once, grid_of, walk, with_attention
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.vit import VisionTransformer
 
@@ -47,7 +47,8 @@ def rollout(
     model.eval()
     high, wide = grid_of(model, images)
     tokens = model.config.num_prefix + high * wide
-    together = max(1, AT_ONCE // (tokens * tokens * images.element_size()))
+    products = max(1, AT_ONCE // (tokens * tokens * images.element_size()))
+    together = min(products, at_once(model, (images.shape[2], images.shape[3])))
     with torch.no_grad():
         rows = [rolled_out(model, few, fuse, discard) for few in images.split(together)]
     return largest_is_one(torch.cat(rows).unflatten(1, (high, wide)))

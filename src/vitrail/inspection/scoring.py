@@ -1,28 +1,26 @@
 """Is the explanation true? Maps put to the test on the model that they explain.
 
-Insertion and deletion (Petsiuk et al. 2018, arXiv:1806.07421): the patches that a map calls
-important must make the class likely when they are shown, and unlikely when they are hidden. And
-the sanity check of Adebayo et al. 2018 (arXiv:1810.03292): a map that stays the same when the
-weights are replaced by random ones does not explain the weights.
+Insertion and deletion (Petsiuk et al. 2018, arXiv:1806.07421): what a map calls important must
+make the class likely when it is shown, and unlikely when it is hidden. And the sanity check of
+Adebayo et al. 2018 (arXiv:1810.03292): a map that stays the same when the weights are replaced by
+random ones does not explain the weights.
 
-Shapes: B images, C channels, H x W pixels, h x w patches, n = h * w, K classes.
+Shapes: B images, C channels, H x W pixels, h x w patches, K classes, s steps.
 """
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.checkpoints.facts import facts_of
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.findings import Curves, Trust
+from vitrail.inspection.layers import at_once, lag
 from vitrail.inspection.relevance import METHODS, checked, standing_still
 from vitrail.models.build import Model, build
 from vitrail.models.initialization import initialize
 
-Blank = Literal["mean", "blur"]
-
-AT_ONCE = 64  # pictures through the model at a time
 BLUR = 10 / 224  # sigma as a share of a side: 10 pixels at 224, as Fong & Vedaldi 2017 have it
 HEAD_STD = 0.02  # of a fresh head's weights: fresh heads are zero, and zero has no gradient
 
@@ -35,35 +33,28 @@ def insertion_deletion(
     classes: Tensor,
     *,
     steps: int = 20,
-    blank: Blank = "mean",
+    progress: Callable[[int], None] | None = None,
 ) -> Curves:
-    """How the probability of `classes` (B,) moves as patches come and go, mean over images.
+    """How the probability of `classes` (B,) moves as pixels come and go, mean over images.
 
-    Patches are taken in the order of `maps` (B, h, w), largest first, equal ones in raster order.
-    Deletion begins with the picture and hides them, insertion begins with a blank and shows them.
-    The blank is each picture's mean color, or the picture blurred. There are at most as many
-    steps as patches.
+    As Petsiuk et al. have it: pixels are taken in the order of `maps` (B, h, w), enlarged to the
+    picture, largest first, equal ones in raster order. Insertion begins with the picture blurred
+    and makes them sharp, because pixels on a plain ground would show the edges of what is shown;
+    deletion begins with the picture and gives them its mean color. `progress` hears how many
+    pictures are done.
     """
-    classes = checked_task(model, images, maps, classes, steps, blank)
-    order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)  # (B, n)
-    places = order.argsort(dim=1).unflatten(1, maps.shape[1:])  # when the turn of each patch is
-    count = order.shape[1]
-    shown = torch.linspace(0, count, min(steps, count) + 1, dtype=torch.float64).round().long()
-    jobs = torch.cartesian_prod(torch.arange(len(shown)), torch.arange(len(images)))
-    inserted = torch.empty(len(jobs), dtype=torch.float64)
-    deleted = torch.empty(len(jobs), dtype=torch.float64)
-    empty = BLANKS[blank](images)
+    classes = checked_task(model, images, maps, classes, steps)
+    height, width = images.shape[2:]
+    shown = torch.linspace(0, height * width, steps + 1, dtype=torch.float64).round().long()
+    found = images.new_zeros(2, steps + 1, dtype=torch.float64, device="cpu")
     with standing_still(model):
-        for here in torch.arange(len(jobs)).split(AT_ONCE // 2):
-            step, image = jobs[here].unbind(1)
-            best = places[image] < shown[step].to(places.device)[:, None, None]
-            best = as_pixels(best, images)  # (b, 1, H, W)
-            pictures, blanks = images[image], empty[image]
-            both = torch.cat([pictures.where(best, blanks), blanks.where(best, pictures)])
-            chances = chance(model, both, classes[image].repeat(2)).double().cpu()
-            inserted[here], deleted[here] = chances.chunk(2)
-    shares = shown.double() / count
-    insertion, deletion = (x.view(len(shown), -1).mean(dim=1) for x in (inserted, deleted))
+        for done, (image, values, asked) in enumerate(zip(images, maps, classes, strict=True), 1):
+            turns = order(enlarged(values, (height, width), lag(model)))
+            found += fading(model, image, turns, asked, shown.to(images.device))
+            if progress is not None:
+                progress(done)
+    insertion, deletion = found / len(images)
+    shares = shown.double() / (height * width)
     return Curves(
         shares=shares.numpy(),
         insertion=insertion.numpy(),
@@ -71,6 +62,44 @@ def insertion_deletion(
         insertion_area=float(torch.trapezoid(insertion, shares)),
         deletion_area=float(torch.trapezoid(deletion, shares)),
     )
+
+
+def enlarged(values: Tensor, size: tuple[int, int], lag: float) -> Tensor:
+    """A map (h, w) at every pixel (H, W): linear between the middles of what tokens see."""
+    down, across = (
+        between(side, count, lag).to(values) for side, count in zip(size, values.shape, strict=True)
+    )
+    return down @ values @ across.mT
+
+
+def between(side: int, count: int, lag: float) -> Tensor:
+    """How much each pixel of a line has of each token: (side, count), rows that sum to 1."""
+    places = (torch.arange(side) + 0.5) * count / side - 0.5 + lag  # in tokens
+    apart = places.clamp(0, count - 1)[:, None] - torch.arange(count)
+    return (1 - apart.abs()).clamp_min(0)
+
+
+def order(values: Tensor) -> Tensor:
+    """When the turn of each pixel (H, W) is, counted from 0."""
+    best_first = values.flatten().argsort(descending=True, stable=True)
+    return best_first.argsort().view_as(values)
+
+
+def fading(model: Model, image: Tensor, turns: Tensor, asked: Tensor, shown: Tensor) -> Tensor:
+    """The probability of a class as pixels of a picture (C, H, W) come and as they go: (2, s)."""
+    blurry, plain = blurred(image), image.mean(dim=(1, 2), keepdim=True)
+    together = max(1, at_once(model, (image.shape[1], image.shape[2])) // 2)
+    parts = []
+    for counts in shown.split(together):
+        best = (turns < counts[:, None, None])[:, None]  # (s, 1, H, W)
+        both = torch.cat([image.where(best, blurry), plain.where(best, image)])
+        parts.append(chances(model, model(both))[:, asked].double().cpu().unflatten(0, (2, -1)))
+    return torch.cat(parts, dim=1)
+
+
+def chances(model: Model, logits: Tensor) -> Tensor:
+    """Probabilities (B, K): of one class among all or, where several may apply, of each class."""
+    return logits.sigmoid() if facts_of(model).multi_label else logits.softmax(dim=1)
 
 
 def sanity(model: Model, method: str, images: Tensor, classes: Tensor | None = None) -> float:
@@ -89,26 +118,34 @@ def score(
     images: Tensor,
     classes: Tensor | None = None,
     methods: Sequence[str] = tuple(METHODS),
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Trust:
-    """Every method put to both tests, for `classes` (B,) or what the model itself says."""
+    """Every method put to both tests, for `classes` (B,) or what the model itself says.
+
+    `progress` hears what is being tested, how many pictures are done, and of how many.
+    """
+    tell = progress or (lambda what, done, total: None)
     for method in methods:
         known(method)
     classes = predicted(model, images) if classes is None else classes
     other = fresh(model)
     curves, sane = {}, {}
     for method in methods:
+        tell(f"testing {method}", 0, len(images))
         maps = METHODS[method](model, images, classes)
-        curves[method] = insertion_deletion(model, images, maps, classes)
+        curves[method] = insertion_deletion(
+            model,
+            images,
+            maps,
+            classes,
+            progress=lambda done, what=f"testing {method}": tell(what, done, len(images)),
+        )
         sane[method] = agreement(maps, METHODS[method](other, images, classes))
     return Trust(curves=curves, sanity=sane, images=len(images))
 
 
-def checked_task(
-    model: Model, images: Tensor, maps: Tensor, classes: Tensor, steps: int, blank: str
-) -> Tensor:
+def checked_task(model: Model, images: Tensor, maps: Tensor, classes: Tensor, steps: int) -> Tensor:
     """The classes, if all of it goes together."""
-    if blank not in get_args(Blank):
-        raise unknown("blank", blank, get_args(Blank))
     if steps < 1:
         raise ConfigError(f"steps={steps} is no way from nothing to everything; take 1 or more")
     if maps.ndim != 3 or len(maps) != len(images) or not len(images):
@@ -132,20 +169,10 @@ def known(method: str) -> str:
     return method
 
 
-def as_pixels(patches: Tensor, images: Tensor) -> Tensor:
-    """Each patch's value at each of its pixels: (B, h, w) → (B, 1, H, W)."""
-    down, across = images.shape[2] // patches.shape[1], images.shape[3] // patches.shape[2]
-    return patches.repeat_interleave(down, 1).repeat_interleave(across, 2)[:, None]
-
-
-def mean_color(images: Tensor) -> Tensor:
-    return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
-
-
-def blurred(images: Tensor) -> Tensor:
+def blurred(image: Tensor) -> Tensor:
     """Every pixel a Gaussian mean of those around it; outside the picture there is nothing."""
-    height, width = images.shape[2:]
-    return weights_around(height).to(images) @ images @ weights_around(width).to(images).mT
+    height, width = image.shape[-2:]
+    return weights_around(height).to(image) @ image @ weights_around(width).to(image).mT
 
 
 def weights_around(side: int) -> Tensor:
@@ -154,19 +181,12 @@ def weights_around(side: int) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)  # (side, side), each row sums to 1
 
 
-BLANKS = {"mean": mean_color, "blur": blurred}
-
-
-def chance(model: Model, images: Tensor, classes: Tensor) -> Tensor:
-    """The probability of its class for each picture: (B,)."""
-    return model(images).softmax(dim=1).gather(1, classes[:, None])[:, 0]
-
-
 @torch.no_grad()
 def predicted(model: Model, images: Tensor) -> Tensor:
     """The likeliest class of each picture: (B,)."""
     with standing_still(model):
-        return torch.cat([model(part).argmax(dim=1) for part in images.split(AT_ONCE)])
+        parts = images.split(at_once(model, (images.shape[2], images.shape[3])))
+        return torch.cat([model(part).argmax(dim=1) for part in parts])
 
 
 def fresh(model: Model) -> Model:

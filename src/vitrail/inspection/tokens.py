@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from vitrail.inspection.findings import Scatter
+from vitrail.inspection.layers import at_once, grid_of
 from vitrail.inspection.weights import as_array, principal, unit
 from vitrail.models.vit import VisionTransformer
 
-AT_ONCE = 16  # images
 LARGEST = 2**22  # similarities held at once
 OUTLIERS = (1, 99)  # percentiles: what lies beyond is as dark, or as bright, as can be
 BEFORE_TSNE = 50  # dimensions, as t-SNE's authors advise
@@ -29,10 +29,10 @@ def token_colors(model: VisionTransformer, images: Tensor) -> np.ndarray:
     Red, green and blue are the first three principal components of the patch tokens after the
     encoder, of all images together (Oquab et al. 2023 show DINOv2 like this).
     """
-    down, across = model.config.stride
-    grid = (images.shape[2] // down, images.shape[3] // across)
+    grid = grid_of(model, images)
     patches = grid[0] * grid[1]
-    parts = [as_array(model.encode(part)[:, -patches:]) for part in images.split(AT_ONCE)]
+    parts = images.split(at_once(model, (images.shape[2], images.shape[3])))
+    parts = [as_array(model.encode(part)[:, -patches:]) for part in parts]
     tokens = np.concatenate(parts).reshape(len(images) * patches, -1)
     found = projected(tokens, 3)
     low, high = np.percentile(found, OUTLIERS, axis=0)

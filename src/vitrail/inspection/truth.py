@@ -30,8 +30,8 @@ def tested(trust: Trust) -> str:
         return ""
     colors = line_colors(trust)
     ways = {
-        "Patches put in, best first": ("insertion", "A line that rises early is good."),
-        "Patches taken out, best first": ("deletion", "A line that falls early is good."),
+        "Pixels put in, best first": ("insertion", "A line that rises early is good."),
+        "Pixels taken out, best first": ("deletion", "A line that falls early is good."),
     }
     charts = "".join(
         f"<div><h3>{title}</h3>"
@@ -46,12 +46,12 @@ def tested(trust: Trust) -> str:
     )
     said = "".join(f"<li>{escape(line)}</li>" for line in conclusions(trust))
     return (
-        "<p>A map is true if the patches that it calls important are those that the answer comes "
+        "<p>A map is true if the parts that it calls important are those that the answer comes "
         "from: shown alone they must be enough for it, and without them it must go.</p>"
-        '<p class="how soft">The mean probability of the predicted class as patches are put into '
-        "an empty picture, or taken out of the whole one, in the order of each map (Petsiuk et "
-        f"al. 2018); {trust.images:,} pictures. The gray lines take patches at random, or from "
-        "the center outward.</p>"
+        '<p class="how soft">The mean probability of the predicted class as pixels are put into '
+        "the blurred picture, or give way to the mean color in the whole one, in the order of each "
+        f"map (Petsiuk et al. 2018); {trust.images:,} pictures. The gray lines take parts at "
+        "random, or from the center outward.</p>"
         f'<ul class="verdict">{said}</ul><div class="panels">{charts}</div>{table(trust, colors)}'
     )
 

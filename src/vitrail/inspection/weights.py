@@ -87,7 +87,11 @@ def position_similarity(
     if len(tables) == 1:
         titles = [f"{kind} of all layers" if model.config.position_place == "shared" else kind]
     return tuple(
-        PositionTiles(title=title, similarity=alike(table, grid).astype(np.float32))
+        PositionTiles(
+            title=title,
+            kind=model.config.position,
+            similarity=alike(table, grid).astype(np.float32),
+        )
         for title, table in zip(titles, tables, strict=True)
     )
 
