@@ -21,7 +21,7 @@ MAY_IMPORT = {
         *("errors", "models", "data", "checkpoints", "evaluation", "probing"),
         *("inspection", "prediction"),
     },
-    "demo": {"errors", "models", "data", "checkpoints"},
+    "demo": {"errors", "models", "data", "checkpoints", "inspection"},
 }  # `cli` may import everything, and nothing imports `cli`
 
 ONLY_IN = {

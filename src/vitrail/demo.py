@@ -11,6 +11,10 @@ from vitrail.checkpoints.facts import facts_of
 from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Sample
 from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.inspection.drawing import overlay
+from vitrail.inspection.findings import Box
+from vitrail.inspection.layers import lag
+from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import VisionTransformer
 
 SIDE = 150  # pixels of each picture on the page
@@ -32,7 +36,7 @@ def picture(model: VisionTransformer, samples: Sequence[Sample]) -> Image.Image:
         chances = model(batch)[0].softmax(dim=0)
         x, y = GAP + column * (SIDE + GAP), 40
         page.paste(cut_up(image, model.config.grid), (x, y))
-        page.paste(overlay(image, looked_at(model, batch)), (x, y + SIDE + GAP))
+        page.paste(where_it_looks(image, model, batch), (x, y + SIDE + GAP))
         best = chances.topk(2)
         for line, (chance, index) in enumerate(zip(*best, strict=True)):
             text = f"{chance.item():.1%}  {facts_of(model).class_names[int(index)]}"
@@ -54,13 +58,6 @@ def prepared(model: VisionTransformer, sample: Sample) -> Tensor:
     return normalize(transform(sample.data)[None], how)
 
 
-def looked_at(model: VisionTransformer, batch: Tensor) -> Tensor:
-    """How much each patch is looked at in the last layer: the mean over heads and onlookers."""
-    (maps,) = model.attention_maps(batch, layers=[-1])  # (1, H, N, N)
-    weights = maps[0].mean(dim=(0, 1))[model.config.num_prefix :]
-    return weights.unflatten(0, model.config.grid)  # (h, w)
-
-
 def cut_up(image: Image.Image, grid: tuple[int, int]) -> Image.Image:
     """The picture, cut where the model cuts it."""
     cut = image.copy()
@@ -72,8 +69,8 @@ def cut_up(image: Image.Image, grid: tuple[int, int]) -> Image.Image:
     return cut
 
 
-def overlay(image: Image.Image, weights: Tensor) -> Image.Image:
-    """The picture, bright where the weights are large."""
-    light = (weights / weights.max()).sqrt().mul(255).byte().numpy().astype(np.uint8)
-    mask = Image.fromarray(light).resize(image.size, Image.Resampling.BICUBIC)
-    return Image.composite(image, Image.blend(image, Image.new("RGB", image.size), 0.75), mask)
+def where_it_looks(image: Image.Image, model: VisionTransformer, batch: Tensor) -> Image.Image:
+    """The picture, bright where the model looks: attention rollout, as in figure 6."""
+    values = rollout(model, batch)[0].numpy()  # (h, w)
+    whole = Box(0, 0, image.height, image.width)
+    return overlay(np.asarray(image), values, whole, lag=lag(model)).resize(image.size)

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.data.preprocessing import preset
 from vitrail.inspection import layers, scoring
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.scoring import (
     agreement,
-    chances,
     enlarged,
     fresh,
     insertion_deletion,
@@ -203,9 +202,9 @@ def test_the_center_is_that_of_the_picture_whatever_the_stem(tiny):
 
 def test_where_several_classes_may_apply_each_has_its_own_probability(trained):
     logits = torch.tensor([[0.0, 2.0, -1.0]])
-    torch.testing.assert_close(chances(trained, logits), logits.softmax(1))
+    torch.testing.assert_close(facts_of(trained).probabilities(logits), logits.softmax(1))
     trained.facts = Facts(preprocessing=preset("google", (16, 16)), multi_label=True)
-    torch.testing.assert_close(chances(trained, logits), logits.sigmoid())
+    torch.testing.assert_close(facts_of(trained).probabilities(logits), logits.sigmoid())
     images, classes = torch.randn(1, 3, 16, 16), torch.tensor([1])
     found = insertion_deletion(trained, images, torch.rand(1, 4, 4), classes, steps=2)
     with torch.no_grad():

@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from raw_client import BOUNDARY, Results, closed_loop, form, head, milliseconds, open_loop, raw, run
 from server_process import Server, serving
 
+from vitrail.cli import SPIN
+
 CLIENTS = 32
 LEAST_SHARE = 0.85  # of the throughput offline
 LARGEST_GROWTH = 400 * 2**20  # bytes that overload may take; what is let in is at most 256 MB
@@ -70,7 +72,7 @@ class Check:
 
 def offline(model: str, data: str, seconds: float) -> float:
     """Pictures per second of the same predictor without a server, at its best batch."""
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {"GOMP_SPINCOUNT": SPIN}  # as every command has it
     words = [sys.executable, "-c", OFFLINE, model, data, str(seconds)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

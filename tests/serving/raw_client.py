@@ -161,6 +161,8 @@ async def open_loop(
     tasks, begun, number = set(), time.perf_counter(), 0
 
     async def once(connection, request):
+        if connection.transport.is_closing():  # the server hangs up on those who keep silent
+            connection = await connect(port)
         results.replies.append(await connection.ask(request))
         free.append(await connect(port) if connection.closed else connection)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
 from vitrail.errors import CheckpointError
@@ -22,6 +24,14 @@ class Facts:
     class_names: tuple[str, ...] = ()  # in the order of the logits; empty if nobody knows
     provenance: Mapping[str, Any] = field(default_factory=dict)
     multi_label: bool = False  # several classes may apply: a yes or no for each of them
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """What so many classes are called; by their numbers, if nobody knows."""
+        return self.class_names or tuple(map(str, range(count)))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of one class among all (B, K) or, where several may apply, of each by itself."""
+        return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""

@@ -64,9 +64,6 @@ class Serve:
             raise ConfigError(
                 "--merge changes the features that classes are taught by; leave it or --allow-teach"
             )
-        # The threads of a matrix product wait for each other. While they wait they would spin, on
-        # the cores that requests are read with; asleep, the same server is many times as fast.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vitrail.prediction.predictor import Predictor
         from vitrail.serving.run import serve
         from vitrail.serving.settings import Limits, Settings

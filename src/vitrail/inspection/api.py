@@ -19,7 +19,6 @@ from vitrail.inspection.pictures import Picture, files, from_paths, from_source,
 from vitrail.inspection.relatives import related
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import Fuse, rollout
-from vitrail.inspection.scoring import chances
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filters, mixing, position_similarity
@@ -170,7 +169,7 @@ def check_classes(model: Model, classes: Sequence[str]) -> tuple[int, ...]:
 
 def class_names(model: Model) -> tuple[str, ...]:
     """What the classes are called; by their numbers, if nobody knows."""
-    return facts_of(model).class_names or tuple(map(str, range(model.config.num_classes)))
+    return facts_of(model).names(model.config.num_classes)
 
 
 def opened(data: Samples | str | PathLike[str] | None) -> Samples | None:
@@ -255,7 +254,8 @@ def first_look(model: Model, picture: Picture) -> Look:
     likeliest = ()
     if model.config.num_classes:
         names = class_names(model)
-        best = chances(model, model(picture.image[None]))[0].topk(min(TOLD, len(names)))
+        chances = facts_of(model).probabilities(model(picture.image[None]))[0]
+        best = chances.topk(min(TOLD, len(names)))
         likeliest = tuple(
             (names[index], chance)
             for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -93,13 +93,9 @@ def fading(model: Model, image: Tensor, turns: Tensor, asked: Tensor, shown: Ten
     for counts in shown.split(together):
         best = (turns < counts[:, None, None])[:, None]  # (s, 1, H, W)
         both = torch.cat([image.where(best, blurry), plain.where(best, image)])
-        parts.append(chances(model, model(both))[:, asked].double().cpu().unflatten(0, (2, -1)))
+        sure = facts_of(model).probabilities(model(both))[:, asked]
+        parts.append(sure.double().cpu().unflatten(0, (2, -1)))
     return torch.cat(parts, dim=1)
-
-
-def chances(model: Model, logits: Tensor) -> Tensor:
-    """Probabilities (B, K): of one class among all or, where several may apply, of each class."""
-    return logits.sigmoid() if facts_of(model).multi_label else logits.softmax(dim=1)
 
 
 def sanity(model: Model, method: str, images: Tensor, classes: Tensor | None = None) -> float:

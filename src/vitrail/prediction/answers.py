@@ -63,10 +63,9 @@ def answers(logits: Tensor, names: Sequence[str], facts: Facts, deciding: Decidi
     threshold = deciding.threshold
     if threshold is None:
         threshold = APPLIES if several else 0.0
-    exact = logits.double()
-    chances = exact.sigmoid() if several else exact.softmax(1)
+    chances = facts.probabilities(logits.double())
     best = chances.topk(min(deciding.top, chances.shape[1]))
-    classes = class_names(facts, chances.shape[1])
+    classes = facts.names(chances.shape[1])
     found = []
     for name, row, values, places in zip(
         names, chances, best.values.tolist(), best.indices.tolist(), strict=True
@@ -79,11 +78,6 @@ def answers(logits: Tensor, names: Sequence[str], facts: Facts, deciding: Decidi
             chosen = (guesses[0].label,) if values[0] >= threshold else ()
         found.append(Answer(name=name, guesses=guesses, labels=chosen))
     return found
-
-
-def class_names(facts: Facts, count: int) -> tuple[str, ...]:
-    """What the classes are called; by their numbers, if nobody knows."""
-    return facts.class_names or tuple(map(str, range(count)))
 
 
 class Seen(NamedTuple):

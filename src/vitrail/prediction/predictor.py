@@ -19,7 +19,7 @@ from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.api import Runner
 from vitrail.models.build import Model
-from vitrail.prediction.answers import USUAL_TOP, Answer, Deciding, Seen, answers, class_names
+from vitrail.prediction.answers import USUAL_TOP, Answer, Deciding, Seen, answers
 from vitrail.prediction.engines import Choice, Engine, Guard, open_engine, open_onnx
 from vitrail.prediction.inputs import Named, Picture, name_of, read
 
@@ -72,7 +72,7 @@ class Predictor:
             self.facts = facts_of(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
-        self.classes = class_names(self.facts, self.num_classes)
+        self.classes = self.facts.names(self.num_classes)
         self.transform = EvaluationTransform(
             preprocessing=self.facts.preprocessing, channels=self.channels
         )

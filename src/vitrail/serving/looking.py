@@ -27,7 +27,6 @@ from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.vit import VisionTransformer
-from vitrail.prediction.answers import class_names
 
 FOR_CLASSES = ("relevance", "gradient rollout")  # can be asked about a class
 GENERAL = ("rollout", "last layer")
@@ -57,7 +56,7 @@ def explain(model: Model, data: bytes, *, method: str, label: str | None) -> byt
 
 def asked(vit: VisionTransformer, method: str, label: str) -> Tensor:
     """The number of a class, for a method that can be asked about classes: (1,)."""
-    names = class_names(facts_of(vit), vit.config.num_classes)
+    names = facts_of(vit).names(vit.config.num_classes)
     if label not in names:
         raise unknown("class", label, names)
     if method in GENERAL:

@@ -4,6 +4,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,12 @@ def serve(
     with bound(settings) as listener:  # first, because it is the quickest to fail
         house = House(settings)
         try:
-            for name, reference in models.items():
-                open_model(house, name, reference, predictor, say, several=len(models) > 1)
+            # In a thread that ends: OpenMP keeps helpers for every thread that has computed, and
+            # with more of them than cores the batcher's would sleep instead of being at hand.
+            with ThreadPoolExecutor(1) as passing:
+                for name, reference in models.items():
+                    words = (house, name, reference, predictor, say)
+                    passing.submit(open_model, *words, several=len(models) > 1).result()
             listener.listen(BACKLOG)
             host, port = listener.getsockname()[:2]
             if settings.is_open:
