@@ -8,6 +8,7 @@ import vitrail
 from vitrail.cli import main
 from vitrail.cli.serve import Serve
 from vitrail.errors import ConfigError
+from vitrail.prediction import predictor as predictors
 from vitrail.serving import run
 from vitrail.serving.shelf import by_name
 
@@ -100,3 +101,12 @@ def test_options_reach_the_server_and_the_token_may_come_from_the_environment(mo
     assert not settings.is_open
     Serve(models=("a",), token="", host="0.0.0.0").run()
     assert seen["s"].is_open
+
+
+def test_what_int8_may_cost_reaches_the_engine(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(run, "serve", lambda *_, predictor, **__: predictor("a"))
+    monkeypatch.setattr(predictors, "Predictor", lambda reference, **how: seen.update(how))
+    Serve(models=("a",), engine="onnx-int8", data="photos", max_drop=0.5).run()
+    assert seen["engine"] == "onnx-int8"
+    assert (seen["guard"].data, seen["guard"].max_drop) == ("photos", 0.5)

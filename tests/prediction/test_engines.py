@@ -153,3 +153,29 @@ def test_an_exported_file_predicts_by_itself(model, data, tmp_path):
     assert alone(picture).probability == pytest.approx(expected.probability, abs=1e-4)
     with pytest.raises(ConfigError, match="leave the engine out"):
         Predictor(tmp_path / "model.onnx", engine="torch")
+
+
+def test_what_int8_costs_is_measured_without_dropout(data):
+    """The labels are the model's own answers: float is right on all of them."""
+    torch.manual_seed(0)
+    shaky = vitrail.create(
+        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
+        num_classes=3, dropout=0.5,
+    )  # fmt: skip
+    torch.nn.init.normal_(shaky.head.weight)
+    shaky.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
+    pixels = np.load(data)["x_test"]
+    labels = [CLASSES.index(answer.label) for answer in Predictor(shaky)(list(pixels))]
+    own = data.parent / "own.npz"
+    np.savez(own, x_test=pixels, y_test=np.array(labels), class_names=np.array(CLASSES))
+    told = []
+    opened(shaky.train(), "onnx-int8", told, data=own, max_drop=0.2)
+    assert "float on 100.0%" in told[-1]
+
+
+def test_auto_tries_what_a_model_can_be_made_into(monkeypatch):
+    model = vitrail.create("BiT-R50x1", num_classes=2, image_size=32, blocks=(1, 1, 1, 1))
+    monkeypatch.setattr(engines, "time_each", lambda *_: {"torch": 1.0, "onnx": 2.0})
+    told = []
+    assert opened(model, "auto", told).name == "onnx"
+    assert any("not onnx-int8" in line for line in told)

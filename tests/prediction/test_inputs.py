@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 def found(*places, coming=b""):
     stream = io.BufferedReader(io.BytesIO(coming))
-    return list(find(map(str, places), stream))
+    return list(find(map(str, places), lambda: stream))
 
 
 def test_a_folder_means_its_pictures_and_those_of_its_folders_in_order(folder):
@@ -77,7 +77,7 @@ def test_a_list_is_read_line_by_line_as_it_comes():
             buffer[: len(line)] = line[: len(buffer)]
             return min(len(line), len(buffer))
 
-    pictures = find(["-"], io.BufferedReader(Endless()))
+    pictures = find(["-"], lambda: io.BufferedReader(Endless()))
     assert [next(pictures) for _ in range(3)] == [Path("x.jpg")] * 3
 
 

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -148,3 +151,35 @@ def test_bad_input_is_one_line_and_status_2(predict, options, reason):
     assert status == 2
     assert reason in err
     assert len(err.splitlines()) == 1
+
+
+def test_the_same_bad_file_counts_as_often_as_it_was_named(predict, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"")
+    status, out, _ = predict(bad, bad)
+    assert status == 1
+    assert "2 of 2 could not be read" in out
+
+
+def test_features_of_nothing_are_not_written_and_the_status_is_1(predict, tmp_path):
+    status, out, _ = predict(tmp_path / "gone.png", "--features", tmp_path / "none.npz")
+    assert status == 1
+    assert "1 of 1 could not be read" in out
+    assert not (tmp_path / "none.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["~backup.png", "x" * 300 + ".png"])
+def test_odd_names_are_files_that_are_not_there(predict, name):
+    status, out, _ = predict(name)
+    assert status == 1
+    assert "1 of 1 could not be read" in out
+
+
+def test_names_that_are_no_text_are_printed_as_they_are(bundle, pictures, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/\xff.png"
+    with open(odd, "wb") as file:
+        file.write((pictures / "0.png").read_bytes())
+    words = [sys.executable, "-m", "vitrail", "predict", str(bundle), odd, "--csv"]
+    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert b"\xff.png" in done.stdout

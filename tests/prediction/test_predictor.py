@@ -222,3 +222,37 @@ def test_a_bundle_is_all_that_is_needed(model, folder, tmp_path):
     loaded = Predictor(tmp_path / "bundle")
     assert loaded(folder / "0.png").guesses == Predictor(model)(folder / "0.png").guesses
     assert loaded.classes == CLASSES
+
+
+def test_a_model_without_classes_says_so_instead_of_inventing_some(folder):
+    headless = vitrail.create(
+        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=1,
+        num_classes=0,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="knows no classes"):
+        Predictor(headless)(folder / "0.png")
+    assert Predictor(headless).features(folder / "0.png").shape == (16,)
+
+
+def test_a_predictor_answers_in_evaluation_mode_whatever_the_engine(model):
+    for engine in ("torch", "onnx"):
+        awake = Predictor(model.train(), engine=engine)
+        assert awake.model is not None
+        assert not awake.model.training
+
+
+def test_pictures_are_prepared_ahead_where_the_model_has_another_device(model, folder):
+    ahead = Predictor(model)
+    ahead.device = torch.device("meta")
+    assert isinstance(ahead.early(folder / "0.png"), torch.Tensor)
+    assert isinstance(Predictor(model).early(folder / "0.png"), bytes)
+
+
+def test_a_picture_too_thin_to_be_resized_by_its_short_side_is_refused(model):
+    thin = Predictor(model)
+    thin.transform = EvaluationTransform(
+        preprocessing=Preprocessing(size=(8, 8), resize="short-side", resize_to=(9, 9))
+    )
+    with pytest.raises(DataError, match="1000 x 1 pixels is too thin"):
+        thin(np.zeros((1, 1000, 3), np.uint8))
+    assert thin(np.zeros((10, 1000, 3), np.uint8)).label

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 import vitrail
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
+from vitrail.serving.meters import Counter
 from vitrail.serving.settings import Limits
 
 PNG = {"content-type": "image/png"}
@@ -152,6 +153,9 @@ def test_bodies_pictures_and_pixels_have_their_limits(client):
     assert "6 pictures" in error(client.post("/predict", files=files(*[picture()] * 7)), 413)
     large = client.post("/predict", content=picture(size=(50, 50)), headers=PNG)
     assert "pixels" in error(large, 422)
+    for path in ("/explain", "/attention", "/features"):
+        large = client.post(path, content=picture(size=(50, 50)), headers=PNG)
+        assert "above the limit of 2,000 pixels" in error(large, 422)
     assert "no picture in the request" in error(client.post("/predict", headers=PNG), 400)
     assert "no picture in the request" in error(client.post("/predict", files={"x": b"y"}), 400)
 
@@ -327,10 +331,58 @@ def test_it_is_ready_when_it_is_warm_and_not_when_it_stops(house):
             assert client.get("/health").status_code == 200
 
 
+def failing_above(predictor, most):
+    """The logits of a predictor that has memory for so many pictures."""
+    logits = predictor.logits
+
+    def limited(images):
+        if len(images) > most:
+            raise RuntimeError("out of memory")
+        return logits(images)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "ready", "taken"),
+    [(0, 2, True, (1, 2)), (16, 99, True, (16,)), (16, 2, True, (8,)), (0, 0, False, (8,))],
+)
+def test_it_becomes_ready_with_what_it_has_memory_for(
+    monkeypatch, capsys, batch, most, ready, taken
+):
+    with a_house(batch=batch) as house:
+        served = house.shelf.get(None)
+        monkeypatch.setattr(served.predictor, "logits", failing_above(served.predictor, most))
+        with TestClient(make_app(house)) as client:
+            wait_for(lambda: house.warm or house.unable)
+            assert house.warm is ready
+            assert served.batch in taken
+            if not ready:
+                assert "cannot answer" in error(client.get("/ready"), 503)
+        fails = most < (batch or 1)
+        assert ("out of memory" in capsys.readouterr().err) is fails
+
+
+def test_a_model_is_run_before_it_is_ready_even_if_its_batch_is_set(monkeypatch):
+    with a_house(batch=3) as house:
+        predictor, seen = house.shelf.get(None).predictor, []
+        monkeypatch.setattr(predictor, "logits", lambda images: seen.append(len(images)))
+        with TestClient(make_app(house)):
+            wait_for(lambda: house.warm)
+        assert seen == [3]
+
+
+def test_large_counts_keep_all_their_digits():
+    counter = Counter("pictures", "Pictures.")
+    counter.add(amount=123_456_789_012)
+    assert list(counter.lines()) == ["pictures 123456789012"]
+
+
 def test_a_model_without_classes_tells_so():
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
     with a_house({"bare": model}) as house:
         client = TestClient(make_app(house))
+        assert client.post("/explain", content=picture(), headers=PNG).status_code == 200
         assert "no classes" in error(client.post("/predict", content=picture(), headers=PNG), 422)
         assert client.post("/features", content=picture(), headers=PNG).status_code == 200
 

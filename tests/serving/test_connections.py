@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from houses import Gate, a_house, a_server, held, listening_to, picture, wait_for
@@ -15,7 +16,7 @@ from load_server import broken
 from raw_client import closed_loop, connect, form, get, head, milliseconds, raw, run
 
 from vitrail.serving import connection as connections
-from vitrail.serving import refusals
+from vitrail.serving import refusals, sending
 from vitrail.serving.replies import written
 from vitrail.serving.settings import Limits
 
@@ -121,6 +122,61 @@ def test_a_request_whose_head_never_ends_is_hung_up_on(monkeypatch):
         assert time.monotonic() - begun < 4
         endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
         assert endless.startswith(b"HTTP/1.1 431 ") or endless == b"RESET"
+
+
+@pytest.fixture
+def long_answer(monkeypatch):
+    """More than the system keeps for a client that does not read."""
+    body = b"".join(b"%08d" % n for n in range(2**21))
+    monkeypatch.setattr(sending, "vectors_json", lambda *_: body)
+    return body
+
+
+def test_who_does_not_read_the_answer_holds_a_place_and_is_hung_up_on(long_answer, monkeypatch):
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.6)
+    with a_house() as house, a_server(house) as (server, port), socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", port))
+        link.sendall(raw("/features", picture(), "image/png"))
+        wait_for(lambda: house.meters.pictures.values[()] == 1)
+        time.sleep(0.3)
+        assert house.room.pictures == 1  # the answer is in memory
+        wait_for(lambda: house.room.pictures == 0, seconds=3)
+        wait_for(lambda: not server.server_state.connections, seconds=3)
+        assert house.room.bytes == house.in_flight == 0
+
+
+def test_who_reads_slowly_but_in_time_gets_all_of_a_long_answer(long_answer, monkeypatch):
+    monkeypatch.setattr(connections, "SEND_SECONDS", 1.0)
+    with (
+        a_house() as house,
+        listening_to(house) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as link,
+    ):
+        link.sendall(raw("/features", picture(), "image/png"))
+        time.sleep(0.3)
+        found = b""
+        while not found.endswith(long_answer[-8:]):
+            found += link.recv(2**20)
+        assert found.partition(b"\r\n\r\n")[2] == long_answer
+        time.sleep(1.2)
+        link.sendall(get("/health"))  # the time for the long one is over, and it was taken
+        assert link.recv(9999).startswith(b"HTTP/1.1 200 ")
+
+
+def test_to_hang_up_does_not_wait_for_ever_for_a_client_that_does_not_read(monkeypatch):
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.01)
+
+    async def story(end):
+        link = object.__new__(connections.Connection)
+        link.loop, link.transport = asyncio.get_running_loop(), Mock()
+        getattr(link, end)()
+        link.transport.close.assert_called_once()
+        await asyncio.sleep(0.05)
+        link.transport.abort.assert_called_once()
+
+    for end in ("hang_up", "timeout_keep_alive_handler"):
+        asyncio.run(story(end))
 
 
 def test_the_rest_of_a_refused_body_must_come_soon(monkeypatch):

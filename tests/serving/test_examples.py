@@ -1,16 +1,22 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from houses import a_house, picture
+from houses import a_house, picture, tiny_model, wait_for
 from starlette.testclient import TestClient
 
+import vitrail
 from tiny_runs import write_colors
 from vitrail.checkpoints.facts import Facts
 from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.sources import open_source
 from vitrail.errors import DataError
+from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
-from vitrail.serving.examples import find_examples, spread
+from vitrail.serving.examples import find_examples, given, spread
+from vitrail.serving.run import open_model
+from vitrail.serving.settings import Settings
 
 HOW = preset("google", (8, 8), 3)
 
@@ -48,6 +54,34 @@ def test_what_cannot_be_opened_is_an_error_only_if_it_was_asked_for(tmp_path):
     assert find_examples(known(data), "none") == []
     with pytest.raises(DataError):
         find_examples(known(data), str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_data_that_only_a_model_names_is_shown_to_this_machine(tmp_path, host):
+    assert given(Settings(host=host), str(tmp_path)) == ""
+    assert given(Settings(host=host), "hf:some/where") == "none"
+    assert given(Settings(host=host), str(tmp_path / "gone")) == "none"
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_data_that_only_a_model_names_is_not_shown_to_others(tmp_path, host):
+    assert given(Settings(host=host), str(tmp_path)) == "none"
+    assert given(Settings(host=host, examples="photos"), "hf:some/where") == "photos"
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_a_server_that_others_reach_shows_nothing_that_was_not_named(tmp_path, host, shown):
+    model = tiny_model()
+    data = write_colors(tmp_path / "colors.npz")
+    model.facts = replace(model.facts, provenance={"data": str(data)})
+    vitrail.save(model, tmp_path / "bundle")
+    with a_house(host=host) as house:
+        house.shelf.models.clear()
+        words = (house, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
+        open_model(*words, several=False)
+        with TestClient(make_app(house)):
+            wait_for(lambda: "tiny" in house.examples)
+        assert bool(house.examples["tiny"]) is shown
 
 
 def test_many_classes_are_spread_and_few_pictures_are_all_taken(tmp_path):

@@ -10,6 +10,8 @@ from vitrail.errors import ConfigError
 from vitrail.probing.memory import remember
 from vitrail.serving import lessons
 from vitrail.serving.app import make_app
+from vitrail.serving.bodies import Upload
+from vitrail.serving.settings import Limits
 from vitrail.serving.shelf import Served
 
 
@@ -81,6 +83,18 @@ def test_a_lesson_that_cannot_be_given_changes_nothing(taught, query, pictures, 
     before = house.shelf.get(None)
     assert client.post(f"/teach{query}", files=pictures).status_code == status
     assert house.shelf.get(None) is before
+
+
+def test_pictures_of_lessons_have_no_more_pixels_than_others():
+    with a_house(teach=True, limits=Limits(pixels=100)) as house:
+        served = house.shelf.get(None)
+        uploads = [Upload("large", picture(size=(20, 20))), Upload("small", picture())]
+        found, errors = lessons.seen(
+            served.predictor, served.predictor.model, uploads, served.tools.limits
+        )
+        assert len(found) == 1
+        assert errors[0]["name"] == "large"
+        assert "above the limit of 100 pixels" in errors[0]["error"]
 
 
 def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):

@@ -18,6 +18,7 @@ from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
+from vitrail.serving.description import Attention
 from vitrail.serving.looking import attention, explain, methods_of, prepared_only
 
 NAMES = ("sun", "moon", "star")
@@ -223,3 +224,23 @@ def test_maps_are_moved_to_what_tokens_see(tiny, data):
     assert attention(served(tiny), data)["lag"] == 0
     assert attention(stem, data)["lag"] == pytest.approx(3 / 8)
     explain(stem, data, method="rollout", label=None)
+
+
+def test_an_unknown_class_among_many_does_not_list_them_all(tiny, data):
+    many = served(replace(tiny, num_classes=21))
+    many.facts = replace(many.facts, class_names=tuple(f"thing {n}" for n in range(21)))
+    with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
+        explain(many, data, method="relevance", label="moon")
+
+
+def test_without_a_method_the_first_that_the_model_has_is_drawn(tiny, model, data):
+    drawn = explain(model, data, method=None, label="moon")
+    assert drawn == explain(model, data, method="relevance", label="moon")
+    bare = served(replace(tiny, num_classes=0))
+    bare.facts = replace(bare.facts, class_names=())
+    drawn = explain(bare, data, method=None, label=None)
+    assert drawn == explain(bare, data, method="rollout", label=None)
+
+
+def test_everything_that_is_told_of_attention_is_described(model, data):
+    assert attention(model, data).keys() == Attention.model_fields.keys()

@@ -97,6 +97,11 @@ class Evaluate:
                     "--save-temperature is for the model as it is; leave --flip, --crops, "
                     "--restrict, --engine and --merge out"
                 )
+            if self.model.endswith(".onnx"):
+                raise ConfigError(
+                    f"--save-temperature writes a bundle, and {self.model} is exported already; "
+                    "give the model it was made of"
+                )
             here = self.save_temperature == Path(self.model)
             check_free(self.save_temperature, overwrite=here)
         parallel.start(self.device)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from io import BufferedReader, StringIO
+from io import BufferedReader, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -66,6 +66,8 @@ class Predict:
         from vitrail.prediction.predictor import Predictor
 
         self.check()
+        if isinstance(sys.stdout, TextIOWrapper):  # names of files may be any bytes
+            sys.stdout.reconfigure(errors="surrogateescape")
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
@@ -74,7 +76,7 @@ class Predict:
             device=self.device,
             tell=lambda line: print(line, file=sys.stderr),
         )
-        pictures: Iterable[Any] = find(self.pictures, cast(BufferedReader, sys.stdin.buffer))
+        pictures: Iterable[Any] = find(self.pictures, standard_input)
         tally = Tally(engine=predictor.engine.name)
         if "-" not in self.pictures:
             pictures = list(pictures)
@@ -132,7 +134,7 @@ class Predict:
                 rows.append(seen.found.numpy())
         tally.progress.done()
         if not rows:
-            raise DataError(f"none of {tally.pictures:,} pictures could be read")
+            return
         vectors = np.concatenate(rows)
         with whole_or_absent(self.features) as temporary, temporary.open("wb") as file:
             np.savez(file, features=vectors, names=np.array(names))
@@ -146,7 +148,8 @@ class Tally:
     engine: str
     total: int | None = None  # not known of a list that comes in
     pictures: int = 0
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: int = 0
+    named: list[str] = field(default_factory=list)  # the first of them, and why
     unsure: int = 0
     begun: float = field(default_factory=time.monotonic)
     progress: Progress = field(default_factory=Progress)
@@ -160,24 +163,34 @@ class Tally:
     def count(self, name: str, error: str, *, sure: bool) -> None:
         self.pictures += 1
         if error:
-            self.errors[name] = error
+            self.errors += 1
+            if len(self.named) < MOST_ERRORS:
+                self.named.append(f"{name}: {error}")
         elif not sure:
             self.unsure += 1
-        self.progress(self.pictures, self.total)
+        if not sys.stdout.isatty():  # there, the lines themselves tell
+            self.progress(self.pictures, self.total)
 
     def lines(self) -> Iterator[str]:
         """The end: what could not be read, how many there were, and how fast it went."""
         seconds = time.monotonic() - self.begun
         if self.errors:
-            yield f"{len(self.errors):,} of {self.pictures:,} could not be read:"
-            for name, error in list(self.errors.items())[:MOST_ERRORS]:
-                yield from paragraph(printable(f"  {name}: {error}"), 4)
-            if len(self.errors) > MOST_ERRORS:
-                yield f"  and {len(self.errors) - MOST_ERRORS:,} more"
+            yield f"{self.errors:,} of {self.pictures:,} could not be read:"
+            for told in self.named:
+                yield from paragraph(printable(f"  {told}"), 4)
+            if self.errors > len(self.named):
+                yield f"  and {self.errors - len(self.named):,} more"
         if self.pictures > FEW:
             unsure = f", not sure of {self.unsure:,}" if self.unsure else ""
             pace = f"{self.pictures / max(seconds, 1e-9):,.0f} a second"
             yield f"{self.pictures:,} pictures{unsure}, {pace} with {self.engine}"
+
+
+def standard_input() -> BufferedReader:
+    """What comes in, as bytes."""
+    if sys.stdin is None:
+        raise DataError("nothing can come in: standard input is closed")
+    return cast(BufferedReader, sys.stdin.buffer)
 
 
 def as_csv(answers: Iterable["Answer"], top: int) -> Iterator[str]:

@@ -28,6 +28,10 @@ class Serve:
     """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
     merge: int = 0
     """Tokens to merge in each layer, for more speed at a small loss; torch only."""
+    data: str | None = None
+    """For int8: pictures with labels, to measure what it loses; else those of the training."""
+    max_drop: float = 0.01
+    """For int8: the largest share of accuracy that it may lose."""
     device: str = ""
     """cpu, cuda, mps; chosen if not given."""
     batch: int = 0
@@ -55,7 +59,8 @@ class Serve:
     using: str | None = None
     """For teaching: pictures of the classes a model knows, where it does not remember any."""
     examples: str = ""
-    """Data to take pictures to try from, or none; the data a model was trained on if not given."""
+    """Data to take pictures to try from, or none. If not given: the data a model was trained on,
+    while only this machine can ask."""
     log: Literal["text", "json", "off"] = "text"
     """A line for each request, on standard error."""
 
@@ -64,6 +69,7 @@ class Serve:
             raise ConfigError(
                 "--merge changes the features that classes are taught by; leave it or --allow-teach"
             )
+        from vitrail.prediction.engines import Guard
         from vitrail.prediction.predictor import Predictor
         from vitrail.serving.run import serve
         from vitrail.serving.settings import Limits, Settings
@@ -90,9 +96,16 @@ class Serve:
             ),
         )
 
+        guard = Guard(data=self.data, max_drop=self.max_drop)
+
         def opened(reference: str) -> Predictor:
             return Predictor(
-                reference, engine=self.engine or "", merge=self.merge, device=self.device, tell=say
+                reference,
+                engine=self.engine or "",
+                merge=self.merge,
+                guard=guard,
+                device=self.device,
+                tell=say,
             )
 
         serve(by_name(self.models), settings, predictor=opened, say=say)

@@ -138,7 +138,7 @@ def in_threads(samples: Reading, order: Iterable[list[Place]]) -> Iterator[Items
     if getattr(samples.source, "in_memory", False) or cores() == 1:
         yield from (collate([samples[place] for place in places]) for places in order)
         return
-    with reading_threads(cores()) as threads:
+    with reading_threads() as threads:
         for places in order:
             yield collate(list(threads.map(samples.__getitem__, places)))
 

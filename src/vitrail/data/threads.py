@@ -6,9 +6,12 @@ processes: nothing is started, nothing is sent.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Lock
 
 import torch
+
+MOST = 8  # threads of a pool: a limit on processors by quota does not show in their number
+STARTING = Lock()
 
 
 def cores() -> int:
@@ -16,22 +19,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def reading_threads(count: int) -> ThreadPoolExecutor:
-    """A pool in whose threads torch works alone.
+def reading_threads() -> ThreadPoolExecutor:
+    """A pool, a thread for each core, in which torch works alone.
 
     A thread that asks torch for one core decides for all threads begun after it, so all are begun
-    here and the number is put back.
+    here, one pool at a time, and the number is put back.
     """
-    usual = torch.get_num_threads()
+    count = min(cores(), MOST)
     begun = Barrier(count + 1)
 
     def begin() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread settles on the number when it first asks for it
         begun.wait()
 
-    pool = ThreadPoolExecutor(count, thread_name_prefix="reader", initializer=begin)
-    for _ in range(count):
-        pool.submit(int)
-    begun.wait()
-    torch.set_num_threads(usual)
+    with STARTING:
+        usual = torch.get_num_threads()
+        pool = ThreadPoolExecutor(count, thread_name_prefix="reader", initializer=begin)
+        try:
+            for _ in range(count):
+                pool.submit(int)
+            begun.wait()
+        except BaseException:  # no more threads can be had: those that are there must not wait
+            begun.abort()
+            raise
+        finally:
+            torch.set_num_threads(usual)
     return pool

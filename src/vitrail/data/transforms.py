@@ -22,9 +22,10 @@ from vitrail.data.augmentation import Box
 from vitrail.data.decoding import Picture, open_picture
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.data.variation import Augmentation as Augmentation
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
+MOST_OBLONG = 100  # times that one side may be the other, where the short one is resized
 
 PILLOW = {
     "nearest": Image.Resampling.NEAREST,
@@ -118,6 +119,7 @@ class EvaluationTransform:
         picture = Pixels(data, self.channels, "auto" if self.backend == "torch" else "pillow")
         size = how.resize_to or how.size
         if how.resize == "short-side":
+            check_oblong(picture.height, picture.width)
             size = in_proportion(picture.height, picture.width, min(size))
         whole = picture.cut(Box(0, 0, picture.height, picture.width), size)
         tensor = resize(
@@ -215,6 +217,15 @@ def cut_middle(tensor: Tensor, size: tuple[int, int]) -> Tensor:
         height, width = tensor.shape[-2:]
     top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
     return tensor[..., top : top + size[0], left : left + size[1]].contiguous()
+
+
+def check_oblong(height: int, width: int) -> None:
+    """Refuse a picture so thin that its short side, made large, would make the other endless."""
+    if max(height, width) > MOST_OBLONG * min(height, width):
+        raise DataError(
+            f"a picture of {width} x {height} pixels is too thin to be resized by its short side; "
+            f"its sides may differ {MOST_OBLONG} times"
+        )
 
 
 def in_proportion(height: int, width: int, short: int) -> tuple[int, int]:

@@ -47,6 +47,7 @@ def measure(
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
     source, name, notes = pictures_for(model, data)
     facts = facts_of(model)
+    model.eval()
     matched = match(facts.class_names, model.config.num_classes, source)
     tallies = [
         Tally(len(matched.source.classes), multi_label=matched.source.multi_label) for _ in range(2)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail import parallel
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.models.build import Model
@@ -99,9 +100,13 @@ def open_engine(
         raise unknown("engine", choice, [*get_args(Kind), "auto"])
     if merge and choice != "torch":
         raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
+    if choice == "auto" and parallel.several():
+        raise ConfigError("engine=auto would choose for each process by itself; name one")
     if choice == "torch" or torch.device(device).type != "cpu":
         if choice not in ("torch", "auto"):
-            raise ConfigError(f"engine={choice} runs on the CPU, not on {device}; use torch there")
+            raise ConfigError(
+                f"engine={choice} runs on the CPU, not on {device}; use torch there, or device=cpu"
+            )
         return TorchEngine(model, merge=merge, device=device)
     if choice == "auto":
         return fastest(model, guard, tell)
@@ -119,13 +124,15 @@ def open_engine(
 
 def fastest(model: Model, guard: Guard, tell: Tell) -> Engine:
     """Time every engine there is on this machine; the first by speed that may be used."""
-    engines: list[Engine] = [TorchEngine(model)]
-    try:
-        from vitrail.export.sessions import engine_for
+    from vitrail.export.sessions import engine_for
 
-        engines += [engine_for(model, kind, tell=tell) for kind in ("onnx", "onnx-int8")]
-    except ConfigError as error:  # onnxruntime is not installed
-        tell(f"engine auto: torch; {error}")
+    engines: list[Engine] = [TorchEngine(model)]
+    for kind in ("onnx", "onnx-int8"):
+        try:
+            engines.append(engine_for(model, kind, tell=tell))
+        except VitrailError as error:  # it is not installed, or nothing for this model
+            tell(f"engine auto: not {kind}: {error}")
+    if len(engines) == 1:
         return engines[0]
     paces = time_each(engines, model)
     ranked = sorted(engines, key=lambda engine: -paces[engine.name])
@@ -173,18 +180,19 @@ def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
     """What int8 costs, on some of the pictures."""
     from vitrail.export.guard import measure, pictures_for
 
-    source, name, _ = pictures_for(model, guard.data)
+    source, name, notes = pictures_for(model, guard.data)
     if isinstance(source, Samples) and len(source) > GUARDED:
         rows = np.linspace(0, len(source) - 1, GUARDED).astype(np.int64)
         own = rows if source.rows is None else source.rows[rows]
         source = Samples(source.collection, own)
-    return replace(measure(model, engine, source), data=name)
+    learned = tuple(note for note in notes if "learned from" in note)
+    return replace(measure(model, engine, source), data=name, notes=learned)
 
 
 def in_words(cost: "Cost") -> str:
     return (
         f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures of {cost.data}, "
-        f"float on {cost.accuracy:.1%}"
+        f"float on {cost.accuracy:.1%}{''.join(f'; {note}' for note in cost.notes)}"
     )
 
 

@@ -1,9 +1,10 @@
 """What can be given as a picture, and where pictures are found."""
 
 import glob
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from os import PathLike, fsdecode, fspath
 from pathlib import Path
@@ -83,21 +84,21 @@ def checked(pixels: np.ndarray, shapes: str, channels: int) -> np.ndarray:
     return pixels if pixels.flags.writeable else pixels.copy()  # torch warns of what is not
 
 
-def find(places: Iterable[str], standard_input: BufferedReader) -> Iterator[Picture]:
+def find(places: Iterable[str], standard_input: Callable[[], BufferedReader]) -> Iterator[Picture]:
     """Every picture of files, folders, patterns, and of what comes in (`-`), one after the other.
 
     A file that is named comes as it is, there or not: reading it will tell.
     """
     for place in places:
-        path = Path(place).expanduser()
+        path = os.path.expanduser(place)  # Path's own would not take `~backup.png`
         if place == "-":
-            yield from incoming(standard_input)
-        elif path.is_dir():
-            yield from inside(path)
-        elif glob.has_magic(place) and not path.exists():
-            yield from matching(place)
+            yield from incoming(standard_input())
+        elif os.path.isdir(path):
+            yield from inside(Path(path))
+        elif glob.has_magic(place) and not os.path.exists(path):
+            yield from matching(path)
         else:
-            yield path
+            yield Path(path)
 
 
 def inside(folder: Path) -> Iterator[Path]:
@@ -111,7 +112,7 @@ def inside(folder: Path) -> Iterator[Path]:
 
 
 def matching(pattern: str) -> Iterator[Path]:
-    found = sorted(glob.iglob(str(Path(pattern).expanduser()), recursive=True))
+    found = sorted(glob.iglob(pattern, recursive=True))
     if not found:
         raise DataError(f"{pattern}: no file is called like that")
     for name in found:
@@ -134,4 +135,4 @@ def incoming(stream: BufferedReader) -> Iterator[Picture]:
     for line in stream:
         for part in line.rstrip(b"\r\n").split(b"\0"):
             if part.strip():
-                yield Path(fsdecode(part)).expanduser()
+                yield Path(fsdecode(part))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
-from vitrail.data.threads import cores, reading_threads
+from vitrail.data.threads import reading_threads
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.api import Runner
@@ -59,7 +59,7 @@ class Predictor:
             self.facts: Facts = exported.facts
             self.channels, self.num_classes = exported.channels, exported.num_classes
         else:
-            self.model = model if isinstance(model, nn.Module) else load(model)
+            self.model = (model if isinstance(model, nn.Module) else load(model)).eval()
             self.device = parallel.start(device)
             self.engine = open_engine(
                 self.model,
@@ -123,6 +123,8 @@ class Predictor:
         A picture that cannot be read has an answer with its `error`.
         """
         deciding = Deciding(top=top, threshold=threshold)
+        if not self.num_classes:
+            raise ConfigError("the model knows no classes; ask for its features, or teach it some")
         for seen in self.look(pictures, batch_size=batch_size):
             yield from seen.answers(self.facts, deciding)
 
@@ -135,8 +137,9 @@ class Predictor:
     ) -> Iterator[Seen]:
         """Batches of what the model makes of pictures: logits, or features if `vectors`.
 
-        Threads prepare a batch while the model rests, and the model has all cores while it works:
-        the two would only get in each other's way. Files are read ahead meanwhile.
+        On the CPU, threads prepare a batch while the model rests, and the model has all cores while
+        it works: the two would only get in each other's way. Files are read ahead meanwhile; for
+        another device, pictures are prepared ahead.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be 1 or more")
@@ -150,12 +153,18 @@ class Predictor:
 
     def begin(self, pictures: Iterable[tuple[int, Picture]]) -> list[tuple[str, Future]]:
         """Read some pictures, in other threads: their names, and what will be there."""
-        return [(name_of(one, n), self.threads.submit(read, one)) for n, one in pictures]
+        return [(name_of(one, n), self.threads.submit(self.early, one)) for n, one in pictures]
 
-    def prepared(self, data: "Future[bytes | np.ndarray]") -> Tensor | str:
+    def early(self, picture: Picture) -> bytes | np.ndarray | Tensor:
+        """What is done to a picture while the model works on those before it."""
+        data = read(picture)
+        return data if self.device.type == "cpu" else self.prepare(data)
+
+    def prepared(self, data: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
         """A picture as the model takes it, or why it cannot be read."""
         try:
-            return self.prepare(data.result())
+            found = data.result()
+            return found if isinstance(found, Tensor) else self.prepare(found)
         except DataError as error:
             return str(error)
 
@@ -168,7 +177,7 @@ class Predictor:
     @cached_property
     def threads(self) -> ThreadPoolExecutor:
         """What prepares pictures."""
-        return reading_threads(cores())
+        return reading_threads()
 
     @property
     def runner(self) -> Runner:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
@@ -18,7 +18,7 @@ from vitrail import __version__
 from vitrail.errors import VitrailError
 from vitrail.serving import description as told
 from vitrail.serving.guard import OPEN, Guard
-from vitrail.serving.house import House
+from vitrail.serving.house import PLACES, House
 from vitrail.serving.reading import add_reading
 from vitrail.serving.refusals import ClientGoneError, Refusal, Refused, Silence
 from vitrail.serving.sending import ROUTES, Route
@@ -106,12 +106,15 @@ class Direct:
             return
         scope["route"] = route
         request, bug = Request(scope, receive), None
-        try:
-            asked = route.asked.model_validate(dict(request.query_params))
-            response = await route.function(self.house, request, asked)
-        except Exception as error:
-            response, bug = await answer_error(request, error), error
-        await response(scope, receive, send)
+        with ExitStack() as places:  # until the answer was sent: it is in memory until then
+            scope[PLACES] = places
+            try:
+                asked = route.asked.model_validate(dict(request.query_params))
+                response = await route.function(self.house, request, asked)
+            except Exception as error:
+                places.close()
+                response, bug = await answer_error(request, error), error
+            await response(scope, receive, send)
         if bug is not None and response.status_code == 500:
             raise bug
 

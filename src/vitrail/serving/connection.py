@@ -13,13 +13,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST_CONNECTIONS = 1000  # under the usual limit of open files, 1024
 LONGEST_HEAD = 64 * 2**10  # bytes of request line and headers
 HEAD_SECONDS = 10.0  # for them to arrive
+SEND_SECONDS = 30.0  # for a client to take an answer that the system cannot keep for it
 LAME_SECONDS = 0.3  # for those who just asked to be told that it is stopping
 
 
 class Connection(HttpToolsProtocol):
-    """One connection; a request's head must come in time and not be endless."""
+    """One connection; a request's head must come in time and not be endless, and who does not
+    read the answer is hung up on."""
 
     timer: asyncio.TimerHandle | None = None
+    end: asyncio.TimerHandle | None = None  # when it is broken off, whatever is left to be sent
     head: int | None = None  # bytes of it so far; None while there is none to come
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -31,6 +34,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_waiting()
+        self.relent()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +56,10 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.transport.is_closing():
+            self.hurry()
+        elif not self.flow.write_paused:
+            self.relent()
         if self.cycle.more_body:  # refused before it was read: what is left must come soon
             self.wait()
 
@@ -63,6 +71,19 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "that is no HTTP request")
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.hurry()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        sending = self.cycle.response_started and not self.cycle.response_complete
+        if not (sending or self.pipeline or self.transport.is_closing()):
+            self.relent()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.hang_up()
+
     def await_head(self) -> None:
         """Give the head of a request some time, and not too many bytes."""
         self.wait()
@@ -71,13 +92,28 @@ class Connection(HttpToolsProtocol):
     def wait(self) -> None:
         """Hang up if nothing happens."""
         self.stop_waiting()
-        self.timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self.timer = self.loop.call_later(HEAD_SECONDS, self.hang_up)
 
     def stop_waiting(self) -> None:
         self.head = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    def hurry(self) -> None:
+        """Break off in a while: to close would wait for ever for a client that does not read."""
+        if self.end is None:
+            self.end = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def relent(self) -> None:
+        if self.end is not None:
+            self.end.cancel()
+            self.end = None
+
+    def hang_up(self) -> None:
+        """Close as soon as what was written is sent, if that is soon."""
+        self.transport.close()
+        self.hurry()
 
     def refuse(self, status: int, text: str, more: str = "") -> None:
         """Answer without having understood the request, and hang up."""
@@ -87,7 +123,7 @@ class Connection(HttpToolsProtocol):
             f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\n{more}"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
         )
-        self.transport.close()
+        self.hang_up()
 
 
 class Stoppable(Server):

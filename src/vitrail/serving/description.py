@@ -87,6 +87,7 @@ class Attention(BaseModel):
     layers: int
     heads: int
     box: list[float]
+    lag: float
     maps: str
     peaks: list[list[float]]
     rollout: str
@@ -105,7 +106,7 @@ class ModelTold(BaseModel):
     classes: list[str]
     image_size: list[int]
     channels: int
-    parameters: int
+    parameters: int | None  # null for an exported model
     engine: str
     multi_label: bool
     methods: list[str]

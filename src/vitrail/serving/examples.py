@@ -1,5 +1,6 @@
 """Pictures to try: some test pictures of the data that a model was trained on."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from vitrail.data.samples import LabelSets, Source
 from vitrail.data.sources import judged_split, open_source
 from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
 from vitrail.errors import DataError, VitrailError
+from vitrail.serving.settings import Settings
 
 MOST = 12
 LARGEST = 2**18  # bytes of a picture that is sent as it is
@@ -24,6 +26,18 @@ class Example(NamedTuple):
     label: str
     data: bytes
     media_type: str
+
+
+def given(settings: Settings, reference: str) -> str:
+    """What pictures to try are taken from; empty for a model's own data.
+
+    A model says itself which data that is. So those are shown only of a model on this machine,
+    and only to this machine, unless they are named.
+    """
+    if settings.examples:
+        return settings.examples
+    local = not is_remote(reference) and Path(reference).expanduser().exists()
+    return "" if local and settings.is_loopback else NONE
 
 
 def find_examples(facts: Facts, given: str) -> list[Example]:

@@ -24,6 +24,7 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+SLICE = 2**16  # bytes of an answer that are sent at once
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
 
@@ -96,7 +97,10 @@ class Guard:
 
 
 class Answer:
-    """What is sent, with our headers; notes the status."""
+    """What is sent, with our headers; notes the status.
+
+    In slices, so that a long answer has been sent, all but the last of it, when this comes back.
+    """
 
     def __init__(self, record: Record, send: Send, house: House) -> None:
         self.record, self.send, self.house, self.begun = record, send, house, False
@@ -112,6 +116,13 @@ class Answer:
                 own.append((b"connection", b"close"))
             own += [*HEADERS, (b"x-request-id", self.record.id.encode())]
             message = {**message, "headers": own}
+        elif len(body := message.get("body", b"")) > SLICE:
+            *before, last = range(0, len(body), SLICE)
+            view = memoryview(body)
+            for place in before:
+                part = bytes(view[place : place + SLICE])
+                await self.send({**message, "body": part, "more_body": True})
+            message = {**message, "body": bytes(view[last:])}
         await self.send(message)
 
 

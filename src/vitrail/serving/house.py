@@ -3,24 +3,26 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
-from vitrail.data.threads import cores, reading_threads
+from vitrail.data.threads import reading_threads
 from vitrail.serving.batcher import Batcher, Work
 from vitrail.serving.bodies import Upload, check_type, declared_size, read_body, uploads
 from vitrail.serving.examples import Example, find_examples
-from vitrail.serving.logs import record_of
+from vitrail.serving.logs import Record, record_of, write_bug
 from vitrail.serving.meters import Meters
 from vitrail.serving.refusals import ClientGoneError, Refusal
 from vitrail.serving.room import Place, Room
 from vitrail.serving.settings import Settings
 from vitrail.serving.shelf import Served, Shelf
-from vitrail.serving.work import Alone, Tools, best_batch
+from vitrail.serving.work import Alone, Tools, best_batch, run_once
 
 PATIENCE = 0.25  # seconds after which it is watched whether the client is still there
+PLACES = "vitrail.places"  # where a request's scope keeps the stack that its place is on
 LARGE = 2**18  # bytes of a form that the event loop does not take apart itself
 
 
@@ -36,29 +38,40 @@ class House:
         self.meters = self.batcher.meters = Meters(
             queue=lambda: self.room.pictures, in_flight=lambda: self.in_flight
         )
-        self.readers = reading_threads(cores())
+        self.readers = reading_threads()
         self.tools = Tools(readers=self.readers, limits=self.limits, meters=self.meters)
         self.shelf = Shelf({})
         self.examples: dict[str, list[Example]] = {}
         self.places: dict[str, Path | None] = {}  # folders in which lessons are kept
-        self.warm = self.draining = False
+        self.warm = self.unable = self.draining = False
 
     def add(self, served: Served) -> None:
         self.shelf.replace(served)
 
     async def warm_up(self) -> None:
         """Run every model once; measure how many pictures at once are best, if none is set."""
-        for served in list(self.shelf.models.values()):
-            batch = self.settings.batch
-            if not batch:
-                measure = Alone(lambda served=served: best_batch(served.predictor))
-                (batch,) = await self.batcher.submit(measure, [None]).done
-            served.batch = batch
-        self.warm = True
+        able = [await self.warm_one(served) for served in list(self.shelf.models.values())]
+        self.warm, self.unable = all(able), not all(able)
         for name, served in list(self.shelf.models.items()):
             if name not in self.examples:
                 facts, given = served.predictor.facts, self.settings.examples
                 self.examples[name] = await asyncio.to_thread(find_examples, facts, given)
+
+    async def warm_one(self, served: Served) -> bool:
+        """Run a model; False if it cannot answer a single picture. The log tells what fails."""
+        batch, predictor = self.settings.batch, served.predictor
+        full = partial(run_once, predictor, batch) if batch else partial(best_batch, predictor)
+        for attempt in (full, partial(run_once, predictor, 1)):
+            try:
+                (found,) = await self.batcher.submit(Alone(attempt), [None]).done
+            except Exception as error:
+                bug = Record("warm-up", "", route=served.name)
+                write_bug(bug, error, self.settings.log)
+            else:
+                if attempt is full:  # else the usual one is as good as any
+                    served.batch = found
+                return True
+        return False
 
     def close(self) -> None:
         """Let the threads go."""
@@ -66,9 +79,10 @@ class House:
         self.readers.shutdown(wait=False, cancel_futures=True)
 
     def enter(self, request: Request, *, heavy: bool = False) -> Place:
-        """A place for a request, before its body is read."""
+        """A place for a request, before its body is read; it is given back by the application."""
         check_type(request)
-        return self.room.enter(declared_size(request, self.limits), heavy=heavy)
+        place = self.room.enter(declared_size(request, self.limits), heavy=heavy)
+        return request.scope[PLACES].enter_context(place)
 
     async def pictures(self, request: Request, place: Place) -> list[Upload]:
         """What a request brings along, with a place for each."""

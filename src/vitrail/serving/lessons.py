@@ -23,7 +23,9 @@ from vitrail.probing.memory import MOST_BYTES, Memory, save_memory
 from vitrail.probing.teaching import fitted, remembered
 from vitrail.serving.bodies import Upload
 from vitrail.serving.refusals import Refusal
+from vitrail.serving.settings import Limits
 from vitrail.serving.shelf import Served, Shelf
+from vitrail.serving.work import checked
 
 AT_ONCE = 16
 LATER = "its first lesson puts a probe in the place of the head that was trained"
@@ -63,7 +65,7 @@ def teach(
     pupil, memory = served.predictor.model, served.memory
     assert pupil is not None
     assert memory is not None
-    features, errors = seen(served.predictor, pupil, uploads)
+    features, errors = seen(served.predictor, pupil, uploads, served.tools.limits)
     replaced = label in memory.classes
     memory = memory.with_class(label, features)
     if memory.rows.nbytes > MOST_BYTES:
@@ -94,14 +96,14 @@ def teach(
 
 
 def seen(
-    predictor: Predictor, model: Model, uploads: Sequence[Upload]
+    predictor: Predictor, model: Model, uploads: Sequence[Upload], limits: Limits
 ) -> tuple[torch.Tensor, list[dict[str, str]]]:
     """The features (n, D) of the pictures that can be read, and why the others cannot."""
     engine, how = TorchEngine(model, device=next(model.parameters()).device), predictor.facts
     images, errors = [], []
     for upload in uploads:
         try:
-            images.append(predictor.prepare(upload.data))
+            images.append(predictor.prepare(checked(upload.data, limits)))
         except DataError as error:
             errors.append({"name": upload.name, "error": str(error)})
     if not images:

@@ -30,6 +30,7 @@ from vitrail.models.vit import VisionTransformer
 
 FOR_CLASSES = ("relevance", "gradient rollout")  # can be asked about a class
 GENERAL = ("rollout", "last layer")
+FEW = 20  # classes that an error may list
 
 
 def methods_of(model: Model | None) -> tuple[str, ...]:
@@ -39,12 +40,14 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
     return GENERAL if model.head is None else FOR_CLASSES + GENERAL
 
 
-def explain(model: Model, data: bytes, *, method: str, label: str | None) -> bytes:
+def explain(model: Model, data: bytes, *, method: str | None, label: str | None) -> bytes:
     """The picture in gray, and warm colors where it counts, as a PNG.
 
-    `label` is the class that is asked about, the likeliest if it is None.
+    `method` is the most telling that the model has, if it is None; `label` is the class that is
+    asked about, the likeliest if it is None.
     """
     vit = unmerged(with_attention(model, "explanations"))
+    method = method or methods_of(vit)[0]
     if method not in methods_of(vit):
         raise unknown("method", method, methods_of(vit))
     classes = None if label is None else asked(vit, method, label)
@@ -58,7 +61,7 @@ def asked(vit: VisionTransformer, method: str, label: str) -> Tensor:
     """The number of a class, for a method that can be asked about classes: (1,)."""
     names = facts_of(vit).names(vit.config.num_classes)
     if label not in names:
-        raise unknown("class", label, names)
+        raise unknown("class", label, names, "see /model" if len(names) > FEW else "")
     if method in GENERAL:
         raise ConfigError(
             f"{method} is the same for every class, so it cannot be asked about {label!r}; "

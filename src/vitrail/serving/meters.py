@@ -28,7 +28,7 @@ class Counter:
 
     def lines(self) -> Iterator[str]:
         for labels, value in sorted(self.values.copy().items()):
-            yield f"{self.name}{braces(self.labels, labels)} {value:g}"
+            yield f"{self.name}{braces(self.labels, labels)} {value:.15g}"
 
 
 class Gauge:
@@ -67,7 +67,7 @@ class Histogram:
                 total += count
                 names, values = (*self.labels, "le"), (*labels, f"{bound}")
                 yield f"{self.name}_bucket{braces(names, values)} {total}"
-            yield f"{self.name}_sum{braces(self.labels, labels)} {self.sums[labels]:.9g}"
+            yield f"{self.name}_sum{braces(self.labels, labels)} {self.sums[labels]:.15g}"
             yield f"{self.name}_count{braces(self.labels, labels)} {total}"
 
 

@@ -33,6 +33,9 @@ def add_reading(app: FastAPI, house: House) -> None:
     async def ready() -> Response:
         if house.draining:
             raise stopping()
+        if house.unable:
+            text = "a model cannot answer; the server's log tells why"
+            raise Refusal(503, text, reason="unable", headers={"Retry-After": "60"})
         if not house.warm:
             text = "the models are warming up"
             raise Refusal(503, text, reason="warming", headers={"Retry-After": "1"})

@@ -104,8 +104,7 @@ def open_model(
     several: bool,
 ) -> None:
     """Load a model and put it on the shelf."""
-    from vitrail.serving import lessons
-    from vitrail.serving.examples import find_examples
+    from vitrail.serving import examples, lessons
     from vitrail.serving.shelf import Served
 
     settings = house.settings
@@ -115,8 +114,8 @@ def open_model(
         house.places[name] = lessons.place_for(settings.teach_to, name, reference, several=several)
         for note in notes:
             say(f"{name}: {note}")
-    if settings.examples:
-        house.examples[name] = find_examples(opened.facts, settings.examples)
+    if given := examples.given(settings, reference):
+        house.examples[name] = examples.find_examples(opened.facts, given)
     house.add(Served(name, opened, house.tools, memory=memory))
     classes = len(opened.classes)
     say(f"{name}: {classes:,} class{'es' * (classes != 1)}, run by {opened.engine.name}")

@@ -23,7 +23,7 @@ from vitrail.serving.lessons import LONGEST_NAME, teach
 from vitrail.serving.refusals import Refusal
 from vitrail.serving.replies import as_json, json_response, written
 from vitrail.serving.shelf import Served
-from vitrail.serving.work import Alone, Piece, Vector
+from vitrail.serving.work import Alone, Piece, Vector, checked
 
 
 class Asked(BaseModel):
@@ -38,7 +38,9 @@ class AskedForAnswers(Asked):
 
 
 class AskedForOverlay(Asked):
-    method: str = Field("relevance", description="One of the methods that /model tells.")
+    method: str | None = Field(
+        None, description="One of the methods that /model tells; the first if not given."
+    )
     label: str | None = Field(None, alias="class", description="The likeliest if not given.")
 
 
@@ -53,26 +55,26 @@ async def predict(house: House, request: Request, asked: AskedForAnswers) -> Res
     served = house.shelf.get(asked.model)
     if not (classes := len(served.predictor.classes)):
         raise Refusal(422, "the model knows no classes; ask /features, or teach it some")
-    with house.enter(request) as place:
-        uploads = await house.pictures(request, place)
-        begun = time.perf_counter()
-        pieces = [Piece(*upload, asked.top, asked.threshold) for upload in uploads]
-        answers = await house.do(request, served.answering, pieces)
-        check_any(answers)
-        write = partial(answers_json, served, time.perf_counter() - begun, answers)
-        return await written(write, len(answers) * min(asked.top, classes))
+    place = house.enter(request)
+    uploads = await house.pictures(request, place)
+    begun = time.perf_counter()
+    pieces = [Piece(*upload, asked.top, asked.threshold) for upload in uploads]
+    answers = await house.do(request, served.answering, pieces)
+    check_any(answers)
+    write = partial(answers_json, served, time.perf_counter() - begun, answers)
+    return await written(write, len(answers) * min(asked.top, classes))
 
 
 async def features(house: House, request: Request, asked: Asked) -> Response:
     """Pictures as vectors."""
     served = house.shelf.get(asked.model)
-    with house.enter(request) as place:
-        uploads = await house.pictures(request, place)
-        begun = time.perf_counter()
-        pieces = [Piece(*upload) for upload in uploads]
-        vectors = await house.do(request, served.featuring, pieces)
-        check_any(vectors)
-        return await written(partial(vectors_json, served, time.perf_counter() - begun, vectors))
+    place = house.enter(request)
+    uploads = await house.pictures(request, place)
+    begun = time.perf_counter()
+    pieces = [Piece(*upload) for upload in uploads]
+    vectors = await house.do(request, served.featuring, pieces)
+    check_any(vectors)
+    return await written(partial(vectors_json, served, time.perf_counter() - begun, vectors))
 
 
 async def explain(house: House, request: Request, asked: AskedForOverlay) -> Response:
@@ -102,12 +104,12 @@ async def lesson(house: House, request: Request, asked: AskedForLesson) -> Respo
     label = " ".join(asked.name.split())
     if not (label and label.isprintable()):
         raise Refusal(422, "a class needs a name of plain letters", reason="parameter")
-    with house.enter(request, heavy=True) as place:
-        uploads = await house.pictures(request, place)
-        folder = house.places.get(served.name)
-        job = Alone(lambda: as_json(teach(house.shelf, served.name, label, uploads, folder)))
-        (result,) = await house.do(request, job, [None])
-        return json_response(result)
+    place = house.enter(request, heavy=True)
+    uploads = await house.pictures(request, place)
+    folder = house.places.get(served.name)
+    job = Alone(lambda: as_json(teach(house.shelf, served.name, label, uploads, folder)))
+    (result,) = await house.do(request, job, [None])
+    return json_response(result)
 
 
 async def alone(
@@ -117,12 +119,14 @@ async def alone(
     model = house.shelf.get(asked.model).predictor.model
     if model is None:
         raise Refusal(422, "an exported model can only be asked for answers and features")
-    with house.enter(request, heavy=True) as place:
-        uploads = await house.pictures(request, place)
-        if len(uploads) != 1:
-            raise Refusal(400, f"{len(uploads)} pictures came; send one", reason="form")
-        (result,) = await house.do(request, Alone(partial(work, model, uploads[0].data)), [None])
-        return result
+    place = house.enter(request, heavy=True)
+    uploads = await house.pictures(request, place)
+    if len(uploads) != 1:
+        raise Refusal(400, f"{len(uploads)} pictures came; send one", reason="form")
+    data = uploads[0].data
+    job = Alone(lambda: work(model, checked(data, house.limits)))
+    (result,) = await house.do(request, job, [None])
+    return result
 
 
 def check_any(results: Sequence[Answer] | Sequence[Vector]) -> None:

@@ -1,6 +1,7 @@
 """What can be set of a server. Nothing here is heavy, so that options can be checked at once."""
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +54,7 @@ class Settings:
     teach: bool = False  # clients may teach classes
     teach_to: Path | None = None  # where what was taught is kept
     using: str | None = None  # pictures of the classes a model knows, for teaching
-    examples: str = ""  # data to take pictures to try from; empty: the model's own; or "none"
+    examples: str = ""  # data to take pictures to try from; empty: see `examples.given`; or "none"
     batch: int = 0  # pictures at once; 0: measured
     grace: float = 30.0  # seconds to finish what was let in, when told to stop
     log: Log = "text"
@@ -68,6 +69,14 @@ class Settings:
             raise ConfigError("the token must be plain letters, digits and signs")
         if self.teach_to is not None and not self.teach:
             raise ConfigError("--teach-to keeps what is taught; it needs --allow-teach")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can ask."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def is_open(self) -> bool:

@@ -50,7 +50,7 @@ class Served:
             "classes": list(self.predictor.classes),
             "image_size": list(self.predictor.facts.preprocessing.size),
             "channels": self.predictor.channels,
-            "parameters": 0 if model is None else sum(p.numel() for p in model.parameters()),
+            "parameters": None if model is None else sum(p.numel() for p in model.parameters()),
             "engine": self.predictor.engine.name,
             "multi_label": self.predictor.facts.multi_label,
             "methods": list(methods_of(model)),

@@ -89,9 +89,7 @@ class Pictures(ABC):
     def prepare(self, piece: Piece) -> Tensor | Exception:
         """uint8 (C, H, W); or the error, which must not harm the others."""
         try:
-            if self.tools.limits.pixels < MOST_PIXELS:
-                open_picture(piece.data, max_pixels=self.tools.limits.pixels)
-            return self.predictor.prepare(piece.data)
+            return self.predictor.prepare(checked(piece.data, self.tools.limits))
         except Exception as error:
             return error
 
@@ -145,19 +143,41 @@ class Alone:
         return [self.function()]
 
 
+def checked(data: bytes, limits: Limits) -> bytes:
+    """A picture that is not too large to be decoded; a `DataError` if it is."""
+    if limits.pixels < MOST_PIXELS:  # more is never decoded
+        open_picture(data, max_pixels=limits.pixels)
+    return data
+
+
 def best_batch(predictor: Predictor, seconds: float = MEASURED) -> int:
     """The smallest batch that is nearly as fast as any: what is larger would only wait longer."""
-    size = predictor.facts.preprocessing.size
     until, paces = time.perf_counter() + seconds, {}
     for count in SIZES:
-        images = torch.zeros(count, predictor.channels, *size, dtype=torch.uint8)
-        predictor.logits(images)  # the first is slower
-        taken = []
-        while len(taken) < 3 or (len(taken) < 10 and sum(taken) < seconds / 20):
-            begun = time.perf_counter()
-            predictor.logits(images)
-            taken.append(time.perf_counter() - begun)
-        paces[count] = count / min(taken)
+        try:
+            paces[count] = pace(predictor, count, seconds / 20)
+        except (RuntimeError, MemoryError):  # no memory for so many
+            if not paces:
+                raise
+            break
         if time.perf_counter() > until:
             break
     return next(count for count in paces if paces[count] >= ENOUGH * max(paces.values()))
+
+
+def pace(predictor: Predictor, count: int, seconds: float) -> float:
+    """Pictures per second, so many at once."""
+    run_once(predictor, count)  # the first is slower
+    taken = []
+    while len(taken) < 3 or (len(taken) < 10 and sum(taken) < seconds):
+        begun = time.perf_counter()
+        run_once(predictor, count)
+        taken.append(time.perf_counter() - begun)
+    return count / min(taken)
+
+
+def run_once(predictor: Predictor, count: int) -> int:
+    """Look at so many black pictures; how many they were."""
+    size = predictor.facts.preprocessing.size
+    predictor.logits(torch.zeros(count, predictor.channels, *size, dtype=torch.uint8))
+    return count
