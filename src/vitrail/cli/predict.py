@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+from vitrail.cli.text import WIDTH, Progress, printable
 from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Tally:
         if self.errors:
             yield f"{self.errors:,} of {self.pictures:,} could not be read:"
             for told in self.named:
-                yield from paragraph(printable(f"  {told}"), 4)
+                yield printable(f"  {told}")  # not wrapped: a path in two parts cannot be copied
             if self.errors > len(self.named):
                 yield f"  and {self.errors - len(self.named):,} more"
         if self.pictures > FEW:
