@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrail import __version__
 from vitrail.checkpoints.bundle import digest
-from vitrail.checkpoints.files import whole_or_absent
+from vitrail.checkpoints.files import cache_folder, whole_or_absent
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
 from vitrail.export.extras import need
@@ -137,12 +137,8 @@ def engine_for(
 
 def kept_at(model: Model, description: dict[str, Any]) -> Path | None:
     """Where a model's file is kept; None on a machine without a place for such things."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        own = Path(home) if home else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    if (folder := cache_folder("onnx")) is None:
         return None
-    folder = Path(os.environ.get("VITRAIL_CACHE") or own / "vitrail") / "onnx"
     versions = [__version__, need("onnxruntime").__version__]
     key = digest(model.state_dict(), description | {"versions": versions})
     return folder / f"{key}.onnx"

@@ -9,7 +9,6 @@ nothing is kept.
 Shapes: N pictures, D features.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from vitrail import __version__, parallel
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.files import write_file
+from vitrail.checkpoints.files import cache_folder, write_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.sources import contents
@@ -118,12 +117,8 @@ def kept_at(
     model: Model, source: Source, prepare: Preprocessing, how: dict[str, Any]
 ) -> Path | None:
     """Where features are kept; None on a machine without a place for such things."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        own = Path(home) if home else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    if (folder := cache_folder("features")) is None:
         return None
-    folder = Path(os.environ.get("VITRAIL_CACHE") or own / "vitrail") / "features"
     about = {"preprocessing": prepare.to_dict(), "backend": how.get("backend", "torch")}
     key = backbone(model, **about, source=contents(source), version=__version__)
     return folder / f"{key}.safetensors"

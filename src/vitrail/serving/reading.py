@@ -13,8 +13,14 @@ from vitrail.serving.replies import as_json, json_response, written
 
 def add_reading(app: FastAPI, house: House) -> None:
     """The routes that are only read."""
+    add_pages(app)
+    add_state(app, house)
+    add_models(app, house)
+
+
+def add_pages(app: FastAPI) -> None:
+    """What people look at."""
     open_to_all = told.problems(503)
-    asked = told.problems(*told.ASKING, 404, 422)
 
     @app.get("/", responses=open_to_all, response_class=HTMLResponse, summary="The page")
     async def root() -> Response:
@@ -25,11 +31,19 @@ def add_reading(app: FastAPI, house: House) -> None:
         headers = {"Content-Security-Policy": docs_page.POLICY}
         return HTMLResponse(docs_page.docs_page(), headers=headers)
 
+
+def add_state(app: FastAPI, house: House) -> None:
+    """How the server is."""
+
     @app.get("/health", responses=told.answer(told.State), summary="Whether it lives")
     async def health() -> Response:
         return json_response(as_json({"status": "alive"}))
 
-    @app.get("/ready", responses=told.answer(told.State) | open_to_all, summary="Whether to ask it")
+    @app.get(
+        "/ready",
+        responses=told.answer(told.State) | told.problems(503),
+        summary="Whether to ask it",
+    )
     async def ready() -> Response:
         if house.draining:
             raise stopping()
@@ -49,6 +63,11 @@ def add_reading(app: FastAPI, house: House) -> None:
     )
     async def metrics() -> Response:
         return Response(house.meters.text(), media_type="text/plain; version=0.0.4")
+
+
+def add_models(app: FastAPI, house: House) -> None:
+    """What is served, and pictures to try it with."""
+    asked = told.problems(*told.ASKING, 404, 422)
 
     @app.get(
         "/models",
