@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close as close
 
 import vitrail
-from vitrail import CheckpointError, ConfigError, Facts, Predictor, Preprocessing
+from vitrail import CheckpointError, ConfigError, Predictor
 from vitrail.prediction import engines
 from vitrail.prediction.engines import Guard, open_engine
 
@@ -27,15 +27,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    made = vitrail.create(
-        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
-        num_classes=3,
-    )  # fmt: skip
-    torch.nn.init.normal_(made.head.weight)
-    made.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
-    return made
+def model(answering):
+    return answering(CLASSES)
 
 
 def opened(model, choice, told=None, **changes):
@@ -155,15 +148,9 @@ def test_an_exported_file_predicts_by_itself(model, data, tmp_path):
         Predictor(tmp_path / "model.onnx", engine="torch")
 
 
-def test_what_int8_costs_is_measured_without_dropout(data):
+def test_what_int8_costs_is_measured_without_dropout(data, answering):
     """The labels are the model's own answers: float is right on all of them."""
-    torch.manual_seed(0)
-    shaky = vitrail.create(
-        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
-        num_classes=3, dropout=0.5,
-    )  # fmt: skip
-    torch.nn.init.normal_(shaky.head.weight)
-    shaky.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
+    shaky = answering(CLASSES, dropout=0.5)
     pixels = np.load(data)["x_test"]
     labels = [CLASSES.index(answer.label) for answer in Predictor(shaky)(list(pixels))]
     own = data.parent / "own.npz"

@@ -17,29 +17,13 @@ CLASSES = ("ape", "bee", "cat")
 
 
 @pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    made = vitrail.create(
-        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
-        num_classes=3,
-    )  # fmt: skip
-    torch.nn.init.normal_(made.head.weight)
-    made.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
-    return made
+def model(answering):
+    return answering(CLASSES)
 
 
 @pytest.fixture(scope="module")
 def predictor(model):
     return Predictor(model)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
-    rng = np.random.default_rng(0)
-    for number in range(7):
-        Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8)).save(folder / f"{number}.png")
-    return folder
 
 
 def slowly(model, path):
