@@ -1,8 +1,14 @@
 """`python -m vitrail` is the command `vitrail`."""
 
+import os
 import sys
 
 from vitrail.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "WORLD_SIZE" in os.environ:  # torchrun's; torch is not imported for help's sake
+        from vitrail.parallel import leave
+
+        leave(status)
+    sys.exit(status)

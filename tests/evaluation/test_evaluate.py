@@ -124,6 +124,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[1])
 from test_evaluate import Grays, look, run
 from vitrail import DataError
+from vitrail.parallel import leave
 
 dist.init_process_group("gloo")
 dist.init_device_mesh("cpu", (2,))
@@ -139,6 +140,7 @@ except DataError as error:
 values = (got.samples, got.accuracy, round(got.loss, 6), got.confusion.tolist())
 print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, flush=True)
 dist.destroy_process_group()
+leave(0)
 """
 
 
