@@ -21,6 +21,13 @@ MAY_IMPORT = {
         *("errors", "models", "data", "checkpoints", "evaluation", "probing"),
         *("inspection", "prediction"),
     },
+    "planning": {
+        *("errors", "models", "data", "checkpoints", "parallel", "evaluation", "training"),
+    },
+    "reproduction": {
+        *("errors", "models", "data", "checkpoints", "parallel", "evaluation", "probing"),
+        *("training", "inspection", "planning"),
+    },
     "demo": {"errors", "models", "data", "checkpoints", "inspection"},
 }  # `cli` may import everything, and nothing imports `cli`
 
@@ -52,6 +59,8 @@ FREE_OF_TORCH = [
     "training/watch.py",
     "data/variation.py",
     "errors.py",
+    "reproduction/names.py",
+    "reproduction/published.py",
     "data/decoding.py",
     "data/preprocessing.py",
     "data/sources.py",

@@ -23,6 +23,7 @@ from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
 from vitrail.cli.predict import Predict
 from vitrail.cli.recipes import Recipes
+from vitrail.cli.reproduce import Reproduce
 from vitrail.cli.serve import Serve
 from vitrail.cli.teach import Teach
 from vitrail.cli.train import Finetune, Train, Training
@@ -42,6 +43,7 @@ COMMANDS = {
     "pack": Pack,
     "predict": Predict,
     "recipes": Recipes,
+    "reproduce": Reproduce,
     "serve": Serve,
     "teach": Teach,
     "train": Train,

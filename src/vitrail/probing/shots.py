@@ -40,14 +40,8 @@ class Trial:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Where the mean over endless seeds lies, 19 times of 20; None with one seed."""
-        count = len(self.accuracies)
-        if count < 2:
-            return None
-        degrees = count - 1
-        t = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
-        deviation = float(np.std(self.accuracies, ddof=1))
-        half = t * deviation / math.sqrt(count)
-        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+        half = half_interval(self.accuracies)
+        return None if half is None else (max(0.0, self.mean - half), min(1.0, self.mean + half))
 
     def to_dict(self) -> dict[str, Any]:
         low, high = self.interval or (None, None)
@@ -60,6 +54,15 @@ class Trial:
             "accuracies": list(self.accuracies),
             "l2": list(self.l2),
         }
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """How far the mean of these may be from that of endless ones, 19 times of 20."""
+    degrees = len(values) - 1
+    if degrees < 1:
+        return None
+    t = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
+    return t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def open_pair(data: str) -> tuple[Samples, Samples]:

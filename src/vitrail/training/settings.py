@@ -43,6 +43,16 @@ class ModelSettings:
     """3 for color, 1 for gray."""
     stem: StemKind | None = None
     """How pictures become tokens: cut into patches, by a few convolutions, or by a ResNet."""
+    resnet_blocks: tuple[int, ...] | None = None
+    """Hybrid: units in each stage of the ResNet under the Transformer."""
+    blocks: tuple[int, ...] | None = None
+    """BiT: units in each stage."""
+    width_factor: int | None = None
+    """BiT: times as wide as a ResNet usually is."""
+    tokens_mlp: int | None = None
+    """Mixer: channels inside the MLPs that mix tokens."""
+    channels_mlp: int | None = None
+    """Mixer: channels inside the MLPs that mix channels."""
     position: PositionKind | None = None
     """How tokens know their place."""
     position_place: PositionPlace | None = None

@@ -1,0 +1,183 @@
+"""One small run of an experiment: what it depends on as a value, and its result on disk.
+
+A cell that several experiments ask for is run once: its folder is named by a digest of all that it
+depends on. The folder is the bundle of the run, with its resumable state while it is not finished,
+and cell.json, which is written last.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.files import read_json, write_json
+from vitrail.checkpoints.load import load
+from vitrail.data.samples import Samples
+from vitrail.data.sources import fingerprint, judged_split, open_source
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.config import Config, from_dict, to_dict
+from vitrail.probing.features import features_of
+from vitrail.probing.shots import try_shots
+from vitrail.training import state
+from vitrail.training.folder import read_run
+from vitrail.training.material import Material
+from vitrail.training.run import run
+from vitrail.training.settings import Settings
+from vitrail.training.setup import Order
+from vitrail.training.tasks import numbers, representative, some
+from vitrail.training.watch import Watch
+
+RESULT = "cell.json"
+PROTOCOL = 1  # changes when what is measured changes
+SHOTS, DRAWS = 5, 10  # pictures of each class for a linear probe, and how often they are drawn
+POOL = 50  # pictures of each class that are drawn from
+
+Half = Literal["", "even", "odd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one run depends on; two equal cells have the same result."""
+
+    data: str
+    settings: Settings
+    pictures: int | None = None  # of the training pictures, each class keeping its share
+    judged: int | None = None  # of the test pictures
+    half: Half = ""  # of the classes: every other one, from the first or from the second
+    start: "Cell | None" = None  # whose model is fine-tuned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a cell."""
+
+    folder: Path  # the bundle
+    accuracy: float | None  # of the test pictures; None without classes
+    fewshot: float  # 5-shot accuracy of a linear probe of the features, mean over draws
+    images: int  # seen in training
+    seconds: float
+    config: Config
+
+
+def digest(cell: Cell) -> str:
+    """A few letters that stand for a cell and everything it depends on."""
+    about = {
+        "protocol": PROTOCOL,
+        "data": print_of(cell.data),
+        "settings": asdict(cell.settings),
+        "pictures": cell.pictures,
+        "judged": cell.judged,
+        "start": digest(cell.start) if cell.start else None,
+    }
+    if cell.half:
+        about["half"] = cell.half
+    return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def print_of(data: str) -> str:
+    return fingerprint(open_source(data, "train"))
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a cell that was run before."""
+    if not (folder / RESULT).exists():
+        return None
+    values = read_json(folder / RESULT)
+    return Result(
+        folder=folder,
+        accuracy=values["accuracy"],
+        fewshot=values["fewshot"],
+        images=values["images"],
+        seconds=values["seconds"],
+        config=from_dict(values["config"]),
+    )
+
+
+def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = None) -> bool:
+    """Train, measure and write the result; False if it was asked to stop before the end."""
+    material = open_part(cell)
+    settings, resume = cell.settings, state.has_state(folder)
+    if resume:
+        settings, _, start = read_run(folder)
+    if resume or not (folder / "config.json").exists():
+        order = Order(
+            data=cell.data,
+            out=folder,
+            settings=settings,
+            start=start,
+            resume=resume,
+            material=material,
+        )
+        if not run(order, watch).finished:
+            return False
+    write_json(folder / RESULT, measure(folder, material))
+    return True
+
+
+def open_part(cell: Cell) -> Material:
+    """The pictures of a cell; the seed decides which, and fewer are always among more."""
+    train = halved(open_source(cell.data, "train"), cell.half)
+    split = judged_split(cell.data)
+    if split is None:
+        raise DataError(f"{cell.data} has no pictures to be judged by; it needs a test split")
+    test = halved(open_source(cell.data, split), cell.half)
+    return Material(
+        reference=cell.data,
+        train=part(train, cell.pictures, cell.settings.seed),
+        judged={"test": part(test, cell.judged, 0)},
+    )
+
+
+def halved(samples: Samples, half: Half) -> Samples:
+    """The pictures of every other class, as a set of its own."""
+    if not half:
+        return samples
+    first = 0 if half == "even" else 1
+    collection, labels = samples.collection, numbers(samples)
+    if len(samples.classes) < 4:
+        raise ConfigError(
+            f"{len(samples.classes)} classes are too few to be halved; give --target as well"
+        )
+    places = np.flatnonzero(labels % 2 == first)
+    own = replace(
+        collection,
+        labels=np.asarray(collection.labels) // 2,
+        classes=collection.classes[first::2],
+    )
+    return Samples(own, places if samples.rows is None else samples.rows[places])
+
+
+def part(samples: Samples, count: int | None, seed: int) -> Samples:
+    if count is None or count >= len(samples):
+        return samples
+    if count < len(samples.classes):
+        raise ConfigError(f"{count} pictures are fewer than {len(samples.classes)} classes")
+    rng = np.random.default_rng(seed)
+    return some(samples, representative(numbers(samples), count, rng))
+
+
+def measure(folder: Path, material: Material) -> Mapping[str, Any]:
+    """How good a bundle is: its test accuracy, and its features with five pictures of a class."""
+    model = load(folder)
+    provenance = facts_of(model).provenance
+    train, test = material.train, material.judged["test"]
+    pool = features_of(model, part(train, POOL * len(train.classes), 0), cache=False)
+    judged = features_of(model, test, cache=False)
+    trials = next(try_shots(pool, judged, shots=(SHOTS,), seeds=DRAWS))
+    best = next(trial for trial in trials if trial.probe == "ridge, best")
+    return {
+        "accuracy": provenance.get("test accuracy"),
+        "fewshot": best.mean,
+        "draws": list(best.accuracies),
+        "images": provenance["steps"] * (read_run(folder)[0].batch_size or 1),
+        "seconds": provenance["seconds"],
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "config": to_dict(model.config),
+    }

@@ -1,0 +1,190 @@
+import json
+import re
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from vitrail.errors import CheckpointError
+from vitrail.reproduction.page import (
+    INTRODUCTION,
+    VERDICTS,
+    anchor,
+    markdown,
+    numeric,
+    read,
+    words,
+    write,
+)
+from vitrail.reproduction.report import Picture, Report, Table, Verdict
+
+LONG = "Filters look like a plausible basis for the fine structure within each patch"
+REPORT = Report(
+    name="table8",
+    title="Any position beats none, and which one hardly matters (5-shot)",
+    claim="Without positions 61.4 %, with any 64.0 to 64.3 % (published).",
+    did="Each was trained five times; the claim holds if intervals do not overlap.",
+    found="None reaches 58.9 %, the others 68.2 to 72.0 %.",
+    verdict="holds in part",
+    tables=(
+        Table(
+            caption="5-shot accuracy",
+            head=("position", "where", "published", "here"),
+            rows=(
+                ("none", "—", "61.4 %", "58.9 ± 0.4 %"),
+                ("1-D", "stem | default", "64.2 %", "70.6 ± 1.2 %"),
+                ("relative", "layers", "—", "9.5 %"),
+            ),
+        ),
+        Table(
+            caption="Part by part", head=("says", "here", "rule"), rows=((LONG, LONG, LONG),) * 2
+        ),
+    ),
+    pictures=(
+        Picture(file="table8.svg", caption="Five seeds [95 %]", content="<svg>ß</svg>\n"),
+        Picture(file="table8.png", caption="the same\nas pixels", content=b"\x89PNG\r\n"),
+    ),
+    data={"none": [0.589], "seeds": 5},
+)
+OTHER = replace(REPORT, name="table1", title="Sizes", verdict="checked", tables=(), pictures=())
+
+
+def test_every_verdict_is_explained():
+    assert set(VERDICTS) == set(get_args(Verdict))
+    page = markdown([REPORT])
+    assert all(f"- **{verdict}**: " in page for verdict in VERDICTS)
+
+
+def test_the_page_begins_with_how_it_was_made():
+    assert "vitrail reproduce all --data fashion_mnist.npz --docs docs" in INTRODUCTION
+    assert markdown([REPORT]).startswith(INTRODUCTION)
+
+
+def test_the_summary_links_to_every_section_and_counts_verdicts():
+    page = markdown([OTHER, REPORT, replace(OTHER, name="table2")])
+    links = re.findall(r"\| \[(\w+)\]\(#([\w-]+)\) \|", page)
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert [name for name, _ in links] == ["table1", "table8", "table2"]
+    assert [place for _, place in links] == [anchor(words) for words in headings[1:]]
+    assert "Verdicts: holds in part 1, checked 2." in page
+
+
+@pytest.mark.parametrize(
+    ("heading", "place"),
+    [
+        ("table8: Positions, 1-D & 2-D", "table8-positions-1-d--2-d"),  # as GitHub does
+        ("figure5: `ViT` at equal FLOPs?", "figure5-vit-at-equal-flops"),
+    ],
+)
+def test_a_heading_has_the_place_that_github_gives_it(heading, place):
+    assert anchor(heading) == place
+
+
+def test_a_section_says_all_of_its_report():
+    page = markdown([REPORT])
+    for part in (REPORT.claim, REPORT.did, REPORT.found, "**Verdict: holds in part.**"):
+        assert part in page
+    assert "$ vitrail reproduce table8 --data fashion_mnist.npz\n" in page
+    assert r"![Five seeds \[95 %\]](reproduction/table8.svg)" in page
+    assert "![the same as pixels](reproduction/table8.png)" in page
+    assert "](elsewhere/table8.svg)" in markdown([REPORT], "elsewhere")
+
+
+def test_no_cell_ends_before_its_end():
+    rows = [line for line in markdown([REPORT]).splitlines() if line.startswith("| ")]
+    about = [line for line in rows if line.startswith(("| position", "| none", "| 1-D", "| rel"))]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in about} == {5}
+    assert r"stem \| default" in markdown([REPORT])
+    broken = Table(caption="c", head=("a", "b"), rows=(("one\ntwo", "x"),))
+    assert "| one two | x |" in markdown([replace(REPORT, tables=(broken,))])
+
+
+def test_columns_of_numbers_are_set_to_the_right():
+    assert numeric(REPORT.tables[0].rows, 4) == [False, False, True, True]
+    assert "| --- | --- | ---: | ---: |" in markdown([REPORT])
+    assert numeric([("1", "5-shot"), ("2", "5-shot")], 2) == [False, False]
+    assert numeric([("1", "\u22120.3"), ("2", "-")], 2) == [False, True]
+    assert numeric([("a", "-")], 2) == [False, False]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width):
+    lines = list(words(REPORT, width))
+    assert max(map(len, lines)) <= width
+    said = " ".join(" ".join(lines).split())
+    for part in (REPORT.claim, REPORT.did, REPORT.found, "Verdict: holds in part"):
+        assert part in said
+
+
+def test_columns_stand_under_each_other_in_a_terminal():
+    lines = list(words(REPORT))
+    start = next(n for n, line in enumerate(lines) if line.startswith("position"))
+    assert lines[start : start + 4] == [
+        "position  where           published          here",
+        "none      —                  61.4 %  58.9 ± 0.4 %",
+        "1-D       stem | default     64.2 %  70.6 ± 1.2 %",
+        "relative  layers                  —         9.5 %",
+    ]
+
+
+def test_a_cell_that_is_too_wide_is_wrapped_and_nothing_of_it_is_lost():
+    lines = list(words(REPORT))
+    start = next(n for n, line in enumerate(lines) if line.startswith("says"))
+    rows = "\n".join(lines[start:]).split("\n\n")[1:3]
+    for row in rows:
+        parts = [re.split(r" {2,}", line) for line in row.splitlines()]
+        assert [" ".join(column) for column in zip(*parts, strict=True)] == [LONG] * 3
+
+
+def test_a_report_comes_back_as_it_was_written(tmp_path):
+    assert read(tmp_path / "report") is None
+    path = write(REPORT, tmp_path / "report")
+    assert path == tmp_path / "report" / "report.md"
+    assert read(tmp_path / "report") == REPORT
+    names = sorted(file.name for file in path.parent.iterdir())
+    assert names == ["report.json", "report.md", "table8.png", "table8.svg"]
+    assert "](table8.svg)" in path.read_text(encoding="utf-8")
+
+
+def test_a_report_without_one_of_its_files_is_not_there(tmp_path):
+    for name in ("report.json", "table8.svg"):
+        write(REPORT, tmp_path)
+        (tmp_path / name).unlink()
+        assert read(tmp_path) is None
+
+
+def test_a_report_that_could_not_be_written_whole_is_not_there(tmp_path):
+    (tmp_path / "table8.png").mkdir()  # no file can have this name now
+    with pytest.raises(CheckpointError, match=r"cannot write .*table8\.png"):
+        write(REPORT, tmp_path)
+    assert read(tmp_path) is None
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["table8.png", "table8.svg"]
+
+
+def test_numbers_for_machines_are_json(tmp_path):
+    data = {
+        "a": np.float32(0.5),
+        "b": np.arange(2),
+        ("x", 1): (1, np.int64(2)),
+        "nan": float("nan"),
+    }
+    write(replace(REPORT, data=data), tmp_path)
+    text = (tmp_path / "report.json").read_text(encoding="utf-8")
+    read_back = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert read_back["data"] == {"a": 0.5, "b": [0, 1], "('x', 1)": [1, 2], "nan": None}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"pictures": 3}', "[]", "not JSON"])
+def test_a_file_that_is_no_report_is_refused_with_its_name(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"report\.json"):
+        read(tmp_path)
+
+
+def test_a_report_of_an_older_version_is_refused(tmp_path):
+    write(REPORT, tmp_path)
+    values = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text(json.dumps(values | {"conclusion": "yes"}))
+    with pytest.raises(CheckpointError, match="remove"):
+        read(tmp_path)
