@@ -64,7 +64,7 @@ def results(tmp_path_factory):
 
 def kept(model, folder):
     vitrail.save(model, folder)
-    about = {"accuracy": 0.5, "fewshot": 0.5, "images": 100, "seconds": 1.0}
+    about = {"accuracy": 0.5, "fewshot": 0.5, "images": 100, "judged": 12, "seconds": 1.0}
     return Result(folder=folder, config=model.config, **about)
 
 

@@ -1,6 +1,7 @@
 """`vitrail reproduce`: from a name to a report, a page and one line for what cannot be."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -20,10 +21,13 @@ def colors(tmp_path_factory):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """An experiment of one run in the place of a long one."""
+    """An experiment of two runs in the place of a long one."""
 
     def cells(sets):
-        return {("one", 0): Cell(data=sets.pretrain, settings=SETTINGS)}
+        return {
+            ("one", seed): Cell(data=sets.pretrain, settings=replace(SETTINGS, seed=seed))
+            for seed in range(2)
+        }
 
     def report(results, sets):
         mean = by_seed(results, fewshot)["one",]
@@ -50,7 +54,7 @@ def test_an_experiment_is_run_told_and_written(tiny, colors, tmp_path, capsys):
     told = capsys.readouterr()
     assert "  one, seed 0: test " in told.out
     assert "It learned colors." in told.out
-    assert "0 of 1 runs done, about 0:0" in told.err
+    assert "0 of 2 runs done, about 0:" in told.err
     assert (tmp_path / "out" / "table8" / "report.md").exists()
     page = (tmp_path / "docs" / "reproduction.md").read_text()
     assert "![none](reproduction/tiny.svg)" in page
@@ -59,6 +63,7 @@ def test_an_experiment_is_run_told_and_written(tiny, colors, tmp_path, capsys):
     told = capsys.readouterr()
     assert json.loads(told.out)["verdict"] == "holds"
     assert told.err == ""
+    assert json.loads(told.out)["command"] == "vitrail reproduce table8 --data colors.npz"
 
 
 def test_full_scale_is_built_without_data_or_memory(tmp_path, capsys, monkeypatch):
@@ -87,7 +92,13 @@ def test_weights_of_ones_own_stand_beside_the_published(colors, tmp_path, capsys
         (["table8", "--workers", "0"], "--workers 0 runs nothing; give 1 or more"),
         (["table8", "--data", "a", "b"], "--data a b: one set is pre-trained on; give one"),
         (["table8", "--data", "nowhere.npz"], "there is no data set nowhere.npz"),
-        (["table2", "--weights", "ViT"], "--weights ViT is no NAME=VALUE"),
+        (
+            ["table2", "--weights", "ViT", "--data", "a=b"],
+            "ViT is no NAME=VALUE, such as --weights",
+        ),
+        (["table2", "--weights", "ViT=b", "--data", "a"], "a is no NAME=VALUE, such as --data"),
+        (["table2", "--weights", "ViT=b"], "--weights need pictures; give --data NAME=DATA"),
+        (["heads", "--scale", "full", "--docs", "d"], "a page of what was run here; leave it out"),
         (["heads", "--weights", "a=b", "--data", "c=d"], "beside table2 and table5, and heads"),
         (["table2", "--weights", "a=b", "--scale", "full"], "leave --scale out"),
     ],

@@ -59,14 +59,16 @@ class Reproduce:
             raise ConfigError(f"--workers {self.workers} runs nothing; give 1 or more")
         if self.weights and self.scale == "full":
             raise ConfigError("--weights are judged as they are; leave --scale out")
+        if self.docs is not None and (self.weights or self.scale == "full"):
+            raise ConfigError("--docs makes a page of what was run here; leave it out")
+        if self.weights and self.data == (BUILTIN,):
+            raise ConfigError("--weights need pictures; give --data NAME=DATA: CIFAR-10=cifar/")
         from vitrail.reproduction import catalog
 
         if self.weights:
-            pairs = [
-                dict(pair(word, what) for word in words)
-                for words, what in ((self.weights, "weights"), (self.data, "data"))
-            ]
-            self.show(catalog.with_weights(self.name, *pairs))
+            weights = dict(pair(word, "weights ViT-H/14=model.npz") for word in self.weights)
+            data = dict(pair(word, "data CIFAR-10=cifar/") for word in self.data)
+            self.show(catalog.with_weights(self.name, weights, data))
             return
         if self.scale == "full":
             for name in catalog.names_of(self.name):
@@ -113,11 +115,13 @@ class Left:
         self.told: Any = None
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
-        line = f"{done} of {total} runs done, about {clock(seconds)} left"
+        line = f"{done} of {total} runs done"
+        if done < total:
+            line += f", about {clock(seconds)} left"
         if sys.stderr.isatty():
             print(f"\r{line:<{WIDTH - 1}}\r", end="", file=sys.stderr, flush=True)
-        elif done != self.told:
-            self.told = done
+        elif (done, total) != self.told:
+            self.told = (done, total)
             print(line, file=sys.stderr, flush=True)
 
 
@@ -127,8 +131,8 @@ def only(data: tuple[str, ...]) -> str:
     return data[0]
 
 
-def pair(word: str, what: str) -> tuple[str, str]:
+def pair(word: str, example: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not (name and equals and value):
-        raise ConfigError(f"--{what} {word} is no NAME=VALUE; such as ViT-H/14=model.npz")
+        raise ConfigError(f"{word} is no NAME=VALUE, such as --{example}")
     return name, value

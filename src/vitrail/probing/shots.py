@@ -61,8 +61,12 @@ def half_interval(values: Sequence[float]) -> float | None:
     degrees = len(values) - 1
     if degrees < 1:
         return None
-    t = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
-    return t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return student(degrees) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def student(degrees: int) -> float:
+    """Student's t, two-sided 95 %."""
+    return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
 
 
 def open_pair(data: str) -> tuple[Samples, Samples]:

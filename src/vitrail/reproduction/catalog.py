@@ -1,10 +1,10 @@
 """All experiments, and how one is carried out."""
 
+import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError
 from vitrail.planning.cost import training_flops
 from vitrail.reproduction import (
@@ -23,13 +23,13 @@ from vitrail.reproduction import (
     table5,
     table6,
 )
-from vitrail.reproduction.cells import Cell, Result, halved
+from vitrail.reproduction.cells import Cell, Result, open_part
 from vitrail.reproduction.experiments import Experiment, Sets
 from vitrail.reproduction.measuring import measured
 from vitrail.reproduction.models import config_of
 from vitrail.reproduction.names import ALL, NAMES
 from vitrail.reproduction.report import Report
-from vitrail.reproduction.workshop import Workshop
+from vitrail.reproduction.workshop import Pace, Workshop
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -65,17 +65,26 @@ class Lab:
     workers: int
     tell: Callable[[str, Cell, Result], None]
     progress: Callable[[int, int, float], None]
+    pace: Pace = field(default_factory=Pace)
 
     def carry_out(self, name: str) -> Report:
         """Run what has not been run, and write the report."""
         experiment = EXPERIMENTS[name]
         cells = experiment.cells(self.sets)
-        if halves := [cell for cell in cells.values() if cell.half]:
-            halved(open_source(self.sets.pretrain, "train"), halves[0].half)  # refused now or never
-        shop = Workshop(self.folder, self.workers, work_of, self.tell, self.progress)
+        for cell in {(c.data, c.pictures, c.half): c for c in cells.values()}.values():
+            open_part(cell)  # what cannot be learned from is refused now
+        shop = Workshop(self.folder, self.workers, work_of, self.tell, self.progress, self.pace)
         report = experiment.report(shop.results(cells), self.sets)
+        report = replace(report, command=self.command(name, trained=bool(cells)))
         page.write(report, self.folder / name)
         return report
+
+    def command(self, name: str, *, trained: bool) -> str:
+        words = ["vitrail", "reproduce", name]
+        if trained:
+            words += ["--data", Path(self.sets.pretrain).name]
+            words += ["--target", Path(self.sets.target).name] if self.sets.target else []
+        return shlex.join(words)
 
     def written(self) -> list[Report]:
         """The reports that the folder holds, in the order of the paper."""

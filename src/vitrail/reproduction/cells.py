@@ -34,9 +34,10 @@ from vitrail.training.tasks import numbers, representative, some
 from vitrail.training.watch import Watch
 
 RESULT = "cell.json"
-PROTOCOL = 1  # changes when what is measured changes
+PROTOCOL = 2  # changes when what is measured changes
 SHOTS, DRAWS = 5, 10  # pictures of each class for a linear probe, and how often they are drawn
-POOL = 50  # pictures of each class that are drawn from
+POOL = 50  # test pictures of each class that these are drawn from; they judge no probe
+PROBE = f"a linear probe of {SHOTS} test pictures of each class ({DRAWS} draws), judged by others"
 
 Half = Literal["", "even", "odd"]
 
@@ -61,6 +62,7 @@ class Result:
     accuracy: float | None  # of the test pictures; None without classes
     fewshot: float  # 5-shot accuracy of a linear probe of the features, mean over draws
     images: int  # seen in training
+    judged: int  # test pictures
     seconds: float
     config: Config
 
@@ -69,20 +71,27 @@ def digest(cell: Cell) -> str:
     """A few letters that stand for a cell and everything it depends on."""
     about = {
         "protocol": PROTOCOL,
-        "data": print_of(cell.data),
+        "data": prints_of(cell.data),
         "settings": asdict(cell.settings),
         "pictures": cell.pictures,
         "judged": cell.judged,
+        "half": cell.half,
         "start": digest(cell.start) if cell.start else None,
     }
-    if cell.half:
-        about["half"] = cell.half
     return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 @cache
-def print_of(data: str) -> str:
-    return fingerprint(open_source(data, "train"))
+def prints_of(data: str) -> list[str]:
+    """What tells the pictures and labels from others: to learn from, and to be judged by."""
+    return [fingerprint(open_source(data, split)) for split in ("train", tested(data))]
+
+
+def tested(data: str) -> str:
+    split = judged_split(data)
+    if split is None:
+        raise DataError(f"{data} has no pictures to be judged by; it needs a test split")
+    return split
 
 
 def read_result(folder: Path) -> Result | None:
@@ -95,6 +104,7 @@ def read_result(folder: Path) -> Result | None:
         accuracy=values["accuracy"],
         fewshot=values["fewshot"],
         images=values["images"],
+        judged=values["judged"],
         seconds=values["seconds"],
         config=from_dict(values["config"]),
     )
@@ -105,7 +115,7 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
     material = open_part(cell)
     settings, resume = cell.settings, state.has_state(folder)
     if resume:
-        settings, _, start = read_run(folder)
+        settings = read_run(folder)[0]
     if resume or not (folder / "config.json").exists():
         order = Order(
             data=cell.data,
@@ -124,10 +134,7 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
 def open_part(cell: Cell) -> Material:
     """The pictures of a cell; the seed decides which, and fewer are always among more."""
     train = halved(open_source(cell.data, "train"), cell.half)
-    split = judged_split(cell.data)
-    if split is None:
-        raise DataError(f"{cell.data} has no pictures to be judged by; it needs a test split")
-    test = halved(open_source(cell.data, split), cell.half)
+    test = halved(open_source(cell.data, tested(cell.data)), cell.half)
     return Material(
         reference=cell.data,
         train=part(train, cell.pictures, cell.settings.seed),
@@ -163,19 +170,32 @@ def part(samples: Samples, count: int | None, seed: int) -> Samples:
     return some(samples, representative(numbers(samples), count, rng))
 
 
+def without(samples: Samples, others: Samples) -> Samples:
+    return Samples(samples.collection, np.setdiff1d(places(samples), places(others)))
+
+
+def places(samples: Samples) -> np.ndarray:
+    return np.arange(len(samples)) if samples.rows is None else samples.rows
+
+
 def measure(folder: Path, material: Material) -> Mapping[str, Any]:
-    """How good a bundle is: its test accuracy, and its features with five pictures of a class."""
+    """How good a bundle is: its test accuracy, and its features with five pictures of a class.
+
+    The five are test pictures, since a model may know its training pictures by heart.
+    """
     model = load(folder)
     provenance = facts_of(model).provenance
-    train, test = material.train, material.judged["test"]
-    pool = features_of(model, part(train, POOL * len(train.classes), 0), cache=False)
-    judged = features_of(model, test, cache=False)
+    test = material.judged["test"]
+    shown = part(test, min(POOL * len(test.classes), len(test) // 3), 1)
+    pool = features_of(model, shown, cache=False)
+    judged = features_of(model, without(test, shown), cache=False)
     trials = next(try_shots(pool, judged, shots=(SHOTS,), seeds=DRAWS))
     best = next(trial for trial in trials if trial.probe == "ridge, best")
     return {
         "accuracy": provenance.get("test accuracy"),
         "fewshot": best.mean,
         "draws": list(best.accuracies),
+        "judged": len(test),
         "images": provenance["steps"] * (read_run(folder)[0].batch_size or 1),
         "seconds": provenance["seconds"],
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import dots
-from vitrail.reproduction.means import WORTH, accuracy, by_seed, difference, fewshot, numbers
+from vitrail.reproduction.means import Mean, accuracy, by_seed, fewshot, numbers, tested
 from vitrail.reproduction.models import BATCH, RATE, STEPS, pretraining, vit
 from vitrail.reproduction.report import Picture, Report, Table, Verdict
 
 SEEDS = 3
+LEVEL = 0.02  # of accuracy: closer than this is as good
 CLASS, MEAN, MLP = "class token", "mean of patches", "class token, MLP head"
 HEADS = {CLASS: vit(), MEAN: vit(pool="mean"), MLP: vit(representation=64)}
 RATES = (RATE, RATE / 3)
@@ -26,27 +27,31 @@ def cells(sets: Sets) -> dict[Key, Cell]:
 
 def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     means, few = by_seed(results, accuracy), by_seed(results, fewshot)
-    best = {
-        head: max((means[head, rate] for rate in RATES), key=lambda m: m.mean) for head in HEADS
-    }
-    gap = difference(best[MEAN], best[CLASS])
-    verdict: Verdict = "does not hold" if gap.above(WORTH) or (-gap).above(WORTH) else "holds"
+    rates = {head: max(RATES, key=lambda rate: means[head, rate].mean) for head in HEADS}
+    best = {head: means[head, rate] for head, rate in rates.items()}
+    gap = best[MEAN] - best[CLASS]
     return Report(
         name="heads",
         title=EXPERIMENT.title,
         claim=EXPERIMENT.claim,
         did=(
             f"The base ViT learned {sets.pretrain_name} with each head at two learning rates, "
-            f"{STEPS} steps of {BATCH} pictures, {SEEDS} seeds; judged by 2,500 test pictures. The "
-            "MLP head is a hidden layer of 64 with tanh before the classes."
+            f"{STEPS} steps of {BATCH} pictures, {SEEDS} seeds; judged by {tested(results)} test "
+            "pictures. The MLP head is a hidden layer of 64 with tanh before the classes."
         ),
         found=(
-            f"Each at its better rate: class token {best[CLASS].text} %, mean of patches "
-            f"{best[MEAN].text} %, a difference of {gap.points}; with an MLP head "
-            f"{best[MLP].text} %. The claim is said to hold unless the whole interval of that "
-            f"difference lies beyond {100 * WORTH:g} points."
+            f"Each at its better rate: class token {best[CLASS].text} % (rate {rates[CLASS]:g}), "
+            f"mean of patches {best[MEAN].text} % (rate {rates[MEAN]:g}), a difference of "
+            f"{gap.signed} points; with an MLP head {best[MLP].text} %. The claim is said to hold "
+            f"if all of that interval lies within {100 * LEVEL:g} points of zero, and not to hold "
+            "if all of it lies outside; else it cannot be told. "
+            + (
+                "That the mean wants a rate of its own is not seen: both prefer the same."
+                if rates[MEAN] == rates[CLASS]
+                else "And each wants its own learning rate, as in the paper."
+            )
         ),
-        verdict=verdict,
+        verdict=level(gap),
         tables=[
             Table(
                 caption="accuracies in percent",
@@ -64,7 +69,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
                 content=dots(
                     {
                         name: [
-                            found[head, rate].row(f"{rate:g}", head)
+                            found[head, rate].row(f"rate {rate:g}", head)
                             for head in HEADS
                             for rate in RATES
                         ]
@@ -78,9 +83,16 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     )
 
 
+def level(gap: Mean) -> Verdict:
+    """Whether two are as good as each other."""
+    if gap.low > -LEVEL and gap.high < LEVEL:
+        return "holds"
+    return "does not hold" if gap.low > LEVEL or gap.high < -LEVEL else "cannot be told"
+
+
 EXPERIMENT = Experiment(
     name="heads",
-    title="Class token or mean of patches: both do, at their own learning rates",
+    title="Class token or mean of patches: both do",
     claim=(
         "Reading the mean of all patches seemed much worse than a class token, until the learning "
         "rate was chosen for it: then both do about as well (figure 9, a picture only; class token "

@@ -54,7 +54,6 @@ VITS: dict[str, dict[str, Any]] = {
 HYBRIDS: dict[str, dict[str, Any]] = {
     "S": {"depth": 1, "width": 48, "mlp_width": 192, "heads": 2},
     "M": {"depth": 4, "width": 64, "mlp_width": 256, "heads": 4},
-    "L": {"depth": 4, "width": 128, "mlp_width": 512, "heads": 4},
 }
 BITS = {"S": (1,), "M": (1, 1)}  # the next one would cost twice what the others do
 MIXERS: dict[str, dict[str, Any]] = {

@@ -41,9 +41,14 @@ $ vitrail reproduce all {DATA} --docs docs
 
 Numbers that are called *published* are the paper's, from models and data that are far larger; all
 others were computed or measured here. They stand side by side so that what follows from them can be
-compared, not their size. A verdict is computed from the numbers by the rule that its section
-states. It is about this scale: a claim that does not hold here may well hold where the paper makes
-it."""
+compared, not their size. After ± stands how far a mean over seeds may be off, 19 times of 20; the
+deviation between seeds is pooled over all runs of an experiment.
+
+A verdict is computed from the numbers. Where models were trained, each section lists the parts of
+its claim: one is seen if all of its interval lies above zero, and refuted if all of it lies below.
+The claim holds if all parts are seen, and in part if some are; it does not hold if none is and one
+is refuted; else it cannot be told. Sections with another rule state it. All of it is about this
+scale: a claim that does not hold here may well hold where the paper makes it."""
 
 
 def markdown(reports: Sequence[Report], pictures: str = "reproduction") -> str:
@@ -89,11 +94,8 @@ def section(report: Report, pictures: str = "", level: str = "##") -> Iterator[s
         yield f"*{' '.join(picture.caption.split())}*"
     yield f"**What came out.** {report.found}"
     yield f"**Verdict: {report.verdict}.**"
-    yield f"```console\n$ {command(report)}\n```"
-
-
-def command(report: Report) -> str:
-    return f"vitrail reproduce {report.name} {DATA}"
+    if report.command:
+        yield f"```console\n$ {report.command}\n```"
 
 
 def in_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

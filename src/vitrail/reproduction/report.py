@@ -37,4 +37,5 @@ class Report:
     verdict: Verdict
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
+    command: str = ""  # that makes it again
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers, for machines

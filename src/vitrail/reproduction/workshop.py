@@ -5,14 +5,17 @@ whatever ends the command, at most some seconds of each cell under way are lost.
 """
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch
@@ -38,8 +41,9 @@ class Pace:
     seconds: float = 0.0
 
     def add(self, operations: float, seconds: float) -> None:
-        self.operations += operations
-        self.seconds += max(0.0, seconds - BESIDE)
+        if seconds > BESIDE:
+            self.operations += operations
+            self.seconds += seconds - BESIDE
 
     def takes(self, operations: float) -> float:
         """Seconds for a cell of so much work."""
@@ -59,34 +63,38 @@ class Workshop:
     pace: Pace = field(default_factory=Pace)
 
     def results(self, cells: Mapping[Key, Cell]) -> dict[Key, Result]:
-        """The result of each cell."""
-        with sole_writer(self.folder):
-            wanted = with_starts({spoken(key): cell for key, cell in cells.items()})
-            found = {key: read_result(self.place(key)) for key in wanted}
-            open_cells = {key: cell for key, (_, cell) in wanted.items() if found[key] is None}
-            names = {key: name for key, (name, _) in wanted.items()}
-            for key in self.run(open_cells, names):
-                found[key] = read_result(self.place(key))
-        return {key: found[digest(cell)] for key, cell in cells.items()}  # pyright: ignore[reportReturnType]: all are done
+        """The result of each cell; those that have none yet are run."""
+        wanted = with_starts({spoken(key): cell for key, cell in cells.items()})
+        missing = {key for key in wanted if read_result(self.place(key)) is None}
+        if missing:
+            with sole_writer(self.folder), self.broken_is_told():
+                self.run({key: wanted[key] for key in wanted if key in missing})
+        found = {key: read_result(self.place(digest(cell))) for key, cell in cells.items()}
+        return {key: result for key, result in found.items() if result is not None}
 
     def place(self, key: str) -> Path:
         return self.folder / CELLS / key
 
-    def run(self, cells: Mapping[str, Cell], names: Mapping[str, str]) -> Iterator[str]:
-        """Run the cells, those that others begin with first; their keys as they are done."""
-        if not cells:
-            return
-        waiting, running = dict(cells), {}
+    def run(self, cells: Mapping[str, tuple[str, Cell]]) -> None:
+        """Run cells, given by digest with their names; those that others begin with first."""
+        waiting = {key: cell for key, (_, cell) in cells.items()}
+        running: dict[Future[bool], str] = {}
+        begun: dict[str, float] = {}
         with pool(self.workers) as workers:
             while waiting or running:
                 for key in self.ready(waiting, running)[: self.workers - len(running)]:
                     running[workers.submit(run_cell, *self.task(waiting.pop(key), key))] = key
-                done = len(cells) - len(waiting) - len(running)
-                self.progress(done, len(cells), self.left(waiting, running, cells))
+                    begun[key] = time.monotonic()
+                rest = [self.pace.takes(self.work(cell)) for cell in waiting.values()]
+                for key in running.values():
+                    whole = self.pace.takes(self.work(cells[key][1]))
+                    rest.append(max(1.0, whole - (time.monotonic() - begun[key])))
+                left = max(max(rest), sum(rest) / self.workers)
+                self.progress(len(cells) - len(rest), len(cells), left)
                 for future in wait(running, timeout=2.0, return_when=FIRST_COMPLETED)[0]:
                     key = running.pop(future)
-                    self.finish(future, names[key], cells[key], key)
-                    yield key
+                    self.finish(future.result(), *cells[key], key)
+        self.progress(len(cells), len(cells), 0.0)
 
     def ready(self, waiting: Mapping[str, Cell], running: Mapping[Future[bool], str]) -> list[str]:
         """Cells that can begin: those whose start is not still to be made, the longest first."""
@@ -99,14 +107,7 @@ class Workshop:
         start = "" if cell.start is None else str(self.place(digest(cell.start)))
         return cell, self.place(key), start
 
-    def finish(self, future: Future[bool], name: str, cell: Cell, key: str) -> None:
-        try:
-            finished = future.result()
-        except BrokenProcessPool:
-            raise TrainingError(
-                f"a process that trained {name!r} was ended from outside, perhaps for want of "
-                "memory; the same command goes on where it stopped"
-            ) from None
+    def finish(self, finished: bool, name: str, cell: Cell, key: str) -> None:
         if not finished:
             raise KeyboardInterrupt
         result = read_result(self.place(key))
@@ -114,16 +115,15 @@ class Workshop:
         self.pace.add(self.work(cell), result.seconds)
         self.tell(name, cell, result)
 
-    def left(
-        self,
-        waiting: Mapping[str, Cell],
-        running: Mapping[Future[bool], str],
-        cells: Mapping[str, Cell],
-    ) -> float:
-        """Seconds until all is done; of what is running, half is."""
-        rest = sum(self.pace.takes(self.work(cell)) for cell in waiting.values())
-        half = sum(self.pace.takes(self.work(cells[key])) / 2 for key in running.values())
-        return (rest + half) / self.workers
+    @contextmanager
+    def broken_is_told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenProcessPool:
+            raise TrainingError(
+                "a process that trained was ended from outside, perhaps for want of memory; the "
+                "same command goes on where it stopped, with --workers 1 if need be"
+            ) from None
 
 
 def spoken(key: Key) -> str:
@@ -148,21 +148,28 @@ def with_starts(cells: Mapping[str, Cell]) -> dict[str, tuple[str, Cell]]:
 
 @contextmanager
 def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share the cores, and end with the one that started them."""
+    """Processes that share the cores; they stop, and keep their state, when this one does."""
+    context = get_context("spawn")
+    pids: SimpleQueue[int] = context.SimpleQueue()
     with ProcessPoolExecutor(
         workers,
-        mp_context=get_context("spawn"),
+        mp_context=context,
         initializer=begin_worker,
-        initargs=(max(1, cores() // workers),),
+        initargs=(max(1, cores() // workers), pids),
     ) as executor:
         try:
             yield executor
         except BaseException:
+            while not pids.empty():
+                with suppress(ProcessLookupError):
+                    os.kill(pids.get(), signal.SIGTERM)  # a run saves its state
             executor.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def begin_worker(threads: int) -> None:
+def begin_worker(threads: int, pids: "SimpleQueue[int]") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    pids.put(os.getpid())
     torch.set_num_threads(threads)
     parent = parent_process()
     assert parent is not None
