@@ -1,5 +1,6 @@
 # make demo    see what vitrail does      make test    every check and test
 # make bench   measure against the peers  make format  let ruff lay out the code
+# make reproduction DATA=fashion_mnist.npz    the paper's experiments, an hour and a half
 #
 # Each makes .venv and installs what it needs. PYTHON chooses the interpreter (3.11 or newer).
 
@@ -8,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PYTHONWARNINGS :=
 
-.PHONY: demo test bench format clean
+.PHONY: demo test bench reproduction format clean
 
 demo: .venv/base
 	$(BIN)/vitrail demo --out demo
@@ -21,6 +22,9 @@ test: .venv/dev
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/run.py
+
+reproduction: .venv/base
+	$(BIN)/vitrail reproduce all --data $(DATA) --docs docs
 
 format: .venv/dev
 	$(BIN)/ruff check --fix
