@@ -21,6 +21,7 @@ from vitrail.cli.fewshot import Fewshot
 from vitrail.cli.inspect import Inspect
 from vitrail.cli.models import Models
 from vitrail.cli.pack import Pack
+from vitrail.cli.plan import Plan
 from vitrail.cli.predict import Predict
 from vitrail.cli.recipes import Recipes
 from vitrail.cli.reproduce import Reproduce
@@ -41,6 +42,7 @@ COMMANDS = {
     "inspect": Inspect,
     "models": Models,
     "pack": Pack,
+    "plan": Plan,
     "predict": Predict,
     "recipes": Recipes,
     "reproduce": Reproduce,

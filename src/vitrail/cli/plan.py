@@ -1,0 +1,208 @@
+"""`vitrail plan`: what a training run will take, before it begins."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from vitrail.cli.text import paragraph
+from vitrail.planning.wish import Wish
+from vitrail.training.settings import Optimizer, Precision, Strategy
+
+if TYPE_CHECKING:
+    from vitrail.planning.planner import Outlook
+
+USUAL_BATCH, PAPERS_BATCH = 32, 4096
+LEAST_DAYS = 0.1  # below which nobody asks for an accelerator's days
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+PARTS = {
+    "weights": "",
+    "gradients": "at that moment",
+    "optimizer": "",
+    "average": "of the weights",
+    "activations": "and all that comes and goes",
+    "buckets": "copies in which gradients are summed",
+    "gathered": "whole while they are needed, at most",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Tell what training a model will take: operations, memory, time here, days elsewhere."""
+
+    model: tyro.conf.Positional[str]
+    """A name from `vitrail models`, a bundle, or any other model reference."""
+    data: str = ""
+    """Plan for these pictures: their number, their classes, and the time to read them."""
+    batch_size: int | None = None
+    """Pictures per step, over all devices: 32 if not given, or the paper's 4096 for a page."""
+    image_size: int | None = None
+    """Pixels along each side; the model's own if not given."""
+    classes: int | None = None
+    """Classes to tell apart; those of the data or of the model if not given."""
+    optimizer: Optimizer = "adamw"
+    """As --optim.kind of `vitrail train`."""
+    average: float = 0.0
+    """Decay of a running average of the weights; 0 for none."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    micro_batch: int | None = None
+    """Pictures at once on one device; the rest of a batch is accumulated."""
+    devices: int = 1
+    """Devices that share a batch."""
+    strategy: Strategy = "ddp"
+    """Several devices: a copy of the model for each, or each a part of it."""
+    precision: Precision = "auto"
+    """Of the matrix products."""
+    images: float | None = None
+    """Pictures of a pre-training, such as 303e6."""
+    epochs: float | None = None
+    """Times that each is seen; 1 if only images are given."""
+    utilization: float = 0.35
+    """Share of their published peak that accelerators are assumed to reach."""
+    probe: bool = True
+    """Take a few real steps, for time and memory on this machine."""
+    page: Path | None = None
+    """Write how such a training would run on a cluster to this Markdown file instead."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> None:
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Wish)}
+        if self.batch_size is None:
+            given["batch_size"] = USUAL_BATCH if self.page is None else PAPERS_BATCH
+        wish = Wish(**given)
+        if self.page is not None:
+            from vitrail.planning.page import write_page
+
+            write_page(wish, self.page, utilization=self.utilization)
+            print(f"written: {self.page}")
+            return
+        from vitrail.planning.planner import plan
+
+        outlook = plan(wish, probing=self.probe, utilization=self.utilization)
+        if self.json:
+            print(json.dumps(outlook.to_dict(), indent=1))
+            return
+        for line in words(outlook):
+            print(line)
+
+
+def words(outlook: "Outlook") -> Iterator[str]:
+    """All of it for people, in 80 columns."""
+    facts = outlook.to_dict()
+    yield f"{facts['model']} at {facts['image_size']} pixels, {facts['classes']:,} classes"
+    yield ""
+    yield row("parameters", f"{facts['parameters']:,}")
+    if facts["tokens"] is not None:
+        yield row("tokens", f"{facts['tokens']:,}")
+    yield row("a picture, forward", f"{amount(facts['flops']['forward'])}FLOPs")
+    yield row("a picture, training", f"{amount(facts['flops']['training'])}FLOPs")
+    if outlook.exaflops is not None:
+        yield row("all of the training", f"{outlook.exaflops:,.4g} exaFLOPs")
+    yield ""
+    yield from memory_words(outlook)
+    yield from time_words(outlook)
+    if any(one["device_days"] >= LEAST_DAYS for one in outlook.days()):
+        yield from days_words(outlook)
+    for note in outlook.notes:
+        yield from paragraph(f"note: {note}")
+    yield from paragraph(
+        "A multiply-add is two operations, the backward pass two forward passes, as in table 6 of "
+        "the paper; element-wise work is not counted."
+    )
+
+
+def memory_words(outlook: "Outlook") -> Iterator[str]:
+    wish, memory = outlook.wish, outlook.memory
+    batch = f"a batch of {wish.batch_size:,}"
+    if wish.devices > 1:
+        batch += f" over {wish.devices} devices ({wish.strategy})"
+    if outlook.accumulate > 1:
+        batch += f" in {outlook.accumulate} parts of {outlook.micro_batch}"
+    extras = [wish.optimizer, outlook.precision, *(["checkpointing"] * wish.checkpointing)]
+    where = " of each device" if wish.devices > 1 else ""
+    yield from paragraph(f"Memory{where}: {batch}; {', '.join(extras)}")
+    for part, size in memory.parts.items():
+        if size:
+            yield row(f"  {part}", bytes_of(size), PARTS[part])
+    if wish.devices > 1:
+        yield row("  together", bytes_of(memory.tensors), "when a step needs most")
+        yield ""
+        return
+    how = "measured" if memory.measured else "estimated"
+    yield row("  the process itself", bytes_of(memory.process), how)
+    yield row("  holes in its heap", bytes_of(memory.lost), how)
+    yield row("  together", bytes_of(memory.peak), "when a step needs most")
+    if memory.evaluation > memory.tensors + memory.lost:
+        yield row("  evaluating needs more", bytes_of(memory.evaluation), "and the process")
+    yield row("free here", bytes_of(outlook.free))
+    yield row("fits here", f"{outlook.largest_batch:,}", "pictures at once, at most")
+    yield ""
+
+
+def time_words(outlook: "Outlook") -> Iterator[str]:
+    time = outlook.time()
+    if time is None:
+        return
+    yield "Time on this machine, from a probe"
+    yield row("  a step", duration(time["step"]))
+    yield row("  pictures a second", f"{time['images_per_second']:,.1f}")
+    if time["epoch"] is not None:
+        yield row("  an epoch", duration(time["epoch"]), f"{outlook.wish.images:,.0f} pictures")
+    if time["run"] is not None:
+        yield row("  the training", duration(time["run"]), f"{outlook.wish.epochs:g} epochs")
+    yield ""
+
+
+def days_words(outlook: "Outlook") -> Iterator[str]:
+    wish = outlook.wish
+    yield f"{wish.epochs:g} epochs of {wish.images:,.0f} pictures: {outlook.exaflops:,.4g} exaFLOPs"
+    several = wish.devices > 1
+    heads = ["peak, TFLOP/s", "device-days", f"days of {wish.devices}"]
+    yield f"  {'':12}" + "".join(f"{head:>16}" for head in heads[: 2 + several])
+    for one in outlook.days():
+        cells = [f"{one['peak'] / 1e12:,.4g}", number(one["device_days"]), number(one["days"])]
+        full = "" if one["fits"] else "  too small for it"
+        yield f"  {one['name']:12}" + "".join(f"{c:>16}" for c in cells[: 2 + several]) + full
+    reached = [f"{r['model']} {r['reached']:.0%}" for r in outlook.to_dict()["published"]]
+    yield from paragraph(
+        f"Peaks as published, of which {outlook.utilization:.0%} is assumed to be reached "
+        f"(--utilization). The paper's TPUv3-core-days come to {' and '.join(reached)}."
+    )
+    yield ""
+
+
+def row(name: str, value: str, remark: str = "") -> str:
+    return f"{name:22}{value:>18}  {remark}".rstrip()
+
+
+def bytes_of(size: float) -> str:
+    """1.2 GiB."""
+    unit = 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:,.0f} {UNITS[unit]}" if unit < 3 else f"{size:,.2f} {UNITS[unit]}"
+
+
+def amount(value: float) -> str:
+    """35.1 G, for operations."""
+    for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if value >= 10**power:
+            return f"{value / 10**power:,.3g} {letter}"
+    return f"{value:,.0f} "
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would choose."""
+    for length, unit in ((2 * 86_400, "days"), (7_200, "hours"), (120, "minutes")):
+        if seconds >= length:
+            return f"{seconds / {'days': 86_400, 'hours': 3_600, 'minutes': 60}[unit]:,.1f} {unit}"
+    return f"{seconds:.3g} seconds"
