@@ -52,6 +52,7 @@ ONLY_IN = {
 }
 
 FREE_OF_TORCH = [
+    "planning/wish.py",
     "training/folder.py",
     "training/recipes.py",
     "training/settings.py",
