@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +10,6 @@ import tyro
 
 from vitrail.cli.live import clock
 from vitrail.cli.text import WIDTH, printable
-from vitrail.data.threads import cores
 from vitrail.errors import ConfigError, unknown
 from vitrail.reproduction.names import ALL, NAMES
 
@@ -47,15 +46,15 @@ class Reproduce:
     """The folder of reports and of the runs behind them; what it holds is not run again."""
     docs: Path | None = None
     """Write the reports that the folder holds as one page, reproduction.md, into this folder."""
-    workers: int = field(default_factory=cores)
-    """Runs at the same time, each on its share of the cores."""
+    workers: int | None = None
+    """Runs at the same time, each on its share of the cores: one for each core if not given."""
     json: bool = False
     """Print one JSON object for each experiment; progress goes to standard error."""
 
     def run(self) -> None:
         if self.name not in (*NAMES, ALL):
             raise unknown("experiment", self.name, (*NAMES, ALL))
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers {self.workers} runs nothing; give 1 or more")
         if self.weights and self.scale == "full":
             raise ConfigError("--weights are judged as they are; leave --scale out")
@@ -63,6 +62,7 @@ class Reproduce:
             raise ConfigError("--docs makes a page of what was run here; leave it out")
         if self.weights and self.data == (BUILTIN,):
             raise ConfigError("--weights need pictures; give --data NAME=DATA: CIFAR-10=cifar/")
+        from vitrail.data.threads import cores
         from vitrail.reproduction import catalog
 
         if self.weights:
@@ -77,7 +77,7 @@ class Reproduce:
         lab = catalog.Lab(
             sets=catalog.Sets(only(self.data), self.target),
             folder=self.out,
-            workers=self.workers,
+            workers=self.workers or cores(),
             tell=self.tell,
             progress=Left(),
         )
