@@ -32,6 +32,7 @@ from vitrail.training.setup import Order
 
 STEPS, FIRST = 8, 2  # of the run, and those whose time does not count
 PICTURES, JUDGED, CLASSES = 64, 16, 10
+NEVER = 1e6  # epochs: an evaluation between two steps would count as one
 MIB = 2**20
 SETTINGS = (
     Wish(model="ViT-Nano/4", batch_size=64),
@@ -106,7 +107,8 @@ def write_noise(path: Path, wish: Wish) -> Path:
 def take_run(wish: Wish) -> dict[str, float]:
     """A short training, as the command would do it."""
     settings = wish.settings()
-    settings = replace(settings, steps=STEPS, model=replace(settings.model, name=wish.model))
+    model = replace(settings.model, name=wish.model)
+    settings = replace(settings, steps=STEPS, evaluate_every=NEVER, model=model)
     with tempfile.TemporaryDirectory() as folder:
         run(Order(data=wish.data, out=Path(folder), settings=settings))
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
