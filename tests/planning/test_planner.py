@@ -91,6 +91,14 @@ def test_ddp_sums_gradients_in_copies(alone):
     assert copied["buckets"] == copied["weights"] == alone.memory.parts["weights"]
 
 
+def test_cores_that_share_a_batch_have_gradients_of_their_own(alone, monkeypatch):
+    monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    shared = counted(batch_size=8).memory.parts
+    assert shared["copies"] == shared["weights"] == alone.memory.parts["weights"]
+    assert "copies" not in alone.memory.parts
+
+
 def test_muon_gathers_what_it_turns():
     parts = counted(batch_size=16, devices=2, strategy="fsdp", optimizer="muon").memory.parts
     matrices = 4 * 32 * 32 + 2 * 32 * 128 + 32 * 3 * 4 * 4

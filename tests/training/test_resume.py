@@ -31,10 +31,12 @@ def weights(folder):
         {"average": 0.9},
         {"image_sizes": ((0.0, 4), (0.5, 8))},
         {"optim": type(SETTINGS.optim)(kind="muon", learning_rate=1e-3, warmup_steps=1)},
+        {"machine": type(SETTINGS.machine)(parts=2)},
     ],
-    ids=["plain", "averaged", "growing", "muon"],
+    ids=["plain", "averaged", "growing", "muon", "in parts"],
 )
 def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatch, changes):
+    monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
     tiny_run(colors, tmp_path / "alone", **changes)
 
     class StopAfter(Stop):

@@ -24,6 +24,7 @@ PARTS = {
     "optimizer": "",
     "average": "of the weights",
     "activations": "and all that comes and goes",
+    "copies": "gradients of the other parts of a batch",
     "buckets": "copies in which gradients are summed",
     "gathered": "whole while they are needed, at most",
 }

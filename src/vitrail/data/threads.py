@@ -1,7 +1,7 @@
-"""Threads that prepare pictures, each with one core for itself.
+"""Threads that share out work, each with cores for itself.
 
-Decoding and resizing let go of Python's lock, so threads share out the work without the cost of
-processes: nothing is started, nothing is sent.
+Decoding, resizing and matrix products let go of Python's lock, so threads share out the work
+without the cost of processes: nothing is started, nothing is sent.
 """
 
 import os
@@ -20,22 +20,26 @@ def cores() -> int:
 
 
 def reading_threads() -> ThreadPoolExecutor:
-    """A pool, a thread for each core, in which torch works alone.
+    """A pool, a thread for each core, in which torch works alone."""
+    return threads_with_cores(min(cores(), MOST), each=1, name="reader")
+
+
+def threads_with_cores(count: int, *, each: int, name: str) -> ThreadPoolExecutor:
+    """A pool of so many threads, in each of which torch uses so many cores.
 
     A thread that asks torch for one core decides for all threads begun after it, so all are begun
     here, one pool at a time, and the number is put back.
     """
-    count = min(cores(), MOST)
     begun = Barrier(count + 1)
 
     def begin() -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(each)
         torch.get_num_threads()  # a thread settles on the number when it first asks for it
         begun.wait()
 
     with STARTING:
         usual = torch.get_num_threads()
-        pool = ThreadPoolExecutor(count, thread_name_prefix="reader", initializer=begin)
+        pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=begin)
         try:
             for _ in range(count):
                 pool.submit(int)

@@ -17,9 +17,12 @@ from torch import Tensor
 
 from vitrail import parallel
 from vitrail.models.build import build
+from vitrail.models.checks import pair
 from vitrail.models.config import Config
 from vitrail.planning.trace import PARTS, Trace
 from vitrail.planning.wish import Wish
+from vitrail.training.cores import parts_for, pays
+from vitrail.training.device import choose_precision
 from vitrail.training.optimizers import is_turned
 
 MIB = 2**20
@@ -57,7 +60,7 @@ class Memory:
 def step_parts(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str, int]:
     """Tensors on each device at the peak of a step on so many pictures at once."""
     if wish.devices == 1:
-        return trace.at_peak(pictures)
+        return trace.at_peak(pictures) | copies(trace, wish, config, pictures)
     if wish.strategy == "ddp":  # gradients are summed in copies of their own
         return trace.at_peak(pictures) | {"buckets": trace.part("weights")}
     share = 1 / wish.devices
@@ -66,6 +69,17 @@ def step_parts(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[
     if kept_apart:
         factors["gradients"] = 1.0
     return scaled(trace, factors).at_peak(pictures) | {"gathered": gathered(config, wish)}
+
+
+def copies(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str, int]:
+    """Gradients beside the first, where cores work on parts of a batch (`training/cores.py`)."""
+    device = parallel.start()
+    precision, _ = choose_precision(wish.precision, device)
+    parts = parts_for(config, wish.settings(), precision, device)
+    shape = (pictures, config.channels, *pair(config.image_size))
+    if parts == 1 or not pays(config, shape, parts):
+        return {}
+    return {"copies": (parts - 1) * trace.part("weights")}
 
 
 def scaled(trace: Trace, factors: dict[str, float]) -> Trace:

@@ -226,6 +226,8 @@ class MachineSettings:
     """Processes that read pictures."""
     micro_batch: int | None = None
     """Pictures at once on one device; the rest of a batch is accumulated."""
+    parts: int | None = None
+    """Parts of a batch that the cores of a processor work on side by side; 1 keeps it whole."""
     precision: Precision = "auto"
     """Of the matrix products."""
     compile: bool = False
@@ -236,6 +238,10 @@ class MachineSettings:
     """Several processes: a copy of the model for each, or each a part of it."""
     device: str = ""
     """cpu, cuda, mps; chosen if not given."""
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and self.parts < 1:
+            raise ConfigError(f"machine.parts={self.parts} must be 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
+from vitrail.training.cores import EachCoreAPart, parts_for
 from vitrail.training.device import choose_precision, compiled, scaler_for
 from vitrail.training.feed import Feed, preparation
 from vitrail.training.judge import Judge
@@ -20,7 +21,7 @@ from vitrail.training.learner import Learner, build_learner
 from vitrail.training.loop import Prepare, TrainState
 from vitrail.training.material import Material, open_material
 from vitrail.training.memory import activation_bytes, free_bytes, largest_micro_batch
-from vitrail.training.objectives import make_objective
+from vitrail.training.objectives import Classification, make_objective
 from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
@@ -204,6 +205,12 @@ def make_state(
     objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device)
     wrapped = parallel.spread(objective, settings.machine.strategy)
+    if settings.machine.compile:
+        wrapped = compiled(wrapped)
+    elif parallel.world_size() == 1:
+        parts = parts_for(model.config, settings, precision, device)
+        if parts > 1 and isinstance(objective, Classification):
+            wrapped = EachCoreAPart(objective, parts)
     named = {
         name.removeprefix("model."): parameter
         for name, parameter in objective.named_parameters()
@@ -212,7 +219,7 @@ def make_state(
     depth = getattr(model.config, "depth", 0)
     return TrainState(
         objective=objective,
-        wrapped=compiled(wrapped) if settings.machine.compile else wrapped,
+        wrapped=wrapped,
         optimizers=make_optimizers(named.items(), settings.optim, depth),
         average=Average(named, settings.average) if settings.average else None,
         scaler=scaler_for(precision, device),
