@@ -4,9 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
 
-from vitrail.errors import ConfigError
 from vitrail.training.settings import Precision
 
 FAST_BFLOAT16 = ("amx_bf16", "avx512_bf16")  # instructions without which it is slower than float32
@@ -46,14 +44,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was told, so that a clock means something."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
-
-
-def compiled(module: nn.Module) -> nn.Module:
-    """The module, compiled by torch on its first step."""
-    from torch.utils.cpp_extension import check_compiler_ok_for_platform, get_cxx_compiler
-
-    if not torch.cuda.is_available() and not check_compiler_ok_for_platform(get_cxx_compiler()):
-        raise ConfigError(
-            "machine.compile needs a C++ compiler and finds none; install g++, or leave it out"
-        )
-    return torch.compile(module)  # pyright: ignore[reportReturnType]: it is one

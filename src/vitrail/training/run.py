@@ -17,6 +17,7 @@ from vitrail import parallel
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
+from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, write_run
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
@@ -53,6 +54,9 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
         with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
             check_folder(order)
             setup = set_up(order, watch, device)
+            if setup.settings.machine.compile:
+                resumed = order.resume and state.has_state(order.out)
+                setup = compile_if_it_pays(setup, watch, resumed=resumed)
             if order.overwrite and first and not order.resume:
                 clear_run(order.out)  # not before it is known that the new one can begin
             parallel.wait()

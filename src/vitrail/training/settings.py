@@ -231,7 +231,7 @@ class MachineSettings:
     precision: Precision = "auto"
     """Of the matrix products."""
     compile: bool = False
-    """Let torch compile the model; the first step takes a minute."""
+    """Let torch compile the step, if a few steps show that it pays; that takes a minute."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory."""
     strategy: Strategy = "ddp"

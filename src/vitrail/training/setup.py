@@ -14,7 +14,7 @@ from vitrail.models.names import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
 from vitrail.training.cores import EachCoreAPart, parts_for
-from vitrail.training.device import choose_precision, compiled, scaler_for
+from vitrail.training.device import choose_precision, scaler_for
 from vitrail.training.feed import Feed, preparation
 from vitrail.training.judge import Judge
 from vitrail.training.learner import Learner, build_learner
@@ -205,9 +205,7 @@ def make_state(
     objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device)
     wrapped = parallel.spread(objective, settings.machine.strategy)
-    if settings.machine.compile:
-        wrapped = compiled(wrapped)
-    elif parallel.world_size() == 1:
+    if parallel.world_size() == 1:
         parts = parts_for(model.config, settings, precision, device)
         if parts > 1 and isinstance(objective, Classification):
             wrapped = EachCoreAPart(objective, parts)
