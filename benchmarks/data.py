@@ -4,19 +4,19 @@ import io
 import statistics
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
 from peers import make_torchvision_importable
-from timing import in_turns
+from race_sets import data_folder
+from timing import claim, in_turns
 from vitrail.data.augmentation import rand_augment
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, preset
 from vitrail.data.transforms import Augmentation, TrainTransform, normalize
 
-FLOWERS = Path(__file__).parents[2] / "shared" / "data" / "flowers5_160.tar"
+FLOWERS = data_folder() / "flowers5_160.tar"
 CASES = {"500 x 375": ((500, 375), 120), "2000 x 1500": ((2000, 1500), 24)}
 ROUNDS = 9
 BATCH = 24
@@ -25,7 +25,7 @@ BATCH = 24
 def report() -> str:
     """The section of docs/benchmarks.md, measured now."""
     if not FLOWERS.exists():
-        return "## Data\n\nNot measured: ../shared/data/flowers5_160.tar is not there.\n"
+        return f"## Data\n\nNot measured: {FLOWERS} is not there; try `make bench DATA=folder`.\n"
     make_torchvision_importable()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def report() -> str:
         ]
         for title, (size, count) in CASES.items():
             print(f"  {title}", flush=True)
-            lines += [f"### {title} JPEG", "", *pipelines(size, count), ""]
+            lines += [f"### {title} JPEG", "", *pipelines(title, size, count), ""]
         print("  RandAugment", flush=True)
         lines += ["### RandAugment at 224, two operations of magnitude 9", "", *augmentations(), ""]
         return "\n".join(lines)
@@ -63,9 +63,10 @@ def photographs(size: tuple[int, int], count: int) -> list[bytes]:
     return found
 
 
-def pipelines(size: tuple[int, int], count: int) -> list[str]:
+def pipelines(title: str, size: tuple[int, int], count: int) -> list[str]:
     files = photographs(size, count)
     return rows(
+        f"Training pictures a second, {title} JPEG",
         {
             "vitrail": ours(files),
             "torchvision": theirs(files, torchvision_transform()),
@@ -146,15 +147,17 @@ def augmentations() -> list[str]:
         for image in images:
             rand_augment(image, rng, count=2, magnitude=9)
 
-    return rows(
-        {"vitrail": our_call, "timm": lambda: [timm(image) for image in images]}, len(images)
-    )
+    calls = {"vitrail": our_call, "timm": lambda: [timm(image) for image in images]}
+    return rows("RandAugment, pictures a second", calls, len(images))
 
 
-def rows(calls: dict[str, Callable[[], object]], count: int) -> list[str]:
+def rows(what: str, calls: dict[str, Callable[[], object]], count: int) -> list[str]:
     seconds = in_turns(calls, rounds=ROUNDS)
     lines = ["| pipeline | pictures / s | ratio |", "|---|---|---|"]
+    ratios = {}
     for name, times in seconds.items():
-        ratio = statistics.median(t / o for t, o in zip(times, seconds["vitrail"], strict=True))
-        lines.append(f"| {name} | {count / min(times):.0f} | {ratio:.2f} |")
-    return lines
+        pairs = zip(times, seconds["vitrail"], strict=True)
+        ratios[name] = statistics.median(t / own for t, own in pairs)
+        lines.append(f"| {name} | {count / min(times):.0f} | {ratios[name]:.2f} |")
+    peer = min(ratios.keys() - {"vitrail"}, key=lambda name: ratios[name])
+    return [claim(what, f"{ratios[peer]:.2f} times {peer}"), "", *lines]

@@ -9,7 +9,7 @@ import torch
 
 from fewshot import PEAK, held
 from peers import Shape, vitrail
-from timing import in_turns, spread
+from timing import claim, in_turns, spread
 from vitrail.inspection.attention import study
 from vitrail.inspection.rollout import rollout
 from vitrail.models.build import create
@@ -40,6 +40,8 @@ def cost() -> list[str]:
     pairs = zip(seconds["study"], seconds["forward"], strict=True)
     ratio = statistics.median(own / plain for own, plain in pairs)
     return [
+        claim("A study of attention over many pictures", f"{ratio:.2f} times their forward pass"),
+        "",
         f"ViT-S/16 at 224 pixels, {IMAGES} pictures in batches of {BATCH}: mean attention distance",
         "(all variants), entropy, redundancy of heads and norms of tokens, all layers and heads,",
         f"beside the plain forward pass. Interleaved, {ROUNDS} rounds; *ratio* is the median over",

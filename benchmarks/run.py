@@ -1,36 +1,129 @@
 """`make bench`: measure vitrail beside its peers and write docs/benchmarks.md.
 
-Each section is a module with `report()`; name sections to run only those.
+    python benchmarks/run.py                 everything; interrupted, it goes on where it was
+    python benchmarks/run.py models data     these sections anew; the rest of the page stays
+
+A section is a module with `report()`, which gives its part of the page. One whose text begins with
+`Not measured: ` leaves what the page had. Lines made by `timing.claim` are repeated at the top.
 """
 
 import re
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-from timing import machine
+import kept
+from timing import machine, machine_table
+from vitrail.errors import VitrailError, unknown
 
-SECTIONS = ["fidelity", "models", "training", "fewshot", "inspection", "prediction", "data"]
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+NOT = "Not measured: "
+CLAIM = re.compile(r"^\*\*(.+?): (.+)\.\*\*$", re.M)
 HEAD = """# Benchmarks
 
-Made by `make bench`, which measures everything again on your machine and rewrites this page.
-Times were taken on {machine}; a section is one run.
-Compare ratios, not times: they come from things that took turns.
+Made by `make bench`, which measures everything again on your machine and rewrites this page
+(`make bench DATA=folder` for the data sets of the race). Compare ratios, not times: times of two
+machines, or of two hours on a shared one, mean nothing beside each other. So things that are
+compared take turns: one of each, then again, as many rounds as the section says; what is given is
+the median over rounds, and the spread where it matters. The last line of a section tells when it
+was measured, for how long and on what; the last to be measured were so on:
 """
 
 
-def main(names: list[str]) -> None:
-    """Measure the named sections, or all; sections that are not measured stay on the page."""
-    page = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() and names else {}
-    for name in names or SECTIONS:
-        print(f"measuring {name}", flush=True)
-        page |= sections(import_module(name).report())
-        print("\n".join(page.values()))
+class Section(NamedTuple):
+    """What a module adds to the page, and about how long that takes on two cores."""
+
+    headings: tuple[str, ...]
+    minutes: float
+
+
+SECTIONS = {
+    "race": Section(("## Time to accuracy", "## Fine-tuning"), 85),
+    "fidelity": Section(("## Fidelity",), 0.2),
+    "models": Section(("## Models",), 4),
+    "training": Section(("## The training loop",), 2),
+    "growth": Section(("## How cost grows",), 4),
+    "memory": Section(("## Memory",), 6),
+    "fewshot": Section(("## The few-shot probe",), 4),
+    "inspection": Section(("## Looking inside",), 3),
+    "prediction": Section(("## Prediction",), 11),
+    "serving": Section(("## Serving",), 3),
+    "data": Section(("## Data",), 2),
+}
+
+
+@dataclass
+class Incomplete(Exception):  # noqa: N818  (it is an outcome, and no error)
+    """Something that a section needs is not here."""
+
+    found: dict[str, str]
+
+
+def main(names: Sequence[str]) -> None:
+    """Measure the named sections, or all; what is not measured stays on the page."""
+    for name in names:
+        if name not in SECTIONS:
+            raise unknown("section", name, SECTIONS)
+    kept.FOLDER = kept.FOLDER / ("-".join(names) or "all")  # apart: neither spoils the other
+    page = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    for name, found in measured(names or list(SECTIONS)):
+        for heading, part in found.items():
+            if lacks(part):
+                print(f"{name}: {part.split(NOT)[1].strip()}", flush=True)
+                page.setdefault(heading, part)
+            else:
+                page[heading] = part
     PAGE.parent.mkdir(exist_ok=True)
-    text = "\n".join([HEAD.format(machine=machine()), *page.values()])
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(assembled(page, machine_table()), encoding="utf-8")
+    kept.forget()
     print(f"written to {PAGE.name}")
+
+
+def measured(names: Sequence[str]):
+    """Each section's parts of the page, telling on the way how far it is."""
+    spent = expected = 0.0
+    for place, name in enumerate(names):
+        left = minutes_left(names[place:], spent, expected)
+        print(f"{place + 1} of {len(names)}: {name}; about {left:.0f} minutes left", flush=True)
+        begun = time.monotonic()
+        try:
+            found = kept.kept(f"section-{name}", lambda name=name: complete(name))
+        except Incomplete as lacking:
+            found = lacking.found
+        else:
+            spent += (time.monotonic() - begun) / 60
+            expected += SECTIONS[name].minutes
+        yield name, found
+
+
+def minutes_left(names: Sequence[str], spent: float, expected: float) -> float:
+    """The usual minutes of these sections, at the pace of those that were measured so far."""
+    pace = spent / expected if spent > 1 else 1.0  # what was kept from before took no time
+    return pace * sum(SECTIONS[name].minutes for name in names)
+
+
+def complete(name: str) -> dict[str, str]:
+    """Measure a section; what is incomplete is not kept, so that the next run tries it again."""
+    begun = time.monotonic()
+    try:
+        text = import_module(name).report()
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("vitrail", *SECTIONS):
+            raise
+        text = f"{error.name} is not installed"
+    note = f"*{date.today().isoformat()}, {time.monotonic() - begun:.0f} s, {machine()}.*\n"
+    found = {
+        heading: part if lacks(part) else f"{part}\n{note}"
+        for heading, part in (sections(text) or lacking(name, text)).items()
+    }
+    if any(map(lacks, found.values())):
+        raise Incomplete(found)
+    return found
 
 
 def sections(text: str) -> dict[str, str]:
@@ -39,5 +132,34 @@ def sections(text: str) -> dict[str, str]:
     return {part.splitlines()[0]: part.rstrip() + "\n" for part in parts if part.startswith("## ")}
 
 
+def lacking(name: str, reason: str) -> dict[str, str]:
+    reason = reason.strip().removeprefix(NOT)
+    return {heading: f"{heading}\n\n{NOT}{reason}\n" for heading in SECTIONS[name].headings}
+
+
+def lacks(part: str) -> bool:
+    return part.partition("\n")[2].lstrip().startswith(NOT)
+
+
+def assembled(page: Mapping[str, str], about: Sequence[str]) -> str:
+    """The whole page: sections in their order, whatever the order they were measured in."""
+    headings = [heading for section in SECTIONS.values() for heading in section.headings]
+    parts = [page[heading] for heading in headings if heading in page]
+    return "\n".join([HEAD, *about, "", *in_one_look(parts), *parts])
+
+
+def in_one_look(parts: Sequence[str]) -> list[str]:
+    """All claims of all sections, in a table."""
+    rows = []
+    for part in parts:
+        heading = part.splitlines()[0].removeprefix("## ")
+        link = f"[{heading}](#{heading.lower().replace(' ', '-')})"
+        rows += [f"| {what} | {found} | {link} |" for what, found in CLAIM.findall(part)]
+    return ["## In one look", "", "| | | section |", "|---|---|---|", *rows, ""] if rows else []
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except VitrailError as error:
+        sys.exit(f"bench: {error}")

@@ -3,15 +3,19 @@
 Absolute times mean little on a shared machine; ratios between things that took turns do.
 """
 
+import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 
 import torch
 
 MATRIX = 1536  # side of the plain matrix product that says what this machine can do
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def in_turns(calls: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
@@ -44,15 +48,60 @@ def spread(seconds: list[float]) -> str:
     return f"{min(seconds) * 1e3:.0f} | {statistics.median(seconds) * 1e3:.0f}"
 
 
+def claim(what: str, found: str) -> str:
+    """The line of a section that the table at the top of the page repeats."""
+    return f"**{what}: {found}.**"
+
+
 def machine() -> str:
     """One line on what the numbers were measured on."""
-    name = platform.processor() or platform.machine()
+    level = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"{processor()}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def machine_table() -> list[str]:
+    """All that may matter to a time, as a Markdown table."""
+    facts = {
+        "processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
+        "cores": f"{os.cpu_count()}, of which {torch.get_num_threads()} threads are used",
+        "caches": caches(CACHES) or "not told",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "torch": f"{torch.__version__}, {blas()}",
+        "Python": platform.python_version(),
+        "date": date.today().isoformat(),
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]
+
+
+def processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].split(":")[1].strip() if models else name
-    level = torch.backends.cpu.get_cpu_capability()
-    return (
-        f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
-    )
+        if models:
+            return models[0].split(":")[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def caches(folder: Path) -> str:
+    """`L1 32K data, L2 512K, L3 32768K`: those of the first core; empty if nobody tells."""
+    found = []
+    for place in sorted(folder.glob("index*")):
+        level, kind, size = (
+            (place / name).read_text().strip() for name in ("level", "type", "size")
+        )
+        if kind != "Instruction":
+            found.append(f"L{level} {size}" + (" data" if kind == "Data" else ""))
+    return ", ".join(found)
+
+
+def blas() -> str:
+    """The libraries that torch multiplies matrices with, as it tells them itself."""
+    told = torch.__config__.show()
+    kind = re.search(r"BLAS_INFO=(\w+)", told)
+    onednn = re.search(r"MKL-DNN v([\d.]+)", told)
+    parts = [f"BLAS: {kind[1]}" if kind else "BLAS not told"]
+    return ", ".join([*parts, f"oneDNN {onednn[1]}"] if onednn else parts)

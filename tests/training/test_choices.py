@@ -114,7 +114,7 @@ def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
     assert not augmentation.flip
     assert augmentation.policy == "trivial"
     assert augmentation.crop == "inception"
-    assert (mixing.cutmix, mixing.chance) == (1.0, 0.5)
+    assert (mixing.cutmix, mixing.chance, mixing.after) == (1.0, 0.5, 15)
     small, _ = choose_variation(settings, replace(LOOK, side=28))
     assert small.crop == "padded"
     _, tuned = choose_variation(Settings(), LOOK, fine_tuning=True)

@@ -1,5 +1,6 @@
-"""How much a step keeps in memory, without computing it."""
+"""How much a step keeps in memory."""
 
+import pytest
 import torch
 
 from vitrail import create
@@ -19,7 +20,16 @@ def test_the_model_itself_is_left_alone():
     before = model.head.weight
     activation_bytes(model, (1, 3, 32, 32))
     assert model.head.weight is before
-    assert not before.is_meta
+    assert before.grad is None
+    assert model.training
+    activation_bytes(model.eval(), (1, 3, 32, 32))
+    assert not model.training
+
+
+def test_a_model_without_memory_is_counted_nearly_as_one_with_it():
+    model = create("ViT-Femto/4", num_classes=3, stem="conv")
+    real = activation_bytes(model, (2, 3, 32, 32))
+    assert activation_bytes(model.to("meta"), (2, 3, 32, 32)) == pytest.approx(real, rel=0.15)
 
 
 def test_checkpointing_keeps_less():

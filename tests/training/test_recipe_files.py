@@ -97,7 +97,7 @@ def test_lists_are_tuples_and_whole_numbers_may_stand_for_others(tmp_path):
         ("batchsize = 1", "batchsize", "did you mean 'batch_size'?"),
         ("[optimizer]\nkind = 1", "optimizer", "did you mean the table [optim]?"),
         ("[masked]\nzebra = 1", "masked.zebra", "known: share, predict"),
-        ('[mix]\nextends = "x"', "mix.extends", "known: mixup, cutmix, chance, style"),
+        ('[mix]\nextends = "x"', "mix.extends", "known: mixup, cutmix, chance, style, after"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path, text, name, meant):

@@ -46,12 +46,13 @@ class Mixing:
     cutmix: float = 0.0  # the alpha of cutmix, which pastes a part of another; 0 leaves it out
     chance: float = 1.0  # share of the batches that are mixed
     style: MixStyle = "timm"  # in big_vision's a picture always keeps the larger share
+    after: float = 0.0  # epochs before it begins: pictures that are new need no variation
 
     def __post_init__(self) -> None:
-        if min(self.mixup, self.cutmix) < 0 or not 0 <= self.chance <= 1:
+        if min(self.mixup, self.cutmix, self.after) < 0 or not 0 <= self.chance <= 1:
             raise ConfigError(
-                f"mixup={self.mixup} and cutmix={self.cutmix} must not be negative, "
-                f"and chance={self.chance} a share"
+                f"mixup={self.mixup}, cutmix={self.cutmix} and after={self.after} must not be "
+                f"negative, and chance={self.chance} a share"
             )
         if self.style == "big_vision" and self.cutmix:
             raise ConfigError("big_vision mixes by mixup alone; leave cutmix out, or style='timm'")

@@ -22,6 +22,7 @@ SMALL_PICTURES = 40  # pixels: up to here every pixel counts
 QUICK = 1.5e-3  # seconds to read a picture that need not be read beforehand
 FEW = 20_000  # pictures: a set that needs to be varied to be learned from
 MANY = 100_000
+KNOWN = 15  # epochs until pictures are known so well that mixing them teaches more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +131,12 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
 
 
 def choose_sizes(choices: Choices) -> None:
-    """Half of the pixels along each side for half of the run, where the patches allow it."""
+    """Half of the pixels along each side for half of the run, where they are not all needed."""
     settings = choices.settings
     size, patch = settings.model.image_size, settings.model.patch_size
     if settings.image_sizes or not size or not patch or settings.objective != "classify":
+        return
+    if size <= SMALL_PICTURES:
         return
     half = round(size / 2 / patch) * patch
     if half >= 3 * patch:
@@ -223,7 +226,7 @@ def choose_variation(
         base = Augmentation(crop="padded" if look.pictures < FEW else "whole", padding=3)
     long = not fine_tuning and settings.objective == "classify"  # enough to learn too much by heart
     few = look.pictures < FEW and not look.multi_label
-    mixing = Mixing(cutmix=1.0, chance=0.5) if long and few else Mixing()
+    mixing = Mixing(cutmix=1.0, chance=0.5, after=KNOWN) if long and few else Mixing()
     return replace(base, **given(settings.augment)), replace(mixing, **given(settings.mix))
 
 
@@ -249,6 +252,8 @@ def words(augmentation: Augmentation, mixing: Mixing) -> Iterator[str]:
         yield f"mixup {mixing.mixup:g}"
     if mixing.cutmix:
         yield f"cutmix {mixing.cutmix:g}"
+    if mixing.after and (mixing.mixup or mixing.cutmix):
+        yield f"mixed from epoch {mixing.after:g} on"
 
 
 def stages_of(settings: Settings, config: Config) -> tuple[tuple[float, int], ...]:

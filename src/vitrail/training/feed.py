@@ -1,5 +1,6 @@
 """The micro-batches of any step: the loader, begun anew where the image size changes."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -78,14 +79,23 @@ def at_size(preprocessing: Preprocessing, size: int | None) -> Preprocessing:
 
 
 def preparation(
-    preprocessing: Preprocessing, mixing: Mixing, classes: int, device: torch.device
-) -> Callable[[Batch, np.random.Generator], tuple[Tensor, Tensor]]:
-    """Bytes → normalized and mixed floats on the device, and targets that fit them."""
+    preprocessing: Preprocessing,
+    mixing: Mixing,
+    classes: int,
+    device: torch.device,
+    *,
+    epoch: float = math.inf,
+) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
+    """Bytes → normalized and mixed floats on the device, and targets that fit them.
 
-    def prepare(batch: Batch, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    `epoch` is its length in steps, where mixing begins after some of them.
+    """
+    first_mixed = mixing.after * epoch if mixing.after else 0
+
+    def prepare(batch: Batch, rng: np.random.Generator, step: int) -> tuple[Tensor, Tensor]:
         images = normalize(batch.images.to(device, non_blocking=True), preprocessing)
         labels = batch.labels.to(device, non_blocking=True)
-        if not (mixing.mixup or mixing.cutmix):
+        if not (mixing.mixup or mixing.cutmix) or step < first_mixed:
             return images, labels
         if mixing.style == "big_vision":
             if rng.random() >= mixing.chance:

@@ -21,7 +21,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.optimizers import set_rates
 from vitrail.training.plan import Plan
 
-Prepare = Callable[[Batch, np.random.Generator], tuple[Tensor, Tensor]]
+Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -66,7 +66,8 @@ def train(
 ) -> None:
     """Take steps until `plan.steps`, or until `after`, which sees each one, says to stop.
 
-    `batches(step)` gives the micro-batches of one step, `prepare` makes floats of one.
+    `batches(step)` gives the micro-batches of one step; `prepare` makes floats of one, given what
+    is random in it and the step.
     """
     while state.step < plan.steps:
         done = train_step(state, plan, batches(state.step), prepare, autocast)
@@ -87,7 +88,8 @@ def train_step(
     losses, indices = [], []
     for part in range(plan.accumulate):
         batch = next(batches)
-        images, targets = prepare(batch, seeded(plan.settings.seed, state.step, part))
+        rng = seeded(plan.settings.seed, state.step, part)
+        images, targets = prepare(batch, rng, state.step)
         last = part == plan.accumulate - 1
         with parallel.sync_gradients(state.wrapped, enabled=last):
             with autocast():

@@ -1,6 +1,5 @@
-"""How many pictures fit at once: what a step keeps for its gradient, counted without computing."""
+"""How many pictures fit at once: what a step keeps for its gradient, counted on one."""
 
-import copy
 import os
 
 import torch
@@ -12,19 +11,21 @@ USABLE = 0.6  # share of the free memory that activations may take; kernels need
 def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
     """Bytes that a forward pass of one such batch keeps for the backward pass.
 
-    The model is run on the meta device, where tensors have shapes and no memory, and every tensor
-    that autograd keeps is counted once.
+    The model is run where its weights are, which may be the meta device, where tensors have
+    shapes and no memory; every tensor that autograd keeps is counted once.
     """
-    shadow = copy.deepcopy(model).to("meta").train()
-    weights = {p.untyped_storage()._cdata for p in shadow.parameters()}
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    device = next(model.parameters()).device
     kept: dict[int, Tensor] = {}  # by storage; held, so that no address is used twice
 
     def note(tensor: Tensor) -> Tensor:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
+    learning = model.training
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        shadow(torch.empty(shape, device="meta"))
+        model.train()(torch.zeros(shape, device=device))
+    model.train(learning)
     own = [tensor for key, tensor in kept.items() if key not in weights]
     return sum(tensor.untyped_storage().nbytes() for tensor in own)
 

@@ -224,7 +224,7 @@ class Run:
         """What went wrong where, with which pictures, and what is left."""
         step, setup = error.step, self.setup
         batch = next(replace(setup.feed, expected=(-1, 0), skipped={})(step))
-        images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0))
+        images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0), step)
         layer = first_bad_layer(self.state.objective, images, targets)
         names = [setup.material.train.name(index) for index in error.indices[:4]]
         more = f" and {len(error.indices) - 4} more" if len(error.indices) > 4 else ""

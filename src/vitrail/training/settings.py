@@ -202,6 +202,8 @@ class MixSettings:
     """Share of the batches that are mixed."""
     style: MixStyle | None = None
     """Mixup as timm has it, or as big_vision has it, where a picture keeps the larger share."""
+    after: float | None = None
+    """Epochs before mixing begins."""
 
 
 @dataclass(frozen=True, kw_only=True)

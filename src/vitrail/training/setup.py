@@ -96,7 +96,8 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
     plan = make_plan(settings, learner, material, device, watch)
     state = make_state(settings, learner, precision, device, watch)
-    classes = len(material.train.classes)
+    classes, batch = len(material.train.classes), settings.batch_size
+    assert batch is not None
     return Setup(
         settings=settings,
         reasons=reasons,
@@ -111,7 +112,9 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
             channels=model.config.channels,
             plan=plan,
         ),
-        prepare=preparation(learner.preprocessing, varied[1], classes, device),
+        prepare=preparation(
+            learner.preprocessing, varied[1], classes, device, epoch=len(material.train) / batch
+        ),
         judge=Judge(
             material=material,
             objective=state.objective,

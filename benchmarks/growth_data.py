@@ -1,0 +1,98 @@
+"""What a data set costs before its first picture: opening it, holding its index, an epoch's start.
+
+python benchmarks/growth_data.py FILE.tar      in a process of its own: three numbers as JSON
+"""
+
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from curves import Curve
+from fewshot import PEAK, held
+
+PICTURES, ROUNDS = (8_000, 16_000, 32_000, 64_000, 128_000), 3
+STARTS, BATCH = 9, 8
+CLASSES = 10
+
+
+def data_curves(counts: Sequence[int] = PICTURES) -> tuple[Curve, Curve, Curve]:
+    """Opening (ms), memory (MiB) and the first batch of an epoch (ms), over numbers of pictures."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        paths = write_tars(folder, counts)
+        write_tars(folder / "tiny", [CLASSES])
+        rounds = [[opened(path) for path in paths] for _ in range(ROUNDS)]
+    opening, held_for, first = ([[found[n] for found in once] for once in rounds] for n in range(3))
+    return (
+        Curve("opening", counts, opening, "ms"),
+        Curve("memory", counts, held_for, "MiB"),
+        Curve("first batch", counts, first, "ms"),
+    )
+
+
+def write_tars(folder: Path, counts: Sequence[int]) -> list[Path]:
+    """Tars of so many tiny pictures in class folders, each the beginning of the largest."""
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).save(buffer, "PNG")
+    data = buffer.getvalue()
+    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+    folder.mkdir(exist_ok=True)
+    members, paths = [], []
+    for number in range(max(counts)):
+        header = tarfile.TarInfo(f"train/class{number % CLASSES}/{number:07d}.png")
+        header.size = len(data)
+        members.append(header.tobuf(tarfile.USTAR_FORMAT) + data + padding)
+    for count in counts:
+        paths.append(folder / f"{count}.tar")
+        paths[-1].write_bytes(b"".join(members[:count]) + bytes(2 * tarfile.BLOCKSIZE))
+    return paths
+
+
+def opened(path: Path) -> list[float]:
+    """The numbers of one tar whose headers nobody has read yet."""
+    path.with_name(f".{path.name}.index.npz").unlink(missing_ok=True)
+    words = [sys.executable, __file__, str(path)]
+    return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def numbers(path: Path) -> list[float]:
+    """Milliseconds to open, MiB that this takes, milliseconds to the first batch of an epoch."""
+    from vitrail.data.loader import Loader
+    from vitrail.data.order import TrainingOrder
+    from vitrail.data.preprocessing import preset
+    from vitrail.data.sources import open_source
+    from vitrail.data.transforms import Augmentation, TrainTransform
+
+    how = preset("timm", (8, 8))
+    transform = TrainTransform(preprocessing=how, augmentation=Augmentation())
+
+    def first_batch(source, seed: int) -> float:
+        begun = time.perf_counter()
+        order = TrainingOrder(samples=len(source), batch_size=BATCH, seed=seed)
+        batches = iter(Loader(source, transform, order, workers=0))
+        next(batches)
+        taken = time.perf_counter() - begun
+        batches.close()
+        return 1e3 * taken
+
+    first_batch(open_source(path.parent / "tiny" / f"{CLASSES}.tar"), 0)  # libraries are loaded
+    PEAK.write_text("5")
+    before, begun = held("VmRSS"), time.perf_counter()
+    source = open_source(path)
+    taken = 1e3 * (time.perf_counter() - begun)
+    grown = held("VmHWM") - before
+    starts = [first_batch(source, seed) for seed in range(STARTS)]
+    return [taken, grown, statistics.median(starts)]
+
+
+if __name__ == "__main__":
+    print(json.dumps(numbers(Path(sys.argv[1]))))

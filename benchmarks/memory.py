@@ -1,0 +1,242 @@
+"""Memory: large models in little of it, each case in a fresh process that may not take more.
+
+    python benchmarks/memory.py        the section of docs/benchmarks.md
+
+The cases are commands as anybody would type them, on pictures of noise and weights that were drawn.
+The system refuses a process what is beyond its limit (RLIMIT_DATA); what is told is the most that
+the process held (VmHWM), from its start to its end: loading, steps, judging, saving.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+import kept
+from timing import claim
+from vitrail.cli import SPIN, main
+from vitrail.errors import VitrailError
+from vitrail.planning.probe import resident
+from vitrail.training.folder import METRICS
+
+GIB = 2**30
+CLASSES, PICTURES, JUDGED = 5, 16, 5
+FULL, BLOCKS = 64, 2  # pictures that a probe looks at at once; blocks that suffice to see its peak
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc gives each larger block back to the system
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command; MODEL, DATA and OUT in it stand for files and folders of this benchmark."""
+
+    name: str
+    command: str
+    mapped: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases of one model, which may take so many GiB; `claims` is what they are to show."""
+
+    model: str
+    limit: int
+    cases: tuple[Case, ...]
+    heading: tuple[str, str]  # over names and over seconds
+    claims: str = ""
+    note: str = ""
+
+
+SHORT = "--out OUT --steps 2 --evaluate-every 1000000"  # epochs: never
+FINETUNE = f"finetune DATA --from MODEL {SHORT}"
+LEAN = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
+TRAIN = f"train DATA --model.name MODEL {SHORT} --batch-size 16 --machine.parts 1"
+CHECKED = f"{TRAIN} --machine.checkpointing"
+PROBE = "fewshot MODEL DATA --shots 3 --seeds 2 --probes ridge logistic --no-cache"
+GROUPS = (
+    Group(
+        "ViT-L/16",
+        12,
+        (
+            Case("nothing said: batches of 16, AdamW", FINETUNE),
+            Case(
+                "384 pixels; Adafactor, checkpointing, one picture at a time",
+                f"{FINETUNE} --model.image-size 384 --batch-size 2 {LEAN}",
+            ),
+        ),
+        ("fine-tuned", "s per picture"),
+        claims="Fine-tuning ViT-L/16 in 12 GiB",
+    ),
+    Group(
+        "ViT-H/14",
+        4,
+        (
+            Case("few-shot probe and linear probe", PROBE),
+            Case(f"loaded, and {FULL} pictures at once", "look MODEL"),
+        ),
+        ("632 million weights", "s"),
+        claims="Loading and probing ViT-H/14 in 4 GiB",
+        note=(
+            f"The probes learn from {CLASSES} classes of 3 pictures. *At once* is the largest batch"
+            f" that they take, through {BLOCKS} of 32 blocks: each needs the same memory again."
+        ),
+    ),
+    Group(
+        "ViT-S/16",
+        4,
+        (
+            Case("nothing said", TRAIN),
+            Case("checkpointing", CHECKED),
+            Case("checkpointing, every tensor mapped by itself", CHECKED, mapped=True),
+        ),
+        ("from scratch, batches of 16", "s per picture"),
+        note="Mapping (`MALLOC_MMAP_THRESHOLD_=65536`) leaves no holes between tensors.",
+    ),
+)
+
+
+def report() -> str:
+    """The section of docs/benchmarks.md, measured now or kept from before."""
+    if not resident("VmHWM"):
+        return "## Memory\n\nNot measured: this system does not tell what a process has held\n"
+    kept.FOLDER.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for group in GROUPS:
+        with TemporaryDirectory(dir=kept.FOLDER) as folder:  # gigabytes: not on a disk in memory
+            parts += [*table(group, [found(group, case, Path(folder)) for case in group.cases]), ""]
+    return "\n".join(
+        [
+            "## Memory",
+            "",
+            "Each case is one command in a fresh process to which the system gives no more than the",
+            "limit; *peak* is the most that it held from start to end. Of two steps of a training",
+            "the second is timed. [memory.md](memory.md) says what helps when memory is short.",
+            "",
+            *parts,
+        ]
+    )
+
+
+def table(group: Group, rows: Sequence[Mapping[str, float]]) -> list[str]:
+    what, seconds = group.heading
+    peaks = [row["peak"] / GIB for row in rows]
+    lines = [
+        f"| {group.model}, {what} | limit, GiB | peak, GiB | {seconds} |",
+        "|---|---|---|---|",
+    ]
+    for case, peak, row in zip(group.cases, peaks, rows, strict=True):
+        lines.append(f"| {case.name} | {group.limit} | {peak:.2f} | {row['seconds']:.2f} |")
+    if group.claims:
+        lines = [claim(group.claims, f"takes {max(peaks):.1f} GiB at most"), "", *lines]
+    return [*lines, *(["", group.note] if group.note else [])]
+
+
+def found(group: Group, case: Case, folder: Path) -> dict[str, float]:
+    key = f"memory-{group.model}-{case.name}"
+    return kept.kept(key, lambda: measured(group, case, folder))
+
+
+def measured(group: Group, case: Case, folder: Path) -> dict[str, float]:
+    """Bytes and seconds of a case; its model is written once into the folder."""
+    places = {"DATA": folder / "noise.npz", "MODEL": folder / "model", "OUT": folder / "out"}
+    write_noise(places["DATA"])
+    if case.command.startswith("train"):
+        places["MODEL"] = Path(group.model)
+    elif not places["MODEL"].exists():
+        in_process("write", group.model, str(places["MODEL"]))
+    words = [str(places.get(word, word)) for word in case.command.split()]
+    limit = str(group.limit * GIB)
+    result = in_process("run", limit, *words, environment=MAPPED if case.mapped else {})
+    if places["OUT"].exists():
+        result["seconds"] = per_picture(places["OUT"])
+        shutil.rmtree(places["OUT"])
+    return result
+
+
+def in_process(*words: str, environment: Mapping[str, str] | None = None) -> dict[str, float]:
+    """What this file says last when it is called with these words in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, __file__, *words],
+        env=os.environ | {"GOMP_SPINCOUNT": SPIN} | dict(environment or {}),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+        raise VitrailError(f"{' '.join(words)} failed: {reason}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def per_picture(out: Path) -> float:
+    """Seconds between the ends of the first and the second step, for each picture of a batch."""
+    lines = (out / METRICS).read_text(encoding="utf-8").splitlines()
+    first, second = [row for row in map(json.loads, lines) if "loss" in row][:2]
+    pictures = PICTURES * (second["epoch"] - first["epoch"])
+    return (second["seconds"] - first["seconds"]) / pictures
+
+
+def write_noise(path: Path) -> None:
+    """Small pictures that show nothing; every model enlarges them."""
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split, count in (("train", PICTURES), ("test", JUDGED)):
+        parts[f"x_{split}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
+        parts[f"y_{split}"] = np.arange(count) % CLASSES
+    np.savez(path, **parts)
+
+
+# In the process of a case
+
+
+def write(name: str, folder: str) -> None:
+    import vitrail
+    from vitrail.models.build import create
+
+    vitrail.save(create(name), folder)
+
+
+def run(words: Sequence[str]) -> None:
+    """One command, or a look through the first blocks of a model."""
+    if words[0] == "look":
+        look(words[1])
+    elif status := main(words):
+        sys.exit(status)
+
+
+def look(reference: str) -> None:
+    import torch
+
+    import vitrail
+
+    model = vitrail.load(reference).eval()
+    held = model.encoder.blocks
+    model.encoder.blocks = held[:BLOCKS]
+    size = model.config.image_size
+    with torch.inference_mode():
+        model.features(torch.randn(FULL, 3, size, size))
+
+
+def work(kind: str, *words: str) -> None:
+    begun = time.monotonic()
+    if kind == "write":
+        write(*words)
+    else:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(words[0]),) * 2)
+        run(words[1:])
+    result = {"peak": resident("VmHWM"), "seconds": time.monotonic() - begun}
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        work(*sys.argv[1:])
+    else:
+        print(report())

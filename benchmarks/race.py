@@ -1,0 +1,193 @@
+"""Time to accuracy: vitrail against its peers, from scratch and for fine-tuning.
+
+    python benchmarks/race.py                         the whole race, a section of `make bench`
+    python benchmarks/race.py try cifar --seconds 30  every variant of every peer, once
+    python benchmarks/race.py try digits              the same for fine-tuning
+
+Every run has a process of its own and the machine to itself, and is kept when it is done. The data
+sets are read from the folder DATA.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kept
+from race_clock import LOOKS
+from race_report import Entry, budgets, conclusion, figure, table
+from race_sets import COURSES, DIGITS, Course, missing
+from race_variants import BEST, FINETUNING, VARIANTS
+
+SEEDS = (0, 1, 2)
+TRIED = 100  # the seed that variants are tried with
+SHARES = (1, 3, 6)  # vitrail gets all of the time, a third and a sixth
+THREADS = 2
+PRETRAINING = 180  # seconds
+FIGURE = Path(__file__).parents[1] / "docs" / "benchmarks" / "race.svg"
+Key = tuple[str, str, float]  # set, contender, seconds
+
+
+def report() -> str:
+    """Both sections of docs/benchmarks.md; runs that are kept are not run again."""
+    return "\n".join([from_scratch(), fine_tuning()])
+
+
+def from_scratch() -> str:
+    """The section on training from scratch."""
+    head = ["## Time to accuracy", ""]
+    if told := missing(list(COURSES)):
+        return "\n".join([*head, told, ""])
+    runs: dict[Key, list[dict[str, Any]]] = {}
+    for seed in SEEDS:
+        for name, course in COURSES.items():
+            race(runs, name, course, seed)
+    lines = [*head, *RULES.format(seeds=len(SEEDS), looks=LOOKS).splitlines(), ""]
+    lines += ["![Accuracy over seconds of training](benchmarks/race.svg)", ""]
+    panels = {}
+    for name, course in COURSES.items():
+        ours, peers = entries(runs, name, course)
+        panels[course.title] = ours, peers
+        lines += [f"### {course.title}, {course.seconds:g} seconds", ""]
+        lines += [*table([*peers, *ours]), "", *conclusion(course.title, ours, peers)]
+        lines += [budgets(ours, peers), ""]
+    FIGURE.parent.mkdir(parents=True, exist_ok=True)
+    FIGURE.write_text(figure(panels), encoding="utf-8")
+    return "\n".join(lines)
+
+
+def fine_tuning() -> str:
+    """The section on fine-tuning one checkpoint."""
+    head = ["## Fine-tuning", ""]
+    if told := missing(["cifar"]):
+        return "\n".join([*head, told, ""])
+    start, before = pretrained()
+    runs: dict[Key, list[dict[str, Any]]] = {}
+    for seed in SEEDS:
+        race(runs, "digits", DIGITS, seed, start)
+    ours, peers = entries(runs, "digits", DIGITS)
+    words = FINE_RULES.format(before=before, looks=LOOKS, pretraining=PRETRAINING)
+    lines = [*head, *words.splitlines(), "", *table([*peers, *ours]), ""]
+    return "\n".join([*lines, *conclusion("fine-tuning", ours, peers), ""])
+
+
+def race(
+    runs: dict[Key, list[dict[str, Any]]],
+    name: str,
+    course: Course,
+    seed: int,
+    start: Path | None = None,
+) -> None:
+    """All contenders with one seed, in turns; adds what came out to `runs`."""
+    for contender, variant in BEST[name].items():
+        result = measured(name, contender, variant, course.seconds, seed, start)
+        runs.setdefault((name, contender, course.seconds), []).append(result)
+    for share in SHARES:
+        seconds = course.seconds / share
+        result = measured(name, "vitrail", "", seconds, seed, start)
+        runs.setdefault((name, "vitrail", seconds), []).append(result)
+
+
+def entries(
+    runs: dict[Key, list[dict[str, Any]]], name: str, course: Course
+) -> tuple[list[Entry], list[Entry]]:
+    """What came out for a set: ours, and the peers."""
+    ours = [
+        Entry("vitrail", "nothing given", runs[name, "vitrail", course.seconds / share])
+        for share in SHARES
+    ]
+    peers = [
+        Entry(contender, variant, runs[name, contender, course.seconds])
+        for contender, variant in BEST[name].items()
+    ]
+    return ours, peers
+
+
+def measured(
+    name: str, contender: str, variant: str, seconds: float, seed: int, start: Path | None = None
+) -> dict[str, Any]:
+    """A run in a process of its own, or what was kept of it."""
+    words = ["race", name, contender, variant, f"{seconds:g} s", f"seed {seed}"]
+    key = " ".join(filter(None, words))
+    options = ["--variant", variant, "--seconds", str(seconds), "--seed", str(seed)]
+    options += ["--start", str(start)] if start else []
+    return kept.kept(key, lambda: alone(key, [contender, name, *options]))
+
+
+def pretrained() -> tuple[Path, float]:
+    """The checkpoint that all fine-tune, and how good it is at what it was trained on."""
+    out = kept.FOLDER / "pretrained"
+    options = ["pretrain", "cifar", "--seconds", str(PRETRAINING), "--out", str(out)]
+    result = kept.kept("race pretrained", lambda: alone("pre-training", options))
+    return out, result["accuracy"]
+
+
+def alone(what: str, options: list[str]) -> dict[str, Any]:
+    """What `runners.py` prints."""
+    print(f"  {what}", flush=True)
+    command = [sys.executable, str(Path(__file__).with_name("runners.py")), *options]
+    threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | threads
+    )
+    if done.returncode:
+        raise SystemExit(f"{what} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def try_all(name: str, seconds: float) -> str:
+    """Every variant of every peer once, and vitrail with all and a third of the time: a table."""
+    start = pretrained()[0] if name == "digits" else None
+    peers = [
+        Entry(contender, variant, [measured(name, contender, variant, seconds, TRIED, start)])
+        for contender, variants in (FINETUNING if start else VARIANTS).items()
+        for variant in variants
+    ]
+    ours = [
+        Entry("vitrail", "nothing given", [measured(name, "vitrail", "", time, TRIED, start)])
+        for time in (seconds, seconds / 3)
+    ]
+    best = {peer.name: peer.settings for peer in sorted(peers, key=lambda peer: peer.accuracy)}
+    return "\n".join([*table([*peers, *ours]), "", f"best: {best}"])
+
+
+RULES = """\
+Everybody trains from scratch on the same pictures and the same two cores for the same time; the
+peers have ViTs of the depth, width, heads, patch and image size of the model that vitrail chooses
+by itself. What counts is the time of training: the clock stands still while a model is judged, by
+all test pictures, {looks} times in a run. The peers get their pictures decoded, and learning-rate
+schedules that go by the clock and end with it; each is run with the best of the settings that were
+tried for it on this set (`benchmarks/race_variants.py`). vitrail is given the data and the time,
+and nothing else: all of the time, a third and a sixth of it, each a run of its own; its time
+includes looking at the data, planning and decoding. GFLOPs are those of a forward pass of one
+picture at full size. {seeds} seeds, taken in turns.
+
+*Times quicker* compares the time at which the best peer was best, in the mean over the seeds, with
+the shortest of vitrail's runs that ends at least as good. A peer's schedule is planned for all of
+its time: planned for less, it may come close sooner than its curve does."""
+
+FINE_RULES = """\
+One checkpoint: a plain ViT of width 128 and depth 6 with patches of 4 pixels, trained by vitrail on
+CIFAR-10 (10k) for {pretraining} seconds (test accuracy {before:.1%}) and written for each library
+by vitrail. Fine-tuned to sign-digits at 32 pixels under the rules above. vit-pytorch is left out:
+it cannot read anybody's checkpoint."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=["race", "try"], default="race")
+    parser.add_argument("course", nargs="?", choices=[*COURSES, "digits"], default="fashion")
+    parser.add_argument("--seconds", type=float, help="of each trial; without it, as in the race")
+    options = parser.parse_args()
+    if options.what == "race":
+        print(report())
+        return
+    course = COURSES.get(options.course, DIGITS)
+    print(try_all(options.course, options.seconds or course.seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The peers' models at the size of a vitrail configuration: plain patches and a class token."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.models.config import VitConfig
+
+
+def timm_model(
+    config: VitConfig, *, drop_path: float = 0.0, start: Path | None = None
+) -> nn.Module:
+    """timm's, with fresh weights or with those of a folder that vitrail wrote for it."""
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
+
+    if start is not None:
+        model = timm.create_model(f"local-dir:{start / 'timm'}", pretrained=True)
+        model.reset_classifier(config.num_classes)
+        return model
+    return VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.stride,
+        in_chans=config.channels,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_width / config.width,
+        num_classes=config.num_classes,
+        drop_path_rate=drop_path,
+    )
+
+
+def transformers_model(config: VitConfig, *, start: Path | None = None) -> nn.Module:
+    """transformers', with fresh weights or with those of a folder that vitrail wrote for it."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    if start is not None:
+        model = ViTForImageClassification.from_pretrained(start / "huggingface")
+        model.classifier = nn.Linear(config.width, config.num_classes)
+        return model
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=config.image_size,
+            patch_size=config.stride[0],
+            num_channels=config.channels,
+            hidden_size=config.width,
+            num_hidden_layers=config.depth,
+            num_attention_heads=config.heads,
+            intermediate_size=config.mlp_width,
+            num_labels=config.num_classes,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def vit_pytorch_model(config: VitConfig) -> nn.Module:
+    from vit_pytorch import ViT
+
+    return ViT(
+        image_size=config.image_size,
+        patch_size=config.stride[0],
+        channels=config.channels,
+        num_classes=config.num_classes,
+        dim=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        mlp_dim=config.mlp_width,
+        dim_head=config.width // config.heads,
+    )
+
+
+def size_of(model: nn.Module, config: VitConfig) -> dict[str, float]:
+    """Parameters, and billions of operations of a forward pass of one picture at full size."""
+    counter = FlopCounterMode(display=False)
+    image = torch.zeros(1, config.channels, *(config.stride[0] * side for side in config.grid))
+    # every attention as plain products: the counter does not know the one for processors
+    plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with torch.no_grad(), plain, counter:
+        model.eval()(image)
+    model.train()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters, "gflops": counter.get_total_flops() / 1e9}

@@ -1,0 +1,200 @@
+"""The peers in the race, each trained as its own scripts and readme do it.
+
+They get decoded pictures, tensors to be judged by, and schedules that go by the clock, so that
+they end when the time does. transformers has a file of its own, `race_trainer.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+import race_models as models
+from race_clock import Referee
+from race_sets import SMALL, Pictures, judged_by, prepared, read
+from race_variants import Variant
+from vitrail.models.config import VitConfig
+
+Result = dict[str, Any]
+
+WORKERS = 1  # processes that vary pictures, beside the two threads that learn
+SMOOTHING = 0.1  # of labels, timm's default
+DECAY = 0.05  # of weights, usual for AdamW in timm
+WARMUP, TICKS = 0.05, 10_000  # share of a cosine schedule; into how many parts time is cut for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a peer is given."""
+
+    data: str
+    config: VitConfig
+    variant: Variant
+    seconds: float
+    seed: int
+    start: Path | None = None  # weights to begin with
+
+    @property
+    def normal(self) -> dict[str, tuple[float, ...]]:
+        half = (0.5,) * self.config.channels
+        return {"mean": half, "std": half}
+
+    @property
+    def size(self) -> int:
+        return self.config.stride[0] * self.config.grid[0]
+
+    def judging(self, crop: float) -> tuple[Tensor, Tensor]:
+        """What the model is judged by; of larger pictures the middle `crop` of the short side."""
+        from torchvision import transforms as t
+
+        pictures = read(self.data, judged_by(self.data))
+        crop = crop if min(pictures.images[0].size) > SMALL else 1.0
+        steps = [t.Resize(round(self.size / crop)), t.CenterCrop(self.size), t.ToTensor()]
+        transform = t.Compose([*steps, t.Normalize(**self.normal)])
+        return prepared(pictures, transform), pictures.labels
+
+
+class Endless(Sampler[int]):
+    """All pictures in random order, and again: no epoch ends, so no worker is started anew."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length, self.generator = length, torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(self.length, generator=self.generator).tolist()
+
+    def __len__(self) -> int:
+        return 2**40
+
+
+class Varied(Dataset[tuple[Tensor, int]]):
+    """Pictures in memory, each varied anew whenever it is asked for."""
+
+    def __init__(self, pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.images, self.transform = pictures.images, transform
+        self.labels = pictures.labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def run_timm(task: Task) -> Result:
+    """timm's model, optimizer, schedule, transforms and mixing, as its train.py puts them."""
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+
+    model = models.timm_model(task.config, drop_path=task.variant.drop_path, start=task.start)
+    size = models.size_of(model, task.config)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=task.variant.rate, weight_decay=DECAY)
+    schedule = CosineLRScheduler(
+        optimizer,
+        t_initial=TICKS,
+        warmup_t=round(WARMUP * TICKS),
+        warmup_lr_init=1e-5,
+        t_in_epochs=False,
+    )
+    mix, loss_of = timm_loss(task)
+    batches = timm_batches(task)
+    crop = 1.0 if task.start else 0.875  # what the checkpoint says, and timm's default
+    referee = Referee(*task.judging(crop), task.seconds)
+    referee.start()
+    for images, labels in batches:
+        images, labels = mix(images, labels) if mix else (images, labels)
+        loss_of(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step_update(round(TICKS * referee.progress()))
+        if not referee.goes_on(judged(model)):
+            break
+    return size | referee.result()
+
+
+def timm_loss(task: Task) -> tuple[Callable[..., tuple[Tensor, Tensor]] | None, nn.Module]:
+    """How pictures of a batch are mixed, if they are, and what is made small."""
+    from timm.data import Mixup
+    from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+
+    how, classes = task.variant, task.config.num_classes
+    if not how.mixup and not how.cutmix:
+        return None, LabelSmoothingCrossEntropy(SMOOTHING)
+    mix = Mixup(how.mixup, how.cutmix, label_smoothing=SMOOTHING, num_classes=classes)
+    return mix, SoftTargetCrossEntropy()
+
+
+def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Pictures varied by timm's own transforms, without end."""
+    from timm.data import create_transform
+
+    allow_few_bits()
+    how = task.variant
+    transform = create_transform(
+        (task.config.channels, task.size, task.size),
+        is_training=True,
+        scale=how.crop,
+        color_jitter=how.jitter,
+        auto_augment=how.policy,
+        re_prob=how.erasing,
+        interpolation="random",
+        **task.normal,
+    )
+    pictures = read(task.data, "train")
+    order = Endless(len(pictures.labels), task.seed)
+    return DataLoader(Varied(pictures, transform), how.batch, sampler=order, num_workers=WORKERS)
+
+
+def allow_few_bits() -> None:
+    """timm's RandAugment asks Pillow now and then to keep 0 bits, which Pillow 13 refuses."""
+    from timm.data import auto_augment
+
+    original = auto_augment.posterize
+    auto_augment.NAME_TO_OP["PosterizeIncreasing"] = lambda image, bits, **more: original(
+        image, max(1, bits), **more
+    )
+
+
+def run_vit_pytorch(task: Task) -> Result:
+    """Adam and cross-entropy as in the readme; photographs are mirrored half of the time."""
+    from torchvision import transforms as t
+
+    pictures = read(task.data, "train")
+    steps = [t.Resize(task.size), t.CenterCrop(task.size), t.ToTensor(), t.Normalize(**task.normal)]
+    images = prepared(pictures, t.Compose(steps))
+    model = models.vit_pytorch_model(task.config)
+    size = models.size_of(model, task.config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.variant.rate)
+    order = iter(Endless(len(images), task.seed))
+    referee = Referee(*task.judging(crop=1.0), task.seconds)
+    referee.start()
+    while True:
+        rows = [next(order) for _ in range(task.variant.batch)]
+        batch = images[rows]
+        if task.config.channels == 3:
+            mirrored = torch.rand(len(batch)) < 0.5
+            batch[mirrored] = batch[mirrored].flip(-1)
+        F.cross_entropy(model(batch), pictures.labels[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not referee.goes_on(judged(model)):
+            return size | referee.result()
+
+
+def judged(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model as the referee calls it."""
+
+    def predict(images: Tensor) -> Tensor:
+        model.eval()
+        logits = model(images)
+        model.train()
+        return getattr(logits, "logits", logits)
+
+    return predict

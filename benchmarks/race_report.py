@@ -1,0 +1,121 @@
+"""What came out of the race, in words, tables and a figure. Nothing is run here."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timing import claim
+from vitrail.reproduction.figures import Line, Mark, Panel, chart
+
+Run = dict[str, Any]  # what a runner prints
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender with its settings, and its runs, one for each seed."""
+
+    name: str
+    settings: str
+    runs: Sequence[Run]
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.mean(run["accuracy"] for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.mean(run["seconds"] for run in self.runs)
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Seconds and accuracy at each look, mean over the seeds; the last is the end."""
+        looks = zip(*(run["curve"] for run in self.runs), strict=True)
+        return [tuple(map(statistics.mean, zip(*look, strict=True))) for look in looks]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best that any peer reached at any time, in the mean over seeds."""
+
+    name: str
+    seconds: float
+    accuracy: float
+
+
+def best_of(peers: Sequence[Entry]) -> Best:
+    points = [Best(peer.name, *point) for peer in peers for point in peer.curve()]
+    return max(points, key=lambda point: point.accuracy)
+
+
+def quickest(ours: Sequence[Entry], best: Best) -> Entry | None:
+    """Our shortest run that is at least as good as the peers' best; None if there is none."""
+    good = [entry for entry in ours if entry.accuracy >= best.accuracy]
+    return min(good, key=lambda entry: entry.seconds, default=None)
+
+
+def times_quicker(ours: Sequence[Entry], best: Best) -> float | None:
+    """The peer's seconds to its best, over ours to as much."""
+    entry = quickest(ours, best)
+    return None if entry is None else best.seconds / entry.seconds
+
+
+def conclusion(title: str, ours: Sequence[Entry], peers: Sequence[Entry]) -> list[str]:
+    """Who was quicker and by how much: a claim, and what it rests on."""
+    best, times = best_of(peers), times_quicker(ours, best_of(peers))
+    found = "not reached" if times is None else f"{times:.1f} times as quick as {best.name}"
+    runs = [
+        f"{entry.accuracy:.1%} after {entry.seconds:.0f} s"
+        for entry in sorted(ours, key=lambda entry: entry.seconds)
+    ]
+    return [
+        claim(f"To the peers' best accuracy, {title}", found),
+        "",
+        f"The best of the peers is {best.name}: {best.accuracy:.1%} after {best.seconds:.0f} s. "
+        f"vitrail's runs end at {', '.join(runs)}.",
+    ]
+
+
+def table(entries: Sequence[Entry]) -> list[str]:
+    """A row for each contender and its time."""
+    lines = [
+        "| | settings | parameters | GFLOPs | trained, s | steps | accuracy | from, to |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        run = entry.runs[0]
+        found = [run["accuracy"] for run in entry.runs]
+        steps = round(statistics.mean(run["steps"] for run in entry.runs))
+        lines.append(
+            f"| {entry.name} | {entry.settings} | {run['parameters']:,} | {run['gflops']:.4f} "
+            f"| {entry.seconds:.1f} | {steps:,} | {entry.accuracy:.1%} "
+            f"| {min(found):.1%}, {max(found):.1%} |"
+        )
+    return lines
+
+
+def budgets(ours: Sequence[Entry], peers: Sequence[Entry]) -> str:
+    """How far the work that the models are lies apart: `1.7 % fewer to 2.3 % more`."""
+    own = ours[0].runs[0]["gflops"]
+    apart = [peer.runs[0]["gflops"] / own - 1 for peer in peers]
+    low, high = (f"{abs(x):.1%} {'more' if x >= 0 else 'fewer'}" for x in (min(apart), max(apart)))
+    return f"A picture costs the peers {low if low == high else f'{low} to {high}'} operations."
+
+
+def figure(panels: dict[str, tuple[Sequence[Entry], Sequence[Entry]]]) -> str:
+    """Accuracy over seconds of training, a panel for each set: ours, and the peers."""
+    drawn = []
+    for title, (ours, peers) in panels.items():
+        points = sorted((entry.seconds, entry.accuracy) for entry in ours)
+        curves = {"vitrail": points} | {peer.name: peer.curve() for peer in peers}
+        drawn.append(
+            Panel(
+                title=title,
+                lines=[
+                    Line(name, [Mark(round(seconds), accuracy) for seconds, accuracy in curve])
+                    for name, curve in curves.items()
+                ],
+                x_label="seconds of training",
+                y_label="accuracy; for vitrail, each point is a run",
+            )
+        )
+    return chart(drawn)

@@ -1,0 +1,87 @@
+"""transformers in the race: its Trainer, set up as its image-classification example does it.
+
+AdamW, clipping at 1, random resized crops and flips are the example's; its linear decay goes by
+the clock.
+"""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from torchvision import transforms as t
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import race_models as models
+from race_clock import Referee
+from race_peers import WORKERS, Task, Varied, judged
+from race_sets import read
+
+NEVER = 2**30  # steps: the clock ends the run
+
+
+class ByTheClock(Trainer):
+    """The Trainer, with a schedule that ends when the time does."""
+
+    def __init__(self, *args: Any, referee: Referee, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.referee = referee
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        self.lr_scheduler = LambdaLR(
+            optimizer or self.optimizer, lambda step: 1 - self.referee.progress()
+        )
+        return self.lr_scheduler
+
+
+class Looks(TrainerCallback):
+    """Starts the clock before the first step, and stops the training when the time is over."""
+
+    def __init__(self, referee: Referee, predict: Any) -> None:
+        self.referee, self.predict = referee, predict
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.referee.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        control.should_training_stop = not self.referee.goes_on(self.predict)
+
+
+def run_transformers(task: Task) -> dict[str, Any]:
+    """A run of the Trainer."""
+    steps = [t.RandomResizedCrop(task.size, task.variant.crop), t.RandomHorizontalFlip()]
+    transform = t.Compose([*steps, t.ToTensor(), t.Normalize(**task.normal)])
+    model = models.transformers_model(task.config, start=task.start)
+    size = models.size_of(model, task.config)
+    referee = Referee(*task.judging(crop=1.0), task.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=NEVER,
+            learning_rate=task.variant.rate,
+            per_device_train_batch_size=task.variant.batch,
+            seed=task.seed,
+            use_cpu=True,
+            dataloader_num_workers=WORKERS,
+            dataloader_persistent_workers=WORKERS > 0,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = ByTheClock(
+            model,
+            arguments,
+            train_dataset=Varied(read(task.data, "train"), transform),
+            data_collator=collate,
+            callbacks=[Looks(referee, judged(model))],
+            referee=referee,
+        )
+        trainer.train()
+    return size | referee.result()
+
+
+def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    images, labels = zip(*samples, strict=True)
+    return {"pixel_values": torch.stack(images), "labels": torch.tensor(labels)}

@@ -1,0 +1,95 @@
+"""The settings that each peer was tried with, and the best of them, which is in the race.
+
+`python benchmarks/race.py try SET` runs all of them once, with a seed that is not in the race.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What can be set about a peer's training; the defaults are those of timm's train.py."""
+
+    rate: float
+    batch: int = 64
+    crop: tuple[float, float] = (0.08, 1.0)  # share of the picture that a random crop takes
+    jitter: float | None = 0.4
+    policy: str | None = None
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    drop_path: float = 0.0
+
+
+def light(rate: float, batch: int = 64) -> Variant:
+    """timm for small pictures: mild crops, colors as they are."""
+    return Variant(rate=rate, batch=batch, crop=(0.35, 1.0), jitter=None)
+
+
+DEIT = Variant(
+    rate=1e-3,
+    policy="rand-m9-mstd0.5-inc1",
+    erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    drop_path=0.1,
+)
+
+# Contender → variants. timm: adamw, cosine, weight decay 0.05, label smoothing 0.1. transformers:
+# the Trainer as its image-classification example has it. vit-pytorch: Adam as in its readme.
+VARIANTS = {
+    "timm": {
+        "defaults, 1e-3": Variant(rate=1e-3),
+        "light, 5e-4": light(5e-4),
+        "light, 1e-3": light(1e-3),
+        "light, 2e-3": light(2e-3),
+        "light, 1e-3, batch 32": light(1e-3, 32),
+        "deit, 1e-3": DEIT,
+    },
+    "transformers": {
+        "5e-5, batch 8": Variant(rate=5e-5, batch=8),  # nothing given
+        "5e-4, batch 8": Variant(rate=5e-4, batch=8),
+        "5e-4, batch 32": Variant(rate=5e-4, batch=32),
+        "1e-3, batch 32": Variant(rate=1e-3, batch=32),
+        "1e-3, batch 64": Variant(rate=1e-3),
+    },
+    "vit-pytorch": {
+        "3e-4": Variant(rate=3e-4),
+        "1e-3": Variant(rate=1e-3),
+    },
+}
+
+# vit-pytorch reads nobody's weights, so it cannot be fine-tuned.
+FINETUNING = {
+    "timm": {
+        "light, 1e-4": light(1e-4, 32),
+        "light, 5e-4": light(5e-4, 32),
+    },
+    "transformers": {
+        "5e-5, batch 8": Variant(rate=5e-5, batch=8),
+        "5e-4, batch 8": Variant(rate=5e-4, batch=8),
+        "5e-4, batch 32": Variant(rate=5e-4, batch=32),
+    },
+}
+
+BEST = {
+    "fashion": {
+        "timm": "light, 1e-3",
+        "transformers": "1e-3, batch 32",
+        "vit-pytorch": "1e-3",
+    },
+    "cifar": {
+        "timm": "light, 1e-3",
+        "transformers": "1e-3, batch 32",
+        "vit-pytorch": "1e-3",
+    },
+    "flowers": {
+        "timm": "light, 1e-3",
+        "transformers": "1e-3, batch 32",
+        "vit-pytorch": "1e-3",
+    },
+    "digits": {
+        "timm": "light, 5e-4",
+        "transformers": "5e-4, batch 32",
+    },
+}

@@ -1,0 +1,238 @@
+"""Answers over HTTP: `vitrail serve` beside a plain server of a timm model and of a pipeline.
+
+    python benchmarks/serving.py                   the section of docs/benchmarks.md
+    python benchmarks/serving.py timm FOLDER       the plain server, for the clients to ask
+
+The plain servers are what most people write: FastAPI and uvicorn, one process, each request
+answered alone. Clients and the process under load share the cores, as in tests/serving.
+"""
+
+import io
+import itertools
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import vitrail
+from peers import make_torchvision_importable
+from prediction import SIZE, random_model
+from timing import claim
+from vitrail.data.sources import open_source
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
+
+from load_server import offline, pictures_of
+from raw_client import Results, closed_loop, milliseconds, raw, run
+from server_process import Server, serving, wait
+
+MODEL = "ViT-Ti/16"
+CLIENTS = (1, 8, 32)
+ROUNDS, SECONDS = 3, 4.0
+PHOTOGRAPHS = 64
+OURS = "vitrail serve"
+
+Loads = dict[tuple[str, int], list[Results]]  # by server and clients, a result for each round
+
+
+def report() -> str:
+    """The section of docs/benchmarks.md, measured now."""
+    make_torchvision_importable()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        write_models(place)
+        write_photographs(place / "photographs")
+        with ExitStack() as stack:
+            servers = {OURS: stack.enter_context(our_server(place / "vitrail"))}
+            for peer in PLAIN:
+                servers[f"FastAPI and {peer}"] = stack.enter_context(plain_server(peer, place))
+            loads, paces = loaded(servers, place)
+    return "\n".join(["## Serving", "", *page(loads, paces), ""])
+
+
+def write_models(place: Path) -> None:
+    """The same weights for each library."""
+    model = random_model(MODEL)
+    vitrail.save(model, place / "vitrail")
+    vitrail.save(model, place / "timm", "timm")
+    vitrail.save(model, place / "transformers", "huggingface")
+
+
+def write_photographs(folder: Path) -> None:
+    """Real pictures, enlarged to the size of photographs on the web."""
+    (folder / "test" / "hands").mkdir(parents=True)
+    source = open_source("builtin:sign-digits", "all")
+    for number in range(PHOTOGRAPHS):
+        image = Image.open(io.BytesIO(source[number].data)).convert("RGB")
+        path = folder / "test" / "hands" / f"{number}.jpg"
+        image.resize(SIZE, Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+def loaded(servers: dict[str, Server], place: Path) -> tuple[Loads, list[float]]:
+    """Each number of clients asks each server in turn, nobody else meanwhile; and in each round the
+    pictures a second of the same predictor without a server."""
+    model, photographs = str(place / "vitrail"), str(place / "photographs")
+    endless = itertools.cycle([raw("/predict", data) for data in pictures_of(photographs)])
+    loads: Loads = {(name, clients): [] for clients in CLIENTS for name in servers}
+    paces = []
+    for server in servers.values():
+        run(closed_loop(server.port, endless, clients=2, seconds=1))
+    for turn in range(ROUNDS):
+        print(f"  round {turn + 1} of {ROUNDS}", flush=True)
+        paces.append(offline(model, photographs, SECONDS))
+        for name, clients in loads:
+            port = servers[name].port
+            found = run(closed_loop(port, endless, clients=clients, seconds=SECONDS))
+            assert found.counts().keys() == {200}, f"{name}: {found.counts()}"
+            loads[name, clients].append(found)
+    return loads, paces
+
+
+def page(loads: Loads, paces: list[float]) -> list[str]:
+    """Claims, words and the table."""
+    most = max(CLIENTS)
+    peer = max((n for n, _ in loads if n != OURS), key=lambda n: median_rate(loads[n, most]))
+    pairs = zip(loads[OURS, most], paces, strict=True)
+    share = statistics.median(rate(found) / pace for found, pace in pairs)
+    return [
+        claim(
+            f"Answers a second over HTTP, {most} clients, {MODEL}",
+            f"{ratio(loads, peer, most):.2f} times the faster plain server",
+        ),
+        claim(
+            f"Answers a second over HTTP, {most} clients, of the same model's without a server",
+            f"{share:.0%}",
+        ),
+        "",
+        f"{MODEL} at 224 pixels on JPEGs of {SIZE[0]} x {SIZE[1]}, one in each request over kept",
+        "connections; each client asks again when it has its answer. One process for each server;",
+        "the plain ones answer one request after the other, with all cores for each. Clients and",
+        f"server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds in turns; rates are",
+        "medians over rounds, latencies are of all answers. *Ratio* is the median over rounds of",
+        "vitrail's rate divided by this one's. Without a server, the same predictor answers",
+        f"{statistics.median(paces):.1f} pictures a second, in the batches that suit it best.",
+        "",
+        "| clients | server | answers a second | ratio | p50, ms | p99, ms |",
+        "|---|---|---|---|---|---|",
+        *(row(loads, name, clients) for name, clients in loads),
+    ]
+
+
+def row(loads: Loads, name: str, clients: int) -> str:
+    replies = [reply for found in loads[name, clients] for reply in found.replies]
+    return (
+        f"| {clients} | {name} | {median_rate(loads[name, clients]):.1f} "
+        f"| {ratio(loads, name, clients):.2f} "
+        f"| {milliseconds(replies, 0.5):.0f} | {milliseconds(replies, 0.99):.0f} |"
+    )
+
+
+def ratio(loads: Loads, name: str, clients: int) -> float:
+    pairs = zip(loads[OURS, clients], loads[name, clients], strict=True)
+    return statistics.median(rate(ours) / rate(other) for ours, other in pairs)
+
+
+def median_rate(rounds: list[Results]) -> float:
+    return statistics.median(map(rate, rounds))
+
+
+def rate(found: Results) -> float:
+    return len(found.replies) / found.seconds
+
+
+def our_server(bundle: Path):
+    return serving(str(bundle), "--log", "off", "--examples", "none")
+
+
+@contextmanager
+def plain_server(peer: str, place: Path) -> Iterator[Server]:
+    """A process of this file, once it answers; ended at the end."""
+    said = place / f"{peer}.log"
+    with said.open("wb") as file:
+        words = [sys.executable, __file__, peer, str(place)]
+        process = subprocess.Popen(words, stdout=file, stderr=file)
+    try:
+        yield Server(process, wait(process, said), said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve_plainly(peer: str, place: Path) -> None:
+    """What most people write."""
+    import uvicorn
+    from fastapi import FastAPI, Request
+
+    app, answer = FastAPI(), PLAIN[peer](place)
+
+    @app.get("/ready")
+    async def ready() -> str:
+        return "ready"
+
+    @app.post("/predict")
+    async def predict(request: Request) -> list[dict[str, object]]:
+        return answer(Image.open(io.BytesIO(await request.body())).convert("RGB"))
+
+    door = socket.create_server(("127.0.0.1", 0))
+    print(f"http://127.0.0.1:{door.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[door])
+
+
+Answer = Callable[[Image.Image], list[dict[str, object]]]
+
+
+def by_timm(place: Path) -> Answer:
+    """As in the model cards of timm."""
+    import timm
+    from timm.data import create_transform, resolve_model_data_config
+
+    settings = json.loads((place / "timm" / "config.json").read_text())
+    weights = next((place / "timm").glob("*.safetensors"))
+    model = timm.create_model(
+        settings["architecture"],
+        num_classes=1000,
+        checkpoint_path=str(weights),
+        **settings.get("model_args", {}),
+    ).eval()
+    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+
+    @torch.inference_mode()
+    def answer(image: Image.Image) -> list[dict[str, object]]:
+        best = model(transform(image).unsqueeze(0)).softmax(dim=1)[0].topk(5)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"label": label, "score": score} for label, score in pairs]
+
+    return answer
+
+
+def by_transformers(place: Path) -> Answer:
+    """Its image-classification pipeline."""
+    from transformers import AutoImageProcessor, ViTForImageClassification, pipeline
+
+    folder = place / "transformers"
+    ask = pipeline(
+        "image-classification",
+        model=ViTForImageClassification.from_pretrained(folder),
+        image_processor=AutoImageProcessor.from_pretrained(folder),
+        device="cpu",
+    )
+    return lambda image: ask(image, top_k=5)
+
+
+PLAIN: dict[str, Callable[[Path], Answer]] = {"timm": by_timm, "transformers": by_transformers}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        make_torchvision_importable()
+        serve_plainly(sys.argv[1], Path(sys.argv[2]))
+    else:
+        print(report())

@@ -1,0 +1,111 @@
+"""Exponents, figures and tables of growth on made-up measurements; opening a small tar for real."""
+
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import growth
+import growth_data
+from curves import Curve, drawing, exponent
+from run import CLAIM
+from vitrail.data.sources import open_source
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.5])
+def test_the_exponent_of_a_power_is_its_power(power):
+    sizes = [1, 2, 5, 10, 40]
+    assert exponent(sizes, [7 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_fixed_costs_at_small_sizes_do_not_count():
+    sizes = [1, 10, 100, 1_000, 10_000, 100_000]
+    costs = [100 + size**2 for size in sizes]
+    assert exponent(sizes, costs) == pytest.approx(2, abs=1e-3)
+
+
+def made_up(what: str, sizes, power: float) -> Curve:
+    rounds = [[factor * size**power for size in sizes] for factor in (1.0, 1.1, 0.9)]
+    return Curve(what, sizes, rounds, "ms")
+
+
+def panels() -> dict[str, tuple[Curve, ...]]:
+    return {
+        sweep.what: (made_up("time", sweep.sizes, 1.5), made_up("memory", sweep.sizes, 1.0))
+        for sweep in growth.SWEEPS
+    }
+
+
+def data() -> tuple[Curve, ...]:
+    names = ("opening", "memory", "first batch")
+    return tuple(made_up(name, growth_data.PICTURES, n / 4) for n, name in enumerate(names))
+
+
+def test_a_curve_is_the_median_over_rounds():
+    assert made_up("time", [1, 2, 4, 8], 1.0).medians == pytest.approx([1, 2, 4, 8])
+
+
+def test_the_table_has_measured_counted_and_expected_exponents():
+    table = "\n".join(growth.page(panels(), data()))
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len({line.count("|") for line in rows}) == 1
+    assert len(rows) == 1 + 2 * len(growth.SWEEPS) + 3
+    batch = next(line for line in rows if line.startswith("| pictures in a batch | time"))
+    assert batch.split(" | ")[3:6] == ["1.50 (1.50 to 1.50)", "1.00", "1"]
+
+
+def test_claims_of_growth_are_found_by_the_page():
+    found = dict(CLAIM.findall("\n".join(growth.claims(panels(), data()))))
+    assert list(found.values()) == [
+        "time 1.50, memory 1.00",
+        "opening 0.00, memory 0.25, first batch 0.50",
+    ]
+
+
+def test_counted_operations_rise_from_tokens_to_their_square():
+    tokens = growth.SWEEPS[1]
+    assert 1 < float(growth.counted(tokens)) < 2
+
+
+def test_every_size_of_every_sweep_is_a_model_that_can_be():
+    for sweep in growth.SWEEPS:
+        for size in sweep.sizes:
+            shape, batch = sweep.case(size)
+            assert shape.image_size % shape.patch_size == 0
+            assert shape.width % shape.heads == 0
+            assert batch > 0
+    assert [growth.cut(patches)[0].tokens - 1 for patches in growth.SWEEPS[1].sizes] == list(
+        growth.SWEEPS[1].sizes
+    )
+
+
+def test_the_figure_shows_every_measurement_inside_its_frame():
+    drawn = drawing(panels() | {"data": data()})
+    root = ElementTree.fromstring(drawn)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    places = re.findall(r'class="mark" transform="translate\(([\d.-]+) ([\d.-]+)\)', drawn)
+    curves = [curve for group in [*panels().values(), data()] for curve in group]
+    assert len(places) == sum(len(curve.sizes) for curve in curves) + 4  # and the legend's
+    assert max(len(sweep.what) for sweep in growth.SWEEPS) <= 22  # letters above a panel
+    assert all(0 < float(x) < width and 0 < float(y) < height for x, y in places)
+
+
+def test_tars_of_growing_size_open_with_so_many_pictures(tmp_path):
+    paths = growth_data.write_tars(tmp_path, [10, 40])
+    sources = [open_source(path) for path in paths]
+    assert [len(source) for source in sources] == [10, 40]
+    assert len(sources[1].classes) == growth_data.CLASSES
+
+
+@pytest.mark.skipif(not growth.PEAK.exists(), reason="memory is told by Linux only")
+def test_opening_and_a_first_batch_are_measured(tmp_path):
+    growth_data.write_tars(tmp_path / "tiny", [growth_data.CLASSES])
+    (path,) = growth_data.write_tars(tmp_path, [200])
+    opening, memory, first = growth_data.numbers(path)
+    assert opening > 0
+    assert memory >= 0
+    assert first > 0

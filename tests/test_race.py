@@ -1,0 +1,240 @@
+"""The race against the peers: its bookkeeping, and that every contender can run it."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_runs import write_colors
+from vitrail import VitConfig
+from vitrail.models.names import configuration
+from vitrail.planning.cost import cost_of
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # it is on no package's path
+
+import kept
+import race
+import race_clock
+import race_models as models
+import race_report
+import race_sets
+import race_variants
+import runners
+from race_report import Best, Entry
+
+TINY = VitConfig(
+    depth=1, width=16, mlp_width=32, heads=2, patch_size=4, image_size=8, num_classes=3
+)
+
+
+def entry(name, *runs):
+    """Runs as (curve) lists of (seconds, accuracy)."""
+    results = [
+        {
+            "accuracy": curve[-1][1],
+            "seconds": curve[-1][0],
+            "curve": curve,
+            "steps": 10,
+            "parameters": 1000,
+            "gflops": 0.02,
+        }
+        for curve in runs
+    ]
+    return Entry(name, "settings", results)
+
+
+# What is kept
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / ".bench")
+    return tmp_path / ".bench"
+
+
+def test_a_result_is_made_once(bench):
+    made = []
+    for _ in range(2):
+        result = kept.kept("a/b, 1e-3: c", lambda: {"n": made.append(1) or len(made)})
+        assert result == {"n": 1}
+    assert len(made) == 1
+
+
+def test_different_keys_never_share_a_file(bench):
+    for number, key in enumerate(["a b", "a/b", "a-b", "a%b"]):
+        assert kept.kept(key, lambda number=number: {"n": number}) == {"n": number}
+
+
+def test_a_run_that_fails_leaves_nothing(bench):
+    with pytest.raises(TypeError):
+        kept.kept("key", lambda: {"n": object()})  # no JSON
+    with pytest.raises(ZeroDivisionError):
+        kept.kept("key", lambda: {"n": 1 / 0})
+    assert not bench.exists() or not os.listdir(bench)
+    assert kept.kept("key", lambda: {"n": 2}) == {"n": 2}
+
+
+def test_what_is_forgotten_is_made_again(bench):
+    kept.kept("key", lambda: {"n": 1})
+    kept.forget()
+    assert kept.kept("key", lambda: {"n": 2}) == {"n": 2}
+
+
+# The arithmetic
+
+
+def test_times_quicker_is_the_peers_time_over_our_shortest_that_is_as_good():
+    peers = [
+        entry("timm", [(30, 0.5), (60, 0.6)], [(30, 0.7), (60, 0.8)]),  # 0.6, 0.7 in the mean
+        entry("other", [(30, 0.72), (60, 0.6)]),  # best on the way
+    ]
+    best = race_report.best_of(peers)
+    assert best == Best("other", 30, 0.72)
+    ours = [entry("vitrail", [(60, 0.9)]), entry("vitrail", [(20, 0.72)])]
+    assert race_report.times_quicker(ours, best) == 30 / 20
+    ours += [entry("vitrail", [(10, 0.75)], [(10, 0.68)])]  # 0.715 is less
+    assert race_report.times_quicker(ours, best) == 30 / 20
+
+
+def test_a_peer_that_is_never_reached_is_told():
+    peers, ours = [entry("timm", [(90, 0.8)])], [entry("vitrail", [(90, 0.799)])]
+    assert race_report.times_quicker(ours, race_report.best_of(peers)) is None
+    assert "not reached" in race_report.conclusion("set", ours, peers)[0]
+
+
+def test_every_best_variant_exists():
+    for name, best in race_variants.BEST.items():
+        table = race_variants.FINETUNING if name == "digits" else race_variants.VARIANTS
+        assert set(best) == set(table)
+        assert all(variant in table[contender] for contender, variant in best.items())
+
+
+# The clock
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_judging_takes_no_time_and_happens_evenly(monkeypatch):
+    time = Time()
+    referee = race_clock.Referee(torch.zeros(2, 1), torch.tensor([0, 1]), seconds=12)
+    referee.clock = race_clock.Clock(time)
+
+    def predict(images):
+        time.now += 100
+        return torch.tensor([[1.0, 0.0]]).expand(len(images), 2)
+
+    steps = 0
+    while True:
+        steps += 1
+        time.now += 0.5
+        if not referee.goes_on(predict):
+            break
+    assert steps == 24
+    assert referee.curve == [(float(second), 0.5) for second in range(1, 13)]
+
+
+def test_a_step_that_misses_looks_leaves_the_curve_as_long():
+    time = Time()
+    referee = race_clock.Referee(torch.zeros(1, 1), torch.tensor([0]), seconds=12)
+    referee.clock = race_clock.Clock(time)
+    for seconds in (1, 20):
+        time.now += seconds
+        more = referee.goes_on(lambda images: torch.ones(1, 2))
+    assert not more
+    assert len(referee.curve) == race_clock.LOOKS
+    assert referee.result()["seconds"] == 21
+
+
+# The contenders
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    return str(write_colors(tmp_path_factory.mktemp("race") / "colors.npz", train=60, test=30))
+
+
+QUICK = race_variants.Variant(rate=1e-2, batch=16, crop=(0.5, 1.0), jitter=None)
+CONTENDERS = {
+    "timm": QUICK,
+    "timm, deit": replace(race_variants.DEIT, rate=1e-2, batch=16),
+    "transformers": QUICK,
+    "vit-pytorch": QUICK,
+}
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("default")  # of the peers
+@pytest.mark.parametrize("recipe", CONTENDERS)
+def test_a_peer_learns_colors_in_a_second(colors, recipe, monkeypatch):
+    runners.make_torchvision_importable()
+    peer = recipe.partition(",")[0]
+    pytest.importorskip({"transformers": "accelerate"}.get(peer, peer.replace("-", "_")))
+    monkeypatch.setattr("race_peers.WORKERS", 0)
+    task = runners.Task(data=colors, config=TINY, variant=CONTENDERS[recipe], seconds=0.8, seed=0)
+    result = runners.run_peer(peer, task)
+    assert len(result["curve"]) == race_clock.LOOKS
+    assert result["seconds"] >= 0.8
+    assert result["accuracy"] > 0.6  # a third by chance
+    assert json.loads(json.dumps(result))["parameters"] > 1000
+
+
+def test_vitrail_runs_by_itself_within_its_time(colors):
+    result = runners.run_vitrail(colors, seconds=3.0, seed=0)
+    assert 0 < result["seconds"] < 4.5  # a busy machine ends later than it planned
+    assert result["accuracy"] > 0.6
+
+
+@pytest.mark.reference
+def test_all_models_of_a_race_are_the_same_work():
+    runners.make_torchvision_importable()
+    pytest.importorskip("vit_pytorch")
+    config = configuration("ViT-Femto/4").change(num_classes=10, channels=1, image_size=28)
+    makers = (models.timm_model, models.transformers_model, models.vit_pytorch_model)
+    sizes = [models.size_of(make(config), config)["gflops"] for make in makers]
+    assert max(sizes) == pytest.approx(min(sizes), rel=1e-3)
+    assert sizes[0] == pytest.approx(cost_of(config).forward / 1e9, rel=1e-3)
+
+
+# The report
+
+
+def test_missing_data_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATA", str(tmp_path))
+    words = race.from_scratch().splitlines()
+    assert words[0] == "## Time to accuracy"
+    assert words[2].startswith("Not measured: ")
+    assert "cifar10_10k.npz" in words[2]
+    assert len([line for line in words if line]) == 2
+
+
+def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
+    ran = []
+
+    def alone(what, options):
+        ran.append(what)
+        if len(ran) == 5:
+            raise KeyboardInterrupt
+        seconds = float(options[options.index("--seconds") + 1])
+        points = [(seconds * part / 3, 0.3 * part) for part in (1, 2, 3)]
+        return entry("any", points).runs[0]
+
+    monkeypatch.setattr(race, "alone", alone)
+    monkeypatch.setattr(race, "FIGURE", tmp_path / "docs" / "race.svg")
+    monkeypatch.setattr(race, "missing", lambda names: "")
+    with pytest.raises(KeyboardInterrupt):
+        race.report()
+    text = race.report()
+    assert len(ran) == 1 + len(set(ran))  # only the one that was cut off ran twice
+    for course in race_sets.COURSES.values():
+        assert f"**To the peers' best accuracy, {course.title}: 6.0 times as quick" in text
+    assert "## Fine-tuning" in text
+    assert (tmp_path / "docs" / "race.svg").read_text().startswith("<svg")
