@@ -58,8 +58,8 @@ class Group:
 SHORT = "--out OUT --steps 2 --evaluate-every 1000000"  # epochs: never
 FINETUNE = f"finetune DATA --from MODEL {SHORT}"
 LEAN = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
-TRAIN = f"train DATA --model.name MODEL {SHORT} --batch-size 16 --machine.parts 1"
-CHECKED = f"{TRAIN} --machine.checkpointing"
+WHOLE = f"{FINETUNE} --machine.parts 1"
+CHECKED = f"{WHOLE} --machine.checkpointing"
 PROBE = "fewshot MODEL DATA --shots 3 --seeds 2 --probes ridge logistic --no-cache"
 GROUPS = (
     Group(
@@ -93,11 +93,11 @@ GROUPS = (
         "ViT-S/16",
         4,
         (
-            Case("nothing said", TRAIN),
+            Case("whole batches", WHOLE),
             Case("checkpointing", CHECKED),
             Case("checkpointing, every tensor mapped by itself", CHECKED, mapped=True),
         ),
-        ("from scratch, batches of 16", "s per picture"),
+        ("fine-tuned in batches of 16", "s per picture"),
         note="Mapping (`MALLOC_MMAP_THRESHOLD_=65536`) leaves no holes between tensors.",
     ),
 )
@@ -116,9 +116,10 @@ def report() -> str:
         [
             "## Memory",
             "",
-            "Each case is one command in a fresh process to which the system gives no more than the",
-            "limit; *peak* is the most that it held from start to end. Of two steps of a training",
-            "the second is timed. [memory.md](memory.md) says what helps when memory is short.",
+            "Each case is one command in a fresh process to which the system gives no more than",
+            "the limit; *peak* is the most that it held from start to end. Of two steps of a",
+            "training the second is timed. [memory.md](memory.md) says what helps when memory is",
+            "short.",
             "",
             *parts,
         ]
@@ -148,9 +149,7 @@ def measured(group: Group, case: Case, folder: Path) -> dict[str, float]:
     """Bytes and seconds of a case; its model is written once into the folder."""
     places = {"DATA": folder / "noise.npz", "MODEL": folder / "model", "OUT": folder / "out"}
     write_noise(places["DATA"])
-    if case.command.startswith("train"):
-        places["MODEL"] = Path(group.model)
-    elif not places["MODEL"].exists():
+    if not places["MODEL"].exists():
         in_process("write", group.model, str(places["MODEL"]))
     words = [str(places.get(word, word)) for word in case.command.split()]
     limit = str(group.limit * GIB)

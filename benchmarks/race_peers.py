@@ -23,7 +23,7 @@ from vitrail.models.config import VitConfig
 
 Result = dict[str, Any]
 
-WORKERS = 1  # processes that vary pictures, beside the two threads that learn
+WORKERS = 0  # processes that vary pictures; beside two threads that learn, one only costs time
 SMOOTHING = 0.1  # of labels, timm's default
 DECAY = 0.05  # of weights, usual for AdamW in timm
 WARMUP, TICKS = 0.05, 10_000  # share of a cosine schedule; into how many parts time is cut for it

@@ -40,18 +40,16 @@ DEIT = Variant(
 VARIANTS = {
     "timm": {
         "defaults, 1e-3": Variant(rate=1e-3),
-        "light, 5e-4": light(5e-4),
         "light, 1e-3": light(1e-3),
         "light, 2e-3": light(2e-3),
         "light, 1e-3, batch 32": light(1e-3, 32),
+        "whole pictures, 2e-3": Variant(rate=2e-3, crop=(1.0, 1.0), jitter=None),
         "deit, 1e-3": DEIT,
     },
     "transformers": {
         "5e-5, batch 8": Variant(rate=5e-5, batch=8),  # nothing given
         "5e-4, batch 8": Variant(rate=5e-4, batch=8),
-        "5e-4, batch 32": Variant(rate=5e-4, batch=32),
         "1e-3, batch 32": Variant(rate=1e-3, batch=32),
-        "1e-3, batch 64": Variant(rate=1e-3),
     },
     "vit-pytorch": {
         "3e-4": Variant(rate=3e-4),
