@@ -68,6 +68,19 @@ def test_small_pictures_are_seen_whole_and_large_ones_reduced():
     assert chosen().settings.model.channels == 3
 
 
+def test_only_large_pictures_begin_small():
+    assert chosen(look=replace(LOOK, side=32)).settings.image_sizes == ()
+    assert chosen().settings.image_sizes == ((0.0, 64), (0.5, 128))
+
+
+def test_a_small_model_is_wide_unless_its_shape_is_given():
+    small = replace(LOOK, side=32)
+    model = chosen(look=small).settings.model
+    assert (model.depth, model.width, model.mlp_width, model.heads) == (2, 96, 384, 3)
+    given = chosen(Settings(model=ModelSettings(width=64)), look=small).settings.model
+    assert (given.depth, given.width, given.heads) == (None, 64, None)
+
+
 def test_the_chosen_model_can_be_built_at_every_size_of_the_run():
     for side in (8, 15, 28, 32, 40, 41, 100, 500):
         settings = chosen(look=replace(LOOK, side=side)).settings
