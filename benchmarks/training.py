@@ -86,7 +86,9 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
         average=Average(named, DECAY),
     )
     plan = Plan(settings=settings, length=1000, stages=((0.0, 224),))
-    prepare = preparation(Preprocessing(size=(224, 224)), Mixing(), 1000, torch.device("cpu"))
+    prepare = preparation(
+        Preprocessing(size=(224, 224)), Mixing(), 1000, torch.device("cpu"), epoch=1
+    )
     images, labels = pictures()
     batches = repeat(Batch(images, labels, torch.arange(BATCH)))
     ready = torch.randn(BATCH, 3, 224, 224)

@@ -54,7 +54,7 @@ def real_peak(config, settings, pictures, accumulated=1):
     plan = Plan(
         settings=settings, length=9, accumulate=accumulated, stages=((0.0, config.image_size),)
     )
-    prepare = preparation(tracing.plain(config), Mixing(), 10, torch.device("cpu"))
+    prepare = preparation(tracing.plain(config), Mixing(), 10, torch.device("cpu"), epoch=1)
     shape = (pictures, 3, config.image_size, config.image_size)
 
     def batches():

@@ -1,50 +1,72 @@
 """A compiled step is taken only where it was measured to be faster."""
 
 import pytest
+from torch import nn
 
 from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 from vitrail.training import compiling
 from vitrail.training.folder import read_run
+from vitrail.training.survival import Stop
 
 MACHINE = type(SETTINGS.machine)(compile=True)
 
 
 @pytest.fixture
 def steps_that_take(monkeypatch):
-    """Trials with given seconds, and a compiler that only marks what it was given."""
+    """Trials with given seconds, and a compiler that notes what it was given."""
 
-    def install(plain, fast):
-        seconds = iter((plain, fast))
+    def install(fast, plain):
+        seconds = iter((fast, plain))
         monkeypatch.setattr(compiling, "trial", lambda setup, size: next(seconds))
         monkeypatch.setattr(compiling, "compiled", mark)
+        return made
 
     def mark(module):
-        module.was_compiled = True
-        marked.append(module)
-        return module
+        made.append(Marked(module))
+        return made[-1]
 
-    marked = []
+    made = []
     return install
+
+
+class Marked(nn.Module):
+    """What a compiler made; counts its steps."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.steps = module, 0
+
+    def forward(self, *batch):
+        self.steps += 1
+        return self.module(*batch)
 
 
 @pytest.mark.parametrize(("fast", "kept", "word"), [(0.5, True, "50%"), (1.2, False, "120%")])
 def test_the_faster_step_is_taken_and_told(tmp_path, steps_that_take, fast, kept, word):
-    steps_that_take(1.0, fast)
+    made = steps_that_take(fast, 1.0)
     book = Notebook()
     tiny_run(write_colors(tmp_path / "c.npz"), tmp_path / "run", watch=book, machine=MACHINE)
-    said = [line for line in book.lines if "compiled" in line]
+    said = [line for line in book.lines if "a compiled step" in line]
     assert len(said) == 1
     assert word in said[0]
     settings, _, _ = read_run(tmp_path / "run")
     assert settings.machine.compile is kept
+    assert made[0].steps == (SETTINGS.steps if kept else 0)
 
 
-def test_both_steps_learn_the_same(tmp_path, steps_that_take):
-    books = {}
-    for name, fast in (("plain", 1.2), ("compiled", 0.5)):
-        steps_that_take(1.0, fast)
-        books[name] = Notebook()
-        data = write_colors(tmp_path / "c.npz")
-        tiny_run(data, tmp_path / name, watch=books[name], machine=MACHINE)
-    losses = [[row["loss"] for row in book.rows] for book in books.values()]
-    assert losses[0] == losses[1]
+@pytest.mark.parametrize("fast", [0.5, 1.2])
+def test_a_resumed_run_goes_on_as_it_began_and_measures_nothing(
+    tmp_path, steps_that_take, fast, monkeypatch
+):
+    data = write_colors(tmp_path / "c.npz")
+    made = steps_that_take(fast, 1.0)
+
+    class StopAtOnce(Stop):
+        def __bool__(self):
+            return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        tiny_run(data, tmp_path / "run", machine=MACHINE)
+    tiny_run(data, tmp_path / "run", resume=True, machine=MACHINE)  # as the command line says
+    assert [marked.steps for marked in made] == ([1, SETTINGS.steps - 1] if fast < 1 else [0, 0])

@@ -1,6 +1,7 @@
 """Parts of a batch on cores of their own learn what the whole batch learns."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from vitrail import create
 from vitrail.errors import ConfigError
 from vitrail.models.names import configuration
 from vitrail.training import cores
-from vitrail.training.cores import EachCoreAPart, parts_for, pays
+from vitrail.training.cores import EachCoreAPart, keep_memory, parts_for, pays
 from vitrail.training.objectives import Classification
 from vitrail.training.settings import LossSettings, MachineSettings, ModelSettings, Settings
 
@@ -163,6 +164,28 @@ def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
     assert parts_for(config, settings, torch.bfloat16, CPU) == 1
     torch.set_num_threads(1)
     assert parts_for(config, settings, torch.float32, CPU) == 1
+
+
+def test_processes_have_their_parts_already(two_threads, monkeypatch):
+    monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
+    config, settings = configuration("ViT-Mu/4"), Settings()
+    assert parts_for(config, settings, torch.float32, CPU) == 1
+    forced = replace(settings, machine=MachineSettings(parts=2))
+    with pytest.raises(ConfigError, match="each process has a part"):
+        parts_for(config, forced, torch.float32, CPU)
+
+
+def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
+    called = []
+    library = SimpleNamespace(mallopt=lambda *setting: called.append(setting))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    keep_memory()
+    assert called == []
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
+    keep_memory()
+    assert len(called) == 3
 
 
 def test_less_than_one_part_is_refused():

@@ -74,7 +74,7 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
     plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))
     how = Preprocessing(size=(size, size))
     feed = Feed(source, how, augmentation, 3, plan)
-    prepare = preparation(how, mixing, CLASSES, torch.device("cpu"))
+    prepare = preparation(how, mixing, CLASSES, torch.device("cpu"), epoch=1)
     for state.step in range(2):
         done = train_step(state, plan, feed(state.step), prepare)
         assert np.isfinite([done.loss, done.grad_norm]).all()

@@ -79,7 +79,8 @@ def copies(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str,
     shape = (pictures, config.channels, *pair(config.image_size))
     if parts == 1 or not pays(config, shape, parts):
         return {}
-    return {"copies": (parts - 1) * trace.part("weights")}
+    accumulated = pictures < wish.share  # then the sum so far is there too
+    return {"copies": (parts - (not accumulated)) * trace.part("weights")}
 
 
 def scaled(trace: Trace, factors: dict[str, float]) -> Trace:

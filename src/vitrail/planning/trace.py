@@ -191,7 +191,7 @@ def walk(
             settings=settings, length=8, accumulate=accumulate, stages=((0.0, size[0]),), steps=8
         )
         shape = (pictures, config.channels, *size)
-        prepare = preparation(plain(config), Mixing(), config.num_classes, CPU)
+        prepare = preparation(plain(config), Mixing(), config.num_classes, CPU, epoch=1)
         train_step(state, plan, batches(shape), prepare, autocast_for(precision, CPU))
         events = tidy(list(zip(ledger.blocks, ledger.signs, strict=True)))
     return Walk(events, ledger.bytes, parts, begin)

@@ -268,7 +268,7 @@ def words(augmentation: Augmentation, mixing: Mixing) -> Iterator[str]:
     if mixing.cutmix:
         yield f"cutmix {mixing.cutmix:g}"
     if mixing.after and (mixing.mixup or mixing.cutmix):
-        yield f"mixed from epoch {mixing.after:g} on"
+        yield f"which begin after {mixing.after:g} epochs"
 
 
 def stages_of(settings: Settings, config: Config) -> tuple[tuple[float, int], ...]:

@@ -10,6 +10,7 @@ from vitrail import parallel
 from vitrail.errors import ConfigError
 from vitrail.training.cores import EachCoreAPart
 from vitrail.training.pace import trial
+from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
 
 if TYPE_CHECKING:
@@ -18,33 +19,34 @@ if TYPE_CHECKING:
 PAYS = 0.97  # of the plain step's time; less of a gain is noise
 
 
-def compile_if_it_pays(setup: "Setup", watch: Watch, *, resumed: bool) -> "Setup":
+def compile_if_it_pays(setup: "Setup", watch: Watch, *, began: Settings | None) -> "Setup":
     """The setup with a compiled step, or as it is, with settings that say so.
 
-    A resumed run goes on as it began: what was not worth it is not in its settings any more.
+    A resumed run goes on as it began, by the settings it wrote then.
     """
-    state = setup.state
-    plain = state.wrapped
+    plain = setup.state.wrapped
     whole = plain.objective if isinstance(plain, EachCoreAPart) else plain
-    fast = compiled(whole)
-    if resumed:
-        state.wrapped = fast
+    setup.state.wrapped = compiled(whole)
+    pays = began.machine.compile if began else faster(setup, plain, watch)
+    if pays:
         return setup
-    size = setup.plan.stages[-1][1]
-    watch.say("  compiling, and measuring whether it pays")
-    before = trial(setup, size)
-    state.wrapped = fast
-    after = trial(setup, size)
-    if parallel.from_first(after < PAYS * before):
-        watch.say(f"  compiled: a step takes {after / before:.0%} of the time")
-        return setup
-    state.wrapped = plain
-    watch.say(
-        f"note: compiled steps take {after / before:.0%} of the time of plain ones here; "
-        "the run goes on without machine.compile"
-    )
+    setup.state.wrapped = plain
     machine = replace(setup.settings.machine, compile=False)
     return replace(setup, settings=replace(setup.settings, machine=machine))
+
+
+def faster(setup: "Setup", plain: nn.Module, watch: Watch) -> bool:
+    """Whether the step that is set up takes less time than the plain one; told."""
+    watch.say("  compiling, and measuring whether it pays")
+    fast, size = setup.state.wrapped, setup.plan.stages[-1][1]
+    after = trial(setup, size)
+    setup.state.wrapped = plain
+    before = trial(setup, size)
+    setup.state.wrapped = fast
+    share = parallel.from_first(after / before)
+    ending = "it stays" if share < PAYS else "the run goes on without machine.compile"
+    watch.say(f"  a compiled step takes {share:.0%} of the time of a plain one: {ending}")
+    return share < PAYS
 
 
 def compiled(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ need not know.
 
 import copy
 import ctypes
+import os
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from vitrail import parallel
 from vitrail.data.threads import threads_with_cores
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config, VitConfig
@@ -36,6 +38,8 @@ def parts_for(
     """Into how many parts a batch is cut here; 1 leaves it whole."""
     asked = settings.machine.parts
     reason = obstacle(config, settings, precision, device)
+    if parallel.world_size() > 1:
+        reason = "each process has a part of the batch already"
     if asked is not None and asked > 1 and reason:
         raise ConfigError(f"machine.parts={asked} cannot be: {reason}; leave it out")
     if asked is not None:
@@ -64,7 +68,6 @@ class EachCoreAPart(nn.Module):
         super().__init__()
         self.objective = objective
         self.copies = Copies(objective, parts)
-        keep_memory()
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         parts = len(self.copies.objectives)
@@ -148,9 +151,12 @@ class InParts(torch.autograd.Function):
         return None, None, None, *found
 
 
-# Of glibc's malloc.h: a setting for mallopt, and its value.
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
-KEPT = {MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 2**31 - 1, ARENA_MAX: 1}
+# A variable that glibc reads at the start of a process, its number in malloc.h, and a value.
+KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, 32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
+    "MALLOC_ARENA_MAX": (-8, 1),
+}
 
 
 def keep_memory() -> None:
@@ -158,10 +164,10 @@ def keep_memory() -> None:
 
     Otherwise it returns memory to the system after each step, which clears it page by page when
     it is asked for again (4 % of a step), and each thread hoards a heap of its own: twice the
-    memory. Only glibc has these settings, and nothing depends on them.
+    memory. Only glibc has these settings, and nothing depends on them; whoever has set one
+    outside knows better. It holds for the whole process, from now on.
     """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            for setting, value in KEPT.items():
-                mallopt(setting, value)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not KEPT.keys() & os.environ.keys():
+        for setting, value in KEPT.values():
+            mallopt(setting, value)

@@ -1,6 +1,5 @@
 """The micro-batches of any step: the loader, begun anew where the image size changes."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -84,13 +83,13 @@ def preparation(
     classes: int,
     device: torch.device,
     *,
-    epoch: float = math.inf,
+    epoch: float,
 ) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
     """Bytes → normalized and mixed floats on the device, and targets that fit them.
 
-    `epoch` is its length in steps, where mixing begins after some of them.
+    Mixing begins after some epochs, each of so many steps.
     """
-    first_mixed = mixing.after * epoch if mixing.after else 0
+    first_mixed = mixing.after * epoch
 
     def prepare(batch: Batch, rng: np.random.Generator, step: int) -> tuple[Tensor, Tensor]:
         images = normalize(batch.images.to(device, non_blocking=True), preprocessing)

@@ -19,10 +19,11 @@ from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
 from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
-from vitrail.training.folder import clear_run, is_run, write_run
+from vitrail.training.folder import clear_run, is_run, read_run, write_run
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
 from vitrail.training.pace import Window, correct, make_budget
 from vitrail.training.records import Records
+from vitrail.training.settings import Settings
 from vitrail.training.setup import Order, Setup, set_up
 from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
 from vitrail.training.watch import Watch
@@ -55,14 +56,19 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
             check_folder(order)
             setup = set_up(order, watch, device)
             if setup.settings.machine.compile:
-                resumed = order.resume and state.has_state(order.out)
-                setup = compile_if_it_pays(setup, watch, resumed=resumed)
+                setup = compile_if_it_pays(setup, watch, began=began(order))
             if order.overwrite and first and not order.resume:
                 clear_run(order.out)  # not before it is known that the new one can begin
             parallel.wait()
             return Run(order, setup, watch, stop, begun).go()
     finally:
         parallel.stop()
+
+
+def began(order: Order) -> Settings | None:
+    """The settings that a run which is now resumed began with."""
+    resumed = order.resume and state.has_state(order.out) and is_run(order.out)
+    return read_run(order.out)[0] if resumed else None
 
 
 def check_folder(order: Order) -> None:

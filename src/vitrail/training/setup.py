@@ -13,7 +13,7 @@ from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
-from vitrail.training.cores import EachCoreAPart, parts_for
+from vitrail.training.cores import EachCoreAPart, keep_memory, parts_for
 from vitrail.training.device import choose_precision, scaler_for
 from vitrail.training.feed import Feed, preparation
 from vitrail.training.judge import Judge
@@ -28,6 +28,7 @@ from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
 
 BYTES_PER_WEIGHT = 16  # its gradient, two moments and a place in the average
+GRADIENT = 4  # bytes; each part of a batch has its own
 EVALUATIONS = 20  # at most, in a run of a given length
 
 
@@ -88,12 +89,11 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         *learner.reasons,
         f"pictures are varied by {choices.describe(*varied)}",
         f"{str(precision).removeprefix('torch.')}: {why}",
+        *why_parts(parts_for(model.config, settings, precision, device)),
     ]
     introduce(learner, material, reasons, watch)
     if settings.machine.checkpointing:
-        if not hasattr(model, "checkpointing"):
-            raise ConfigError(f"{name_of(model.config)} has no checkpointing; leave it out")
-        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+        forget_activations(model)
     plan = make_plan(settings, learner, material, device, watch)
     state = make_state(settings, learner, precision, device, watch)
     classes, batch = len(material.train.classes), settings.batch_size
@@ -126,6 +126,19 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         precision=precision,
         device=device,
     )
+
+
+def why_parts(parts: int) -> list[str]:
+    if parts == 1:
+        return []
+    return [f"{parts} parts of a batch at once: cores need not wait for each other"]
+
+
+def forget_activations(model: Model) -> None:
+    """Let a model compute them again for the gradient."""
+    if not hasattr(model, "checkpointing"):
+        raise ConfigError(f"{name_of(model.config)} has no checkpointing; leave it out")
+    model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def introduce(learner: Learner, material: Material, reasons: list[str], watch: Watch) -> None:
@@ -182,7 +195,9 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
         return share // micro
     shape = (1, model.config.channels, *pair(model.config.image_size))
     needed = activation_bytes(model, shape)
-    own = BYTES_PER_WEIGHT * sum(p.numel() for p in model.parameters())
+    parts = parts_for(model.config, settings, torch.float32, device)
+    each = BYTES_PER_WEIGHT + GRADIENT * (parts if parts > 1 else 0)
+    own = each * sum(p.numel() for p in model.parameters())
     free = max(0, free_bytes(device) - own)
     micro = parallel.from_first(largest_micro_batch(share, needed, free))
     if micro < share:
@@ -208,10 +223,10 @@ def make_state(
     objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device)
     wrapped = parallel.spread(objective, settings.machine.strategy)
-    if parallel.world_size() == 1:
-        parts = parts_for(model.config, settings, precision, device)
-        if parts > 1 and isinstance(objective, Classification):
-            wrapped = EachCoreAPart(objective, parts)
+    parts = parts_for(model.config, settings, precision, device)
+    if parts > 1 and isinstance(objective, Classification):
+        wrapped = EachCoreAPart(objective, parts)
+        keep_memory()
     named = {
         name.removeprefix("model."): parameter
         for name, parameter in objective.named_parameters()
