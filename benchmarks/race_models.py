@@ -1,4 +1,4 @@
-"""The peers' models at the size of a vitrail configuration: plain patches and a class token."""
+"""The peers' models, as much work as a vitrail configuration: plain patches and a class token."""
 
 from pathlib import Path
 
@@ -7,10 +7,22 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.config import VitConfig
+from vitrail.planning.cost import cost_of
+
+STEP = 8  # channels
+
+
+def of_equal_work(config: VitConfig) -> VitConfig:
+    """Plain patches and a class token, with MLPs so wide that a picture costs the same."""
+    plain = config.change(stem="patches", pool="cls")
+    wider = plain.change(mlp_width=plain.mlp_width + STEP)
+    missing = cost_of(config).forward - cost_of(plain).forward
+    steps = round(missing / (cost_of(wider).forward - cost_of(plain).forward))
+    return plain.change(mlp_width=plain.mlp_width + steps * STEP)
 
 
 def timm_model(
-    config: VitConfig, *, drop_path: float = 0.0, start: Path | None = None
+    config: VitConfig, *, drop_path: float = 0.0, pool: str = "token", start: Path | None = None
 ) -> nn.Module:
     """timm's, with fresh weights or with those of a folder that vitrail wrote for it."""
     import timm
@@ -30,6 +42,8 @@ def timm_model(
         mlp_ratio=config.mlp_width / config.width,
         num_classes=config.num_classes,
         drop_path_rate=drop_path,
+        global_pool=pool,
+        class_token=pool == "token",
     )
 
 
@@ -38,9 +52,9 @@ def transformers_model(config: VitConfig, *, start: Path | None = None) -> nn.Mo
     from transformers import ViTConfig, ViTForImageClassification
 
     if start is not None:
-        model = ViTForImageClassification.from_pretrained(start / "huggingface")
-        model.classifier = nn.Linear(config.width, config.num_classes)
-        return model
+        return ViTForImageClassification.from_pretrained(
+            start / "huggingface", num_labels=config.num_classes, ignore_mismatched_sizes=True
+        )
     return ViTForImageClassification(
         ViTConfig(
             image_size=config.image_size,

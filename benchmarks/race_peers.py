@@ -93,9 +93,10 @@ def run_timm(task: Task) -> Result:
     from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
 
-    model = models.timm_model(task.config, drop_path=task.variant.drop_path, start=task.start)
+    how = task.variant
+    model = models.timm_model(task.config, drop_path=how.drop_path, pool=how.pool, start=task.start)
     size = models.size_of(model, task.config)
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=task.variant.rate, weight_decay=DECAY)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=how.rate, weight_decay=DECAY)
     schedule = CosineLRScheduler(
         optimizer,
         t_initial=TICKS,
@@ -104,11 +105,12 @@ def run_timm(task: Task) -> Result:
         t_in_epochs=False,
     )
     mix, loss_of = timm_loss(task)
-    batches = timm_batches(task)
+    batches, floats = timm_batches(task), timm_floats(task)
     crop = 1.0 if task.start else 0.875  # what the checkpoint says, and timm's default
     referee = Referee(*task.judging(crop), task.seconds)
     referee.start()
-    for images, labels in batches:
+    for pixels, labels in batches:
+        images = floats(pixels)
         images, labels = mix(images, labels) if mix else (images, labels)
         loss_of(model(images), labels).backward()
         optimizer.step()
@@ -131,9 +133,25 @@ def timm_loss(task: Task) -> tuple[Callable[..., tuple[Tensor, Tensor]] | None, 
     return mix, SoftTargetCrossEntropy()
 
 
+def timm_floats(task: Task) -> Callable[[Tensor], Tensor]:
+    """Bytes → floats as timm's PrefetchLoader makes them, on the whole batch."""
+    from timm.data.random_erasing import RandomErasing
+
+    half = torch.full((1, task.config.channels, 1, 1), 127.5)  # mean and std, of 255
+    how = task.variant
+    erase = RandomErasing(how.erasing, mode="pixel", device="cpu") if how.erasing else None
+
+    def floats(pixels: Tensor) -> Tensor:
+        images = pixels.float().sub_(half).div_(half)
+        return erase(images) if erase else images
+
+    return floats
+
+
 def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Pictures varied by timm's own transforms, without end."""
+    """Pictures varied by timm's own transforms, as bytes, without end."""
     from timm.data import create_transform
+    from timm.data.loader import fast_collate
 
     allow_few_bits()
     how = task.variant
@@ -143,13 +161,19 @@ def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
         scale=how.crop,
         color_jitter=how.jitter,
         auto_augment=how.policy,
-        re_prob=how.erasing,
         interpolation="random",
+        use_prefetcher=True,
         **task.normal,
     )
     pictures = read(task.data, "train")
     order = Endless(len(pictures.labels), task.seed)
-    return DataLoader(Varied(pictures, transform), how.batch, sampler=order, num_workers=WORKERS)
+    return DataLoader(
+        Varied(pictures, transform),
+        how.batch,
+        sampler=order,
+        num_workers=WORKERS,
+        collate_fn=fast_collate,
+    )
 
 
 def allow_few_bits() -> None:

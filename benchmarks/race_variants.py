@@ -3,7 +3,7 @@
 `python benchmarks/race.py try SET` runs all of them once, with a seed that is not in the race.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class Variant:
     mixup: float = 0.0
     cutmix: float = 0.0
     drop_path: float = 0.0
+    pool: str = "token"  # what timm's head reads
 
 
 def light(rate: float, batch: int = 64) -> Variant:
@@ -43,6 +44,7 @@ VARIANTS = {
         "light, 1e-3": light(1e-3),
         "light, 2e-3": light(2e-3),
         "light, 1e-3, batch 32": light(1e-3, 32),
+        "light, 2e-3, mean pooling": replace(light(2e-3), pool="avg"),
         "whole pictures, 2e-3": Variant(rate=2e-3, crop=(1.0, 1.0), jitter=None),
         "deit, 1e-3": DEIT,
     },

@@ -57,6 +57,9 @@ SECTIONS = {
 }
 
 
+KEPT = 0.02  # minutes: a section that took less was kept from before
+
+
 @dataclass
 class Incomplete(Exception):  # noqa: N818  (it is an outcome, and no error)
     """Something that a section needs is not here."""
@@ -95,15 +98,15 @@ def measured(names: Sequence[str]):
             found = kept.kept(f"section-{name}", lambda name=name: complete(name))
         except Incomplete as lacking:
             found = lacking.found
-        else:
-            spent += (time.monotonic() - begun) / 60
-            expected += SECTIONS[name].minutes
+        took = (time.monotonic() - begun) / 60
+        if took > KEPT:
+            spent, expected = spent + took, expected + SECTIONS[name].minutes
         yield name, found
 
 
 def minutes_left(names: Sequence[str], spent: float, expected: float) -> float:
     """The usual minutes of these sections, at the pace of those that were measured so far."""
-    pace = spent / expected if spent > 1 else 1.0  # what was kept from before took no time
+    pace = spent / expected if spent > 1 else 1.0
     return pace * sum(SECTIONS[name].minutes for name in names)
 
 

@@ -22,6 +22,7 @@ import torch
 import torch._dynamo  # or torch would do so within the time of whoever needs it first
 
 from peers import make_torchvision_importable
+from race_models import of_equal_work
 from race_peers import Task, run_timm, run_vit_pytorch
 from race_sets import COURSES, DIGITS, default_model, judged_by
 from race_sets import reference as reference_of
@@ -112,7 +113,7 @@ def main() -> None:
     else:
         table = FINETUNING if start else VARIANTS
         source = open_source(data, "train")
-        config = load(start / "bundle").config if start else default_model(source)
+        config = load(start / "bundle").config if start else of_equal_work(default_model(source))
         task = Task(
             data=data,
             config=config.change(num_classes=len(source.classes)),

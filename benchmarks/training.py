@@ -66,7 +66,7 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.data.variation import Mixing
     from vitrail.training.averaging import Average
-    from vitrail.training.cores import EachCoreAPart
+    from vitrail.training.cores import MOST, EachCoreAPart
     from vitrail.training.feed import preparation
     from vitrail.training.loop import TrainState, train_step
     from vitrail.training.objectives import make_objective
@@ -81,7 +81,7 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
     named = dict(model.named_parameters())
     state = TrainState(
         objective=objective,
-        wrapped=EachCoreAPart(objective, torch.get_num_threads()),  # pyright: ignore
+        wrapped=EachCoreAPart(objective, min(MOST, torch.get_num_threads())),  # pyright: ignore
         optimizers=make_optimizers(named.items(), optim, SHAPE.depth),
         average=Average(named, DECAY),
     )

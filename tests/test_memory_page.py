@@ -1,0 +1,73 @@
+"""The benchmark of memory: its commands exist, its page from made-up numbers, one small case."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import kept
+import memory
+from run import CLAIM
+from vitrail.cli import main
+from vitrail.cli.fewshot import Fewshot
+from vitrail.errors import VitrailError
+
+COMMANDS = [case.command for group in memory.GROUPS for case in group.cases]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("finetune")])
+def test_trainings_have_settings_that_exist(command, capsys):
+    assert main([*command.split(), "--print-settings"]) == 0
+    assert "steps = 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fewshot")])
+def test_probes_have_options_that_exist(command):
+    options = tyro.cli(Fewshot, args=command.split()[1:])
+    assert not options.cache  # or only the first measurement would be one
+
+
+def test_every_command_is_one_of_these():
+    assert {command.split()[0] for command in COMMANDS} == {"finetune", "fewshot", "look"}
+
+
+def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
+    peaks = iter(range(1, 20))
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "bench")
+    monkeypatch.setattr(memory, "resident", lambda field: 1)
+    monkeypatch.setattr(
+        memory, "measured", lambda *case: {"peak": next(peaks) * memory.GIB, "seconds": 2.5}
+    )
+    page = memory.report()
+    assert page.startswith("## Memory\n")
+    assert dict(CLAIM.findall(page)) == {
+        "Fine-tuning ViT-L/16 in 12 GiB": "takes 2.0 GiB at most",
+        "Loading and probing ViT-H/14 in 4 GiB": "takes 4.0 GiB at most",
+    }
+    assert page.count(" | 2.50 |") == len(COMMANDS)
+    assert memory.report() == page  # kept
+
+
+def test_a_system_that_does_not_tell_is_not_measured(monkeypatch):
+    monkeypatch.setattr(memory, "resident", lambda field: 0)
+    assert memory.report().split("\n\n")[1].startswith("Not measured: ")
+
+
+def test_seconds_are_those_of_the_second_step_for_each_picture(tmp_path):
+    rows = [
+        '{"step": 1, "loss": 1, "epoch": 0.25, "seconds": 10}',
+        '{"step": 2, "loss": 1, "epoch": 0.5, "seconds": 18}',
+        '{"step": 2, "test/accuracy": 1, "epoch": 0.5, "seconds": 99}',
+    ]
+    (tmp_path / memory.METRICS).write_text("\n".join(rows))
+    assert memory.per_picture(tmp_path) == 8 / (memory.PICTURES * 0.25)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
+def test_a_process_that_wants_more_than_its_limit_does_not_get_it():
+    assert memory.in_process("run", str(2**34), "look", "ViT-Mu/4")["peak"] > 2**26
+    with pytest.raises(VitrailError, match="look ViT-B/16 failed"):
+        memory.in_process("run", str(2**28), "look", "ViT-B/16")
