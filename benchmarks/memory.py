@@ -11,11 +11,13 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,10 +57,10 @@ class Group:
     note: str = ""
 
 
-SHORT = "--out OUT --steps 2 --evaluate-every 1000000"  # epochs: never
-FINETUNE = f"finetune DATA --from MODEL {SHORT}"
+TUNE = "finetune DATA --from MODEL --out OUT --evaluate-every 1000000"  # epochs: never
+FINETUNE = f"{TUNE} --steps 2"
 LEAN = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
-WHOLE = f"{FINETUNE} --machine.parts 1"
+WHOLE = f"{TUNE} --steps 5 --machine.parts 1"
 CHECKED = f"{WHOLE} --machine.checkpointing"
 PROBE = "fewshot MODEL DATA --shots 3 --seeds 2 --probes ridge logistic --no-cache"
 GROUPS = (
@@ -117,9 +119,9 @@ def report() -> str:
             "## Memory",
             "",
             "Each case is one command in a fresh process to which the system gives no more than",
-            "the limit; *peak* is the most that it held from start to end. Of two steps of a",
-            "training the second is timed. [memory.md](memory.md) says what helps when memory is",
-            "short.",
+            "the limit; *peak* is the most that it held from start to end. Times of a training are",
+            "the median over its steps, without the first. [memory.md](memory.md) says what helps",
+            "when memory is short.",
             "",
             *parts,
         ]
@@ -175,11 +177,13 @@ def in_process(*words: str, environment: Mapping[str, str] | None = None) -> dic
 
 
 def per_picture(out: Path) -> float:
-    """Seconds between the ends of the first and the second step, for each picture of a batch."""
+    """Seconds of a step, from the end of the one before, for each picture: the median."""
     lines = (out / METRICS).read_text(encoding="utf-8").splitlines()
-    first, second = [row for row in map(json.loads, lines) if "loss" in row][:2]
-    pictures = PICTURES * (second["epoch"] - first["epoch"])
-    return (second["seconds"] - first["seconds"]) / pictures
+    steps = [row for row in map(json.loads, lines) if "loss" in row]
+    return statistics.median(
+        (after["seconds"] - before["seconds"]) / (PICTURES * (after["epoch"] - before["epoch"]))
+        for before, after in pairwise(steps)
+    )
 
 
 def write_noise(path: Path) -> None:

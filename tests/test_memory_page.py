@@ -21,7 +21,7 @@ COMMANDS = [case.command for group in memory.GROUPS for case in group.cases]
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("finetune")])
 def test_trainings_have_settings_that_exist(command, capsys):
     assert main([*command.split(), "--print-settings"]) == 0
-    assert "steps = 2" in capsys.readouterr().out
+    assert "steps = " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fewshot")])
@@ -56,11 +56,13 @@ def test_a_system_that_does_not_tell_is_not_measured(monkeypatch):
     assert memory.report().split("\n\n")[1].startswith("Not measured: ")
 
 
-def test_seconds_are_those_of_the_second_step_for_each_picture(tmp_path):
+def test_seconds_are_those_of_a_step_for_each_picture_without_the_first(tmp_path):
     rows = [
         '{"step": 1, "loss": 1, "epoch": 0.25, "seconds": 10}',
         '{"step": 2, "loss": 1, "epoch": 0.5, "seconds": 18}',
-        '{"step": 2, "test/accuracy": 1, "epoch": 0.5, "seconds": 99}',
+        '{"step": 3, "loss": 1, "epoch": 0.75, "seconds": 19}',
+        '{"step": 4, "loss": 1, "epoch": 1.0, "seconds": 49}',
+        '{"step": 4, "test/accuracy": 1, "epoch": 1.0, "seconds": 99}',
     ]
     (tmp_path / memory.METRICS).write_text("\n".join(rows))
     assert memory.per_picture(tmp_path) == 8 / (memory.PICTURES * 0.25)

@@ -142,7 +142,8 @@ def plan(wish: Wish, *, probing: bool = True, utilization: float = UTILIZATION) 
         raise ConfigError(f"{name_of(config)} has no checkpointing; leave it out")
     wish = completed(wish, config, material)
     precision, _ = choose_precision(wish.precision, device)
-    micro = micro_batch_of(wish, config, device)
+    micro, checkpointing = at_once(wish, config, device)
+    wish = replace(wish, checkpointing=checkpointing)
     trace = trace_step(config, wish.settings(), accumulate=wish.share // micro, precision=precision)
     memory = memory_of(trace, wish, config, micro, judged_at_once(material))
     free = free_bytes(device)
@@ -200,16 +201,20 @@ def completed(wish: Wish, config: Config, material: Material | None) -> Wish:
     return replace(wish, image_size=size, classes=config.num_classes, images=images, epochs=epochs)
 
 
-def micro_batch_of(wish: Wish, config: Config, device: torch.device) -> int:
-    """What was asked for; alone on this machine, what `vitrail train` would choose."""
+def at_once(wish: Wish, config: Config, device: torch.device) -> tuple[int, bool]:
+    """Pictures at once, and whether blocks are computed twice.
+
+    What was asked for; alone on this machine, what `vitrail train` would choose.
+    """
     if wish.micro_batch is not None:
-        return wish.micro_batch
+        return wish.micro_batch, wish.checkpointing
     if wish.devices > 1:
-        return wish.share
+        return wish.share, wish.checkpointing
     model = build(config)
     if wish.checkpointing:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
-    return wish.share // accumulation(wish.settings(), model, device, Watch())
+    parts = accumulation(wish.settings(), model, device, Watch())
+    return wish.share // parts, getattr(model, "checkpointing", False)
 
 
 def judged_at_once(material: Material | None) -> int:

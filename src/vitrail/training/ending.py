@@ -35,8 +35,8 @@ def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
     if not parallel.is_first():
         return
     learner = run.setup.learner
-    model = build(learner.model.config, device="cpu")
-    model.load_state_dict(weights)
+    model = build(learner.model.config)
+    model.load_state_dict(weights, assign=True)  # which are a copy already
     model.facts = learner.model.facts
     save(model, run.folder, provenance=provenance(run, outcomes))
 

@@ -1,11 +1,21 @@
 """How many pictures fit at once: what a step keeps for its gradient, counted on one."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.training.settings import Settings
+
 USABLE = 0.6  # share of the free memory that activations may take; kernels need some too
+REMEMBERED = {"sgd": 4, "lion": 4, "adafactor": 2}  # bytes for each weight; 8 by the others
+# What a container or a service may take: where Linux says so, in its newer and its older way.
+GROUPS = Path("/sys/fs/cgroup")
+LIMITED = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
@@ -38,9 +48,28 @@ def free_bytes(device: torch.device) -> int:
         with open("/proc/meminfo", encoding="ascii") as file:
             facts = dict(line.split(":", 1) for line in file)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that share the memory
-        return int(facts["MemAvailable"].split()[0]) * 1024 // here
+        return min([int(facts["MemAvailable"].split()[0]) * 1024, *left_to_group()]) // here
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def left_to_group() -> list[int]:
+    """What a container that this process is in may still take; nothing where there is no limit."""
+    left = []
+    for limit, taken, droppable in LIMITED:
+        try:
+            most, now = (int((GROUPS / name).read_text()) for name in (limit, taken))
+            lines = (GROUPS / limit).with_name("memory.stat").read_text().splitlines()
+            files = int(dict(line.split() for line in lines)[droppable])
+            left.append(max(0, most - now + files))
+        except (OSError, KeyError, ValueError):  # no such file; or "max", which is no number
+            continue
+    return left
+
+
+def bytes_per_weight(settings: Settings) -> int:
+    """What learning keeps of each weight beside itself: gradient, moments, average."""
+    return 4 + REMEMBERED.get(str(settings.optim.kind), 8) + 4 * bool(settings.average)
 
 
 def largest_micro_batch(share: int, bytes_each: int, free: int) -> int:

@@ -20,14 +20,19 @@ from vitrail.training.judge import Judge
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.loop import Prepare, TrainState
 from vitrail.training.material import Material, open_material
-from vitrail.training.memory import activation_bytes, free_bytes, largest_micro_batch
+from vitrail.training.memory import (
+    USABLE,
+    activation_bytes,
+    bytes_per_weight,
+    free_bytes,
+    largest_micro_batch,
+)
 from vitrail.training.objectives import Classification, make_objective
 from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
 
-BYTES_PER_WEIGHT = 16  # its gradient, two moments and a place in the average
 GRADIENT = 4  # bytes; each part of a batch has its own
 EVALUATIONS = 20  # at most, in a run of a given length
 
@@ -96,8 +101,8 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         forget_activations(model)
     plan = make_plan(settings, learner, material, device, watch)
     state = make_state(settings, learner, precision, device, watch)
-    classes, batch = len(material.train.classes), settings.batch_size
-    assert batch is not None
+    classes = len(material.train.classes)
+    epoch = len(material.train) / (settings.batch_size or 1)  # in steps
     return Setup(
         settings=settings,
         reasons=reasons,
@@ -112,9 +117,7 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
             channels=model.config.channels,
             plan=plan,
         ),
-        prepare=preparation(
-            learner.preprocessing, varied[1], classes, device, epoch=len(material.train) / batch
-        ),
+        prepare=preparation(learner.preprocessing, varied[1], classes, device, epoch=epoch),
         judge=Judge(
             material=material,
             objective=state.objective,
@@ -196,9 +199,22 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
     shape = (1, model.config.channels, *pair(model.config.image_size))
     needed = activation_bytes(model, shape)
     parts = parts_for(model.config, settings, torch.float32, device)
-    each = BYTES_PER_WEIGHT + GRADIENT * (parts if parts > 1 else 0)
+    each = bytes_per_weight(settings) + GRADIENT * (parts if parts > 1 else 0)
     own = each * sum(p.numel() for p in model.parameters())
-    free = max(0, free_bytes(device) - own)
+    there = free_bytes(device)
+    free = max(0, there - own)
+    short = parallel.from_first(needed > USABLE * free)
+    if short and getattr(model, "checkpointing", None) is False:
+        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+        needed = activation_bytes(model, shape)
+        short = parallel.from_first(needed > USABLE * free)
+        watch.say("  memory is short: what blocks compute is computed twice instead of kept")
+    if short:
+        watch.say(
+            f"note: {there / 2**30:.1f} GiB of memory are free, and learning may need "
+            f"{(own + needed) / 2**30:.1f}; try --optim.kind adafactor, smaller pictures, or "
+            "--optim.freeze"
+        )
     micro = parallel.from_first(largest_micro_batch(share, needed, free))
     if micro < share:
         watch.say(

@@ -1,0 +1,78 @@
+"""What a run does when memory is short."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitrail import create
+from vitrail.training import memory, setup
+from vitrail.training.settings import MachineSettings, Optim, Settings
+from vitrail.training.setup import accumulation
+from vitrail.training.watch import Watch
+
+SETTINGS = Settings(batch_size=8, optim=Optim(kind="adamw"), machine=MachineSettings(parts=1))
+
+
+class Told(Watch):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def chosen(monkeypatch, free: int, settings=SETTINGS):
+    """Parts of a batch, the model, and what was said, with so many bytes for activations."""
+    model, told = create("ViT-Femto/4", num_classes=3), Told()
+    each = memory.bytes_per_weight(settings)
+    own = each * sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(setup, "free_bytes", lambda device: own + free)
+    return accumulation(settings, model, torch.device("cpu"), told), model, told.lines
+
+
+def test_with_room_enough_nothing_is_said_or_done(monkeypatch):
+    parts, model, lines = chosen(monkeypatch, 2**40)
+    assert (parts, model.checkpointing, lines) == (1, False, [])
+
+
+def test_where_one_picture_does_not_fit_blocks_are_computed_twice(monkeypatch):
+    kept = memory.activation_bytes(create("ViT-Femto/4", num_classes=3), (1, 3, 32, 32))
+    _, model, lines = chosen(monkeypatch, int(0.9 * kept / memory.USABLE))
+    assert model.checkpointing
+    assert "computed twice" in lines[0]
+    assert not any("note" in line for line in lines)
+
+
+def test_where_not_even_that_helps_it_is_told_before_the_first_step(monkeypatch):
+    parts, _, lines = chosen(monkeypatch, 0)
+    assert parts == 8
+    assert "--optim.kind adafactor" in next(line for line in lines if line.startswith("note"))
+
+
+def test_a_micro_batch_that_was_asked_for_is_taken(monkeypatch):
+    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=4))
+    parts, model, _ = chosen(monkeypatch, 0, settings)
+    assert (parts, model.checkpointing) == (2, False)
+
+
+@pytest.mark.parametrize(("kind", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 6)])
+def test_what_an_optimizer_remembers_is_counted(kind, each):
+    settings = Settings(optim=Optim(kind=kind))
+    assert memory.bytes_per_weight(settings) == each
+    assert memory.bytes_per_weight(replace(settings, average=0.9)) == each + 4
+
+
+@pytest.mark.parametrize("layout", memory.LIMITED)
+def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path, layout):
+    limit, taken, droppable = layout
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    assert memory.left_to_group() == []
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text("1000\n")
+    (tmp_path / taken).write_text("400\n")
+    (tmp_path / limit).with_name("memory.stat").write_text(f"other 7\n{droppable} 50\n")
+    assert memory.left_to_group() == [650]
+    assert memory.free_bytes(torch.device("cpu")) == 650
+    (tmp_path / limit).write_text("max\n")
+    assert memory.left_to_group() == []
