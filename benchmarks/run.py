@@ -20,6 +20,7 @@ from typing import NamedTuple
 import kept
 from timing import machine, machine_table
 from vitrail.errors import VitrailError, unknown
+from vitrail.training.cores import keep_memory
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NOT = "Not measured: "
@@ -73,6 +74,7 @@ def main(names: Sequence[str]) -> None:
         if name not in SECTIONS:
             raise unknown("section", name, SECTIONS)
     kept.FOLDER = kept.FOLDER / ("-".join(names) or "all")  # apart: neither spoils the other
+    keep_memory()  # as `vitrail train` does it: for everybody alike, whatever is measured first
     page = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
     for name, found in measured(names or list(SECTIONS)):
         for heading, part in found.items():
