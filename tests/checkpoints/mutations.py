@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from small_models import FAMILIES, VIT, awake
 
-from models import FAMILIES, VIT, awake
 from vitrail import VitrailError, load, save
 from vitrail.checkpoints.files import read_file
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import FAMILIES, VIT, awake, probe
 
-from models import FAMILIES, VIT, awake, probe
 from vitrail import ConfigError, load, save
 from vitrail.checkpoints.adapt import adapt
 

@@ -3,9 +3,9 @@ import os
 
 import pytest
 import torch
+from small_models import FAMILIES, VIT, awake, probe, same_weights
 
 import vitrail
-from models import FAMILIES, VIT, awake, probe, same_weights
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints import bundle, files
 from vitrail.data.sources import fingerprint, open_source

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import pytest
+from small_models import FAMILIES, VIT, awake, same_weights
 
-from models import FAMILIES, VIT, awake, same_weights
 from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import convert as conversion
 from vitrail.checkpoints.convert import convert, starred

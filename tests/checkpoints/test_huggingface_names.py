@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import FAMILIES, VIT, awake, same_weights
 
-from models import FAMILIES, VIT, awake, same_weights
 from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import Entry, Weights

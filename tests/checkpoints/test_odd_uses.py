@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from small_models import VIT, awake, same_weights
 from torch import nn
 
-from models import VIT, awake, same_weights
 from vitrail import CheckpointError, create, load, save
 from vitrail.checkpoints.convert import convert
 

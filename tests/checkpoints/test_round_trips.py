@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import FAMILIES, VIT, awake, probe, same_weights
 
-from models import FAMILIES, VIT, awake, probe, same_weights
 from vitrail import CheckpointError, VitConfig, load, save
 from vitrail.checkpoints.save import losses
 from vitrail.checkpoints.shapes import other_numerics

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import FAMILIES, VIT, awake, same_weights
 
-from models import FAMILIES, VIT, awake, same_weights
 from vitrail import NUMERICS, CheckpointError, VitConfig
 from vitrail.checkpoints import torchvision_vit
 from vitrail.checkpoints.files import Entry, Weights
