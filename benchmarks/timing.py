@@ -69,7 +69,7 @@ def machine_table() -> list[str]:
         "cores": f"{os.cpu_count()}, of which {torch.get_num_threads()} threads are used",
         "caches": caches(CACHES) or "not told",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
         "torch": f"{torch.__version__}, {blas()}",
         "Python": platform.python_version(),
         "date": date.today().isoformat(),
