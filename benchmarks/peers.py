@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ class Shape:
     heads: int
     mlp_width: int
     classes: int
+    channels: int = 3
 
     @property
     def tokens(self) -> int:
@@ -32,7 +34,7 @@ class Shape:
     def forward_flops(self) -> float:
         """Operations of all matrix products for one picture: two for each multiply and add."""
         n, d = self.tokens, self.width
-        patches = (n - 1) * d * 3 * self.patch_size**2
+        patches = (n - 1) * d * self.channels * self.patch_size**2
         block = n * (4 * d * d + 2 * d * self.mlp_width) + 2 * n * n * d
         return 2.0 * (patches + self.depth * block + d * self.classes)
 
@@ -53,39 +55,47 @@ def vitrail(shape: Shape) -> nn.Module:
     )
 
 
-def timm(shape: Shape) -> nn.Module:
+def timm(shape: Shape, **more: Any) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
         img_size=shape.image_size,
         patch_size=shape.patch_size,
+        in_chans=shape.channels,
         embed_dim=shape.width,
         depth=shape.depth,
         num_heads=shape.heads,
         mlp_ratio=shape.mlp_width / shape.width,
         num_classes=shape.classes,
+        **more,
+    )
+
+
+def hugging_face(shape: Shape) -> nn.Module:
+    """transformers' own, which gives more than logits."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=shape.image_size,
+            patch_size=shape.patch_size,
+            num_channels=shape.channels,
+            hidden_size=shape.width,
+            num_hidden_layers=shape.depth,
+            num_attention_heads=shape.heads,
+            intermediate_size=shape.mlp_width,
+            num_labels=shape.classes,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
     )
 
 
 def transformers(shape: Shape) -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = ViTForImageClassification(
-                ViTConfig(
-                    image_size=shape.image_size,
-                    patch_size=shape.patch_size,
-                    hidden_size=shape.width,
-                    num_hidden_layers=shape.depth,
-                    num_attention_heads=shape.heads,
-                    intermediate_size=shape.mlp_width,
-                    num_labels=shape.classes,
-                    hidden_dropout_prob=0.0,
-                    attention_probs_dropout_prob=0.0,
-                )
-            )
+            self.model = hugging_face(shape)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.model(images).logits
@@ -113,6 +123,7 @@ def vit_pytorch(shape: Shape) -> nn.Module:
     return ViT(
         image_size=shape.image_size,
         patch_size=shape.patch_size,
+        channels=shape.channels,
         num_classes=shape.classes,
         dim=shape.width,
         depth=shape.depth,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import peers
 from vitrail.models.config import VitConfig
 from vitrail.planning.cost import cost_of
 
@@ -26,64 +27,40 @@ def timm_model(
 ) -> nn.Module:
     """timm's, with fresh weights or with those of a folder that vitrail wrote for it."""
     import timm
-    from timm.models.vision_transformer import VisionTransformer
 
     if start is not None:
         model = timm.create_model(f"local-dir:{start / 'timm'}", pretrained=True)
         model.reset_classifier(config.num_classes)
         return model
-    return VisionTransformer(
-        img_size=config.image_size,
-        patch_size=config.stride,
-        in_chans=config.channels,
-        embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.heads,
-        mlp_ratio=config.mlp_width / config.width,
-        num_classes=config.num_classes,
-        drop_path_rate=drop_path,
-        global_pool=pool,
-        class_token=pool == "token",
-    )
+    how = {"drop_path_rate": drop_path, "global_pool": pool, "class_token": pool == "token"}
+    return peers.timm(shape_of(config), **how)
 
 
 def transformers_model(config: VitConfig, *, start: Path | None = None) -> nn.Module:
     """transformers', with fresh weights or with those of a folder that vitrail wrote for it."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers import ViTForImageClassification
 
     if start is not None:
         return ViTForImageClassification.from_pretrained(
             start / "huggingface", num_labels=config.num_classes, ignore_mismatched_sizes=True
         )
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=config.image_size,
-            patch_size=config.stride[0],
-            num_channels=config.channels,
-            hidden_size=config.width,
-            num_hidden_layers=config.depth,
-            num_attention_heads=config.heads,
-            intermediate_size=config.mlp_width,
-            num_labels=config.num_classes,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
+    return peers.hugging_face(shape_of(config))
 
 
 def vit_pytorch_model(config: VitConfig) -> nn.Module:
-    from vit_pytorch import ViT
+    return peers.vit_pytorch(shape_of(config))
 
-    return ViT(
-        image_size=config.image_size,
+
+def shape_of(config: VitConfig) -> peers.Shape:
+    return peers.Shape(
+        image_size=config.stride[0] * config.grid[0],
         patch_size=config.stride[0],
-        channels=config.channels,
-        num_classes=config.num_classes,
-        dim=config.width,
+        width=config.width,
         depth=config.depth,
         heads=config.heads,
-        mlp_dim=config.mlp_width,
-        dim_head=config.width // config.heads,
+        mlp_width=config.mlp_width,
+        classes=config.num_classes,
+        channels=config.channels,
     )
 
 

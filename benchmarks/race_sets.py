@@ -57,7 +57,7 @@ def missing(names: list[str]) -> str:
     if not absent:
         return ""
     return (
-        f"Not measured: {data_folder()} has no {', '.join(absent)}; "
+        f"Not measured: the folder {data_folder().name} has no {', '.join(absent)}; "
         "`make bench DATA=folder` names the folder that has"
     )
 
