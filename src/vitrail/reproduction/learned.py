@@ -16,7 +16,14 @@ from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.models import looked_at
 from vitrail.reproduction.report import Picture, Report, Table
-from vitrail.reproduction.structure import Part, components_for, joint, likeness, structure
+from vitrail.reproduction.structure import (
+    Part,
+    Structure,
+    components_for,
+    joint,
+    likeness,
+    structure,
+)
 from vitrail.reproduction.subjects import (
     HYBRID,
     SHORT,
@@ -126,8 +133,42 @@ def figure10(results: Mapping[Key, Result], sets: Sets) -> Report:
         for key, tiles in tables.items()
         if key != twin
     }
+    parts = figure10_parts(found, alike, own, twin)
+    return Report(
+        name=FIGURE10.name,
+        title=FIGURE10.title,
+        claim=FIGURE10.claim,
+        did=(
+            "The same small ViT trained in several ways, and the shortest of them twice, so that "
+            "what the seed does can be told from what the settings do: patterns are only compared "
+            "between models of different seeds. The claim holds if both of its parts do. "
+            "(Positions begin at random; those that have moved less are less alike for that, too.)"
+        ),
+        found="; ".join(f"{part.measured} ({yes(part.holds)})" for part in parts) + ".",
+        verdict=joint([part.holds for part in parts]),
+        tables=[
+            figure10_table(results, found, alike, twin),
+        ],
+        pictures=[
+            Picture(
+                file="figure10.png",
+                caption="How alike the positions of patches are, a tile for each patch.",
+                content=side_by_side(list(tables.values())),
+            )
+        ],
+        data={
+            f"{key[0]}, seed {key[-1]}": {**vars(it), "pattern": alike.get(key)}
+            for key, it in found.items()
+        },
+    )
+
+
+def figure10_parts(
+    found: Mapping[Key, Structure], alike: Mapping[Key, float], own: Key, twin: Key
+) -> list[Part]:
+    """What the claim says in parts: nearness, and a pattern that comes from the training."""
     least = min((key for key in alike if key != own), key=lambda key: alike[key])
-    parts = [
+    return [
         Part(
             says="positions of near patches are similar whatever the training",
             measured=f"rank correlations with nearness from "
@@ -144,52 +185,34 @@ def figure10(results: Mapping[Key, Result], sets: Sets) -> Report:
             holds=alike[own] - alike[least] >= OTHER,
         ),
     ]
-    return Report(
-        name=FIGURE10.name,
-        title=FIGURE10.title,
-        claim=FIGURE10.claim,
-        did=(
-            "The same small ViT trained in several ways, and the shortest of them twice, so that "
-            "what the seed does can be told from what the settings do: patterns are only compared "
-            "between models of different seeds. The claim holds if both of its parts do. "
-            "(Positions begin at random; those that have moved less are less alike for that, too.)"
+
+
+def figure10_table(
+    results: Mapping[Key, Result],
+    found: Mapping[Key, Structure],
+    alike: Mapping[Key, float],
+    twin: Key,
+) -> Table:
+    return Table(
+        caption=f"Structure of the positions. Pattern: rank correlation of the "
+        f"similarities with those of {SHORT}, seed {twin[-1]}",
+        head=(
+            *("model", "seed", "pictures seen", "accuracy"),
+            *("nearness", "rows", "columns", "pattern"),
         ),
-        found="; ".join(f"{part.measured} ({yes(part.holds)})" for part in parts) + ".",
-        verdict=joint([part.holds for part in parts]),
-        tables=[
-            Table(
-                caption=f"Structure of the positions. Pattern: rank correlation of the "
-                f"similarities with those of {SHORT}, seed {twin[-1]}",
-                head=(
-                    *("model", "seed", "pictures seen", "accuracy"),
-                    *("nearness", "rows", "columns", "pattern"),
-                ),
-                rows=[
-                    (
-                        str(key[0]),
-                        str(key[-1]),
-                        f"{results[key].images:,}",
-                        percent(results[key].accuracy),
-                        f"{it.nearness:.2f}",
-                        f"{it.rows:+.2f}",
-                        f"{it.columns:+.2f}",
-                        f"{alike[key]:.2f}" if key in alike else "—",
-                    )
-                    for key, it in found.items()
-                ],
+        rows=[
+            (
+                str(key[0]),
+                str(key[-1]),
+                f"{results[key].images:,}",
+                percent(results[key].accuracy),
+                f"{it.nearness:.2f}",
+                f"{it.rows:+.2f}",
+                f"{it.columns:+.2f}",
+                f"{alike[key]:.2f}" if key in alike else "—",
             )
-        ],
-        pictures=[
-            Picture(
-                file="figure10.png",
-                caption="How alike the positions of patches are, a tile for each patch.",
-                content=side_by_side(list(tables.values())),
-            )
-        ],
-        data={
-            f"{key[0]}, seed {key[-1]}": {**vars(it), "pattern": alike.get(key)}
             for key, it in found.items()
-        },
+        ],
     )
 
 
