@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-LOOKS = 5  # at a model, evenly spaced in time; the last is the end
+LOOKS = 3  # at a model, evenly spaced in time; the last is the end
 BATCH = 250  # pictures at once when a model is judged
 
 

@@ -34,9 +34,9 @@ class Course:
 COURSES = {
     "fashion": Course("Fashion-MNIST", "fashion_mnist.npz", 60),
     "cifar": Course("CIFAR-10 (10k)", "cifar10_10k.npz", 60),
-    "flowers": Course("flowers5", "flowers5_160.tar", 90),
+    "flowers": Course("flowers5", "flowers5_160.tar", 60),
 }
-DIGITS = Course("sign-digits", "builtin:sign-digits", 45)  # for fine-tuning
+DIGITS = Course("sign-digits", "builtin:sign-digits", 30)  # for fine-tuning
 SMALL = 40  # pixels: pictures that are not cut when they are judged
 
 

@@ -74,13 +74,13 @@ FINETUNING = {
 
 BEST = {
     "fashion": {
-        "timm": "light, 1e-3",
-        "transformers": "1e-3, batch 32",
+        "timm": "whole pictures, 2e-3",
+        "transformers": "5e-4, batch 8",
         "vit-pytorch": "1e-3",
     },
     "cifar": {
-        "timm": "light, 1e-3",
-        "transformers": "1e-3, batch 32",
+        "timm": "light, 1e-3, batch 32",
+        "transformers": "5e-4, batch 8",
         "vit-pytorch": "1e-3",
     },
     "flowers": {

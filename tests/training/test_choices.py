@@ -7,6 +7,7 @@ import pytest
 
 from tiny_runs import write_colors
 from vitrail.data.sources import open_source
+from vitrail.data.variation import Mixing
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
 from vitrail.models.names import configuration
@@ -15,6 +16,7 @@ from vitrail.training.settings import (
     AugmentSettings,
     LossSettings,
     MachineSettings,
+    MixSettings,
     ModelSettings,
     Optim,
     Settings,
@@ -135,6 +137,13 @@ def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
     many = replace(LOOK, side=28, pictures=60_000)
     light, none = choose_variation(Settings(), many)
     assert (light.crop, none.cutmix) == ("whole", 0.0)
+
+
+def test_mixing_that_was_asked_for_begins_at_once_and_is_mixed_with_nothing_else():
+    _, mixing = choose_variation(Settings(mix=MixSettings(mixup=0.2)), LOOK)
+    assert mixing == Mixing(mixup=0.2)
+    _, later = choose_variation(Settings(mix=MixSettings(after=5)), LOOK)
+    assert later == Mixing(cutmix=1.0, chance=0.5, after=5)
 
 
 def test_sizes_that_are_no_whole_patches_are_refused():

@@ -96,7 +96,8 @@ def test_groups_with_several_rates_and_parts_keep_their_own():
 
 def test_momentum_looks_ahead_as_nesterov_does():
     weight = nn.Parameter(torch.zeros(6, 9))
-    optimizer, momentum, expected = Muon([weight], lr=0.1), torch.zeros(6, 9), torch.zeros(6, 9)
+    optimizer = Muon([weight], lr=0.1, momentum=0.95)
+    momentum, expected = torch.zeros(6, 9), torch.zeros(6, 9)
     for seed in range(3):
         gradient = random(6, 9, seed=seed)
         weight.grad = gradient.clone()
@@ -104,6 +105,14 @@ def test_momentum_looks_ahead_as_nesterov_does():
         momentum = 0.95 * momentum + 0.05 * gradient
         expected -= 0.1 * orthogonal([0.95 * momentum + 0.05 * gradient])[0]
     torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_cores_that_share_the_matrices_find_what_one_finds():
+    shapes = [(24, 40), (40, 24), (16, 16), (16, 16), (16, 16), (7, 1)]
+    matrices = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    alone, shared = orthogonal(matrices), orthogonal(matrices, cores=3)
+    for one, other in zip(alone, shared, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
 def test_a_weight_without_a_gradient_stays():

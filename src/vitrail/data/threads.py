@@ -5,7 +5,9 @@ without the cost of processes: nothing is started, nothing is sent.
 """
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier, Lock
 
 import torch
@@ -17,6 +19,17 @@ STARTING = Lock()
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Torch works alone meanwhile: little things are done before cores have found each other."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def reading_threads() -> ThreadPoolExecutor:

@@ -182,9 +182,7 @@ def choose_workers(choices: Choices) -> None:
 
 
 def usual_batch(look: Look) -> int:
-    if look.side <= SMALL_PICTURES:
-        return 64
-    return 32 if look.pictures < FEW else 128
+    return 128 if look.side > SMALL_PICTURES and look.pictures >= FEW else 32
 
 
 def usual_epochs(pictures: int) -> float:
@@ -241,7 +239,10 @@ def choose_variation(
         base = Augmentation(crop="padded" if look.pictures < FEW else "whole", padding=3)
     long = not fine_tuning and settings.objective == "classify"  # enough to learn too much by heart
     few = look.pictures < FEW and not look.multi_label
-    mixing = Mixing(cutmix=1.0, chance=0.5, after=KNOWN) if long and few else Mixing()
+    said = settings.mix.mixup is not None or settings.mix.cutmix is not None
+    mixing = Mixing()
+    if long and few and not said:  # who says how to mix means it as it is said
+        mixing = Mixing(cutmix=1.0, chance=0.5, after=KNOWN)
     return replace(base, **given(settings.augment)), replace(mixing, **given(settings.mix))
 
 

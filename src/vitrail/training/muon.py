@@ -3,25 +3,30 @@
 A gradient's large directions drown its small ones; an orthogonal matrix gives each the same
 weight. Five Newton-Schulz steps come close enough, in float32 on every device: bfloat16, which
 torch's own Muon insists on, is many times slower on most processors. Matrices of one shape, or of
-that shape turned, go through the steps together. A convolution is the matrix that maps what its
-kernels see to channels. Only for weights inside a network; everything else (positions, tokens,
-heads, norms, biases) is for another optimizer.
+that shape turned, go through the steps together; on a processor each core takes a share of them. A
+convolution is the matrix that maps what its kernels see to channels. Only for weights inside a
+network; everything else (positions, tokens, heads, norms, biases) is for another optimizer.
 
 Shapes: B matrices of m rows and n columns, m <= n.
 """
 
 # pyright: reportPrivateImportUsage=false
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.data.threads import threads_with_cores
 from vitrail.parallel import share_like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small directions rise quickly
 STEPS = 5
+MOMENTUM = 0.8  # 0.95 is usual, for runs of many thousand steps (docs/notebook.md)
 TINY = 1e-7  # a gradient of zeros stays zeros
+SMALL = 2**18  # numbers in a matrix: cores that shared its products would wait for each other
 
 
 class Muon(torch.optim.Optimizer):
@@ -38,11 +43,12 @@ class Muon(torch.optim.Optimizer):
         params: Iterable[Any],
         lr: float = 0.02,
         *,
-        momentum: float = 0.95,
+        momentum: float = MOMENTUM,
         weight_decay: float = 0.0,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         super().__init__(params, defaults)
+        self.cores = torch.get_num_threads()  # whoever calls `step` may have fewer at the time
         for group in self.param_groups:
             for parameter in group["params"]:
                 assert parameter.ndim >= 2, "Muon is for matrices"
@@ -55,7 +61,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for gradient in self.take_momentum(group):
                 matrices += whole(gradient).flatten(1).chunk(group["parts"])
-        updates = iter(orthogonal(matrices))
+        updates = iter(orthogonal(matrices, self.cores))
         for group in self.param_groups:
             if found := with_gradient(group):
                 parts = [[next(updates) for _ in range(group["parts"])] for _ in found]
@@ -84,19 +90,33 @@ def with_gradient(group: dict[str, Any]) -> list[Tensor]:
     return [parameter for parameter in group["params"] if parameter.grad is not None]
 
 
-def orthogonal(matrices: list[Tensor]) -> list[Tensor]:
+def orthogonal(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     """Each matrix with its directions made equal, and scaled to its shape."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, matrix in enumerate(matrices):
         places.setdefault(tuple(sorted(matrix.shape)), []).append(place)
+    if any(not matrix.is_cpu or matrix.numel() > SMALL for matrix in matrices):
+        cores = 1  # all work on one product after the other
+    jobs = [same[start::cores] for same in places.values() for start in range(cores)]
+    jobs = [job for job in jobs if job]
+
+    def done(job: list[int]) -> Tensor:
+        return newton_schulz(torch.stack([wide(matrices[place]) for place in job]))
+
     updates = list(matrices)
-    for shape, same in places.items():
-        batch = torch.stack([wide(matrices[place]) for place in same])
-        scale = (shape[1] / shape[0]) ** 0.5  # of those that are taller than wide
-        for place, update in zip(same, newton_schulz(batch), strict=True):
+    batches = map(done, jobs) if cores == 1 else one_for_each(cores).map(done, jobs)
+    for job, batch in zip(jobs, batches, strict=True):
+        for place, update in zip(job, batch, strict=True):
             rows, columns = matrices[place].shape
+            scale = (rows / columns) ** 0.5
             updates[place] = update.mT * scale if rows > columns else update
     return updates
+
+
+@cache
+def one_for_each(cores: int) -> ThreadPoolExecutor:
+    """Threads, each with a core to itself."""
+    return threads_with_cores(cores, each=1, name="muon")
 
 
 def wide(matrix: Tensor) -> Tensor:
