@@ -9,8 +9,9 @@ WORKDIR /build
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY src ./src
 
-# torch first and from its own index, whose builds for processors are a tenth of the size.
-RUN pip install --no-cache-dir --constraint constraints.txt \
+# torch first and from its own index, whose builds for processors are a tenth of the size; what it
+# needs comes with the rest, because that index need not have every version that is pinned.
+RUN pip install --no-cache-dir --constraint constraints.txt --no-deps \
         --index-url https://download.pytorch.org/whl/cpu torch \
     && pip install --no-cache-dir --constraint constraints.txt '.[serve,export,fast]' \
     && rm -rf /build

@@ -1,6 +1,7 @@
 # make demo    see what vitrail does      make test    every check and test
 # make bench   measure against the peers  make format  let ruff lay out the code
 #              (two hours; goes on where it was stopped; DATA=folder holds the race's data sets)
+# make wheel   build it, and use it in an empty environment
 # make reproduction DATA=fashion_mnist.npz    the paper's experiments, an hour and a half
 #
 # Each makes .venv and installs what it needs. PYTHON chooses the interpreter (3.11 or newer).
@@ -10,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PYTHONWARNINGS :=
 
-.PHONY: demo test bench reproduction format clean
+.PHONY: demo test bench wheel reproduction format clean
 
 demo: .venv/base
 	$(BIN)/vitrail demo --out demo
@@ -23,6 +24,9 @@ test: .venv/dev
 
 bench: .venv/bench
 	DATA='$(DATA)' $(BIN)/python benchmarks/run.py
+
+wheel:
+	$(PYTHON) scripts/smoke.py
 
 reproduction: .venv/base
 	$(BIN)/vitrail reproduce all --data $(DATA) --docs docs

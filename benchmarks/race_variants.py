@@ -84,8 +84,8 @@ BEST = {
         "vit-pytorch": "1e-3",
     },
     "flowers": {
-        "timm": "light, 1e-3",
-        "transformers": "1e-3, batch 32",
+        "timm": "light, 1e-3, batch 32",
+        "transformers": "5e-4, batch 8",
         "vit-pytorch": "1e-3",
     },
     "digits": {

@@ -51,6 +51,20 @@ def test_a_user_error_is_one_line_and_status_2(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("predict NAME cat.jpg", "evaluate NAME DATA", "serve NAME --port 0", "inspect NAME"),
+        *("fewshot NAME DATA", "finetune DATA --from NAME --out OUT"),
+        *("export NAME --out OUT", "convert NAME OUT --to timm", "teach NAME a=cats/ --out OUT"),
+    ],
+)
+def test_a_name_is_not_taken_for_a_trained_model(words, tmp_path, capsys):
+    places = {"NAME": "ViT-B/16", "DATA": "builtin:sign-digits", "OUT": str(tmp_path / "o.onnx")}
+    assert main([places.get(word, word) for word in words.split()]) == 2
+    assert "'ViT-B/16' is a name without weights; vitrail.create" in capsys.readouterr().err
+
+
 def test_the_demo_leaves_a_picture(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0
     assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0  # once more

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitrail.errors import CheckpointError as CheckpointError
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
+    from vitrail.errors import TrainingError as TrainingError
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.evaluation.api import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vitrail.training.settings import Settings as Settings
     from vitrail.training.watch import Watch as Watch
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 WHERE = {
     "create": "models.build",
@@ -64,6 +65,7 @@ WHERE = {
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "DataError": "errors",
+    "TrainingError": "errors",
 }
 __all__ = [*WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
 

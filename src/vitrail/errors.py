@@ -3,8 +3,8 @@
     VitrailError
     ├── ConfigError       a setting is impossible, or does not exist
     ├── DataError         an image, label file or archive cannot be used
-    └── CheckpointError   weights do not fit the model they are loaded into
-        └── TrainingError training diverged, and left no weights of use
+    ├── CheckpointError   weights do not fit the model they are loaded into
+    └── TrainingError     training diverged, and left no weights of use
 
 The command line prints these as one line; a bug in our own code keeps its traceback.
 A message says what was given, why it cannot work, and what would.
@@ -30,7 +30,7 @@ class CheckpointError(VitrailError):
     """Weights do not fit the model they are loaded into."""
 
 
-class TrainingError(CheckpointError):
+class TrainingError(VitrailError):
     """Training diverged, and left no weights of use."""
 
 

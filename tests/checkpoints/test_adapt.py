@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from small_models import FAMILIES, VIT, awake, probe
 
-from vitrail import ConfigError, load, save
+from vitrail import NUMERICS, ConfigError, load, save
 from vitrail.checkpoints.adapt import adapt
 
 
@@ -119,3 +119,22 @@ def test_class_names_stay_with_their_head(tmp_path):
     save(awake(VIT), tmp_path, class_names=["a", "b", "c"])
     model = load(tmp_path, image_size=16, tell=lambda line: None)
     assert model.facts.class_names == ("a", "b", "c")
+
+
+def test_weights_can_be_run_under_their_authors_numerics(tmp_path):
+    config = VIT.change(numerics="transformers")
+    save(awake(config), tmp_path / "model", "huggingface")
+    lines = []
+    model = load(tmp_path / "model", numerics="google", image_size=16, tell=lines.append)
+    authors, _ = adapt(awake(VIT), image_size=16)  # the same weights, in the authors' library
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model(images), authors(images))
+    assert not torch.allclose(load(tmp_path / "model", image_size=16)(images), authors(images))
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["numerics", "transformers", "->", "google"],
+        ["positions", "2", "x", "2"],
+    ]
+    assert lines[-1].endswith("stretched (google's way)")
+    assert load(tmp_path / "model", numerics=NUMERICS["timm"]).config.numerics == NUMERICS["timm"]
+    with pytest.raises(ConfigError, match="unknown numerics 'googel'; did you mean 'google'"):
+        load(tmp_path / "model", numerics="googel")

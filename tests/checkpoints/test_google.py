@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitrail
-from vitrail import CheckpointError, VitConfig, create, load
+from vitrail import CheckpointError, VitConfig, create, load, save
 from vitrail.checkpoints import google_bit, google_mixer, google_vit
 from vitrail.checkpoints.google_vit import POSITION
 from vitrail.checkpoints.rules import write
@@ -19,8 +19,6 @@ GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit
 
 
 def golden_case(golden, name):
-    if not (golden / f"{name}.npz").exists():
-        pytest.skip(f"{name}.npz is large, and not beside this checkout in ../shared/golden")
     model = load(golden / f"{name}.npz").eval()
     arrays = np.load(golden / f"{name}.io.npz")
     images = torch.from_numpy(arrays["images"]).permute(0, 3, 1, 2)
@@ -354,5 +352,20 @@ def test_code_in_a_file_is_never_run(tmp_path):
         load(tmp_path / "trap.npz")
 
 
-def test_a_name_is_a_reference_too():
-    assert load("ViT-Mu/4").config == vitrail.create("ViT-Mu/4").config
+def test_a_name_is_no_trained_model():
+    with pytest.raises(CheckpointError) as caught:
+        load("ViT-B/16")
+    assert str(caught.value) == (
+        "'ViT-B/16' is a name without weights; vitrail.create('ViT-B/16') makes a fresh model, "
+        "trained ones are at addresses such as hf:google/vit-base-patch16-224"
+    )
+    with pytest.raises(CheckpointError, match="is a name without weights"):
+        vitrail.Predictor("ViT-Mu/4")
+
+
+def test_a_model_that_is_loaded_is_ready_to_answer(tmp_path, vit):
+    dropping = build(vit.config.change(dropout=0.5, drop_path=0.5), device="cpu")
+    dropping.load_state_dict(vit.state_dict())
+    save(dropping, tmp_path / "model")
+    for model in (load(tmp_path / "model"), load(tmp_path / "model", num_classes=7)):
+        assert not any(module.training for module in model.modules())

@@ -15,6 +15,7 @@ import pytest
 from hub_server import TOKEN, Hub
 from huggingface_hub import constants, snapshot_download
 
+import vitrail
 from vitrail import CheckpointError
 from vitrail.checkpoints.hub import fetch, is_address, push, weight_files
 
@@ -78,7 +79,11 @@ def test_addresses_begin_with_hf(address):
 
 
 @pytest.mark.parametrize(
-    "address", ["hf:", "hf://ada/vit", "hf:a/b/c", "hf:ada/vit@", "hf:ada/vit@../../x", "hf:a b"]
+    "address",
+    [
+        *("hf:", "hf://ada/vit", "hf:a/b/c", "hf:ada/vit@", "hf:ada/vit@../../x", "hf:a b"),
+        *("hf:..", "hf:ada/..", "hf:ada/.vit", "hf:./vit"),
+    ],
 )
 def test_what_is_no_address_is_told_how_to_write_one(hub, address):
     assert "hf:owner/name@revision" in refusal(address)
@@ -391,6 +396,13 @@ def test_a_private_push_never_goes_public(hub, monkeypatch, bundle):
     with pytest.raises(CheckpointError, match="and public; nothing was pushed"):
         push(bundle, "ada/vit", private=True)
     assert len(hub.repositories["ada/vit"].commits) == 1
+
+
+@pytest.mark.parametrize("name", ["ada/..", "..", "ada/new/more", "ada/new@v1", "ada/"])
+def test_a_push_to_a_wrong_name_writes_nothing(monkeypatch, name):
+    monkeypatch.setattr("vitrail.checkpoints.save.save_bundle", pytest.fail)
+    with pytest.raises(CheckpointError, match=r"hf:owner/name|a push goes to hf:ada/new"):
+        vitrail.push(vitrail.create("ViT-Mu/4"), name)
 
 
 def test_a_push_that_cannot_be_is_one_line(hub, monkeypatch, bundle):

@@ -10,13 +10,13 @@ from vitrail import create, save
 
 MEASURE = """
 import sys
-from vitrail import load
+from vitrail import create, load
 
 def now(key):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-load("ViT-Mu/4")  # everything that loading needs is imported
+create("ViT-Mu/4")  # everything that loading needs is imported
 before = now("VmRSS")
 model = load(sys.argv[1])
 size = sum(p.nbytes for p in model.parameters())

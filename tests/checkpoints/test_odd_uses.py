@@ -132,7 +132,7 @@ def test_equal_logits_are_not_enough_for_a_conversion(tmp_path, monkeypatch):
 
 
 def test_names_are_not_converted(tmp_path):
-    with pytest.raises(CheckpointError, match="is a name: fresh weights"):
+    with pytest.raises(CheckpointError, match="is a name without weights"):
         convert("ViT-Mu/4", tmp_path / "out", "bundle")
 
 

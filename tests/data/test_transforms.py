@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from vitrail import ConfigError, Preprocessing
+from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import (
     PILLOW,
@@ -53,6 +54,55 @@ def test_resizing_without_antialiasing_is_torchs(how):
     ours = resize(pixels, (32, 40), how, antialias=False)
     assert ours.shape == (3, 32, 40)
     assert ours.dtype == torch.uint8
+
+
+def by_hand(pixels, size):
+    """tf.image.resize of the authors: bilinear between pixel centers, nothing smoothed before."""
+
+    def places(count, into):
+        at = np.clip((np.arange(into) + 0.5) * count / into - 0.5, 0, count - 1)
+        low = np.floor(at).astype(int)
+        return low, np.minimum(low + 1, count - 1), at - low
+
+    pixels = pixels.astype(float)
+    low, high, share = places(pixels.shape[0], size[0])
+    rows = pixels[low] * (1 - share)[:, None, None] + pixels[high] * share[:, None, None]
+    low, high, share = places(pixels.shape[1], size[1])
+    return rows[:, low] * (1 - share)[:, None] + rows[:, high] * share[:, None]
+
+
+@pytest.mark.parametrize("backend", ["torch", "pillow"])
+def test_google_pictures_are_decoded_whole_and_not_smoothed(backend):
+    pixels = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    data = jpeg(pixels)
+    exact = by_hand(decode(data, backend="pillow"), (48, 56))
+    how = preset("google", (48, 56))
+    for transform in (
+        EvaluationTransform(preprocessing=how, backend=backend),
+        TrainTransform(
+            preprocessing=how, augmentation=Augmentation(crop="whole", flip=False), backend="pillow"
+        ),
+    ):
+        ours = transform(data, np.random.default_rng(0)).permute(1, 2, 0).numpy()
+        assert np.abs(ours - exact).max() <= 0.51  # rounded to whole levels
+    smooth = EvaluationTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
+    assert np.abs(smooth(data).permute(1, 2, 0).numpy() - exact).mean() > 20
+
+
+def test_training_decodes_smaller_only_what_is_smoothed_anyway(monkeypatch):
+    asked = []
+
+    def pixels(self, *, channels, at_least, backend):
+        asked.append(at_least)
+        return np.zeros((self.height, self.width, channels), np.uint8)
+
+    monkeypatch.setattr("vitrail.data.decoding.Picture.pixels", pixels)
+    for name in ("google", "transformers"):
+        how = preset(name, (8, 8))
+        whole = Augmentation(crop="whole")
+        transform = TrainTransform(preprocessing=how, augmentation=whole)
+        transform(jpeg(photograph(64, 64)), np.random.default_rng(0))
+    assert asked == [None, (8, 8)]
 
 
 def test_google_evaluation_squeezes_the_whole_picture():

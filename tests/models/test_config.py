@@ -1,11 +1,12 @@
 import json
 from dataclasses import FrozenInstanceError
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from vitrail import NUMERICS, BitConfig, ConfigError, MixerConfig, VitConfig
-from vitrail.models.config import from_dict, to_dict
+from vitrail.models.config import Library, from_dict, to_dict
 from vitrail.models.names import CONFIGURATIONS
 
 
@@ -13,6 +14,10 @@ from vitrail.models.names import CONFIGURATIONS
 def test_descriptions_survive_a_json_file(name):
     config = CONFIGURATIONS[name]
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_every_library_has_its_numerics():
+    assert list(NUMERICS) == list(get_args(Library))
 
 
 def test_a_description_cannot_be_changed_in_place(tiny):

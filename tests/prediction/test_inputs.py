@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.data.given import Named
 from vitrail.errors import DataError
-from vitrail.prediction.inputs import Named, find
+from vitrail.prediction.inputs import find
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 

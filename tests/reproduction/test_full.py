@@ -59,7 +59,7 @@ def test_the_runs_of_figure_5_cost_what_table_6_says():
         assert one.order.settings.model.name == row.model
         assert one.order.epochs == row.epochs
         assert one.exaflops == pytest.approx(row.exaflops, rel=0.051), row.name
-        seconds = one.exaflops * 1e18 / (8 * full.PEAK * full.UTILIZATION)
+        seconds = one.exaflops * 1e18 / (8 * full.A100.peak * full.UTILIZATION)
         assert one.days == pytest.approx(seconds / 86_400)
 
 

@@ -46,6 +46,7 @@ def picture(color="red", size=(8, 8), format="PNG", seed=0):
 @contextmanager
 def a_house(models=None, *, batch=4, limits=None, **settings):
     """A house with models, by name."""
+    settings = {"hosts": ("testserver",), **settings}  # what the test client calls it
     house = House(Settings(batch=batch, log="off", limits=limits or Limits(), **settings))
     try:
         for name, model in (models or {"tiny": tiny_model()}).items():

@@ -203,10 +203,10 @@ def form_body(pictures: Sequence[bytes], field: str = "pictures") -> bytes:
 
 def head(path: str, length: int, kind: str) -> bytes:
     return (
-        f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: {kind}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
 
 def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

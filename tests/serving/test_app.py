@@ -8,10 +8,12 @@ from houses import CLASSES, a_house, held, picture, tiny_model, wait_for
 from starlette.testclient import TestClient
 
 import vitrail
+from vitrail.errors import ConfigError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
+from vitrail.serving.guard import called
 from vitrail.serving.meters import Counter
-from vitrail.serving.settings import Limits
+from vitrail.serving.settings import Limits, Settings
 
 PNG = {"content-type": "image/png"}
 
@@ -189,6 +191,47 @@ def test_pages_of_other_sites_may_not_post(client):
     error(client.post("/teach?name=x", content=b"x", headers=headers), 403)
     own = PNG | {"origin": "http://testserver", "sec-fetch-site": "same-origin"}
     assert client.post("/predict", content=picture(), headers=own).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "evil.example", "127.0.0.1.evil.example"])
+def test_a_page_that_lets_its_name_mean_this_machine_gets_nothing(host):
+    with a_house(hosts=(), teach=True) as house:
+        client = TestClient(make_app(house), base_url="http://127.0.0.1:8000")
+        headers = {"host": host}  # which a browser fills in, and the page's origin with it
+        for path in ("/", "/docs", "/openapi.json", "/health", "/models", "/examples/0"):
+            assert "--allow-host" in error(client.get(path, headers=headers), 403)
+        headers |= PNG | {"origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+        for path in ("/predict", "/teach?name=x"):
+            error(client.post(path, content=picture(), headers=headers), 403)
+        assert 'rejected_total{reason="host"} 8' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "127.0.0.5:80", "proxy.org"],
+)
+def test_a_server_answers_to_its_own_names_and_to_those_it_was_given(host):
+    with a_house(host="127.0.0.5", hosts=("Proxy.org",)) as house:
+        client = TestClient(make_app(house))
+        assert client.get("/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"host": "0.0.0.0"}, {"token": "s3cret"}])
+def test_a_server_for_others_or_with_a_token_may_be_called_anything(settings):
+    with a_house(hosts=(), **settings) as house:
+        headers = {"host": "evil.example", "authorization": "Bearer s3cret"}
+        assert TestClient(make_app(house)).get("/models", headers=headers).status_code == 200
+
+
+def test_who_does_not_say_a_name_is_no_browser():
+    assert called({}) == "localhost"
+
+
+@pytest.mark.parametrize("name", ["http://example.org", "example.org:80", "a b", ""])
+def test_a_name_is_that_of_a_machine(name):
+    with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
+        Settings(hosts=(name,))
+    Settings(hosts=("example.org", "::1", "192.168.0.1"))
 
 
 def test_a_page_that_is_allowed_may_ask():

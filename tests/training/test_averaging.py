@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from vitrail.training.averaging import Average
+from vitrail.training.loop import TrainState, move
 
 
 def layers():
@@ -90,3 +91,24 @@ def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
                     model(torch.ones(2, 3))
         results.append([*weights(model).values(), *average.values.values()])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("gradient", [1.0, torch.inf])
+def test_a_step_that_float16_leaves_out_does_not_count(gradient):
+    model = layers()
+    average = Average(dict(model.named_parameters()), decay=0.5)
+    before = {name: value.clone() for name, value in average.values.items()}
+    shake(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    state = TrainState(
+        objective=model,
+        wrapped=model,
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+        average=average,
+        scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
+    )
+    state.scaler.scale(torch.ones(()))  # as the loss was
+    move(state, None, torch.ones(()), [])
+    same = all(torch.equal(average.values[name], value) for name, value in before.items())
+    assert same == (gradient == torch.inf)

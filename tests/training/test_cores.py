@@ -9,11 +9,13 @@ from torch import nn
 
 from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 from vitrail import create
+from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
 from vitrail.models.names import configuration
 from vitrail.training import cores
-from vitrail.training.cores import EachCoreAPart, keep_memory, parts_for, pays
+from vitrail.training.cores import KEPT, EachCoreAPart, keep_memory, parts_for, pays
 from vitrail.training.objectives import Classification
+from vitrail.training.run import run
 from vitrail.training.settings import LossSettings, MachineSettings, ModelSettings, Settings
 
 CPU = torch.device("cpu")
@@ -186,6 +188,23 @@ def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
     keep_memory()
     assert len(called) == 3
+
+
+@pytest.mark.parametrize(("whose", "calls"), [("the library's", 0), ("the command's", 3)])
+def test_malloc_is_set_by_the_command_and_never_by_the_library(
+    whose, calls, tmp_path, monkeypatch, two_threads
+):
+    data, called = write_colors(tmp_path / "colors.npz"), []
+    library = SimpleNamespace(mallopt=lambda *setting: called.append(setting))
+    for name in KEPT:
+        monkeypatch.delenv(name, raising=False)
+    settings = replace(SETTINGS, steps=2, machine=MachineSettings(parts=2))
+    command = Train(data=str(data), out=tmp_path / "run", settings=settings, json=True)
+    order = command.order()
+    monkeypatch.setattr(cores, "ctypes", SimpleNamespace(CDLL=lambda _: library))
+    monkeypatch.setattr(cores, "sys", SimpleNamespace(platform="linux"))
+    assert run(order).finished if calls == 0 else command.run() == 0
+    assert len(called) == calls
 
 
 def test_less_than_one_part_is_refused():

@@ -10,8 +10,10 @@ from kill_and_resume import finish, kill_and_resume, start
 
 import vitrail
 from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
+from vitrail.cli import main
 from vitrail.cli.train import Train
 from vitrail.training import run as running
+from vitrail.training.folder import write_run
 from vitrail.training.survival import Stop
 
 
@@ -134,3 +136,18 @@ def test_a_resumed_run_may_change_its_rate_and_not_what_it_is(
     with pytest.raises(vitrail.ConfigError) as failure:
         given.check_resume()
     assert refused in str(failure.value)
+
+
+@pytest.mark.parametrize("spelled", ["pictures", "./pictures", "{}/pictures", "other/../pictures"])
+def test_data_is_the_same_however_its_place_is_spelled(tmp_path, monkeypatch, capsys, spelled):
+    monkeypatch.chdir(tmp_path)
+    run, data = tmp_path / "run", spelled.format(tmp_path)
+    run.mkdir()
+    write_run(run, SETTINGS, data="pictures", start="")
+    (run / "config.json").touch()
+    with pytest.raises(vitrail.ConfigError, match="is finished"):  # it has asked no more
+        vitrail.train(data, run, resume=True)
+    with pytest.raises(vitrail.ConfigError, match="was trained on pictures, not others"):
+        vitrail.train("others", run, resume=True)
+    assert main(["train", data, "--resume", "--out", str(run)]) == 2
+    assert "is finished" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
-from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.training.folder import read_run
 from vitrail.training.records import read_rows
 from vitrail.training.settings import (
@@ -19,6 +19,8 @@ from vitrail.training.settings import (
     ModelSettings,
     Optim,
 )
+from vitrail.training.setup import Order, set_up
+from vitrail.training.watch import Watch
 
 
 @pytest.fixture
@@ -185,8 +187,9 @@ def test_labels_of_several_classes_are_learned_by_a_sigmoid(tmp_path):
 
 
 def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(colors, tmp_path):
-    with pytest.raises(CheckpointError) as failure:
+    with pytest.raises(vitrail.TrainingError) as failure:
         tiny_run(colors, tmp_path / "run", optim=Optim(kind="sgd", learning_rate=1e30), steps=30)
+    assert not isinstance(failure.value, CheckpointError)  # nothing is wrong with a file
     words = str(failure.value)
     assert "training failed at step" in words
     assert "the first bad value is in" in words
@@ -198,7 +201,7 @@ def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(col
 def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
     book = Notebook()
     optim = Optim(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(TrainingError):
         tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, watch=book)
     assert any("at 0.5 of the learning rate" in line for line in book.lines)
     assert any("at 0.25 of the learning rate" in line for line in book.lines)
@@ -314,8 +317,28 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
-    with pytest.raises(CheckpointError, match="is a name, and fine-tuning needs weights"):
+    with pytest.raises(CheckpointError, match="is a name without weights"):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
+
+
+def test_a_model_that_was_loaded_drops_in_training_what_it_is_to_drop(colors, tmp_path):
+    tiny_run(colors, tmp_path / "first", model=replace(TINY, dropout=0.5))
+    settings = replace(SETTINGS, model=ModelSettings())
+    order = Order(data=str(colors), out=tmp_path, settings=settings, start=str(tmp_path / "first"))
+    objective = set_up(order, Watch(), torch.device("cpu")).state.objective
+    assert all(module.training for module in objective.modules())
+    images = torch.randn(2, 3, 8, 8)
+    assert not torch.equal(objective.logits(images), objective.logits(images))
+
+
+def test_a_model_is_fine_tuned_under_the_numerics_that_are_asked_for(colors, tmp_path):
+    tiny_run(colors, tmp_path / "first", model=replace(TINY, numerics="timm"))
+    start, book = str(tmp_path / "first"), Notebook()
+    asked = ModelSettings(numerics="google")
+    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, watch=book)
+    assert any(line.startswith("  numerics    timm -> google") for line in book.lines)
+    assert vitrail.load(start).config.numerics == vitrail.NUMERICS["timm"]
+    assert vitrail.load(tmp_path / "tuned").config.numerics == vitrail.NUMERICS["google"]
 
 
 def test_a_class_that_val_lacks_is_noted_and_one_that_train_lacks_refused(tmp_path):

@@ -15,7 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model, build
 from vitrail.models.checks import Size, pair
-from vitrail.models.config import MixerConfig, VitConfig
+from vitrail.models.config import NUMERICS, MixerConfig, Numerics, VitConfig
 from vitrail.models.grids import interpolation
 from vitrail.models.position import POSITIONS
 from vitrail.models.vit import VisionTransformer
@@ -78,6 +78,24 @@ def adapt(
     adapted.load_state_dict(state, assign=True)
     adapted.facts = new_facts(facts_of(model), old, new)
     return adapted.train(model.training), told
+
+
+def under_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, list[Change]]:
+    """The same weights computed in another library's way, and what was changed. None: as it is."""
+    old = model.config
+    new = old if numerics is None else old.change(numerics=numerics)
+    if new == old:
+        return model, []
+    changed = build(new)
+    changed.load_state_dict(model.state_dict(), assign=True)
+    changed.facts = model.facts
+    what = f"{called(old.numerics)} -> {called(new.numerics)}"
+    return changed.train(model.training), [Change("numerics", what, "the weights stay")]
+
+
+def called(numerics: Numerics) -> str:
+    """Whose numerics these are."""
+    return next((name for name, known in NUMERICS.items() if known == numerics), "others")
 
 
 def new_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:

@@ -56,10 +56,12 @@ def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
             temporary.write_text(model_card(model.config, facts, name), encoding="utf-8")
 
 
-def check_free(folder: Path, *, overwrite: bool) -> None:
+def check_free(
+    folder: Path, *, overwrite: bool, instead: str = "name another --out, or say --overwrite"
+) -> None:
     """Refuse to put a model in the place of another, unless that is wanted."""
     if (folder / CONFIG).exists() and not overwrite:
-        raise ConfigError(f"{folder} holds a model already; name another --out, or say --overwrite")
+        raise ConfigError(f"{folder} holds a model already; {instead}")
 
 
 def may_write_card(card: Path) -> bool:

@@ -59,8 +59,6 @@ def convert(
     """Write the source's model in another format, and check that it is the same model."""
     destination_file(destination, to)  # a wrong one is told before any work is done
     loaded = open_reference(source, format=from_format, heads=heads)
-    if loaded.format == "name":
-        raise CheckpointError(f"{source} is a name: fresh weights, which are not worth converting")
     lost = losses(loaded.model, to, destination)
     refuse(lost, to, allow_loss)
     planned = Conversion(

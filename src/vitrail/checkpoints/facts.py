@@ -3,17 +3,21 @@
 `model.facts` of a model that was loaded, and what `save` writes into a bundle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, DataError
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
+
+if TYPE_CHECKING:
+    from vitrail.data.given import Picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +32,28 @@ class Facts:
     def names(self, count: int) -> tuple[str, ...]:
         """What so many classes are called; by their numbers, if nobody knows."""
         return self.class_names or tuple(map(str, range(count)))
+
+    def prepare(self, pictures: "Picture | Sequence[Picture]") -> Tensor:
+        """One picture or a list as the model takes them, normalized: (B, C, H, W).
+
+        >>> logits = model(model.facts.prepare("cat.jpg"))
+
+        A picture is a path, the bytes of a file, a Pillow image, or pixels: uint8 (H, W) or
+        (H, W, C).
+        """
+        from vitrail.data.given import name_of, read, several
+        from vitrail.data.transforms import EvaluationTransform, normalize
+
+        how = self.preprocessing
+        channels = len(how.mean)
+        transform, found = EvaluationTransform(preprocessing=how, channels=channels), []
+        for number, picture in enumerate(several(pictures)[0]):
+            try:
+                found.append(transform(read(picture)))
+            except DataError as error:
+                raise DataError(f"{name_of(picture, number)}: {error}") from None
+        batch = torch.stack(found) if found else torch.empty(0, channels, *how.size)
+        return normalize(batch, how)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of one class among all (B, K) or, where several may apply, of each by itself."""
@@ -66,7 +92,7 @@ def from_dict(values: Mapping[str, Any]) -> Facts:
 
 def facts_of(model: Model) -> Facts:
     """A model's facts; for one that has none yet, the paper's preprocessing."""
-    if isinstance(model.facts, Facts):
+    if model.facts is not None:
         return model.facts
     config = model.config
     return Facts(preprocessing=preset("google", pair(config.image_size), config.channels))

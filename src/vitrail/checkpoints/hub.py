@@ -30,7 +30,9 @@ from vitrail.errors import CheckpointError, VitrailError
 
 PREFIX = "hf:"
 ADDRESS = re.compile(
-    r"hf:(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>(?!.*\.\.)[\w.+-]+(/[\w.+-]+)*))?", re.ASCII
+    r"hf:(?P<name>(?!\.|.*/\.)[\w.-]+(/[\w.-]+)?)"
+    r"(@(?P<revision>(?!.*\.\.)[\w.+-]+(/[\w.+-]+)*))?",
+    re.ASCII,
 )
 COMMIT = re.compile("[0-9a-f]{40}")
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -111,9 +113,7 @@ def fetch(address: str) -> Path:
 
 def push(folder: Path, name: str, *, private: bool = False) -> str:
     """Upload a folder as the repository `owner/name`, made if need be; its address."""
-    repository = locate(name if is_address(name) else PREFIX + name)
-    if repository.revision != "main":
-        raise CheckpointError(f"{name} names a revision; a push goes to hf:{repository.name}")
+    repository = destination(name)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder} to push")
     if is_offline():
@@ -131,6 +131,14 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
             )
         api.upload_folder(repo_id=url.repo_id, folder_path=folder)
     return f"{PREFIX}{url.repo_id}"
+
+
+def destination(name: str) -> Repository:
+    """The repository that a push to `owner/name` goes to."""
+    repository = locate(name if is_address(name) else PREFIX + name)
+    if repository.revision != "main":
+        raise CheckpointError(f"{name} names a revision; a push goes to hf:{repository.name}")
+    return repository
 
 
 def weight_files(names: Iterable[str]) -> list[str]:

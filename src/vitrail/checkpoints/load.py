@@ -1,4 +1,4 @@
-"""A model from any reference: a name, a file of weights, a folder, or a hub address."""
+"""A trained model from any reference: a file of weights, a folder, or a hub address."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoints import bundle, hub
-from vitrail.checkpoints.adapt import Change, adapt
+from vitrail.checkpoints.adapt import Change, adapt, under_numerics
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.facts import from_dict as facts_from_dict
 from vitrail.checkpoints.files import SUFFIXES, Entry, Weights, clear_errors, read_file, read_json
@@ -16,13 +16,15 @@ from vitrail.checkpoints.formats import FORMATS, OUR_METADATA, our_metadata, rea
 from vitrail.checkpoints.rules import Rule
 from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.build import Model, create
+from vitrail.models.build import Model
 from vitrail.models.checks import Size, pair
-from vitrail.models.names import name_of
+from vitrail.models.config import Numerics
+from vitrail.models.names import configuration, name_of
 
 Reference = str | PathLike[str]
 BESIDE = "preprocessor_config.json"  # what Hugging Face writes beside config.json
 BESIDE_CONFIG = ("model.safetensors", "pytorch_model.bin")  # files that config.json belongs to
+EXAMPLE = "hf:google/vit-base-patch16-224"  # an address that is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Loaded:
     """A model, and how it came to be."""
 
     model: Model
-    format: str  # "bundle", "google", …, or "name" for fresh weights
+    format: str  # "bundle", "google", …
     rules: list[Rule] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
@@ -45,34 +47,39 @@ def load(
     channels: int | None = None,
     patch_size: Size | None = None,
     keep_representation: bool = False,
+    numerics: str | Numerics | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Model:
     """The model a reference stands for, with its weights; `model.facts` is what else is known.
+
+    It is ready to answer (`eval` mode); `model.train()` lets it drop what it drops in training.
 
     >>> model = load("ViT-B_16.npz")  # a Google checkpoint; nothing else need be said
     >>> model = load("ViT-B_16.npz", num_classes=10, image_size=384)  # fitted to a new task
     >>> model = load("folder")  # a bundle of ours, or what timm or transformers saved
     >>> model = load("hf:google/vit-base-patch16-224")  # from a hub
-    >>> model = load("ViT-B/16")  # a name: fresh weights
+    >>> model = load("hf:google/vit-base-patch16-224", numerics="google")  # as its authors run it
 
     `format` says what a file is where it cannot be recognized, `heads` how many attention heads a
-    model has where a file does not say. The other arguments fit the model to a new task; whatever
-    is changed is told, to standard error unless `tell` says otherwise.
+    model has where a file does not say. `numerics`, a name in `NUMERICS` or a value, takes the
+    place of those that the file's library has. The other arguments fit the model to a new task;
+    whatever is changed is told, to standard error unless `tell` says otherwise.
     """
     loaded = open_reference(reference, format=format, heads=heads)
+    model, numeric = under_numerics(loaded.model, numerics)
     model, changes = adapt(
-        loaded.model,
+        model,
         num_classes=num_classes,
         image_size=image_size,
         channels=channels,
         patch_size=patch_size,
         keep_representation=keep_representation,
     )
-    if changes := [*loaded.changes, *changes]:
+    if changes := [*loaded.changes, *numeric, *changes]:
         say = tell or (lambda line: print(line, file=sys.stderr))
         for line in (f"{name_of(model.config)} from {reference}", *map(str, changes)):
             say(line)
-    return model
+    return model.eval()
 
 
 def open_reference(
@@ -81,11 +88,11 @@ def open_reference(
     """The model as it is, and how its format stores it."""
     text = str(reference)
     if not text or not isinstance(reference, str | PathLike):
-        raise CheckpointError(f"{reference!r} names no model; give a name, a file or a folder")
+        raise CheckpointError(f"{reference!r} names no model; give a file, a folder or {EXAMPLE}")
     path = hub.fetch(text) if hub.is_address(text) else Path(reference)
     with clear_errors(path):
         if not path.exists():
-            return named(text)
+            raise nothing_at(text)
         if path.name in BESIDE_CONFIG and (path.parent / "config.json").exists():
             path = path.parent  # the settings beside such a file belong to it
         weights, header = read_folder(path) if path.is_dir() else read_single(path)
@@ -103,13 +110,28 @@ def open_reference(
     return Loaded(model, found, table_for(model.config, found).rules(model.config), told)
 
 
-def named(text: str) -> Loaded:
-    """Fresh weights, if the reference is a name and no missing file."""
+def nothing_at(text: str) -> CheckpointError:
+    """Why there is nothing to load: a name has no weights, and a file may be missing."""
     try:
-        return Loaded(create(text), "name")
+        configuration(text)
     except ConfigError as error:
         hint = "" if Path(text).suffix in SUFFIXES else f", and as a name: {error}"
-        raise CheckpointError(f"there is no file {text!r}{hint}") from None
+        return CheckpointError(f"there is no file {text!r}{hint}")
+    return CheckpointError(
+        f"{text!r} is a name without weights; vitrail.create({text!r}) makes a fresh model, "
+        f"trained ones are at addresses such as {EXAMPLE}"
+    )
+
+
+def is_name(reference: str) -> bool:
+    """Whether a reference is the name of a model, which comes without weights."""
+    if Path(reference).exists():
+        return False
+    try:
+        configuration(reference)
+    except ConfigError:
+        return False
+    return True
 
 
 def read_single(path: Path) -> tuple[Weights, dict[str, Any]]:

@@ -130,6 +130,8 @@ def push(model: Model, name: str, *, private: bool = False) -> str:
     """Put a model on a hub as a bundle; the address to load it from."""
     import tempfile
 
+    repository = hub.destination(name)  # a wrong one is told before anything is written
     with tempfile.TemporaryDirectory() as folder:
-        save_bundle(model, Path(folder) / name.split("/")[-1])
-        return hub.push(Path(folder) / name.split("/")[-1], name, private=private)
+        bundle = Path(folder) / repository.name.split("/")[-1]
+        save_bundle(model, bundle)
+        return hub.push(bundle, name, private=private)

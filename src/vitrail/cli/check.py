@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from vitrail.cli.status import UnmetError
 from vitrail.cli.text import WIDTH, Progress, paragraph, printable
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ class Check:
     limit: int | None = None
     """Look at this many pictures only, evenly spaced."""
     strict: bool = False
-    """End with status 2 if a file cannot be read or a picture is in two splits."""
+    """End with status 1 if a file cannot be read or a picture is in two splits."""
     json: bool = False
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
         from vitrail.data.health import examine
-        from vitrail.errors import ConfigError, DataError
+        from vitrail.errors import ConfigError
 
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit} leaves no picture to look at; give 1 or more")
@@ -54,7 +55,7 @@ class Check:
             if page is not None:
                 print(f"\ndone: {page}")
         if self.strict and (health.unreadable or health.leaks):
-            raise DataError(
+            raise UnmetError(
                 f"{self.data} has {len(health.unreadable):,} unreadable files and "
                 f"{len(health.leaks):,} leaks between splits; mend them, or leave out --strict"
             )

@@ -16,7 +16,9 @@ class Convert:
     """A file, a folder, or a hub address such as hf:google/vit-base-patch16-224."""
     destination: tyro.conf.Positional[Path]
     """What to write: a file or a folder, whichever the format is."""
-    to: Literal["bundle", "google", "google-older", "timm", "huggingface", "torchvision"]
+    to: Literal[
+        "bundle", "google", "google-older", "timm", "huggingface", "torchvision", "bit_pytorch"
+    ]
     """The format to write."""
     source_format: Annotated[
         Literal["bundle", "google", "timm", "huggingface", "torchvision", "bit_pytorch"] | None,

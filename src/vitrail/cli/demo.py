@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitrail.cli.status import STOPPED
+from vitrail.cli.text import tell
 from vitrail.errors import ConfigError, DataError
 
 DATA = "builtin:sign-digits"
@@ -23,7 +25,7 @@ class Demo:
     seed: int = 0
     """Another number begins with other weights."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         from vitrail.checkpoints.load import load
         from vitrail.cli.live import Live
         from vitrail.data.sources import open_source
@@ -31,6 +33,7 @@ class Demo:
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
+        from vitrail.training.cores import keep_memory
         from vitrail.training.folder import is_run, read_run
         from vitrail.training.recipes import read_recipe
         from vitrail.training.run import run
@@ -41,20 +44,21 @@ class Demo:
             raise DataError(f"{self.out} holds something else; name another --out")
         if self.minutes <= 0 or self.seed < 0:
             raise ConfigError(f"minutes={self.minutes} must be above 0, seed={self.seed} not below")
-        print("A Vision Transformer learns to read the digits that hands show (2,062 photographs")
-        print("by the students of a high school in Ankara), from nothing.\n")
+        tell("A Vision Transformer learns to read the digits that hands show (2,062 photographs")
+        tell("by the students of a high school in Ankara), from nothing.\n")
         settings = replace(read_recipe("demo"), minutes=self.minutes, seed=self.seed)
+        keep_memory()
         with Live() as live:
             order = Order(data=DATA, out=self.out, settings=settings, overwrite=True)
             result = run(order, live, begun=BEGUN)
         if not result.finished:
             print(f"stopped; vitrail train --resume --out {self.out} goes on")
-            return
+            return STOPPED
         model, test = load(self.out).eval(), open_source(DATA, "test")
         assert isinstance(model, VisionTransformer)
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         picture(model, samples).save(self.out / "attention.png")
-        print("looking inside the model", flush=True)
+        tell("looking inside the model")
         inside = inspect_model(model, data=test, images=LOOKED_AT)
         *_, page = write_folder(self.out / "inspection", inside)
         outcome = result.outcomes["test"]
@@ -70,9 +74,10 @@ class Demo:
         widest = max(len(str(place)) for place in found)
         for place, what in found.items():
             print(f"  {place!s:{widest}}  {what}")
-        print()
-        print("Next, your own pictures, a folder for each class:")
-        print("  vitrail check pictures/                   what is wrong with them")
-        print("  vitrail train pictures/ --minutes 10      a model from scratch")
-        print("  vitrail finetune pictures/ --from hf:google/vit-base-patch16-224")
-        print("  vitrail evaluate runs/pictures pictures/  how good it is, and how sure it may be")
+        tell()
+        tell("Next, your own pictures, a folder for each class:")
+        tell("  vitrail check pictures/                   what is wrong with them")
+        tell("  vitrail train pictures/ --minutes 10      a model from scratch")
+        tell("  vitrail finetune pictures/ --from hf:google/vit-base-patch16-224")
+        tell("  vitrail evaluate runs/pictures pictures/  how good it is, and how sure it may be")
+        return 0

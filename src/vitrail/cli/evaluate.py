@@ -1,7 +1,6 @@
 """`vitrail evaluate`: how good a model is, how sure it may be of itself, where it goes wrong."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +102,9 @@ class Evaluate:
                     "give the model it was made of"
                 )
             here = self.save_temperature == Path(self.model)
-            check_free(self.save_temperature, overwrite=here)
+            check_free(
+                self.save_temperature, overwrite=here, instead="give --save-temperature another"
+            )
         parallel.start(self.device)
         progress = Progress() if parallel.is_first() else None
         guard = Guard(data=self.data, max_drop=0.01 if self.engine == "auto" else 1.0)
@@ -113,7 +114,7 @@ class Evaluate:
             merge=self.merge,
             guard=guard,
             device=self.device,
-            tell=lambda line: print(line, file=sys.stderr),
+            tell=aside,
         )
         findings = evaluate(
             predictor.runner,
@@ -145,7 +146,7 @@ class Evaluate:
             for path in written:
                 print(f"done: {path}")
             if not written:
-                print("\nWith --out, a page with pictures of the mistakes.")
+                tell("\nWith --out, a page with pictures of the mistakes.")
         if self.save_temperature is not None:
             assert predictor.model is not None
             self.calibrate(predictor.model, findings, self.save_temperature)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 
 if TYPE_CHECKING:
     from vitrail.data.samples import Samples
@@ -98,7 +98,7 @@ class Fewshot:
         from vitrail.probing.features import features_of
 
         device = parallel.start(self.device)
-        model = load(self.model, image_size=self.image_size).to(device)
+        model = load(self.model, image_size=self.image_size, tell=aside).to(device)
         if self.preprocessing:
             how = preset(self.preprocessing, pair(model.config.image_size), model.config.channels)
             model.facts = replace(facts_of(model), preprocessing=how)
@@ -170,8 +170,9 @@ class Fewshot:
         for line in self.report(train, test, trials, notes):
             print(printable(line))
         if self.out is not None:
-            print(f"\ndone: {self.out}\nNext:\n  vitrail evaluate {self.out} {self.data}")
-            print(f"  vitrail teach {self.out} another-class=folder-of-pictures")
+            print(f"\ndone: {self.out}")
+            tell(f"Next:\n  vitrail evaluate {self.out} {self.data}")
+            tell(f"  vitrail teach {self.out} another-class=folder-of-pictures")
 
     def report(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.cli.text import Progress, aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
 
@@ -59,7 +59,7 @@ class Inspect:
 
         if is_run(self.out) or (self.out / CONFIG).exists():
             raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
-        model = load(self.model)
+        model = load(self.model, tell=aside)
         data, note = (self.data, "") if self.data else usual_data(model)
         progress = Progress()
 

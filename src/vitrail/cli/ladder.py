@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
-from vitrail.cli.text import paragraph, printable
+from vitrail.cli.text import MANNER, paragraph, printable
 
 if TYPE_CHECKING:
     from vitrail.training.ladder import Climb
@@ -23,13 +23,13 @@ class Views(Live):
         super().begin(step, steps)
 
 
-def run_ladder(order: "Order", *, rate: float | None, begun: float, quiet: bool) -> bool:
+def run_ladder(order: "Order", *, rate: float | None, begun: float, as_json: bool) -> bool:
     """Climb and tell; whether it came to its end."""
     from vitrail.training.ladder import climb
 
-    with Views(quiet=quiet) as view:
+    with Views(aside=as_json) as view:
         found = climb(order, view, rate=rate, begun=begun)
-    if quiet:
+    if as_json:
         print(json.dumps(found.to_dict(), indent=1))
         return found.finished
     for line in report(found):
@@ -56,9 +56,10 @@ def report(climb: "Climb") -> Iterator[str]:
     for split, outcome in climb.outcomes.items():
         yield f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
     yield f"done in {duration(climb.seconds)}: {climb.folder}"
-    yield ""
-    yield "Next:"
-    yield f"  vitrail evaluate {climb.folder} {climb.data}"
+    if not MANNER.quiet:
+        yield ""
+        yield "Next:"
+        yield f"  vitrail evaluate {climb.folder} {climb.data}"
 
 
 def row(climb: "Climb", rung: "Rung") -> Iterator[str]:

@@ -8,6 +8,7 @@ from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
+from vitrail.cli.text import MANNER
 from vitrail.training.watch import Watch
 
 EVERY = 10.0  # seconds between plain lines, growing with the run
@@ -19,13 +20,18 @@ CURVE = 40  # columns of the curve of losses
 
 
 class Live(Watch):
-    """A bar and a few numbers that change in place; with `quiet`, on standard error only."""
+    """A bar and a few numbers that change in place; `aside`, on standard error.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Where there is no terminal it is lines without control codes; rich honors NO_COLOR. With
+    --quiet there is nothing to see.
+    """
+
+    def __init__(self, *, aside: bool = False) -> None:
         from rich.console import Console
 
-        self.console = Console(stderr=quiet, highlight=False)
-        self.terminal = self.console.is_terminal
+        self.console = Console(stderr=aside, highlight=False, quiet=MANNER.quiet)
+        able = self.console.file.isatty() and not self.console.is_dumb_terminal
+        self.terminal = able and not MANNER.quiet
         self.view: Any = None
         self.losses: list[float] = []
         self.verdicts: list[Mapping[str, Any]] = []

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from vitrail.cli.status import UNMET
 from vitrail.models.config import BitConfig, Config, VitConfig
 from vitrail.models.names import CONFIGURATIONS
 
@@ -17,7 +18,7 @@ class Models:
     json: bool = False
     """Print one JSON list instead of a table."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         found = {
             name: config
             for name, config in CONFIGURATIONS.items()
@@ -30,6 +31,7 @@ class Models:
             print_table(rows)
         else:
             print(f"no name contains {self.like!r}; `vitrail models` lists all")
+        return 0 if rows else UNMET
 
 
 def row(name: str, config: Config) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from vitrail.cli.text import tell
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
@@ -35,7 +37,7 @@ class Pack:
             counts["bytes"] += shard.bytes
             if not self.json:
                 size = shard.bytes / 2**20
-                print(f"{shard.path}  {shard.samples:,} pictures  {size:,.1f} MiB", flush=True)
+                tell(f"{shard.path}  {shard.samples:,} pictures  {size:,.1f} MiB")
         if self.json:
             print(json.dumps({"destination": str(self.destination), "splits": splits}, indent=1))
             return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from vitrail.cli.text import WIDTH, Progress, printable
+from vitrail.cli.status import UNMET
+from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ FEW = 3  # pictures up to which each has its bars
 NAME, LABEL = 30, 16  # letters of a column
 WORTH = 0.01  # probability from which a guess is worth a word in the table
 MOST_ERRORS = 20  # that are named; the others are counted
-UNREADABLE = 1  # the status if a picture could not be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Predict:
             merge=self.merge,
             guard=Guard(data=self.data, max_drop=self.max_drop),
             device=self.device,
-            tell=lambda line: print(line, file=sys.stderr),
+            tell=aside,
         )
         pictures: Iterable[Any] = find(self.pictures, standard_input)
         tally = Tally(engine=predictor.engine.name)
@@ -92,7 +92,7 @@ class Predict:
         sys.stdout.flush()
         for line in tally.lines():
             print(line, file=sys.stderr if self.csv or self.json else sys.stdout)
-        return UNREADABLE if tally.errors else 0
+        return UNMET if tally.errors else 0
 
     def check(self) -> None:
         if not self.pictures:
@@ -180,7 +180,7 @@ class Tally:
                 yield printable(f"  {told}")  # not wrapped: a path in two parts cannot be copied
             if self.errors > len(self.named):
                 yield f"  and {self.errors - len(self.named):,} more"
-        if self.pictures > FEW:
+        if self.pictures > FEW and not MANNER.quiet:
             unsure = f", not sure of {self.unsure:,}" if self.unsure else ""
             pace = f"{self.pictures / max(seconds, 1e-9):,.0f} a second"
             yield f"{self.pictures:,} pictures{unsure}, {pace} with {self.engine}"

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from textwrap import wrap
 
+from vitrail.cli.status import UNMET
 from vitrail.training.recipes import recipe_names, summary
 
 INDENT = "    "
@@ -18,7 +19,7 @@ class Recipes:
     json: bool = False
     """Print one JSON object instead of a table."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         found = {
             name: summary(name) for name in recipe_names() if self.like.lower() in name.lower()
         }
@@ -34,3 +35,4 @@ class Recipes:
                     sep="\n",
                 )
             print("\nvitrail train DATA --recipe NAME; --print-settings shows what is in one")
+        return 0 if found else UNMET

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitrail.cli.live import clock
-from vitrail.cli.text import WIDTH, printable
+from vitrail.cli.text import MANNER, WIDTH, aside, printable, tell
 from vitrail.errors import ConfigError, unknown
 from vitrail.reproduction.names import ALL, NAMES
 
@@ -105,7 +105,7 @@ class Reproduce:
         if result.accuracy is not None:
             found = f"test {result.accuracy:.1%}, {found}"
         line = f"  {printable(name)}: {found}, {result.seconds:.0f} s"
-        print(line, file=sys.stderr if self.json else sys.stdout, flush=True)
+        (aside if self.json else tell)(line)
 
 
 class Left:
@@ -115,6 +115,8 @@ class Left:
         self.told: Any = None
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
+        if MANNER.quiet:
+            return
         line = f"{done} of {total} runs done"
         if done < total:
             line += f", about {clock(seconds)} left"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
@@ -52,6 +53,9 @@ class Serve:
     """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
     allow_origin: tuple[str, ...] = ()
     """Web sites whose pages may ask, such as https://example.org."""
+    allow_host: tuple[str, ...] = ()
+    """Names it may be called by, such as example.org behind a proxy. On 127.0.0.1 and without a
+    token it answers to its own alone, or pages elsewhere could pass for its own."""
     allow_teach: bool = False
     """Let clients teach classes by a few pictures."""
     teach_to: Path | None = None
@@ -72,21 +76,21 @@ class Serve:
         from vitrail.prediction.engines import Guard
         from vitrail.prediction.predictor import Predictor
         from vitrail.serving.run import serve
-        from vitrail.serving.settings import Limits, Settings
-        from vitrail.serving.shelf import by_name
+        from vitrail.serving.settings import Limits, Settings, by_name
 
         settings = Settings(
             host=self.host,
             port=self.port,
             token=os.environ.get(TOKEN, "") if self.token is None else self.token,
             origins=self.allow_origin,
+            hosts=self.allow_host,
             teach=self.allow_teach,
             teach_to=self.teach_to,
             using=self.using,
             examples=self.examples,
             batch=self.batch,
             grace=self.grace,
-            log=self.log,
+            log="off" if MANNER.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MEGABYTE),
                 pictures=self.max_pictures,
@@ -105,7 +109,7 @@ class Serve:
                 merge=self.merge,
                 guard=guard,
                 device=self.device,
-                tell=say,
+                tell=tell,
             )
 
         serve(by_name(self.models), settings, predictor=opened, say=say)

@@ -1,12 +1,53 @@
-"""What commands write for people beside their results: progress, paragraphs, plain letters."""
+"""What commands write for people beside their results: progress, paragraphs, plain letters.
+
+What is no result goes through `tell`, `aside` or `Progress`, which keep still when a command is
+called with --quiet. Results and errors are printed.
+"""
 
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from textwrap import wrap
+from typing import Any
 
 WIDTH = 80
 EVERY = 5.0  # seconds between lines of progress; a tenth of it on a terminal
+SECRET = "token"  # the option that nobody else should read
+
+
+@dataclass
+class Manner:
+    """How much is told: the switches of all commands."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+MANNER = Manner()  # of the command that is running
+
+
+@contextmanager
+def manner(*, quiet: bool, verbose: bool) -> Iterator[None]:
+    """For as long as a command runs."""
+    MANNER.quiet, MANNER.verbose = quiet, verbose
+    try:
+        yield
+    finally:
+        MANNER.quiet = MANNER.verbose = False
+
+
+def tell(line: str = "") -> None:
+    """Say what is going on, or what to do next; not with --quiet."""
+    if not MANNER.quiet:
+        print(line, flush=True)
+
+
+def aside(line: str) -> None:
+    """The same where standard output belongs to the result."""
+    if not MANNER.quiet:
+        print(line, file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -19,7 +60,7 @@ class Progress:
 
     def __call__(self, done: int, total: int | None = None) -> None:
         terminal, now = sys.stderr.isatty(), time.monotonic()
-        if now - self.last < (EVERY / 10 if terminal else EVERY):
+        if MANNER.quiet or now - self.last < (EVERY / 10 if terminal else EVERY):
             return
         self.last, self.shown = now, terminal
         of = "" if total is None else f" of {total:,}"
@@ -30,6 +71,17 @@ class Progress:
     def done(self) -> None:
         if self.shown:
             print(f"\r{' ' * (WIDTH - 1)}\r", end="", file=sys.stderr, flush=True)
+
+
+def chosen(options: Any, prefix: str = "") -> Iterator[str]:
+    """`settings.optim.learning_rate = 0.001`: the options that are not what they usually are."""
+    for one in fields(options):
+        value, name = getattr(options, one.name), f"{prefix}{one.name}"
+        usual = one.default_factory() if one.default_factory is not MISSING else one.default
+        if is_dataclass(value):
+            yield from chosen(value, f"{name}.")
+        elif value != usual and not hasattr(MANNER, one.name):
+            yield f"{name} = {'...' if one.name == SECRET else repr(value)}"
 
 
 def paragraph(text: str, indent: int = 2) -> list[str]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import tyro
 
+from vitrail.cli.status import STOPPED
+from vitrail.cli.text import MANNER
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run, new_folder, read_run
+from vitrail.training.folder import is_run, new_folder, read_run, same_data
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from vitrail.training.run import Result
     from vitrail.training.setup import Order
 
-STOPPED = 130  # the status of a command that was interrupted
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 # What the weights and the order of the data depend on: these stay when a run is resumed.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
@@ -65,25 +66,29 @@ class Training:
     def beginning_with(cls, start: str) -> dict[str, Any]:
         return {}
 
-    def run(self) -> None:
+    def run(self) -> int:
         if self.print_settings:
             print(to_toml(self.settings), end="")
-            return
+            return 0
         if self.resume:
             self.check_resume()
         if not self.data:
             raise ConfigError(
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
             )
-        if not self.go(self.order()):
-            raise SystemExit(STOPPED)
+        order = self.order()
+        from vitrail.training.cores import keep_memory
+
+        if self.settings.machine.parts != 1:
+            keep_memory()
+        return 0 if self.go(order) else STOPPED
 
     def go(self, order: "Order") -> bool:
         """Train and tell; whether it came to its end."""
         from vitrail.cli.live import Live
         from vitrail.training.run import run
 
-        with Live(quiet=self.json) as live:
+        with Live(aside=self.json) as live:
             result = run(order, live, begun=BEGUN)
         self.tell(result)
         return result.finished
@@ -111,7 +116,7 @@ class Training:
         if self.out is None:
             raise ConfigError("which run? --resume needs --out with the run's folder")
         before, data, start = read_run(self.out)
-        if data != self.data:
+        if not same_data(data, self.data):
             raise ConfigError(
                 f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
             )
@@ -155,10 +160,10 @@ class Finetune(Training):
     def beginning_with(cls, start: str) -> dict[str, Any]:
         return {"origin": start}
 
-    def run(self) -> None:
+    def run(self) -> int:
         if self.ladder and self.resume:
             raise ConfigError("--ladder begins anew and --resume goes on; leave one of them out")
-        super().run()
+        return super().run()
 
     def go(self, order: "Order") -> bool:
         if not self.ladder:
@@ -168,7 +173,7 @@ class Finetune(Training):
         rate = self.settings.optim.learning_rate
         if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
             rate = None  # nobody asked for this one alone
-        return run_ladder(order, rate=rate, begun=BEGUN, quiet=self.json)
+        return run_ladder(order, rate=rate, begun=BEGUN, as_json=self.json)
 
     @property
     def start(self) -> str:
@@ -224,6 +229,8 @@ def words(result: "Result", command: Training) -> list[str]:
         for split, outcome in result.outcomes.items()
     ]
     lines.append(f"done in {duration(result.seconds)}: {result.folder}")
+    if MANNER.quiet:
+        return lines
     return [
         *lines,
         "",

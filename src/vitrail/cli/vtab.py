@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
+from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.training.settings import MachineSettings
 
@@ -49,6 +49,7 @@ class Vtab:
 
     def run(self) -> None:
         from vitrail.cli.live import Live
+        from vitrail.training.cores import keep_memory
         from vitrail.training.tasks import open_task, read_tasks
         from vitrail.training.vtab import Bench, Protocol, measure
 
@@ -60,7 +61,7 @@ class Vtab:
 
         def tell(line: str) -> None:
             progress.done()
-            print(printable(line), file=sys.stderr if self.json else sys.stdout, flush=True)
+            (aside if self.json else say)(printable(line))
 
         protocol = Protocol(
             method=self.method,
@@ -76,9 +77,11 @@ class Vtab:
             out=self.out or usual_folder(self.model, self.method),
             machine=self.machine,
             tell=tell,
-            watch=lambda: Live(quiet=self.json),
+            watch=lambda: Live(aside=self.json),
             progress=progress,
         )
+        if self.machine.parts != 1:
+            keep_memory()
         report = measure(bench, tasks, self.seeds)
         progress.done()
         if self.json:

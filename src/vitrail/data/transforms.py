@@ -2,8 +2,10 @@
 
 Pixels are cut out first and resized after, as unsigned bytes, by torch's own kernel: two to three
 times what a picture library does on the same core. Normalization is for the whole batch, on the
-device (`normalize`). With `backend="pillow"` everything is done by Pillow, for numbers that must
-agree with published ones to the last digit.
+device (`normalize`). With `backend="pillow"` pictures are decoded and smoothed by Pillow, for
+numbers that must agree with published ones to the last digit. Where a preprocessing asks for no
+antialiasing, as Google's does, pictures are decoded whole and torch resizes: Pillow always smooths,
+and so would decoding at a half.
 
 Shapes: H x W pixels, C channels; arrays are (H, W, C), tensors (C, H, W).
 """
@@ -48,7 +50,8 @@ class TrainTransform:
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator) -> Tensor:
         what = self.augmentation
         size = self.preprocessing.size
-        picture = Pixels(data, self.channels, "quick" if self.backend == "torch" else "pillow")
+        backend = "quick" if self.backend == "torch" else "pillow"
+        picture = Pixels(data, self.channels, backend, whole=not self.preprocessing.antialias)
         if what.crop == "padded":
             tensor = self.padded(picture, rng)
         else:
@@ -74,7 +77,7 @@ class TrainTransform:
         box = augmentation.padded_crop(*size, rng, padding=self.augmentation.padding)
         rows = mirrored(box.top, box.height, size[0])
         columns = mirrored(box.left, box.width, size[1])
-        return torch.from_numpy(tensor.numpy()[:, rows[:, None], columns])
+        return torch.from_numpy(tensor.numpy().take(rows, axis=1).take(columns, axis=2))
 
     def resized(self, pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
         how = self.preprocessing
@@ -116,7 +119,8 @@ class EvaluationTransform:
 
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator | None = None) -> Tensor:
         how = self.preprocessing
-        picture = Pixels(data, self.channels, "auto" if self.backend == "torch" else "pillow")
+        backend = "auto" if self.backend == "torch" else "pillow"
+        picture = Pixels(data, self.channels, backend, whole=not how.antialias)
         size = how.resize_to or how.size
         if how.resize == "short-side":
             check_oblong(picture.height, picture.width)
@@ -129,11 +133,19 @@ class EvaluationTransform:
 
 
 class Pixels:
-    """A picture of which parts can be cut out, decoded no larger than needed."""
+    """A picture of which parts can be cut out, decoded no larger than needed, or `whole`."""
 
-    def __init__(self, data: bytes | np.ndarray, channels: int, backend: decoding.Backend) -> None:
+    def __init__(
+        self,
+        data: bytes | np.ndarray,
+        channels: int,
+        backend: decoding.Backend,
+        *,
+        whole: bool = False,
+    ) -> None:
         self.channels = channels
         self.backend: decoding.Backend = backend
+        self.whole = whole or backend == "pillow"
         self.picture: Picture | None = None
         if isinstance(data, np.ndarray):
             self.array = with_channels(data, channels)
@@ -158,7 +170,7 @@ class Pixels:
             -(-self.height * size[0] // box.height),
             -(-self.width * size[1] // box.width),
         )
-        smaller = None if self.backend == "pillow" else least
+        smaller = None if self.whole else least
         array = self.picture.pixels(channels=self.channels, at_least=smaller, backend=self.backend)
         return array, array.shape[0] / self.height, array.shape[1] / self.width
 
@@ -174,7 +186,7 @@ def resize(
     """uint8 (H, W, C) → uint8 (C, h, w)."""
     if pixels.shape[:2] == size:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
-    if backend == "pillow":
+    if backend == "pillow" and (antialias or interpolation in ("nearest", "area")):
         image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         return from_image(image.resize((size[1], size[0]), PILLOW[interpolation]))
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # channels last: the fast kernel
@@ -244,7 +256,7 @@ def with_channels(array: np.ndarray, channels: int) -> np.ndarray:
     if array.shape[2] == 1:
         return np.repeat(array, channels, axis=2)
     if array.shape[2] == 3 and channels == 1:
-        return np.asarray(Image.fromarray(array).convert("L"))[:, :, None]
+        return np.array(Image.fromarray(array).convert("L"))[:, :, None]  # a copy: torch may write
     raise ConfigError(f"pictures of {array.shape[2]} channels do not fit a model of {channels}")
 
 

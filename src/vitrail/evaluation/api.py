@@ -1,6 +1,7 @@
 """`vitrail.evaluate`: everything there is to say about a model on a data set."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -24,6 +25,7 @@ from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
 from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
 from vitrail.models.build import Model
+from vitrail.models.modes import standing_still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +86,20 @@ def evaluate(
         loss = "sigmoid"
     views, prepare = Views(flip=flip, crops=crops), facts.preprocessing
     outputs = Outputs(len(source))
-    skipped = look_at_all(
-        through(choosing(runner.run, matched.columns), views, prepare.size, loss),
-        matched.source,
-        views.enlarged(prepare),
-        outputs.add,
-        channels=runner.channels,
-        batch_size=batch_size,
-        workers=workers,
-        backend=backend,
-        strict=strict,
-        device=runner.device,
-        progress=progress,
-    )
+    with standing_still(model) if isinstance(model, nn.Module) else nullcontext():
+        skipped = look_at_all(
+            through(choosing(runner.run, matched.columns), views, prepare.size, loss),
+            matched.source,
+            views.enlarged(prepare),
+            outputs.add,
+            channels=runner.channels,
+            batch_size=batch_size,
+            workers=workers,
+            backend=backend,
+            strict=strict,
+            device=runner.device,
+            progress=progress,
+        )
     predictions = predicted(outputs, matched, loss, skipped)
     outcome = outcome_of(predictions, matched.source)
     findings = assess(predictions, outcome, [*notes, *matched.notes])
@@ -115,7 +118,6 @@ def runner_of(model: Model | Reference, device: torch.device) -> Runner:
     """A model as it is; one that has to be loaded goes to the device."""
     if not isinstance(model, nn.Module):
         model = load(model).to(device)
-    model.eval()
     return Runner(
         run=model,
         facts=facts_of(model),

@@ -249,7 +249,9 @@ def tidy(value: float) -> str:
 
 
 def as_percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    """98.3 %, and 100 % only where nothing is missing."""
+    text = f"{100 * value:.1f}"
+    return f"{100 if value == 1 else min(text, '99.9', key=float)} %"
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str], style: str = "") -> str:

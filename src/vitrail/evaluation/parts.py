@@ -161,10 +161,7 @@ def share(value: float) -> str:
 
 def percent(value: float) -> str:
     """The same as text; a dash for what is no number."""
-    if not math.isfinite(value):
-        return ABSENT
-    text = f"{100 * value:.1f}"
-    return f"{100 if value == 1 else min(text, '99.9', key=float)} %"
+    return charts.as_percent(value) if math.isfinite(value) else ABSENT
 
 
 def unreadable(bad: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from vitrail.inspection.weights import filters, mixing, position_similarity
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.mixer import MlpMixer
+from vitrail.models.modes import standing_still
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer, chosen
 
@@ -70,8 +72,6 @@ def inspect_model(
     `progress` hears what is being done, and how far it is.
     """
     model = model if isinstance(model, nn.Module) else load(model)
-    model.eval()
-    tell = progress or (lambda what, done, total: None)
     if score:
         check_score(model, fuse, discard)
     question = Question(
@@ -80,18 +80,32 @@ def inspect_model(
         layers=check_layers(model, layers),
         fuse=fuse,
         discard=discard,
+        score=score,
+        images=images,
     )
-    source, unread = opened(data), {}
-    paths = files(pictures)
+    source, paths = opened(data), files(pictures)
+    with standing_still(model):
+        return inspected(model, paths, source, question, progress or no_progress)
+
+
+def inspected(
+    model: Model,
+    paths: Sequence[Path],
+    source: Samples | None,
+    question: "Question",
+    tell: Progress,
+) -> Inspection:
+    """All that is asked, of a model that stands still."""
+    unread: dict[str, str] = {}
     shown = list(from_paths(model, paths[:MOST_SHOWN]))
     if not shown and source is not None:
         shown = list(from_source(model, source, spaced(len(source), SHOWN), unread))
     looks = list(look_at_each(model, shown, question, tell))
     found, notes = of_weights(model), list(coarse(model, looks))
     if isinstance(model, VisionTransformer):
-        study = studied(model, source, shown, images, tell, unread)
+        study = studied(model, source, shown, question.images, tell, unread)
         trust = None
-        if score:
+        if question.score:
             trust = trusted(model, source, shown, question.methods, tell, unread)
         found = replace(found, study=study, trust=trust)
     else:
@@ -108,13 +122,19 @@ def inspect_model(
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked about every picture."""
+    """What is asked."""
 
     methods: tuple[str, ...]
     classes: tuple[int, ...]  # empty: the likeliest
     layers: tuple[int, ...]
     fuse: Fuse
     discard: float
+    score: bool  # whether the maps tell the truth
+    images: int  # that attention is averaged over
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Nobody wants to hear of it."""
 
 
 def of_weights(model: Model) -> Inspection:

@@ -19,6 +19,7 @@ from vitrail.errors import DataError
 from vitrail.inspection.findings import Study
 from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
 from vitrail.models.config import VitConfig
+from vitrail.models.modes import standing_still
 from vitrail.models.position import Grid
 from vitrail.models.vit import VisionTransformer
 
@@ -56,13 +57,13 @@ def study(
     `progress` hears how many images are done.
     """
     with_attention(model, "attention distance")
-    model.eval()
     tally = None
-    for images in batches:
-        tally = tally or Tally(model, grid_of(model, images))
-        tally.add(images)
-        if progress is not None:
-            progress(tally.images)
+    with standing_still(model):
+        for images in batches:
+            tally = tally or Tally(model, grid_of(model, images))
+            tally.add(images)
+            if progress is not None:
+                progress(tally.images)
     if tally is None or not tally.images:
         raise DataError("there are no images to study attention with; give one or more")
     return tally.finish()
@@ -200,24 +201,30 @@ def attention_for_browser(
     come first.
     """
     with_attention(model, "attention browser")
-    model.eval()
     config = model.config
     fine = grid_of(model, image[None])
     heads, block, grid = coarseness(config, fine, most)
     owners = owners_of(fine, block, config.num_prefix).to(image.device)
     member = F.one_hot(owners).to(image.dtype)  # (N, T): who is put together
     layers, peaks = [], []
-    for layer in walk(model, image[None]):
-        coarse = member.new_zeros(config.heads, member.shape[1], member.shape[1])
-        for images, rows in layer.slices():
-            maps = layer.scores(images, rows).softmax(dim=-1)[0]  # (H, q, N)
-            coarse += member[rows].mT @ (maps @ member)  # (H, T, T)
-        coarse /= member.sum(0)[:, None]
-        if heads == 1:
-            coarse = coarse.mean(0, keepdim=True)
-        peaks.append(coarse.amax(-1))
-        layers.append((255 * coarse / peaks[-1][..., None]).round().byte().cpu())
+    with standing_still(model):
+        for layer in walk(model, image[None]):
+            coarse = put_together(layer, member)
+            if heads == 1:
+                coarse = coarse.mean(0, keepdim=True)
+            peaks.append(coarse.amax(-1))
+            layers.append((255 * coarse / peaks[-1][..., None]).round().byte().cpu())
     return torch.stack(layers).numpy(), torch.stack(peaks).float().cpu().numpy(), grid
+
+
+def put_together(layer: Layer, member: Tensor) -> Tensor:
+    """A layer's maps between coarse tokens, of which `member` (N, T) says what each is made of:
+    (H, T, T)."""
+    coarse = member.new_zeros(layer.query.shape[1], member.shape[1], member.shape[1])
+    for images, rows in layer.slices():
+        maps = layer.scores(images, rows).softmax(dim=-1)[0]  # (H, q, N)
+        coarse += member[rows].mT @ (maps @ member)  # (H, T, T)
+    return coarse / member.sum(0)[:, None]
 
 
 def coarseness(config: VitConfig, grid: Grid, most: int) -> tuple[int, int, Grid]:

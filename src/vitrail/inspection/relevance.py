@@ -10,17 +10,17 @@ Shapes: B images, h x w patches, N tokens, D width, H heads, K classes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.inspection.layers import grid_of, lag, walk, with_attention
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.encoder import Block
+from vitrail.models.modes import standing_still
 from vitrail.models.position import Grid, Relative
 from vitrail.models.vit import VisionTransformer
 
@@ -219,15 +219,3 @@ def followed_at_once(vit: VisionTransformer, images: Tensor) -> int:
     tokens = height * width + config.num_prefix
     values = tokens * (config.depth * config.width + config.heads * tokens)  # of one picture
     return max(1, VALUES_AT_ONCE // values)
-
-
-@contextmanager
-def standing_still(model: nn.Module) -> Iterator[None]:
-    """Nothing is dropped inside; every part goes back to the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.layers import Layer, at_once, grid_of, walk, with_attention
+from vitrail.models.modes import standing_still
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.vit import VisionTransformer
 
@@ -44,12 +45,11 @@ def rollout(
         raise unknown("fuse", fuse, FUSES)
     if not 0 <= discard < 1:
         raise ConfigError(f"discard={discard} is a share of attention: at least 0 and below 1")
-    model.eval()
     high, wide = grid_of(model, images)
     tokens = model.config.num_prefix + high * wide
     products = max(1, AT_ONCE // (tokens * tokens * images.element_size()))
     together = min(products, at_once(model, (images.shape[2], images.shape[3])))
-    with torch.no_grad():
+    with torch.no_grad(), standing_still(model):
         rows = [rolled_out(model, few, fuse, discard) for few in images.split(together)]
     return largest_is_one(torch.cat(rows).unflatten(1, (high, wide)))
 

@@ -11,6 +11,7 @@
     resnet.py          convolutions of the hybrid's stem and of `bit.py`, the baseline
     mixer.py           MLP-Mixer
     initialization.py  every weight's first value
+    modes.py           learning or answering, left as it was
     kept.py            memory used again
 
 Nothing is imported here, so that `vitrail.models.config` stays free of torch.

@@ -8,7 +8,7 @@ Shapes: B images, C channels, H x W pixels, h x w cells, K classes.
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from vitrail.models.encoder import step
 from vitrail.models.initialization import initialize
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH, StandardizedConv2d, group_norm
 from vitrail.models.stems import check_images
+
+if TYPE_CHECKING:
+    from vitrail.checkpoints.facts import Facts
 
 
 class PreActivationUnit(nn.Module):
@@ -50,7 +53,7 @@ class PreActivationUnit(nn.Module):
 class BiT(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: BitConfig) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from vitrail.models.checks import (
     whole_number,
 )
 
+Library = Literal["google", "big_transfer", "timm", "transformers", "torchvision"]
 Gelu = Literal["tanh", "exact"]
 ResizeMethod = Literal["google", "timm", "transformers", "torchvision", "bilinear", "flexivit"]
 StemKind = Literal["patches", "conv", "resnet"]
@@ -63,7 +64,7 @@ class Numerics:
                 raise ConfigError(f"{name}={value!r} must be a positive number")
 
 
-NUMERICS = {
+NUMERICS = {  # by the names in `Library`
     "google": Numerics(),
     "big_transfer": Numerics(group_norm_eps=1e-5, conv_eps=1e-10, conv_eps_inside_root=True),
     "timm": Numerics(

@@ -4,6 +4,7 @@ Shapes: B images, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -13,6 +14,9 @@ from vitrail.models.config import MixerConfig
 from vitrail.models.encoder import Mlp, drop_path, step
 from vitrail.models.initialization import initialize
 from vitrail.models.stems import PatchProjection, check_images
+
+if TYPE_CHECKING:
+    from vitrail.checkpoints.facts import Facts
 
 
 class MixerBlock(nn.Module):
@@ -38,7 +42,7 @@ class MixerBlock(nn.Module):
 class MlpMixer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K). The image size is fixed."""
 
-    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ Shapes: B images, C channels, H x W pixels, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,14 @@ from vitrail.models.pooling import POOLS
 from vitrail.models.position import POSITIONS, Grid, NoPosition
 from vitrail.models.stems import STEMS, check_images
 
+if TYPE_CHECKING:
+    from vitrail.checkpoints.facts import Facts
+
 
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: object = None  # what `vitrail.load` knows beside the weights: `checkpoints.facts`
+    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()

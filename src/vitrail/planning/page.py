@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vitrail.data.files import whole_or_absent
 from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
@@ -45,8 +46,9 @@ EXAMPLE = next(one for one in ACCELERATORS if one.name == "A100")
 
 
 def write_page(wish: Wish, path: Path, *, utilization: float) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(wish, utilization), encoding="utf-8")
+    text = page(wish, utilization)
+    with whole_or_absent(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def page(wish: Wish, utilization: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from vitrail import parallel
-from vitrail.checkpoints.load import load
+from vitrail.checkpoints.load import is_name, load
 from vitrail.errors import ConfigError
 from vitrail.models.build import build
 from vitrail.models.checks import pair
@@ -27,7 +27,6 @@ from vitrail.planning.wish import Wish
 from vitrail.training.choices import look_at
 from vitrail.training.device import choose_precision
 from vitrail.training.judge import LARGEST_BATCH
-from vitrail.training.learner import is_name
 from vitrail.training.material import Material, open_material
 from vitrail.training.memory import free_bytes
 from vitrail.training.setup import accumulation

@@ -103,7 +103,7 @@ def take_steps(
 
 def order_of(wish: Wish, channels: int, folder: Path) -> "Order":
     """What `vitrail train` or `finetune` would be told."""
-    from vitrail.training.learner import is_name
+    from vitrail.checkpoints.load import is_name
     from vitrail.training.setup import Order
 
     settings = wish.settings()
@@ -151,6 +151,9 @@ def resident(field: str) -> int:
 
 
 def main() -> int:
+    from vitrail.training.cores import keep_memory
+
+    keep_memory()  # as `vitrail train` does
     values = json.load(sys.stdin)
     channels = values.pop("channels")
     try:

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
 from os import PathLike
-from typing import cast
+from typing import overload
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
+from vitrail.data.given import Picture, name_of, read, several
 from vitrail.data.threads import reading_threads
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
@@ -21,7 +22,6 @@ from vitrail.evaluation.api import Runner
 from vitrail.models.build import Model
 from vitrail.prediction.answers import USUAL_TOP, Answer, Deciding, Seen, answers
 from vitrail.prediction.engines import Choice, Engine, Guard, open_engine, open_onnx
-from vitrail.prediction.inputs import Named, Picture, name_of, read
 
 USUAL_BATCH = 16
 
@@ -76,6 +76,16 @@ class Predictor:
         self.transform = EvaluationTransform(
             preprocessing=self.facts.preprocessing, channels=self.channels
         )
+
+    @overload
+    def __call__(  # pyright: ignore[reportOverlappingOverload]: a path is many letters, too
+        self, pictures: Picture, *, top: int = ..., threshold: float | None = ...
+    ) -> Answer: ...
+
+    @overload
+    def __call__(
+        self, pictures: Sequence[Picture], *, top: int = ..., threshold: float | None = ...
+    ) -> list[Answer]: ...
 
     def __call__(
         self,
@@ -212,10 +222,3 @@ class Predictor:
     ) -> list[Answer]:
         """Logits (B, K) in words."""
         return answers(logits, names, self.facts, Deciding(top=top, threshold=threshold))
-
-
-def several(pictures: Picture | Sequence[Picture]) -> tuple[Sequence[Picture], bool]:
-    """Pictures as a list, and whether they were given as one."""
-    if isinstance(pictures, list | tuple) and not isinstance(pictures, Named):
-        return pictures, True
-    return [cast(Picture, pictures)], False

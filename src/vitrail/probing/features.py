@@ -33,6 +33,7 @@ from vitrail.evaluation.api import labels_at
 from vitrail.evaluation.passes import Outputs, look_at_all, none_read
 from vitrail.models.build import Model
 from vitrail.models.config import to_dict
+from vitrail.models.modes import standing_still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +68,9 @@ def features_of(
     kept = None if path is None else read_kept(path)
     found = None if parallel.any_true(kept is None) else kept
     if found is None:
-        model.eval()
         how |= {"channels": model.config.channels, "device": next(model.parameters()).device}
-        found = looked_at(model.features, source, prepare, batch_size, how)
+        with standing_still(model):
+            found = looked_at(model.features, source, prepare, batch_size, how)
         if path is not None and parallel.is_first() and not found[2]:
             with suppress(CheckpointError):
                 keep(path, *found[:2])

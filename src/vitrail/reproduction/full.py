@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.names import configuration
+from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
 from vitrail.planning.cost import EXA, TRAINING
 from vitrail.reproduction.orders import Order
 from vitrail.reproduction.paper_runs import ORDERS
@@ -26,9 +27,7 @@ from vitrail.training.recipes import read_recipe
 from vitrail.training.settings import Settings
 
 DEVICES = 8
-PEAK = 312e12  # operations a second of an A100 in bfloat16, as published
-UTILIZATION = 0.4  # assumed share of it; the paper's own runs reached 30 to 45 % of a TPUv3
-DAY = 24 * 60 * 60
+A100 = next(one for one in ACCELERATORS if one.name == "A100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ def built(order: Order, devices: int = DEVICES) -> Built:
         tokens=None if not isinstance(config, VitConfig) else config.num_tokens,
         steps=order.steps,
         exaflops=exaflops,
-        days=exaflops * EXA / (devices * PEAK * UTILIZATION * DAY),
+        days=exaflops * EXA / (devices * A100.peak * UTILIZATION * DAY),
         command=command(order, devices),
     )
 
@@ -144,7 +143,7 @@ def tables(name: str, devices: int = DEVICES) -> list[Table]:
         Table(
             caption=(
                 f"The paper's own runs, built without memory; days on {devices} accelerators of "
-                f"{PEAK / 1e12:.0f} TFLOP/s (A100, published peak) at an assumed "
+                f"{A100.peak / 1e12:.0f} TFLOP/s (A100, published peak) at an assumed "
                 f"{100 * UTILIZATION:.0f} % of it.{explained}"
             ),
             head=("run", "parameters", "tokens", "steps", "exaFLOPs", "days", "note"),

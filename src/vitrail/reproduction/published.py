@@ -78,7 +78,6 @@ class Scaling(NamedTuple):
 
 REAL = "ImageNet ReaL"
 JFT_IMAGES = 303e6  # section 4.1
-TPU_V3_CORE = 61.5e12  # operations a second in bfloat16: half of a chip's published 123 TFLOP/s
 
 TABLE1 = {
     "ViT-Base": Shape(12, 768, 3072, 12, 86e6),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitrail.models.names import configuration
+from vitrail.planning.accelerators import DAY, TPU_V3_CORE
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.measuring import Measurement, beside, in_words, judged, percent
@@ -20,14 +21,12 @@ from vitrail.reproduction.published import (
     L21,
     MODELS2,
     TABLE2,
-    TPU_V3_CORE,
     H,
     L,
 )
 from vitrail.reproduction.report import Report, Table
 from vitrail.reproduction.sizes import EXA, exaflops, giga, millions, parameters, trunk
 
-DAY = 24 * 60 * 60
 IMAGENET21K_IMAGES = 14.2e6
 
 TITLE = "The best accuracies, and what they cost"
@@ -62,7 +61,7 @@ class Training:
     @property
     def utilization(self) -> float:
         """The share of the peak rate that the published core-days imply."""
-        return self.exaflops * EXA / (CORE_DAYS[self.column] * DAY * TPU_V3_CORE)
+        return self.exaflops * EXA / (CORE_DAYS[self.column] * DAY * TPU_V3_CORE.peak)
 
 
 TRAININGS = (

@@ -23,6 +23,7 @@ import torch
 from vitrail.data.threads import cores
 from vitrail.errors import TrainingError
 from vitrail.reproduction.cells import Cell, Result, digest, read_result, run_cell
+from vitrail.training.cores import keep_memory
 from vitrail.training.survival import sole_writer
 
 CELLS = "cells"
@@ -171,6 +172,8 @@ def begin_worker(threads: int, pids: "SimpleQueue[int]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     pids.put(os.getpid())
     torch.set_num_threads(threads)
+    if threads > 1:
+        keep_memory()  # the process is here for runs alone
     parent = parent_process()
     assert parent is not None
 

@@ -132,7 +132,7 @@ class State(BaseModel):
 PROBLEMS = {
     400: "the request is broken, or has no picture in it",
     401: "the server wants a token",
-    403: "not allowed here: a page of another site asks, or teaching is off",
+    403: "not allowed here: a page of another site asks, or by another name, or teaching is off",
     404: "there is no such thing",
     408: "the body came too slowly",
     413: "too many bytes or too many pictures",
@@ -141,7 +141,7 @@ PROBLEMS = {
     503: "too many are waiting, or the server is stopping; see Retry-After",
     504: "no answer in time",
 }
-ASKING = (401, 503)  # what every route but the open ones may answer
+ASKING = (401, 403, 503)  # what every route but the open ones may answer
 SENDING = (400, 401, 403, 404, 408, 413, 415, 422, 503, 504)
 
 

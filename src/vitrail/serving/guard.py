@@ -34,6 +34,7 @@ class Guard:
     def __init__(self, app: ASGIApp, house: House) -> None:
         self.app, self.house = app, house
         self.token = house.settings.token.encode()
+        self.names = house.settings.names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,6 +67,9 @@ class Guard:
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Why a request is not even looked at."""
         path, house = scope["path"], self.house
+        if self.names is not None and called(headers) not in self.names:
+            text = "asked by a name that is not this server's; say localhost, or --allow-host NAME"
+            return Refusal(403, text, reason="host")
         if house.draining and path not in ALIVE:
             return stopping()
         if self.token and path not in OPEN and not self.shows_token(headers):
@@ -124,6 +128,12 @@ class Answer:
                 await self.send({**message, "body": part, "more_body": True})
             message = {**message, "body": bytes(view[last:])}
         await self.send(message)
+
+
+def called(headers: Mapping[bytes, bytes]) -> str:
+    """What a client calls the server; one that does not say is no browser, and means it."""
+    host = headers.get(b"host", b"localhost").decode("latin-1").lower()
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def is_foreign(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> bool:

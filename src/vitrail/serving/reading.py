@@ -20,7 +20,7 @@ def add_reading(app: FastAPI, house: House) -> None:
 
 def add_pages(app: FastAPI) -> None:
     """What people look at."""
-    open_to_all = told.problems(503)
+    open_to_all = told.problems(403, 503)
 
     @app.get("/", responses=open_to_all, response_class=HTMLResponse, summary="The page")
     async def root() -> Response:
@@ -35,13 +35,17 @@ def add_pages(app: FastAPI) -> None:
 def add_state(app: FastAPI, house: House) -> None:
     """How the server is."""
 
-    @app.get("/health", responses=told.answer(told.State), summary="Whether it lives")
+    @app.get(
+        "/health",
+        responses=told.answer(told.State) | told.problems(403),
+        summary="Whether it lives",
+    )
     async def health() -> Response:
         return json_response(as_json({"status": "alive"}))
 
     @app.get(
         "/ready",
-        responses=told.answer(told.State) | told.problems(503),
+        responses=told.answer(told.State) | told.problems(403, 503),
         summary="Whether to ask it",
     )
     async def ready() -> Response:

@@ -1,5 +1,6 @@
 """What can be set of a server. Nothing here is heavy, so that options can be checked at once."""
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Literal
 from vitrail.errors import ConfigError
 
 Log = Literal["text", "json", "off"]
+OWN = ("localhost", "127.0.0.1", "::1")  # what a machine calls itself
+NAME = re.compile(r"[\w.-]+", re.ASCII)  # of a machine
 MOST_PIXELS = 64 * 2**20  # what decoding refuses anyway: 8192 x 8192
 
 
@@ -51,6 +54,7 @@ class Settings:
     port: int = 8000  # 0: any that is free
     token: str = ""  # what a client must show; empty: nothing
     origins: tuple[str, ...] = ()  # web pages elsewhere that may ask; "*" for all
+    hosts: tuple[str, ...] = ()  # names it may be called by, beside its own
     teach: bool = False  # clients may teach classes
     teach_to: Path | None = None  # where what was taught is kept
     using: str | None = None  # pictures of the classes a model knows, for teaching
@@ -67,18 +71,65 @@ class Settings:
             raise ConfigError("batch and grace are numbers from 0 up")
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("the token must be plain letters, digits and signs")
+        for name in self.hosts:
+            if not NAME.fullmatch(name) and not is_address(name):
+                raise ConfigError(
+                    f"{name!r} is no name of a machine; --allow-host takes one such as "
+                    "example.org, without http:// and port"
+                )
         if self.teach_to is not None and not self.teach:
             raise ConfigError("--teach-to keeps what is taught; it needs --allow-teach")
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can ask."""
-        try:
-            return self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        if self.host == "localhost":
+            return True
+        return is_address(self.host) and ip_address(self.host).is_loopback
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """What a client may call the server in the header Host; None: whatever it likes.
+
+        A web page elsewhere can let its own name mean this machine (DNS rebinding); it would then
+        pass for a page of this server. So a server that only this machine can ask, and that wants
+        no token, answers to its own names alone.
+        """
+        if self.token or not self.is_loopback:
+            return None
+        return frozenset(name.lower() for name in (*OWN, self.host, *self.hosts))
 
     @property
     def is_open(self) -> bool:
         """Whether anybody who reaches the machine may use it."""
         return self.host in ("", "0.0.0.0", "::") and not self.token
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def by_name(words: tuple[str, ...]) -> dict[str, str]:
+    """What each model is called, and where it is, of words such as `runs/a` and `digits=runs/b`."""
+    if not words:
+        raise ConfigError("serve what? Give a bundle, a file of weights, or hf:owner/name")
+    places: dict[str, str] = {}
+    for word in words:
+        name, equals, place = word.partition("=")
+        if not equals or Path(word).exists():
+            name, place = Path(word).resolve().name if Path(word).exists() else word, word
+            name = name.rpartition("/")[2].rpartition(":")[2].removesuffix(".onnx")
+        if not (name and place and name.isprintable()):
+            raise ConfigError(f"{word!r} names no model; write runs/first, or digits=runs/first")
+        if name in places:
+            raise ConfigError(
+                f"two models are called {name!r}: {places[name]} and {place}; "
+                f"give one another name, such as other={place}"
+            )
+        places[name] = place
+    return places

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError, unknown
+from vitrail.errors import unknown
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.prediction.predictor import Predictor
@@ -86,24 +85,3 @@ class Shelf:
     def replace(self, served: Served) -> None:
         """From now on, this version."""
         self.models[served.name] = served
-
-
-def by_name(words: tuple[str, ...]) -> dict[str, str]:
-    """What each model is called, and where it is, of words such as `runs/a` and `digits=runs/b`."""
-    if not words:
-        raise ConfigError("serve what? Give a bundle, a file of weights, or hf:owner/name")
-    places: dict[str, str] = {}
-    for word in words:
-        name, equals, place = word.partition("=")
-        if not equals or Path(word).exists():
-            name, place = Path(word).resolve().name if Path(word).exists() else word, word
-            name = name.rpartition("/")[2].rpartition(":")[2].removesuffix(".onnx")
-        if not (name and place and name.isprintable()):
-            raise ConfigError(f"{word!r} names no model; write runs/first, or digits=runs/first")
-        if name in places:
-            raise ConfigError(
-                f"two models are called {name!r}: {places[name]} and {place}; "
-                f"give one another name, such as other={place}"
-            )
-        places[name] = place
-    return places

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.training.folder import read_run
+from vitrail.training.folder import read_run, same_data
 from vitrail.training.recipes import read_recipe
 from vitrail.training.run import Result, run
 from vitrail.training.settings import Settings
@@ -37,7 +37,7 @@ def train(
     """
     if resume:
         settings, kept, start = read_run(Path(out))
-        if fspath(data) != kept:
+        if not same_data(fspath(data), kept):
             raise ConfigError(f"{out} was trained on {kept}, not {data}; give that to resume")
         if changes or recipe:
             raise ConfigError("a run is resumed with the settings it has; leave the others out")

@@ -60,7 +60,7 @@ def look_at(source: Source) -> Look:
             continue
     if not sides:
         raise DataError(
-            f"none of the {len(source):,} pictures that were tried can be read; "
+            f"none of the {min(LOOKED_AT, len(source))} pictures that were tried can be read; "
             "`vitrail check` tells why"
         )
     return Look(

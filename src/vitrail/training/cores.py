@@ -165,7 +165,8 @@ def keep_memory() -> None:
     Otherwise it returns memory to the system after each step, which clears it page by page when
     it is asked for again (4 % of a step), and each thread hoards a heap of its own: twice the
     memory. Only glibc has these settings, and nothing depends on them; whoever has set one
-    outside knows better. It holds for the whole process, from now on.
+    outside knows better. It holds for the whole process, from now on: the commands that train in
+    parts call it, and the library does not, whose process is somebody else's.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not KEPT.keys() & os.environ.keys():

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -10,14 +9,13 @@ from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import load
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import ConfigError
 from vitrail.models.build import Model, build, create
 from vitrail.models.checks import pair
-from vitrail.models.names import configuration
 from vitrail.training.choices import Look, choose
 from vitrail.training.settings import Settings
 
-FITTED = ("image_size", "patch_size", "channels")  # what loading can change about a model
+FITTED = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
 HARMLESS = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 
 
@@ -48,11 +46,6 @@ def build_learner(
     if start:
         if settings.model.name is not None:
             raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
-        if is_name(start):
-            raise CheckpointError(
-                f"{start} is a name, and fine-tuning needs weights; give a file, a folder or "
-                "hf:owner/name, or use `vitrail train`"
-            )
         model = fitted(start, settings, len(classes), say)
         choices = choose(settings, look, gpu=gpu, start=model.config)
         usual = facts_of(model).preprocessing
@@ -76,17 +69,6 @@ def build_learner(
         reasons=choices.reasons,
         teacher=teacher(settings),
     )
-
-
-def is_name(reference: str) -> bool:
-    """Whether a reference is the name of a model, which comes without weights."""
-    if Path(reference).exists():
-        return False
-    try:
-        configuration(reference)
-    except ConfigError:
-        return False
-    return True
 
 
 def fresh(settings: Settings, classes: int) -> Model:
@@ -128,4 +110,4 @@ def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], No
 
 def teacher(settings: Settings) -> Model | None:
     """The model to learn from, if there is one."""
-    return load(settings.loss.teacher).eval() if settings.loss.teacher else None
+    return load(settings.loss.teacher) if settings.loss.teacher else None

@@ -9,6 +9,7 @@ Shapes: B pictures of a micro-batch (B, C, H, W), targets (B,) or (B, K).
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from vitrail import parallel
 from vitrail.data.loader import Batch
+from vitrail.data.threads import one_core
 from vitrail.errors import VitrailError
 from vitrail.training.averaging import Average
 from vitrail.training.optimizers import set_rates
 from vitrail.training.plan import Plan
 
+LITTLE = 1_000_000  # weights
 Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
 
 
@@ -35,6 +38,12 @@ class TrainState:
     scaler: torch.amp.GradScaler | None = None  # of float16 alone
     step: int = 0
     rate_scale: float = 1.0  # halved when the loss exploded and the run went back
+
+    @cached_property
+    def is_little(self) -> bool:
+        """Whether a processor has so few weights to change that cores would wait for each other."""
+        weights = list(self.objective.parameters())
+        return weights[0].is_cpu and sum(weight.numel() for weight in weights) <= LITTLE
 
 
 @dataclass
@@ -97,7 +106,8 @@ def train_step(
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
-    norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
+    with one_core() if state.is_little else nullcontext():
+        norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
     return Step(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
 
 
@@ -119,11 +129,11 @@ def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list
     if usable:
         for optimizer in state.optimizers:
             scaler.step(optimizer) if scaler else optimizer.step()
+        if state.average is not None:
+            state.average.update()
     forget_gradients(state)
     if scaler:
         scaler.update() if usable else scaler.update(scaler.get_scale() / 2)
-    if state.average is not None:
-        state.average.update()
     return norm
 
 

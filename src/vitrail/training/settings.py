@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
-from vitrail.models.config import Pool, PositionKind, PositionPlace, StemKind
+from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, StemKind
 
 Objective = Literal["classify", "masked-patches"]
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
@@ -71,6 +71,8 @@ class ModelSettings:
     """First value of a learned factor on each branch."""
     distillation: bool | None = None
     """A second class token that learns from a teacher (DeiT)."""
+    numerics: Library | None = None
+    """Whose GELU, epsilons and stretching of positions; a file of weights has those it was for."""
     init: Start = "google"
     """Whose first values the weights get."""
     head_bias: float = 0.0
@@ -113,7 +115,7 @@ class Optim:
     eps: float = 1e-8
     """Adam's guard against division by zero."""
     momentum: float = 0.9
-    """SGD's memory; Muon's is 0.95."""
+    """SGD's memory; Muon's is 0.8."""
     clip_norm: float | None = None
     """Scale gradients down to this norm, all together."""
     layer_decay: float = 1.0

@@ -13,7 +13,7 @@ from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
-from vitrail.training.cores import EachCoreAPart, keep_memory, parts_for
+from vitrail.training.cores import EachCoreAPart, parts_for
 from vitrail.training.device import choose_precision, scaler_for
 from vitrail.training.feed import Feed, preparation
 from vitrail.training.judge import Judge
@@ -237,12 +237,11 @@ def make_state(
         left = sum(p.numel() for p in model.parameters() if p.requires_grad)
         watch.say(f"  {len(frozen)} weights are frozen; {left:,} parameters learn")
     objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
-    objective.to(device)
+    objective.to(device).train()  # a model that was loaded comes ready to answer
     wrapped = parallel.spread(objective, settings.machine.strategy)
     parts = parts_for(model.config, settings, precision, device)
     if parts > 1 and isinstance(objective, Classification):
         wrapped = EachCoreAPart(objective, parts)
-        keep_memory()
     named = {
         name.removeprefix("model."): parameter
         for name, parameter in objective.named_parameters()

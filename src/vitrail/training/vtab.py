@@ -15,9 +15,8 @@ from vitrail import parallel
 from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.data.sources import fingerprint
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import ConfigError
 from vitrail.probing.features import backbone
-from vitrail.training.learner import is_name
 from vitrail.training.material import present
 from vitrail.training.scores import Ledger, Report, Score, TaskScores
 from vitrail.training.survival import sole_writer
@@ -57,11 +56,6 @@ def measure(bench: Bench, tasks: Sequence[OpenTask], seeds: int = 1) -> Report:
 
 def prepare(bench: Bench) -> tuple[Method, str]:
     """The method, ready to begin, and a digest of the model's weights."""
-    if is_name(bench.reference):
-        raise CheckpointError(
-            f"{bench.reference} is a name, and tasks are done with a trained model; give a file, a "
-            "folder or hf:owner/name"
-        )
     probing = bench.protocol.method != "finetune"  # else each run loads the model for itself
     size = bench.protocol.image_size if probing else None
     tell = bench.tell if probing else (lambda line: None)

@@ -1,0 +1,58 @@
+"""Take the mistake a model is surest of, and see where it saw what.
+
+    python examples/explain_a_mistake.py                 photographs of hands that come along
+    python examples/explain_a_mistake.py pictures/       your own: a folder for each class
+
+Two maps of the same picture are made: where the model sees the class it named, and where it sees
+the true one.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+import vitrail
+from vitrail.data.sources import open_source
+from vitrail.inspection.folder import write_folder
+
+
+def main(data="builtin:sign-digits", out=None, minutes=0.5):
+    out = Path(out or tempfile.mkdtemp(prefix="vitrail-"))
+    print(f"training on {data}, {60 * minutes:.0f} seconds")
+    result = vitrail.train(data, out / "model", minutes=minutes)
+    split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
+    source = open_source(data, split)
+    findings = vitrail.evaluate(result.folder, source)
+    mistakes = findings.outcome.mistakes  # the most confident first
+    print(f"{findings.accuracy:.1%} of {findings.samples} pictures are named rightly")
+    if not mistakes:
+        print("there is no mistake to explain; try less time")
+        return None
+
+    worst = mistakes[0]
+    named, true = source.classes[worst.predicted], source.classes[worst.label]
+    print(f"{worst.name} shows {true!r} and was taken for {named!r}: ", end="")
+    print(f"{worst.confidence:.1%} sure, with {worst.chance:.1%} for the truth")
+
+    picture = out / f"mistake{Path(worst.name).suffix or '.png'}"
+    data = source[worst.index].data  # the bytes of a file, or an array
+    if isinstance(data, bytes):
+        picture.write_bytes(data)
+    else:
+        Image.fromarray(data.squeeze()).save(picture)
+    found = vitrail.inspect_model(result.folder, [picture], classes=[named, true])
+    for name, values in found.looks[0].class_maps["relevance"].items():
+        row, column = divmod(int(values.argmax()), values.shape[1])
+        print(f"  {name!r} is seen most in row {row + 1} of {values.shape[0]}, ", end="")
+        print(f"column {column + 1} of {values.shape[1]}")
+
+    *_, page = write_folder(out / "inspection", found)
+    print(f"the picture: {picture}")
+    print(f"the maps, drawn over it: {page}")
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

@@ -1,0 +1,83 @@
+"""What is fast on this machine: a second or two of measuring, for `vitrail doctor`.
+
+Matrix products, because a Vision Transformer is made of them, in both types a processor may
+choose from; and JPEGs, because pictures are. The best of several is told: what else the machine
+does can only slow a measurement down.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vitrail.data.decoding import decode, fast_jpeg
+from vitrail.data.sources import open_source
+from vitrail.data.threads import threads_with_cores
+from vitrail.data.thumbnails import thumbnail, to_jpeg
+from vitrail.models.names import CONFIGURATIONS
+from vitrail.parallel import device_kind
+from vitrail.training.cores import parts_for
+from vitrail.training.device import choose_precision
+from vitrail.training.settings import Settings
+
+SECONDS = 0.2  # for each measurement
+WIDTH = 768  # of the matrices: that of ViT-B
+SIDE = 480  # pixels of the JPEG
+PICTURE = "builtin:sign-digits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Operations or pictures in a second."""
+
+    threads: int
+    float32: float  # of matrix products, by all threads
+    float32_alone: float  # by one
+    bfloat16: float  # by all threads
+    jpeg_simplejpeg: float | None  # pictures of SIDE x SIDE, by one thread; None: not installed
+    jpeg_pillow: float
+    precision: str  # what training chooses here
+    reason: str
+    parts: int  # of a batch, in the training of ViT-S/16
+
+
+def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:
+    """On the processor, whatever else there is."""
+    picture = thumbnail(open_source(PICTURE, "test"), 0, side)
+    assert picture is not None, "it comes along, and can be read"
+    jpeg = to_jpeg(picture)
+    with threads_with_cores(1, each=1, name="alone") as pool:
+        alone = pool.submit(products, torch.float32, seconds, width).result()
+    quick = None
+    if fast_jpeg() is not None:
+        quick = 1 / best(lambda: decode(jpeg), seconds)
+    device = torch.device(device_kind("", 1))
+    precision, reason = choose_precision("auto", device)
+    return Speeds(
+        threads=torch.get_num_threads(),
+        float32=products(torch.float32, seconds, width),
+        float32_alone=alone,
+        bfloat16=products(torch.bfloat16, seconds, width),
+        jpeg_simplejpeg=quick,
+        jpeg_pillow=1 / best(lambda: decode(jpeg, backend="pillow"), seconds),
+        precision=str(precision).removeprefix("torch."),
+        reason=reason,
+        parts=parts_for(CONFIGURATIONS["ViT-S/16"], Settings(), precision, device),
+    )
+
+
+def products(dtype: torch.dtype, seconds: float, width: int) -> float:
+    """Operations in a second; a multiply-add is two."""
+    matrix = torch.ones(width, width, dtype=dtype)
+    return 2 * width**3 / best(lambda: matrix @ matrix, seconds)
+
+
+def best(work: Callable[[], object], seconds: float) -> float:
+    """The shortest time it took, of two at least: the first also warms up."""
+    times: list[float] = []
+    while len(times) < 2 or sum(times) < seconds:
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)

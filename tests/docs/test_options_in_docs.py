@@ -1,0 +1,43 @@
+"""What the pages mention within their sentences exists: commands and options."""
+
+import contextlib
+import io
+import re
+
+import pytest
+from doc_pages import ROOT, pages
+
+from vitrail.cli import COMMANDS, main
+
+MENTIONED = re.compile(r"`(?:\w+=\S+ )*vitrail ([a-z]+)([^`]*)`")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+# Of other programs: pip, torchrun, curl, docker, systemctl, hf, and scripts of this repository.
+FOREIGN = {
+    *("--constraint", "--editable", "--index-url", "--all", "--exclude", "--exclude-editable"),
+    *("--nproc-per-node", "--max-restarts", "--nnodes", "--node-rank", "--master-addr"),
+    *("--master-port", "--data-binary", "--rm", "--now", "--local-dir", "--kills", "--svg"),
+}
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    """The options of every command, as its help tells them."""
+    return {name: set(OPTION.findall(help_of(name))) | {"--help"} for name in COMMANDS}
+
+
+def help_of(name: str) -> str:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), pytest.raises(SystemExit):
+        main([name, "--help"])
+    return told.getvalue()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_mentions_exists(page, known):
+    text = page.read_text(encoding="utf-8")
+    for verb, words in MENTIONED.findall(text):
+        assert verb in COMMANDS, f"vitrail {verb}"
+        for option in OPTION.findall(words.partition(" -m ")[0]):
+            assert option in known[verb], f"vitrail {verb} {option}"
+    every = set().union(*known.values())
+    assert set(OPTION.findall(text)) - every - FOREIGN - {"--version"} == set()

@@ -1,0 +1,66 @@
+"""The messages that docs/troubleshooting.md explains are worded as the code words them."""
+
+import ast
+import re
+
+import pytest
+from doc_pages import ROOT
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+QUOTED = re.compile(r"^\*\*(`{1,2})(.+?)\1\*\*$", re.MULTILINE)
+ENOUGH = 12  # letters of a message that are fixed; less could be anything
+MESSAGES = [found[1].strip() for found in QUOTED.findall(PAGE.read_text(encoding="utf-8"))]
+
+
+def patterns() -> list[re.Pattern[str]]:
+    """Every text in the source that is long enough to be told from others."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = constants_of(tree)
+        for node in ast.walk(tree):
+            parts = parts_of(node, constants)
+            if sum(len(part) for part in parts if part is not None) >= ENOUGH:
+                found.add("".join(".*" if part is None else re.escape(part) for part in parts))
+    return [re.compile(pattern) for pattern in sorted(found)]
+
+
+def constants_of(tree: ast.Module) -> dict[str, str]:
+    """The texts that have a name in a module."""
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and isinstance(node.value.value, str)
+    }
+
+
+def parts_of(node: ast.AST, constants: dict[str, str]) -> list[str | None]:
+    """A text of the code in parts, None where it puts a value."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.FormattedValue(value=ast.Name(id=name)):
+            return [constants.get(name)]
+        case ast.JoinedStr(values=values):
+            return [part for value in values for part in parts_of(value, constants) or [None]]
+    return []
+
+
+@pytest.fixture(scope="module")
+def known() -> list[re.Pattern[str]]:
+    return patterns()
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_worded_as_the_code_words_it(message, known):
+    assert any(pattern.fullmatch(message) for pattern in known)
+
+
+def test_a_message_that_nobody_says_would_be_noticed(known):
+    assert not any(pattern.fullmatch("there is no data set, sorry") for pattern in known)
+
+
+def test_thirty_messages_are_explained():
+    assert len(set(MESSAGES)) >= 30

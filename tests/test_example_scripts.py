@@ -1,0 +1,98 @@
+"""The scripts in examples/ run, at the smallest size: one step of training, a few pictures."""
+
+import inspect
+import runpy
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.models.config import PositionKind
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+MOMENT = 0.001  # minutes: one step
+LONGEST = 61  # lines: a screen
+
+
+def script(name: str) -> dict:
+    """What a script defines; it does nothing until its `main` is called."""
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+
+
+@pytest.fixture
+def pictures(tmp_path) -> str:
+    """A folder of two classes; one test picture is in the wrong one."""
+    rng = np.random.default_rng(0)
+    places = [(split, name) for split in ("train", "test") for name in ("dark", "light")]
+    for split, name in places:
+        folder = tmp_path / "pictures" / split / name
+        folder.mkdir(parents=True)
+        for number in range(6):
+            light = (name == "light") != (split == "test" and number == 0)
+            pixels = rng.integers(0, 100, (16, 16, 3)) + 150 * light
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return str(tmp_path / "pictures")
+
+
+def test_a_folder_is_trained_on_measured_and_asked_about(pictures, tmp_path, capsys):
+    findings = script("train_a_folder")["main"](pictures, tmp_path / "out", MOMENT)
+    said = capsys.readouterr().out
+    assert findings.samples == 12
+    assert f"accuracy on 12 pictures of test: {findings.accuracy:.1%}" in said
+    assert said.count(" sure\n") == 3
+    assert (tmp_path / "out" / "model" / "report.html").exists()
+
+
+def test_weights_of_small_pictures_learn_on_with_larger_ones(pictures, tmp_path, capsys):
+    main = script("transfer_at_higher_resolution")["main"]
+    assert len(main(pictures, tmp_path / "out", MOMENT)) == 3
+    said = capsys.readouterr().out
+    assert "4 x 4 -> 8 x 8" in said
+    assert (tmp_path / "out" / "large" / "report.html").exists()
+
+
+def test_positions_are_compared(pictures, tmp_path, capsys):
+    compare = script("compare_positions")
+    assert set(compare["KINDS"]) <= set(get_args(PositionKind))
+    found = compare["main"](pictures, tmp_path / "out", MOMENT, kinds=("none", "relative"))
+    assert [*found] == ["none", "relative"]
+    assert all(0 <= estimate.low <= estimate.value <= estimate.high for estimate in found.values())
+    assert "not clearly worse" in capsys.readouterr().out
+
+
+def test_the_worst_mistake_is_explained(pictures, tmp_path, capsys):
+    found = script("explain_a_mistake")["main"](pictures, tmp_path / "out", MOMENT)
+    assert {*found.looks[0].class_maps["relevance"]} == {"dark", "light"}
+    assert capsys.readouterr().out.count(" is seen most in row ") == 2
+    assert (tmp_path / "out" / "mistake.png").exists()
+    assert (tmp_path / "out" / "inspection" / "report.html").exists()
+
+
+def test_arrays_have_mistakes_too(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16), np.uint8)
+    labels = np.arange(24) % 2
+    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": 1 - labels}
+    np.savez(tmp_path / "noise.npz", **arrays)
+    data = str(tmp_path / "noise.npz")
+    assert script("explain_a_mistake")["main"](data, tmp_path / "out", MOMENT) is not None
+
+
+def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
+    script("serve_and_call")["main"](out=tmp_path / "out", minutes=MOMENT)
+    said = capfd.readouterr().out
+    assert said.count(" sure\n") == 5
+    assert "the server ended with status 0" in said
+    assert (tmp_path / "out" / "4.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_an_example_is_short_needs_no_argument_and_is_listed(path):
+    assert f"examples/{path.name}" in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
+    found = runpy.run_path(str(path))
+    assert f"python examples/{path.name}" in found["__doc__"]
+    options = inspect.signature(found["main"]).parameters.values()
+    assert all(option.default is not inspect.Parameter.empty for option in options)
