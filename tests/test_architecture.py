@@ -70,7 +70,6 @@ FREE_OF_TORCH = [
     "models/names.py",
 ]
 LONGEST_FILE = 500
-TYPES = {"vitrail.checkpoints.facts.Facts"}  # what a model carries; its file only says so
 
 
 def files():
@@ -81,25 +80,14 @@ def files():
 
 
 def imports(path):
-    names, tree = [], ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute here"
-            found = [f"{node.module}.{alias.name}" for alias in node.names]
-            names += found if node not in for_types(tree) else {*found} - TYPES
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
     return names
-
-
-def for_types(tree):
-    """What is imported for type checkers alone."""
-    return [
-        node
-        for branch in tree.body
-        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for node in branch.body
-    ]
 
 
 def test_arrows_point_one_way():

@@ -92,7 +92,7 @@ def from_dict(values: Mapping[str, Any]) -> Facts:
 
 def facts_of(model: Model) -> Facts:
     """A model's facts; for one that has none yet, the paper's preprocessing."""
-    if model.facts is not None:
+    if isinstance(model.facts, Facts):
         return model.facts
     config = model.config
     return Facts(preprocessing=preset("google", pair(config.image_size), config.channels))

@@ -8,19 +8,17 @@ Shapes: B images, C channels, H x W pixels, h x w cells, K classes.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import BitConfig, Numerics
 from vitrail.models.encoder import step
+from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH, StandardizedConv2d, group_norm
 from vitrail.models.stems import check_images
-
-if TYPE_CHECKING:
-    from vitrail.checkpoints.facts import Facts
 
 
 class PreActivationUnit(nn.Module):
@@ -53,7 +51,7 @@ class PreActivationUnit(nn.Module):
 class BiT(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
+    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: BitConfig) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ Shapes: B images, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -12,11 +11,9 @@ from vitrail.errors import DataError
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig
 from vitrail.models.encoder import Mlp, drop_path, step
+from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.stems import PatchProjection, check_images
-
-if TYPE_CHECKING:
-    from vitrail.checkpoints.facts import Facts
 
 
 class MixerBlock(nn.Module):
@@ -42,7 +39,7 @@ class MixerBlock(nn.Module):
 class MlpMixer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K). The image size is fixed."""
 
-    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
+    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()

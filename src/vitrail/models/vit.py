@@ -7,7 +7,6 @@ Shapes: B images, C channels, H x W pixels, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +14,18 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
 from vitrail.models.encoder import Encoder
+from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.merging import check_merge, encode_merging
 from vitrail.models.pooling import POOLS
 from vitrail.models.position import POSITIONS, Grid, NoPosition
 from vitrail.models.stems import STEMS, check_images
 
-if TYPE_CHECKING:
-    from vitrail.checkpoints.facts import Facts
-
 
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: "Facts | None" = None  # what `vitrail.load` knows beside the weights
+    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()

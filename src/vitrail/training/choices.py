@@ -182,7 +182,9 @@ def choose_workers(choices: Choices) -> None:
 
 
 def usual_batch(look: Look) -> int:
-    return 128 if look.side > SMALL_PICTURES and look.pictures >= FEW else 32
+    if look.pictures < FEW:
+        return 32
+    return 64 if look.side <= SMALL_PICTURES else 128
 
 
 def usual_epochs(pictures: int) -> float:
