@@ -30,6 +30,7 @@ from race_variants import FINETUNING, VARIANTS
 from vitrail import evaluate, load, save, train
 from vitrail.data.sources import open_source
 from vitrail.planning.cost import cost_of
+from vitrail.training.cores import keep_memory
 from vitrail.training.folder import METRICS
 from vitrail.training.material import open_material
 from vitrail.training.records import read_rows
@@ -104,6 +105,8 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="the folder of a pre-trained model")
     parser.add_argument("--out", type=Path, help="where to put a pre-trained model")
     options = parser.parse_args()
+    if options.contender in ("vitrail", "pretrain"):
+        keep_memory()  # as the command does it
     data = reference_of(COURSES.get(options.course, DIGITS))
     seconds, seed, start = options.seconds, options.seed, options.start
     if options.contender == "vitrail":

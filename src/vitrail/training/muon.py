@@ -95,8 +95,8 @@ def orthogonal(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     places: dict[tuple[int, ...], list[int]] = {}
     for place, matrix in enumerate(matrices):
         places.setdefault(tuple(sorted(matrix.shape)), []).append(place)
-    if any(not matrix.is_cpu or matrix.numel() > SMALL for matrix in matrices):
-        cores = 1  # all work on one product after the other
+    if not all(type(m) is Tensor and m.is_cpu and m.numel() <= SMALL for m in matrices):
+        cores = 1  # all work on one product after the other; or there is no product, but a plan
     jobs = [same[start::cores] for same in places.values() for start in range(cores)]
     jobs = [job for job in jobs if job]
 
