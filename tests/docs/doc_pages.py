@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROMPT = "$ "
 COMMENT = re.compile(r"\s+#\s.*$")
+IN_TABLE = re.compile(r"^\|[^`]*\| `(vitrail [^`]+)` \|$")  # what you want | the command
 ASSIGNMENT = re.compile(r"\w+=.*")
 
 
@@ -89,6 +90,13 @@ def commands(block: Block) -> Iterator[Command]:
         yield Command(block.page, block.line + start, text, tuple(told))
 
 
+def in_tables(page: Path) -> Iterator[Command]:
+    """The commands that are the last cell of a row."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if match := IN_TABLE.match(line):
+            yield Command(page.name, number, match[1])
+
+
 def argv_of(words: list[str]) -> list[str] | None:
     """The words behind `vitrail`, in whichever part of a pipe it stands and whoever starts it."""
     if ">" in words:
@@ -113,8 +121,8 @@ def all_commands() -> list[Command]:
     """Every command of vitrail's in the pages; one that several show, once."""
     found: dict[str, Command] = {}
     for page in pages():
-        for block in blocks(page, "console"):
-            for command in commands(block):
-                if command.argv is not None:
-                    found.setdefault(command.text, command)
+        in_blocks = [c for block in blocks(page, "console") for c in commands(block)]
+        for command in [*in_tables(page), *in_blocks]:
+            if command.argv is not None:
+                found.setdefault(command.text, command)
     return list(found.values())
