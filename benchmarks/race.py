@@ -33,12 +33,7 @@ Key = tuple[str, str, float]  # set, contender, seconds
 
 
 def report() -> str:
-    """Both sections of docs/benchmarks.md; runs that are kept are not run again."""
-    return "\n".join([from_scratch(), fine_tuning()])
-
-
-def from_scratch() -> str:
-    """The section on training from scratch."""
+    """The section on training from scratch; runs that are kept are not run again."""
     head = ["## Time to accuracy", ""]
     if told := missing(list(COURSES)):
         return "\n".join([*head, told, ""])
@@ -61,7 +56,7 @@ def from_scratch() -> str:
 
 
 def fine_tuning() -> str:
-    """The section on fine-tuning one checkpoint."""
+    """The section on fine-tuning one checkpoint (`finetuning.py`)."""
     head = ["## Fine-tuning", ""]
     if told := missing(["cifar"]):
         return "\n".join([*head, told, ""])

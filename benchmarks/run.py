@@ -44,7 +44,8 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "race": Section(("## Time to accuracy", "## Fine-tuning"), 85),
+    "race": Section(("## Time to accuracy",), 50),
+    "finetuning": Section(("## Fine-tuning",), 15),
     "fidelity": Section(("## Fidelity",), 0.2),
     "models": Section(("## Models",), 4),
     "training": Section(("## The training loop",), 2),
