@@ -1,6 +1,6 @@
 """Time to accuracy: vitrail against its peers, from scratch and for fine-tuning.
 
-    python benchmarks/race.py                         the whole race, a section of `make bench`
+    python benchmarks/race.py                         from scratch: a section of `make bench`
     python benchmarks/race.py try cifar --seconds 30  every variant of every peer, once
     python benchmarks/race.py try digits              the same for fine-tuning
 
