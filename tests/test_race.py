@@ -244,6 +244,7 @@ def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
     text = race.report() + race.fine_tuning()
     assert len(ran) == 1 + len(set(ran))  # only the one that was cut off ran twice
     for course in race_sets.COURSES.values():
-        assert f"**To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as quick" in text
+        claim = f"To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as quick"
+        assert f"**{claim}" in text
     assert "## Fine-tuning" in text
     assert (tmp_path / "docs" / "race.svg").read_text().startswith("<svg")
