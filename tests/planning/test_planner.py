@@ -94,6 +94,7 @@ def test_ddp_sums_gradients_in_copies(alone):
 def test_cores_that_share_a_batch_have_gradients_of_their_own(alone, monkeypatch):
     monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     shared = counted(batch_size=8).memory.parts
     assert shared["copies"] == shared["weights"] == alone.memory.parts["weights"]
     assert "copies" not in alone.memory.parts
