@@ -16,6 +16,7 @@ from vitrail.inspection.findings import Box
 from vitrail.inspection.layers import lag
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import VisionTransformer
+from vitrail.words import percent
 
 SIDE = 150  # pixels of each picture on the page
 GAP = 12
@@ -39,7 +40,7 @@ def picture(model: VisionTransformer, samples: Sequence[Sample]) -> Image.Image:
         page.paste(where_it_looks(image, model, batch), (x, y + SIDE + GAP))
         best = chances.topk(2)
         for line, (chance, index) in enumerate(zip(*best, strict=True)):
-            text = f"{chance.item():.1%}  {facts_of(model).class_names[int(index)]}"
+            text = f"{percent(chance.item())}  {facts_of(model).class_names[int(index)]}"
             place = (x, y + 2 * (SIDE + GAP) + 22 * line)
             pen.text(place, text, "black" if line == 0 else "gray", font if line == 0 else small)
     return page

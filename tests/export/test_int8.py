@@ -79,7 +79,7 @@ def test_a_loss_beyond_the_guard_is_refused_with_both_accuracies(model, tmp_path
     always(model, 0)  # which is right on 14 of the 41 pictures
     worse = to_onnx(always(awake(WIDE), 2), int8=True)  # on 13
     monkeypatch.setattr("vitrail.export.onnx_file.to_onnx", lambda *given, **settings: worse)
-    message = "int8 is right on 31.7% of 41 pictures and the model on 34.1%: .* max_drop=0.01"
+    message = "int8 is right on 31.7 % of 41 pictures and the model on 34.1 %: .* max_drop=0.01"
     with pytest.raises(CheckpointError, match=message):
         export_model(model, tmp_path / "model.onnx", int8=True)
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -65,8 +66,8 @@ def report(done: "Exported") -> Iterator[str]:
     yield f"{done.model} -> {done.to}, {done.bytes / 1e6:.1f} MB"
     if (cost := done.cost) is not None:
         yield from paragraph(
-            f"  int8 is right on {cost.int8_accuracy:.2%} of {cost.pictures:,} pictures of "
-            f"{cost.data}, the model on {cost.accuracy:.2%}",
+            f"  int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
+            f"{cost.data}, the model on {percent(cost.accuracy)}",
             4,
         )
     for note in done.notes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
 from vitrail.cli.text import MANNER, paragraph, printable
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.training.ladder import Climb
@@ -54,7 +55,8 @@ def report(climb: "Climb") -> Iterator[str]:
         yield f"  vitrail finetune --resume --out {climb.folder}"
         return
     for split, outcome in climb.outcomes.items():
-        yield f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
+        right = percent(outcome.accuracy)
+        yield f"{split}: {right} of {outcome.samples:,} pictures are named rightly"
     yield f"done in {duration(climb.seconds)}: {climb.folder}"
     if not MANNER.quiet:
         yield ""
@@ -68,7 +70,7 @@ def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
 
     gain = climb.gain(rung)
     numbers = (
-        f"{'-' if rung.accuracy is None else percent(rung.accuracy):>{NUMBER}}"
+        f"{percent(rung.accuracy):>{NUMBER}}"
         f"{'' if gain is None else f'{100 * gain:+.1f}':>{NUMBER}}{duration(rung.seconds):>{TIME}}"
     )
     tried = [trial for trial in rung.trials if trial.accuracy is not None]
@@ -92,13 +94,9 @@ def verdict(climb: "Climb") -> str:
         before, gain = climb.before(rung), climb.gain(rung)
         assert before is not None, "the first step comes before"
         if gain and gain > 0:
-            change = f"{100 * before:.1f} -> {percent(rung.accuracy)}"
+            change = f"{percent(before).removesuffix(' %')} -> {percent(rung.accuracy)}"
             words.append(f"{rung.name} paid: {change} for {duration(rung.seconds)}")
         else:
             words.append(f"{rung.name} did not pay ({percent(rung.accuracy)})")
     words += [f"{rung.name} was not tried" for rung in climb.rungs if rung.accuracy is None]
     return "; ".join([f"{first.name}: {percent(first.accuracy)}", *words])
-
-
-def percent(share: float | None) -> str:
-    return f"{100 * (share or 0.0):.1f} %"

@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run, new_folder, read_run, same_data
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.training.run import Result
@@ -225,7 +226,7 @@ def words(result: "Result", command: Training) -> list[str]:
             f"  vitrail {verb} --resume --out {result.folder}",
         ]
     lines = [
-        f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
+        f"{split}: {percent(outcome.accuracy)} of {outcome.samples:,} pictures are named rightly"
         for split, outcome in result.outcomes.items()
     ]
     lines.append(f"done in {duration(result.seconds)}: {result.folder}")

@@ -13,6 +13,7 @@ from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.training.settings import MachineSettings
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.training.scores import Report, TaskScores
@@ -107,10 +108,10 @@ def words(report: "Report") -> Iterator[str]:
     yield ""
     for group, mean in report.groups.items():
         count = sum(task.task.group == group for task in report.tasks)
-        yield f"{share(mean)}  mean of {shortened(group, 40)} ({count})"
-    yield f"{share(report.mean)}  mean of all tasks ({len(report.tasks)})"
+        yield f"{percent(mean):>7}  mean of {shortened(group, 40)} ({count})"
+    yield f"{percent(report.mean):>7}  mean of all tasks ({len(report.tasks)})"
     if report.mean_of_groups is not None:
-        yield f"{share(report.mean_of_groups)}  mean of the groups' means"
+        yield f"{percent(report.mean_of_groups):>7}  mean of the groups' means"
 
 
 def table(report: "Report") -> Iterator[str]:
@@ -139,12 +140,8 @@ def numbers_of(task: "TaskScores") -> list[str]:
         f"{first.judged:,}",
         f"{task.classes:,}",
         settings[0] if len(settings) == 1 else "several",
-        f"{share(task.accuracy)}{deviation}",
+        f"{percent(task.accuracy)}{deviation}",
     ]
-
-
-def share(value: float) -> str:
-    return f"{100 * value:5.1f} %"
 
 
 def shortened(text: str, room: int) -> str:

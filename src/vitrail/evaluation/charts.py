@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from vitrail.words import percent as as_percent
+
 STYLE = """
 :root { --s0: #9a3412; --s1: #0f766e; --s2: #4f46e5; --s3: #a16207; --s4: #be185d;
   --good: #0f766e; --bad: #c2410c; --track: #ecebe9; --mid: #1d1d1f; }
@@ -246,12 +248,6 @@ def tidy(value: float) -> str:
     if size >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}".replace("e-0", "e-")
-
-
-def as_percent(value: float) -> str:
-    """98.3 %, and 100 % only where nothing is missing."""
-    text = f"{100 * value:.1f}"
-    return f"{100 if value == 1 else min(text, '99.9', key=float)} %"
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str], style: str = "") -> str:

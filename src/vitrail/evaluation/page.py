@@ -17,7 +17,6 @@ from vitrail.evaluation.diagrams import at_share, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
 from vitrail.evaluation.matrix import mixed_up
 from vitrail.evaluation.parts import (
-    ABSENT,
     likely,
     mistake_figures,
     prose,
@@ -29,6 +28,7 @@ from vitrail.evaluation.parts import (
     write_whole,
 )
 from vitrail.evaluation.verdict import on_surest, several_apply, verdict
+from vitrail.words import ABSENT
 
 STYLE = """
 .tiles { grid-template-columns: repeat(auto-fit, minmax(min(100%, 9.4rem), 1fr)); }

@@ -17,6 +17,7 @@ from vitrail.data.sheet import PAGE
 from vitrail.data.thumbnails import picture_at
 from vitrail.evaluation import charts
 from vitrail.evaluation.outcome import Mistake
+from vitrail.words import percent
 
 STYLE = """
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));
@@ -57,7 +58,6 @@ code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-si
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
 """
 SIDE = 144  # pixels of the longer side of a mistake's picture
-ABSENT = "—"  # a number that cannot be given
 SHOWN = 30  # unreadable files by name; the rest is counted
 
 
@@ -155,13 +155,8 @@ def prose(text: str) -> str:
 
 
 def share(value: float) -> str:
-    """98.3 %, and 100 % only where nothing is missing; HTML."""
+    """`percent` in HTML, which is not torn apart at the end of a line."""
     return percent(value).replace(" ", "&nbsp;")
-
-
-def percent(value: float) -> str:
-    """The same as text; a dash for what is no number."""
-    return charts.as_percent(value) if math.isfinite(value) else ABSENT
 
 
 def unreadable(bad: Mapping[str, str]) -> str:

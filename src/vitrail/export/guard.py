@@ -16,6 +16,7 @@ from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
 from vitrail.evaluation.passes import Progress, look_at_all, none_read
 from vitrail.models.build import Model
+from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
 MOST_DROP = 0.01  # of the accuracy: one picture in a hundred
@@ -107,7 +108,7 @@ def refuse(cost: Cost, max_drop: float) -> None:
     """Stop if int8 loses too much."""
     if cost.drop > max_drop:
         raise CheckpointError(
-            f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures and the "
-            f"model on {cost.accuracy:.1%}: a loss of more than max_drop={max_drop:g}; "
+            f"int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures and the "
+            f"model on {percent(cost.accuracy)}: a loss of more than max_drop={max_drop:g}; "
             "allow more with --max-drop, or stay with float"
         )

@@ -21,6 +21,7 @@ from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.export.guard import Cost
@@ -190,10 +191,8 @@ def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
 
 
 def in_words(cost: "Cost") -> str:
-    return (
-        f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures of {cost.data}, "
-        f"float on {cost.accuracy:.1%}{''.join(f'; {note}' for note in cost.notes)}"
-    )
+    right = f"int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
+    return "; ".join([f"{right}{cost.data}, float on {percent(cost.accuracy)}", *cost.notes])
 
 
 def open_onnx(path: str | PathLike[str]) -> "OnnxEngine":

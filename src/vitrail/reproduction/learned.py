@@ -32,11 +32,11 @@ from vitrail.reproduction.subjects import (
     images_for,
     of_names,
     opened,
-    percent,
     reach_of,
     studied,
     yes,
 )
+from vitrail.words import percent
 
 EVERY = 10**6  # components: all that there are
 MOST = 0.9  # of the variance

@@ -1,0 +1,13 @@
+"""How shares are written, everywhere alike."""
+
+import math
+
+ABSENT = "—"  # a number that cannot be given
+
+
+def percent(share: float | None) -> str:
+    """`98.3 %`, and `100 %` only where nothing is missing; a dash for what is no number."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    text = f"{100 * share:.1f}"
+    return f"{100 if share == 1 else min(text, '99.9', key=float)} %"
