@@ -1,6 +1,7 @@
-"""How shares are written, everywhere alike."""
+"""How shares and many names are written, everywhere alike."""
 
 import math
+from collections.abc import Sequence
 
 ABSENT = "—"  # a number that cannot be given
 
@@ -11,3 +12,9 @@ def percent(share: float | None) -> str:
         return ABSENT
     text = f"{100 * share:.1f}"
     return f"{100 if share == 1 else min(text, '99.9', key=float)} %"
+
+
+def listed(names: Sequence[str], most: int = 5, *, quoted: bool = False) -> str:
+    """`a, b, c`, or the first of them and how many more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(repr if quoted else str, names[:most])) + more

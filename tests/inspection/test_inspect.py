@@ -142,7 +142,7 @@ def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, t
     found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
     (note,) = found.notes
     assert note.startswith("5 pictures of the data could not be read: ")
-    assert note.endswith(", and 2 more")
+    assert note.endswith(" and 2 more")
     assert found.study is not None
     assert found.study.images == 3
     for number in range(4):

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vitrail.errors import DataError
+from vitrail.words import listed
 
 Label = int | tuple[int, ...]
 
@@ -251,9 +252,8 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def told(classes: tuple[str, ...]) -> str:
-    """`the 3 classes ape, bee, cat`, the first five of them by name."""
-    more = ", …" if len(classes) > 5 else ""
-    return f"the {len(classes)} classes {', '.join(classes[:5])}{more}"
+    """`the 3 classes ape, bee, cat`, the first of them by name."""
+    return f"the {len(classes):,} classes {listed(classes)}"
 
 
 def is_picture(name: str) -> bool:

@@ -29,6 +29,7 @@ from vitrail.models.mixer import MlpMixer
 from vitrail.models.modes import standing_still
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer, chosen
+from vitrail.words import listed
 
 GENERAL = ("rollout", "last layer")  # maps that ask for no class
 PER_CLASS = ("gradient rollout", "relevance")
@@ -229,10 +230,9 @@ def left_out(unread: Mapping[str, str]) -> Iterator[str]:
     """How many pictures of the data could not be read, and the first of them by name."""
     if not unread:
         return
-    named = [f"{name} ({reason})" for name, reason in list(unread.items())[:NAMED]]
-    more = f", and {len(unread) - NAMED:,} more" if len(unread) > NAMED else ""
+    named = [f"{name} ({reason})" for name, reason in unread.items()]
     pictures = "1 picture" if len(unread) == 1 else f"{len(unread):,} pictures"
-    yield f"{pictures} of the data could not be read: {', '.join(named)}{more}"
+    yield f"{pictures} of the data could not be read: {listed(named, NAMED)}"
 
 
 def prefix_names(model: VisionTransformer) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from vitrail.data.samples import Samples, Source
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
-from vitrail.evaluation.matching import listed
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
@@ -38,6 +37,7 @@ from vitrail.probing.memory import (
 )
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
 from vitrail.probing.shots import draw
+from vitrail.words import listed
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
 ORIGIN = ("data", "from", "source", "format")  # of the old provenance, what stays true
@@ -151,8 +151,8 @@ def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> So
         source = open_source(reference, "train")
         lacking = [name for name in facts.class_names if name not in source.classes]
         if lacking or source.multi_label:
-            what = f"no pictures of {listed(lacking)}" if lacking else "several labels for each"
-            raise DataError(f"{reference} has {what}")
+            lost = f"no pictures of {listed(lacking, quoted=True)}"
+            raise DataError(f"{reference} has {lost if lacking else 'several labels for each'}")
     except DataError as error:
         raise ConfigError(
             f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "

@@ -27,6 +27,7 @@ from vitrail.training.settings import Settings
 from vitrail.training.setup import Order, Setup, set_up
 from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
 from vitrail.training.watch import Watch
+from vitrail.words import listed
 
 EXPLODED = 3.0  # times the first loss; one that large will not come back
 FIRST_STEPS = 10  # whose loss is the first loss
@@ -232,11 +233,10 @@ class Run:
         batch = next(replace(setup.feed, expected=(-1, 0), skipped={})(step))
         images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0), step)
         layer = first_bad_layer(self.state.objective, images, targets)
-        names = [setup.material.train.name(index) for index in error.indices[:4]]
-        more = f" and {len(error.indices) - 4} more" if len(error.indices) > 4 else ""
+        names = [setup.material.train.name(index) for index in error.indices]
         return (
             f"training failed at step {step:,} ({error}); the first bad value is in {layer}; "
-            f"the batch was {', '.join(names)}{more}; the last good state is kept in {self.folder}:"
+            f"the batch was {listed(names)}; the last good state is kept in {self.folder}:"
             " resume with a smaller --optim.learning-rate, or use --retries 3"
         )
 
