@@ -1,4 +1,4 @@
-"""How shares and many names are written, everywhere alike."""
+"""How shares, many names and long ones are written, everywhere alike."""
 
 import math
 from collections.abc import Sequence
@@ -18,3 +18,8 @@ def listed(names: Sequence[str], most: int = 5, *, quoted: bool = False) -> str:
     """`a, b, c`, or the first of them and how many more."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(repr if quoted else str, names[:most])) + more
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or as much of it as there is room for, and `…`."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -10,7 +10,7 @@ import tyro
 
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
-from vitrail.words import percent
+from vitrail.words import cut, percent
 
 if TYPE_CHECKING:
     from vitrail.evaluation.findings import Estimate, Findings
@@ -233,6 +233,5 @@ def table(findings: "Findings") -> Iterator[str]:
     widest = max(widest, len("weakest classes"))
     yield f"{'weakest classes':{widest}}  pictures  precision   recall       F1"
     for c in shown:
-        name = c.name if len(c.name) <= widest else f"{c.name[: widest - 1]}…"
         shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
-        yield f"{name:{widest}}  {c.pictures:>8,}  {shares}"
+        yield f"{cut(c.name, widest):{widest}}  {c.pictures:>8,}  {shares}"

@@ -15,6 +15,7 @@ import tyro
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
+from vitrail.words import cut
 
 if TYPE_CHECKING:
     from vitrail.prediction.answers import Answer
@@ -243,10 +244,6 @@ def as_table(answers: Iterable["Answer"]) -> Iterator[str]:
             if other not in answer.labels and chance >= WORTH and len(line) + len(more) <= WIDTH:
                 line += more
         yield line.rstrip()
-
-
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def cut_left(text: str, width: int) -> str:
