@@ -1,4 +1,4 @@
-"""How shares, many names and long ones are written, everywhere alike."""
+"""How shares, times, many names and long ones are written, everywhere alike."""
 
 import math
 from collections.abc import Sequence
@@ -23,3 +23,12 @@ def listed(names: Sequence[str], most: int = 5, *, quoted: bool = False) -> str:
 def cut(text: str, width: int) -> str:
     """The text, or as much of it as there is room for, and `…`."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def duration(seconds: float) -> str:
+    """`2 min 5 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

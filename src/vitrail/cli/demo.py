@@ -7,7 +7,7 @@ from pathlib import Path
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import tell
 from vitrail.errors import ConfigError, DataError
-from vitrail.words import percent
+from vitrail.words import duration, percent
 
 DATA = "builtin:sign-digits"
 SHOWN = 6  # pictures of attention.png
@@ -65,7 +65,7 @@ class Demo:
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)
         print(f"\n{right} of {outcome.samples} new photographs are read rightly: ", end="")
-        print(f"{percent(outcome.accuracy)}, after {result.seconds:.0f} seconds.\n")
+        print(f"{percent(outcome.accuracy)}, after {duration(result.seconds)}.\n")
         found = {
             self.out / "report.html": "open it in a browser: curves, mistakes, settings",
             page: "what it looks at, patch by patch",

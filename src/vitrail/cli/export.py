@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from vitrail.cli.text import Progress, paragraph, printable
-from vitrail.words import percent
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -73,4 +73,4 @@ def report(done: "Exported") -> Iterator[str]:
     for note in done.notes:
         yield from paragraph(f"  note: {note}", 4)
     yield f"run and compared: logits and features differ by {done.difference:.1e} of the largest"
-    yield f"done in {done.seconds:.1f} s: {done.path}"
+    yield f"done in {duration(done.seconds)}: {done.path}"

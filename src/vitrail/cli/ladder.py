@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
 from vitrail.cli.text import MANNER, paragraph, printable
-from vitrail.words import percent
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.ladder import Climb
@@ -40,8 +40,6 @@ def run_ladder(order: "Order", *, rate: float | None, begun: float, as_json: boo
 
 def report(climb: "Climb") -> Iterator[str]:
     """The table, which step paid, and what to type next; in 80 columns."""
-    from vitrail.training.report import duration
-
     yield ""
     yield f"{'step':{NAME}}{'dev':>{NUMBER}}{'gain':>{NUMBER}}{'time':>{TIME}}   learning rates"
     for rung in climb.rungs:
@@ -66,8 +64,6 @@ def report(climb: "Climb") -> Iterator[str]:
 
 def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
     """`attention-only     94.0 %     +2.8    3 min 10 s   0.0002 best of 3`, and what failed."""
-    from vitrail.training.report import duration
-
     gain = climb.gain(rung)
     numbers = (
         f"{percent(rung.accuracy):>{NUMBER}}"
@@ -86,8 +82,6 @@ def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
 
 def verdict(climb: "Climb") -> str:
     """`attention-only paid: 91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not (93.6 %)`"""
-    from vitrail.training.report import duration
-
     first, *others = (rung for rung in climb.rungs if rung.accuracy is not None)
     words = []
     for rung in others:

@@ -10,7 +10,7 @@ import tyro
 
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
-from vitrail.words import percent
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.probing.teaching import Taught
@@ -82,4 +82,4 @@ def report(taught: "Taught") -> Iterator[str]:
     if taught.accuracy is not None:
         right = percent(taught.accuracy)
         yield f"with each of its pictures left out in turn, {right} are right"
-    yield f"done in {taught.seconds:.1f} s: {taught.folder}"
+    yield f"done in {duration(taught.seconds)}: {taught.folder}"

@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run, new_folder, read_run, same_data
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
-from vitrail.words import percent
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.run import Result
@@ -217,8 +217,6 @@ def as_json(result: "Result") -> dict[str, Any]:
 
 def words(result: "Result", command: Training) -> list[str]:
     """What became of it, and what to type next."""
-    from vitrail.training.report import duration
-
     if not result.finished:
         verb = "finetune" if command.start else "train"
         return [

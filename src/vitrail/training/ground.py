@@ -20,10 +20,10 @@ from vitrail.training.choices import FEW, MANY, look_at
 from vitrail.training.device import synchronize
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.material import Material, open_material
-from vitrail.training.report import duration
 from vitrail.training.setup import Order
 from vitrail.training.tasks import numbers, representative, some
 from vitrail.training.watch import Watch
+from vitrail.words import duration
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev

@@ -29,6 +29,7 @@ from vitrail.evaluation.parts import (
     whole_page,
     write_whole,
 )
+from vitrail.words import duration
 
 HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
 LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic
@@ -167,12 +168,3 @@ def settings(toml: str) -> str:
         "<h2>Settings</h2><details><summary>All settings of this run</summary>"
         f'<pre tabindex="0"><code>{escape(toml.strip())}</code></pre></details>'
     )
-
-
-def duration(seconds: float) -> str:
-    """`2 min 5 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
