@@ -1,8 +1,10 @@
-"""How shares, times, many names and long ones are written, everywhere alike."""
+"""How shares, times, bytes and names are written for people, everywhere alike."""
 
 import math
 from collections.abc import Sequence
 
+MIB, GIB = 2**20, 2**30
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 ABSENT = "—"  # a number that cannot be given
 
 
@@ -32,3 +34,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def size(count: float) -> str:
+    """`785 KiB`, `2.1 MiB`, `1.25 GiB`: so many bytes."""
+    unit = 0
+    while count >= 1024 and unit < len(UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:,.{min(max(unit - 1, 0), 2)}f} {UNITS[unit]}"

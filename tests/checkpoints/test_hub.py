@@ -229,7 +229,7 @@ def test_a_wrong_checksum_is_one_line_and_leaves_nothing(hub, cache, monkeypatch
 
 def test_a_full_disk_is_told_before_the_download(hub, cache, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
-    assert "needs 0 MB" in refusal("hf:ada/vit")
+    assert "needs 98 KiB" in refusal("hf:ada/vit")
     assert hub.count("storage|resolve") == 0
 
 

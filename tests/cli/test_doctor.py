@@ -13,8 +13,8 @@ from vitrail.planning.diagnosis import conclusions, problems
 from vitrail.planning.machine import Disk, Machine, Memory, Processor, memory_limit, quota
 from vitrail.planning.packages import EXTRAS, Package, numbers, requirements
 from vitrail.planning.speed import Speeds, measure
+from vitrail.words import GIB
 
-GIB = 2**30
 ROOT = Path(__file__).parents[2]
 PROCESSOR = Processor(
     model="A Processor",
@@ -157,7 +157,7 @@ def test_all_is_said_in_eighty_columns():
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert "AVX2 yes, AVX-512 no; torch uses AVX2" in text
-    assert "6.0 GiB free of 16.0 GiB" in text
+    assert "6.00 GiB free of 16.00 GiB" in text
     assert "200.0 GFLOP/s" in text
 
 

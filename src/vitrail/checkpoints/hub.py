@@ -27,7 +27,7 @@ from pathlib import Path
 
 from vitrail.checkpoints.files import read_json, whole_or_absent, write_json
 from vitrail.errors import CheckpointError, VitrailError
-from vitrail.words import listed
+from vitrail.words import listed, size
 
 PREFIX = "hf:"
 ADDRESS = re.compile(
@@ -271,16 +271,16 @@ def shard_names(index: Path) -> list[str]:
     return sorted(set(places.values()))
 
 
-def check_space(repository: Repository, size: int) -> None:
+def check_space(repository: Repository, needed: int) -> None:
     """Refuse a download that cannot fit, before its first byte."""
     place = repository.cache
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    if 0 < free < size:  # a disk that says 0 may be one that does not know
+    if 0 < free < needed:  # a disk that says 0 may be one that does not know
         raise CheckpointError(
-            f"{PREFIX}{repository.name} needs {size / 1e6:,.0f} MB in {repository.cache}, and "
-            f"{free / 1e6:,.0f} MB are free; make room, or set HF_HUB_CACHE to another disk"
+            f"{PREFIX}{repository.name} needs {size(needed)} in {repository.cache}, and "
+            f"{size(free)} are free; make room, or set HF_HUB_CACHE to another disk"
         )
 
 

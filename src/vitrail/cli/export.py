@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from vitrail.cli.text import Progress, paragraph, printable
-from vitrail.words import duration, percent
+from vitrail.words import duration, percent, size
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -63,7 +63,7 @@ class Export:
 
 def report(done: "Exported") -> Iterator[str]:
     """What was written, for people."""
-    yield f"{done.model} -> {done.to}, {done.bytes / 1e6:.1f} MB"
+    yield f"{done.model} -> {done.to}, {size(done.bytes)}"
     if (cost := done.cost) is not None:
         yield from paragraph(
             f"  int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from vitrail.cli.text import tell
+from vitrail.words import size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,7 @@ class Pack:
             counts["samples"] += shard.samples
             counts["bytes"] += shard.bytes
             if not self.json:
-                size = shard.bytes / 2**20
-                tell(f"{shard.path}  {shard.samples:,} pictures  {size:,.1f} MiB")
+                tell(f"{shard.path}  {shard.samples:,} pictures  {size(shard.bytes)}")
         if self.json:
             print(json.dumps({"destination": str(self.destination), "splits": splits}, indent=1))
             return

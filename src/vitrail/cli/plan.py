@@ -11,13 +11,13 @@ import tyro
 from vitrail.cli.text import paragraph
 from vitrail.planning.wish import Wish
 from vitrail.training.settings import Optimizer, Precision, Strategy
+from vitrail.words import size
 
 if TYPE_CHECKING:
     from vitrail.planning.planner import Outlook
 
 USUAL_BATCH, PAPERS_BATCH = 32, 4096
 LEAST_DAYS = 0.1  # below which nobody asks for an accelerator's days
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 PARTS = {
     "weights": "",
     "gradients": "at that moment",
@@ -127,20 +127,20 @@ def memory_words(outlook: "Outlook") -> Iterator[str]:
     extras = [wish.optimizer, outlook.precision, *(["checkpointing"] * wish.checkpointing)]
     where = " of each device" if wish.devices > 1 else ""
     yield from paragraph(f"Memory{where}: {batch}; {', '.join(extras)}")
-    for part, size in memory.parts.items():
-        if size:
-            yield row(f"  {part}", bytes_of(size), PARTS[part])
+    for part, needed in memory.parts.items():
+        if needed:
+            yield row(f"  {part}", size(needed), PARTS[part])
     if wish.devices > 1:
-        yield row("  together", bytes_of(memory.tensors), "when a step needs most")
+        yield row("  together", size(memory.tensors), "when a step needs most")
         yield ""
         return
     how = "measured" if memory.measured else "estimated"
-    yield row("  the process itself", bytes_of(memory.process), how)
-    yield row("  holes in its heap", bytes_of(memory.lost), how)
-    yield row("  together", bytes_of(memory.peak), "when a step needs most")
+    yield row("  the process itself", size(memory.process), how)
+    yield row("  holes in its heap", size(memory.lost), how)
+    yield row("  together", size(memory.peak), "when a step needs most")
     if memory.evaluation > memory.tensors + memory.lost:
-        yield row("  evaluating needs more", bytes_of(memory.evaluation), "and the process")
-    yield row("free here", bytes_of(outlook.free))
+        yield row("  evaluating needs more", size(memory.evaluation), "and the process")
+    yield row("free here", size(outlook.free))
     yield row("fits here", f"{outlook.largest_batch:,}", "pictures at once, at most")
     yield ""
 
@@ -179,14 +179,6 @@ def days_words(outlook: "Outlook") -> Iterator[str]:
 
 def row(name: str, value: str, remark: str = "") -> str:
     return f"{name:22}{value:>18}  {remark}".rstrip()
-
-
-def bytes_of(size: float) -> str:
-    """1.2 GiB."""
-    unit = 0
-    while size >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.0f} {UNITS[unit]}" if unit < 3 else f"{size:,.2f} {UNITS[unit]}"
 
 
 def amount(value: float) -> str:

@@ -9,10 +9,10 @@ import tyro
 
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
+from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"
-MEGABYTE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Serve:
             grace=self.grace,
             log="off" if MANNER.quiet else self.log,
             limits=Limits(
-                body=round(self.max_megabytes * MEGABYTE),
+                body=round(self.max_megabytes * MIB),
                 pictures=self.max_pictures,
                 pixels=self.max_pixels,
                 queue=self.queue,

@@ -17,7 +17,6 @@ from vitrail.models.config import Config
 from vitrail.models.names import name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
-    GIB,
     REPORTED,
     TPU_V3_CORE,
     device_days,
@@ -28,6 +27,7 @@ from vitrail.planning.memory import step_parts
 from vitrail.planning.planner import completed, config_of
 from vitrail.planning.trace import Trace, trace_step
 from vitrail.planning.wish import Wish
+from vitrail.words import GIB, MIB
 
 PICTURE = 110e3  # bytes of a JPEG of about 500 x 375 pixels, as in ImageNet
 DECODED = 920  # pictures that one core reads and cuts to 224 pixels in a second, and ...
@@ -139,7 +139,7 @@ def shards(images: float) -> list[str]:
         "| `vitrail pack --max-bytes` | shards | pictures in each |",
         "|---|---|---|",
         *(
-            f"| {limit:,} ({limit / 2**20:,.0f} MiB) | {math.ceil(size / limit):,} "
+            f"| {limit:,} ({limit / MIB:,.0f} MiB) | {math.ceil(size / limit):,} "
             f"| {limit / PICTURE:,.0f} |"
             for limit in (MAX_BYTES, SHARD)
         ),
