@@ -199,6 +199,16 @@ class Samples:
             return found
         return found.take(self.rows) if isinstance(found, LabelSets) else found[self.rows]
 
+    def numbers(self) -> np.ndarray:
+        """The class of each sample, of a set where one applies: int64 (n,)."""
+        found = self.labels()
+        assert not isinstance(found, LabelSets)
+        return np.asarray(found, np.int64)
+
+    def take(self, places: np.ndarray) -> "Samples":
+        """The samples at these places."""
+        return Samples(self.collection, places if self.rows is None else self.rows[places])
+
     def sizes(self) -> np.ndarray | None:
         """Bytes of each picture, without reading any; None where that cannot be known."""
         rows = np.arange(len(self)) if self.rows is None else self.rows

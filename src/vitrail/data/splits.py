@@ -68,6 +68,25 @@ def divide(names: Names, labels: np.ndarray | LabelSets, splits: Splits) -> np.n
     return divided
 
 
+def representative(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The places of `count` labels, drawn so that each class keeps its share and has one at least.
+
+    Every class is shuffled. Its r-th picture has priority n / sqrt(r (r - 1)), where n is how many
+    it has, and those with the highest are taken: Huntington's and Hill's way to give out seats.
+    """
+    order = rng.permutation(len(labels))
+    shuffled = labels[order]
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels))  # of each within its class, from 0
+    starts = np.cumsum(counts) - counts
+    by_class = np.argsort(shuffled, kind="stable")
+    rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
+    size = counts[shuffled]
+    with np.errstate(divide="ignore"):
+        priority = size / np.sqrt(rank * (rank + 1))
+    return np.sort(order[np.lexsort((-size, -priority))[:count]])
+
+
 def share(counts: np.ndarray, part: float) -> np.ndarray:
     """The nearest number of pictures, one at least where a class has three."""
     wanted = np.floor(counts * part + 0.5).astype(np.int64)

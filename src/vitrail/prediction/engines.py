@@ -183,9 +183,7 @@ def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
 
     source, name, notes = pictures_for(model, guard.data)
     if isinstance(source, Samples) and len(source) > GUARDED:
-        rows = np.linspace(0, len(source) - 1, GUARDED).astype(np.int64)
-        own = rows if source.rows is None else source.rows[rows]
-        source = Samples(source.collection, own)
+        source = source.take(np.linspace(0, len(source) - 1, GUARDED).astype(np.int64))
     learned = tuple(note for note in notes if "learned from" in note)
     return replace(measure(model, engine, source), data=name, notes=learned)
 

@@ -21,7 +21,7 @@ from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
-from vitrail.data.samples import Samples, Source
+from vitrail.data.samples import Source
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
@@ -160,9 +160,7 @@ def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> So
         ) from None
     classes = len(source.classes)
     most = max(2, min(PER_CLASS, MOST_BYTES // (4 * width * classes)))
-    rows = np.sort(draw(np.asarray(source.labels()), classes, most, seed=0))
-    own = rows if source.rows is None else source.rows[rows]
-    return Samples(source.collection, own)
+    return source.take(np.sort(draw(np.asarray(source.labels()), classes, most, seed=0)))
 
 
 def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
