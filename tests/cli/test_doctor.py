@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli import doctor, main
+from vitrail.extras import EXTRAS
 from vitrail.planning.diagnosis import conclusions, problems
 from vitrail.planning.machine import Disk, Machine, Memory, Processor, memory_limit, quota
-from vitrail.planning.packages import EXTRAS, Package, numbers, requirements
+from vitrail.planning.packages import Package, numbers, requirements
 from vitrail.planning.speed import Speeds, measure
 from vitrail.words import GIB
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import WIDTH, paragraph, printable
+from vitrail.extras import EXTRAS
 from vitrail.planning.diagnosis import Problem, conclusions, problems
 from vitrail.planning.machine import VARIABLES, Machine, look_at_machine
-from vitrail.planning.packages import EXTRAS, Package
+from vitrail.planning.packages import Package
 from vitrail.words import size
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitrail.errors import DataError
+from vitrail.extras import need
 
 MOST_OPEN = 256  # files at once; systems commonly allow 1024
 MOST_BYTES = 2**30  # of one picture; more is a mistake or an attack
@@ -134,12 +135,9 @@ class Cloud:
         return sorted(found)
 
     def ask(self, address: str, question: Any) -> Any:
+        fsspec = need("fsspec.core", extra="data", what=address)
         try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise DataError(f"{address} needs fsspec: pip install 'vitrail[data]'") from None
-        try:
-            system, key = url_to_fs(address)  # fsspec keeps one connection per process
+            system, key = fsspec.url_to_fs(address)  # it keeps one connection per process
             return question(system, key)
         except Exception as error:  # whatever the library behind the address throws
             raise cannot_read(address, error) from None

@@ -21,7 +21,7 @@ from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import cache_folder, whole_or_absent
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
-from vitrail.export.extras import need
+from vitrail.extras import need
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig, VitConfig
@@ -80,7 +80,7 @@ def open_session(file: File, threads: int | None = None) -> Any:
     Its threads sleep while they have nothing to do: by default they would wait in a loop, which
     slows down whoever reads pictures meanwhile.
     """
-    runtime = need("onnxruntime")
+    runtime = need("onnxruntime", extra="export", what="ONNX")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -113,7 +113,7 @@ def engine_for(
     A new "onnx" is compared with the model first. What "onnx-int8" loses is for the caller to
     measure (`guard.measure`).
     """
-    need("onnxruntime", "onnx", what=f"engine={kind}")
+    need("onnxruntime", "onnx", extra="export", what=f"engine={kind}")
     from vitrail.export.onnx_file import to_onnx
     from vitrail.export.proof import check_same, ready
 
@@ -139,6 +139,6 @@ def kept_at(model: Model, description: dict[str, Any]) -> Path | None:
     """Where a model's file is kept; None on a machine without a place for such things."""
     if (folder := cache_folder("onnx")) is None:
         return None
-    versions = [__version__, need("onnxruntime").__version__]
+    versions = [__version__, need("onnxruntime", extra="export", what="ONNX").__version__]
     key = digest(model.state_dict(), description | {"versions": versions})
     return folder / f"{key}.onnx"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail import __version__
-from vitrail.planning.packages import EXTRAS, Package, requirements
+from vitrail.extras import EXTRAS
+from vitrail.planning.packages import Package, requirements
 
 VARIABLES = {
     "OMP_NUM_THREADS": "how many threads share a matrix product",
