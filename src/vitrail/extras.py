@@ -1,5 +1,7 @@
-"""What not everybody has: the libraries of an extra."""
+"""What not everybody has: the libraries of an extra, and a C++ compiler."""
 
+import os
+import shutil
 from importlib import import_module
 from typing import Any
 
@@ -28,3 +30,11 @@ def need(*modules: str, extra: str, what: str) -> Any:
                 f"{what} needs {name}; install it with: pip install 'vitrail[{extra}]'"
             ) from None
     return import_module(modules[0])
+
+
+def check_compiler(what: str, instead: str) -> None:
+    """Refuse early and clearly where nothing can compile the C++ that torch writes."""
+    named = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "cl"])):
+        found = f"CXX={named} is not there" if named else "none was found"
+        raise ConfigError(f"{what} needs a C++ compiler, and {found}; install g++, or {instead}")
