@@ -164,6 +164,14 @@ def current_umask() -> int:
     return mask
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole, or leave what was there."""
+    with whole_or_absent(path) as temporary:
+        temporary.write_bytes(
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
+
+
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from vitrail.data.files import write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation import diagrams
 from vitrail.evaluation.charts import tidy
@@ -25,7 +26,6 @@ from vitrail.evaluation.parts import (
     tiles_and_facts,
     unreadable,
     whole_page,
-    write_whole,
 )
 from vitrail.evaluation.verdict import on_surest, several_apply, verdict
 from vitrail.words import ABSENT

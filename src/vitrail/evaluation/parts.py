@@ -9,9 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
-from vitrail.data.files import whole_or_absent
 from vitrail.data.samples import Label, Source
 from vitrail.data.sheet import PAGE
 from vitrail.data.thumbnails import picture_at
@@ -84,12 +82,6 @@ def only(script: str) -> str:
     """What is added to a page's policy so that this script may run, and no other."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest())
     return f"; script-src 'sha256-{digest.decode('ascii')}'"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the page whole, or leave what was there."""
-    with whole_or_absent(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "replace"))
 
 
 def tile(name: str, html: str, below: str = "", *, first: bool = False) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.files import write_whole
 from vitrail.data.thumbnails import inline_smallest
 from vitrail.evaluation.parts import (
     following,
     prose,
     tiles_and_facts,
     whole_page,
-    write_whole,
 )
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT

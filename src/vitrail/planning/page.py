@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.files import write_whole
 from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
@@ -46,9 +46,7 @@ EXAMPLE = next(one for one in ACCELERATORS if one.name == "A100")
 
 
 def write_page(wish: Wish, path: Path, *, utilization: float) -> None:
-    text = page(wish, utilization)
-    with whole_or_absent(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(path, page(wish, utilization))
 
 
 def page(wish: Wish, utilization: float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vitrail.data.files import write_whole
 from vitrail.errors import ConfigError
 from vitrail.planning.cost import training_flops
 from vitrail.reproduction import (
@@ -120,7 +121,7 @@ def write_docs(reports: list[Report], folder: Path) -> Path:
     """reproduction.md and the folder of its figures."""
     for report in reports:
         page.write_pictures(report, folder / "reproduction")
-    page.write_whole(folder / PAGE, page.markdown(reports))
+    write_whole(folder / PAGE, page.markdown(reports))
     return folder / PAGE
 
 

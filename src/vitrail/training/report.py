@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.files import write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation.bootstrap import wilson
 from vitrail.evaluation.charts import Point, Series, line_chart
@@ -27,7 +28,6 @@ from vitrail.evaluation.parts import (
     tiles_and_facts,
     unreadable,
     whole_page,
-    write_whole,
 )
 from vitrail.words import duration
 
