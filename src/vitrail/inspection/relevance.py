@@ -143,16 +143,10 @@ def tokens_by_layer(vit: VisionTransformer, images: Tensor) -> tuple[list[Tensor
 
 
 def logits_from(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """Logits (B, K) of the tokens after the last block: how `VisionTransformer.forward` ends."""
-    assert vit.head is not None
-    tokens = vit.encoder.norm(tokens)
-    features = vit.pool(tokens)  # (B, D)
-    if vit.representation is not None:
-        features = torch.tanh(vit.representation(features))
-    logits = vit.head(features)
-    if vit.distillation_head is None:
-        return logits
-    return (logits + vit.distillation_head(tokens[:, 1])) / 2
+    """Logits (B, K) of the tokens after the last block."""
+    logits = vit.heads(vit.encoder.norm(tokens))[1]
+    assert logits is not None
+    return logits
 
 
 @torch.enable_grad()
