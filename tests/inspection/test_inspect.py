@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from tiny_runs import write_colors
 from vitrail import ConfigError, DataError, VisionTransformer
 from vitrail.checkpoints.facts import Facts
 from vitrail.cli import main
+from vitrail.cli.inspect import Method
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.sources import open_source
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
 from vitrail.models.names import configuration
 
 
@@ -286,3 +289,7 @@ def test_numbers_are_evenly_spaced():
     assert spaced(10, 3) == [0, 4, 9]
     assert spaced(2, 5) == [0, 1]
     assert spaced(0, 5) == []
+
+
+def test_the_command_knows_every_map_that_there_is_to_ask_for():
+    assert {*get_args(Method)} == {*GENERAL, *FOR_CLASSES}

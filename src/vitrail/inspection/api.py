@@ -18,7 +18,7 @@ from vitrail.inspection.findings import Inspection, Look, Study, Trust
 from vitrail.inspection.layers import at_once, lag, with_attention
 from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
 from vitrail.inspection.relatives import related
-from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import Fuse, rollout
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
@@ -31,8 +31,6 @@ from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer, chosen
 from vitrail.words import listed
 
-GENERAL = ("rollout", "last layer")  # maps that ask for no class
-PER_CLASS = ("gradient rollout", "relevance")
 SHOWN = 6  # pictures, where none are named
 MOST_SHOWN = 24  # pictures, where many are
 BROWSED = 4  # pictures whose attention can be walked through
@@ -168,7 +166,7 @@ def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...
     for name in methods or ():
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-    return tuple(methods) if methods is not None else (*GENERAL, *PER_CLASS)
+    return tuple(methods) if methods is not None else (*GENERAL, *FOR_CLASSES)
 
 
 def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:

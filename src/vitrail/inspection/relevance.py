@@ -95,6 +95,11 @@ def center_map(model: Model, images: Tensor) -> Tensor:
     return (bump / bump.max()).expand(len(images), -1, -1)
 
 
+GENERAL = ("rollout", "last layer")  # the same for every class
+FOR_CLASSES = (
+    "relevance",
+    "gradient rollout",
+)  # can be asked about a class; the most telling first
 METHODS: dict[str, Method] = {
     "rollout": lambda model, images, classes: plain_rollout(model, images),
     "gradient rollout": gradient_rollout,

@@ -22,13 +22,11 @@ from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.layers import Layer, grid_of, lag, walk, with_attention
 from vitrail.inspection.pictures import as_seen, prepared, seen
-from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.vit import VisionTransformer
 
-FOR_CLASSES = ("relevance", "gradient rollout")  # can be asked about a class
-GENERAL = ("rollout", "last layer")
 FEW = 20  # classes that an error may list
 
 
