@@ -4,7 +4,6 @@ Its files are bare state dicts. The number of heads is in none of them: it is th
 width, or what the user says.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +11,7 @@ from typing import Any
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
-from vitrail.checkpoints.shapes import (
-    count,
-    is_square,
-    last_size,
-    other_numerics,
-    shape,
-    usual_heads,
-)
+from vitrail.checkpoints.shapes import count, last_size, other_numerics, shape, square, usual_heads
 from vitrail.errors import CheckpointError
 from vitrail.models.checks import pair
 from vitrail.models.config import NUMERICS, VitConfig
@@ -74,11 +66,6 @@ def describe(weights: Weights) -> VitConfig:
     width, channels, down, across = shape(entries, "conv_proj.weight", 4)
     mlp_width, _ = shape(entries, f"{LAYER}0.mlp.0.weight", 2)
     patches = shape(entries, POSITION, 3)[1] - 1
-    if not is_square(patches):
-        raise CheckpointError(
-            f"{POSITION} has {patches} rows for patches; torchvision's grids are square"
-        )
-    side = math.isqrt(patches)
     heads = weights.settings.get("heads")
     return VitConfig(
         depth=count(entries, rf"{re.escape(LAYER)}(\d+)\."),
@@ -86,7 +73,7 @@ def describe(weights: Weights) -> VitConfig:
         mlp_width=mlp_width,
         heads=usual_heads(width) if heads is None else heads,
         patch_size=(down, across),
-        image_size=(side * down, side * across),
+        image_size=square(patches, (down, across), "torchvision's grids are square"),
         channels=channels,
         num_classes=last_size(entries, "heads.head.bias"),
         representation=last_size(entries, "heads.pre_logits.bias"),
