@@ -76,7 +76,7 @@ def test_strict_stops_at_a_picture_that_cannot_be_read():
 
 
 def test_a_source_without_readable_pictures_is_an_error():
-    with pytest.raises(DataError, match="none of 2 pictures could be evaluated: picture 0: it is"):
+    with pytest.raises(DataError, match="none of 2 pictures could be read: picture 0: it is"):
         run(Grays(2, broken=(0, 1)))
 
 

@@ -181,5 +181,5 @@ def test_recall_is_the_share_of_each_class_that_was_found():
 
 
 def test_nothing_that_can_be_read_is_an_error_with_a_reason():
-    with pytest.raises(DataError, match=r"none of 3 pictures could be evaluated: a.jpg: cut off"):
+    with pytest.raises(DataError, match=r"none of 3 pictures could be read: a.jpg: cut off"):
         Tally(3).finish(Named(3), {"a.jpg": "cut off"})  # type: ignore

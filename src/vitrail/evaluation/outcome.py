@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.samples import Label, Source
-from vitrail.errors import DataError
+from vitrail.evaluation.passes import none_read
 from vitrail.parallel import gather_objects, sum_over
 
 Loss = Literal["softmax", "sigmoid"]
@@ -148,8 +148,7 @@ class Tally:
         """The outcome of what was added; a `DataError` if that is nothing."""
         samples, right, among_five = map(int, self.counts)
         if not samples:
-            reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-            raise DataError(f"none of {len(source)} pictures could be evaluated{reason}")
+            raise none_read(len(source), skipped)
         return Outcome(
             samples=samples,
             accuracy=right / samples,

@@ -73,7 +73,7 @@ def measure(
     )
     before, after = (tally.finish(matched.source, skipped) for tally in tallies)
     if not before.samples:
-        raise none_read(matched.source, skipped)
+        raise none_read(len(matched.source), skipped)
     return Cost(
         accuracy=before.accuracy,
         int8_accuracy=after.accuracy,

@@ -13,6 +13,7 @@ from vitrail.checkpoints.load import Reference, load
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.evaluation.passes import none_read
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
 from vitrail.inspection.layers import at_once, lag, with_attention
@@ -341,8 +342,7 @@ def studied(
             tell("attention", done, total)
             yield batch
         if done is None:
-            name, reason = next(iter(unread.items()))
-            raise DataError(f"none of {total:,} pictures could be read: {name}: {reason}")
+            raise none_read(total, unread)
 
     return study(model, batches())
 

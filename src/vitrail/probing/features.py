@@ -107,7 +107,7 @@ def looked_at(
     skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
-        raise none_read(source, skipped)
+        raise none_read(len(source), skipped)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are no numbers; its weights are broken")

@@ -107,7 +107,7 @@ def seen(
         except DataError as error:
             errors.append({"name": upload.name, "error": str(error)})
     if not images:
-        raise DataError(f"none of {len(uploads)} pictures can be read: {errors[0]['error']}")
+        raise DataError(f"none of {len(uploads)} pictures could be read: {errors[0]['error']}")
     parts = [
         engine.features(normalize(torch.stack(images[i : i + AT_ONCE]), how.preprocessing))
         for i in range(0, len(images), AT_ONCE)
