@@ -14,7 +14,7 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.evaluation.api import open_part
 from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
-from vitrail.evaluation.passes import Progress, look_at_all, none_read
+from vitrail.evaluation.passes import Progress, look_at_all
 from vitrail.models.build import Model
 from vitrail.words import percent
 
@@ -72,8 +72,6 @@ def measure(
         progress=progress,
     )
     before, after = (tally.finish(matched.source, skipped) for tally in tallies)
-    if not before.samples:
-        raise none_read(len(matched.source), skipped)
     return Cost(
         accuracy=before.accuracy,
         int8_accuracy=after.accuracy,
