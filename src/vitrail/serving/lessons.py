@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.bundle import CONFIG, check_free
+from vitrail.checkpoints.bundle import CONFIG
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -52,7 +52,6 @@ def place_for(folder: Path | None, name: str, reference: str, *, several: bool) 
     own = (Path(reference) / CONFIG).is_file() and place.resolve() == Path(reference).resolve()
     if not own and (place / CONFIG).exists():
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
-    check_free(place, overwrite=own)
     return place
 
 
