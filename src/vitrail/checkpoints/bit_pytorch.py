@@ -9,14 +9,7 @@ from vitrail.checkpoints.timm_bit import head_rules
 from vitrail.models.config import NUMERICS, BitConfig
 from vitrail.models.resnet import ROOT_WIDTH
 
-WRAPPER = "module."  # it trains on several devices by default
 STAGES = 4  # of every model it can build
-
-
-def tidy(weights: Weights) -> Weights:
-    """The tensors without the name of the wrapper."""
-    entries = {name.removeprefix(WRAPPER): entry for name, entry in weights.entries.items()}
-    return Weights(entries, weights.settings, weights.left_out)
 
 
 def recognizes(entries: Entries) -> bool:
