@@ -6,9 +6,7 @@ width, or what the user says.
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, last_size, other_numerics, shape, square, usual_heads
@@ -107,15 +105,6 @@ def block_rules(ours: str, theirs: str) -> Iterator[Rule]:
     yield from weight_and_bias(f"{ours}.norm2", f"{theirs}.ln_2")
     yield from weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.mlp.0")
     yield from weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.mlp.3")
-
-
-def companions(config: VitConfig, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Nothing: torchvision keeps everything but the weights in its code."""
-    return {}
-
-
-def read_facts(settings: dict[str, Any], config: VitConfig) -> Facts | None:
-    return None
 
 
 def late_name(name: str) -> str:
