@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitrail import parallel
-from vitrail.checkpoints.bundle import CONFIG, check_class_names, check_free
+from vitrail.checkpoints.bundle import check_class_names, check_free, holds_model
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
@@ -120,7 +120,7 @@ def destination(
     if out is not None:
         check_free(Path(out), overwrite=overwrite or Path(out) == Path(model))
         return Path(out)
-    if not (Path(model) / CONFIG).is_file():
+    if not holds_model(Path(model)):
         raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
     return Path(model)
 

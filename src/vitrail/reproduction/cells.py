@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
@@ -116,7 +117,7 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
     settings, resume = cell.settings, state.has_state(folder)
     if resume:
         settings = read_run(folder)[0]
-    if resume or not (folder / "config.json").exists():
+    if resume or not holds_model(folder):
         order = Order(
             data=cell.data,
             out=folder,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.bundle import CONFIG
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -49,8 +49,8 @@ def place_for(folder: Path | None, name: str, reference: str, *, several: bool) 
     if folder is None:
         return None
     place = folder / name if several else folder
-    own = (Path(reference) / CONFIG).is_file() and place.resolve() == Path(reference).resolve()
-    if not own and (place / CONFIG).exists():
+    own = holds_model(Path(reference)) and place.resolve() == Path(reference).resolve()
+    if not own and holds_model(place):
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
     return place
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vitrail import parallel
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
@@ -82,7 +83,7 @@ def check_folder(order: Order) -> None:
             f"{order.out} holds a run that is not finished; say --resume to go on with it, "
             "or name another --out"
         )
-    if (order.out / "config.json").exists() and not unfinished:
+    if holds_model(order.out) and not unfinished:
         what = "is finished" if order.resume else "holds a model already"
         raise ConfigError(f"{order.out} {what}; name another --out for a new run")
 
