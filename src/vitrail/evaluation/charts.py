@@ -106,7 +106,7 @@ def line_chart(
     )
     parts = [axes(frame, texts)]
     parts += [curve(line, number, frame) for number, line in lines]
-    parts += [hits(line, frame, shown) for _, line in lines]
+    parts += [hits(line, frame, at_step(line.name, shown)) for _, line in lines]
     heights = spread([frame.y(line.last[1]) for _, line in lines], 14, HEIGHT - BOTTOM)
     for (number, line), text, y in zip(lines, ends, heights, strict=True):
         parts.append(
@@ -166,15 +166,21 @@ def strokes(points: Iterable[Point], frame: Frame) -> str:
     return "".join(path)
 
 
-def hits(line: Series, frame: Frame, shown: Callable[[float], str]) -> str:
-    """Unseen circles that tell their value."""
-    every = -(-len(line.points) // MOST_HITS)
+def hits(
+    line: Series, frame: Frame, told: Callable[[float, float], str], most: int = MOST_HITS
+) -> str:
+    """Unseen circles, `most` at most, that tell about their point."""
+    every = -(-len(line.points) // most)
     return "".join(
         f'<circle class="hit" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="7">'
-        f"<title>{escape(line.name)}, step {x:,.0f}: {shown(y)}</title></circle>"
+        f"<title>{escape(told(x, y))}</title></circle>"
         for x, y in line.points[::every]
         if math.isfinite(y)
     )
+
+
+def at_step(name: str, shown: Callable[[float], str]) -> Callable[[float, float], str]:
+    return lambda x, y: f"{name}, step {x:,.0f}: {shown(y)}"
 
 
 def thinned(line: Series, log: bool) -> Series:
