@@ -5,6 +5,8 @@
 The page asks nothing of the network: pictures and style are inside it.
 """
 
+import base64
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +72,12 @@ $more_style</style>
 $body
 </html>
 """)
+
+
+def policy_hash(text: str) -> str:
+    """How a policy names a script or a style that is inside the page."""
+    found = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(found).decode('ascii')}'"
 
 
 def write_page(health: Health, folder: str | os.PathLike[str]) -> Path:
