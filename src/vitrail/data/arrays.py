@@ -16,7 +16,7 @@ from vitrail.data.files import Disk, cannot_read
 from vitrail.data.folders import split_order
 from vitrail.data.lists import classes_beside
 from vitrail.data.samples import Collection, LabelSets, Rows, class_order, told
-from vitrail.data.splits import SPLITS, canonical
+from vitrail.data.splits import SPLITS, canonical, place
 from vitrail.errors import DataError
 
 IMAGES = ("x", "images", "image", "imgs", "data", "pixels")
@@ -128,10 +128,6 @@ def part_of(name: str) -> tuple[str, str]:
     if len(rest) == 1 and rest[0] in IMAGES:
         return "images", split
     return ("labels", split) if len(rest) == 1 and rest[0] in LABELS else (name, "other")
-
-
-def place(split: str, names: tuple[str, ...]) -> int:
-    return names.index(split) if split else 0
 
 
 def label_values(labels: np.ndarray, where: str) -> np.ndarray:

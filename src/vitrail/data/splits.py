@@ -52,6 +52,11 @@ def canonical(name: str) -> str:
     return lower if lower in SPLITS else name.strip()
 
 
+def place(split: str, names: tuple[str, ...]) -> int:
+    """The number of a split among those that a set states; 0 for what is in none."""
+    return names.index(split) if split else 0
+
+
 def divide(names: Names, labels: np.ndarray | LabelSets, splits: Splits) -> np.ndarray:
     """For each sample its place in `SPLITS`; every class is divided in the same shares."""
     groups = rarest(labels) if isinstance(labels, LabelSets) else labels
