@@ -13,7 +13,8 @@ from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
 from vitrail.models.names import configuration
 from vitrail.training import cores
-from vitrail.training.cores import KEPT, EachCoreAPart, keep_memory, parts_for, pays
+from vitrail.training.cores import EachCoreAPart, parts_for, pays
+from vitrail.training.memory import KEPT, keep_memory
 from vitrail.training.objectives import Classification
 from vitrail.training.run import run
 from vitrail.training.settings import LossSettings, MachineSettings, ModelSettings, Settings

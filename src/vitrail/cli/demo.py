@@ -34,8 +34,8 @@ class Demo:
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
-        from vitrail.training.cores import keep_memory
         from vitrail.training.folder import is_run, read_run
+        from vitrail.training.memory import keep_memory
         from vitrail.training.recipes import read_recipe
         from vitrail.training.run import run
         from vitrail.training.setup import Order

@@ -78,7 +78,7 @@ class Training:
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
             )
         order = self.order()
-        from vitrail.training.cores import keep_memory
+        from vitrail.training.memory import keep_memory
 
         if self.settings.machine.parts != 1:
             keep_memory()

@@ -50,7 +50,7 @@ class Vtab:
 
     def run(self) -> None:
         from vitrail.cli.live import Live
-        from vitrail.training.cores import keep_memory
+        from vitrail.training.memory import keep_memory
         from vitrail.training.tasks import open_task, read_tasks
         from vitrail.training.vtab import Bench, Protocol, measure
 

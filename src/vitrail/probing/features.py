@@ -24,7 +24,8 @@ from vitrail import __version__, parallel
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.files import cache_folder, write_file
+from vitrail.checkpoints.files import write_file
+from vitrail.data.files import cache_folder
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.sources import contents
