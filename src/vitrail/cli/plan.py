@@ -10,7 +10,6 @@ import tyro
 
 from vitrail.cli.text import paragraph
 from vitrail.planning.wish import Wish
-from vitrail.training.settings import Optimizer, Precision, Strategy
 from vitrail.words import size
 
 if TYPE_CHECKING:
@@ -31,37 +30,13 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Wish):
     """Tell what training a model will take: operations, memory, time here, days elsewhere."""
 
     model: tyro.conf.Positional[str]
     """A name from `vitrail models`, a bundle, or any other model reference."""
-    data: str = ""
-    """Plan for these pictures: their number, their classes, and the time to read them."""
-    batch_size: int | None = None
+    batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Pictures per step, over all devices: 32 if not given, or the paper's 4096 for a page."""
-    image_size: int | None = None
-    """Pixels along each side; the model's own if not given."""
-    classes: int | None = None
-    """Classes to tell apart; those of the data or of the model if not given."""
-    optimizer: Optimizer = "adamw"
-    """As --optim.kind of `vitrail train`."""
-    average: float = 0.0
-    """Decay of a running average of the weights; 0 for none."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
-    micro_batch: int | None = None
-    """Pictures at once on one device; the rest of a batch is accumulated."""
-    devices: int = 1
-    """Devices that share a batch."""
-    strategy: Strategy = "ddp"
-    """Several devices: a copy of the model for each, or each a part of it."""
-    precision: Precision = "auto"
-    """Of the matrix products."""
-    images: float | None = None
-    """Pictures of a pre-training, such as 303e6."""
-    epochs: float | None = None
-    """Times that each is seen; 1 if only images are given."""
     utilization: float = 0.35
     """Share of their published peak that accelerators are assumed to reach."""
     probe: bool = True
@@ -70,6 +45,9 @@ class Plan:
     """Write how such a training would run on a cluster to this Markdown file instead."""
     json: bool = False
     """Print one JSON object instead of a table."""
+
+    def __post_init__(self) -> None:
+        """The wish is looked at once it is whole, in `run`: a page has another usual batch."""
 
     def run(self) -> None:
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Wish)}
