@@ -129,10 +129,7 @@ def full_scale(name: str) -> Report:
     """The paper's own runs, built without memory."""
     experiment = EXPERIMENTS[name]
     tables = full.tables(name)
-    return Report(
-        name=name,
-        title=experiment.title,
-        claim=experiment.claim,
+    return experiment.reported(
         did="The paper's own settings were built on a device without memory.",
         found=(
             "Every model, objective and optimizer fits together; the commands run them."

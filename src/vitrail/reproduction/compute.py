@@ -47,10 +47,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     leads = {other: lead(curves["ViT"], curves[other]) for other in ("BiT", "hybrid", "Mixer")}
     first = ahead_first(curves)
     parts = [as_mean(value, error) for value in (leads["BiT"], first) if value is not None]
-    return Report(
-        name="figure5",
-        title=EXPERIMENT.title,
-        claim=EXPERIMENT.claim,
+    return EXPERIMENT.reported(
         did=(
             f"Two or three sizes of each family learned {sets.pretrain_name}, {STEPS} steps of "
             f"{BATCH} pictures and one recipe for all, {SEEDS} seeds; judged by {tested(results)} "
