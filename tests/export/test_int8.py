@@ -4,9 +4,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, awake
+from exportable import BASE, CONFIGS
 
 import vitrail
+from tiny_models import awake
 from tiny_runs import write_colors
 from vitrail import CheckpointError, ConfigError, Facts
 from vitrail.checkpoints.facts import facts_of

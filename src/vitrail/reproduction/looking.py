@@ -22,7 +22,6 @@ from vitrail.inspection.scoring import insertion_deletion, predicted, sanity
 from vitrail.models.vit import VisionTransformer
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
-from vitrail.reproduction.learned import FIGURE7, FIGURE10
 from vitrail.reproduction.report import Picture, Report, Table
 from vitrail.reproduction.structure import (
     EVERYWHERE,
@@ -45,8 +44,6 @@ from vitrail.reproduction.subjects import (
     unseen,
     within,
 )
-
-__all__ = ["FIGURE6", "FIGURE7", "FIGURE10", "FIGURE11"]
 
 DRAWN = 8  # pictures under their maps
 SCORED = 64  # pictures that maps are tested with
