@@ -7,15 +7,7 @@ from vitrail.planning.cost import training_flops
 from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import Line, Mark, Panel, chart
-from vitrail.reproduction.means import (
-    Mean,
-    accuracy,
-    by_seed,
-    fewshot,
-    judged,
-    numbers,
-    tested,
-)
+from vitrail.reproduction.means import Mean, accuracy, by_seed, fewshot, judged, numbers, tested
 from vitrail.reproduction.models import BATCH, FAMILIES, STEPS, pretraining
 from vitrail.reproduction.published import TABLE6
 from vitrail.reproduction.report import Picture, Report, Table

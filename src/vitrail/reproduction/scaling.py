@@ -10,15 +10,7 @@ from vitrail.planning.cost import cost_of
 from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import Line, Panel, chart
-from vitrail.reproduction.means import (
-    Mean,
-    accuracy,
-    by_seed,
-    fewshot,
-    judged,
-    numbers,
-    tested,
-)
+from vitrail.reproduction.means import Mean, accuracy, by_seed, fewshot, judged, numbers, tested
 from vitrail.reproduction.models import BATCH, STEPS, pretraining, vit
 from vitrail.reproduction.report import Picture, Report, Table
 
