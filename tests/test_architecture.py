@@ -1,6 +1,7 @@
 """The architecture is a test: which part may import which, and where foreign concerns live."""
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrail"
@@ -150,3 +151,11 @@ def test_one_file_knows_about_several_processes():
         if module.startswith("torch.distributed") and name != "parallel.py"
     ]
     assert not wrong
+
+
+def test_every_file_is_named_in_the_words_of_its_package():
+    for package in {path.parent for path in PACKAGE.glob("*/*.py")} - {PACKAGE / "cli"}:
+        words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+        named = re.findall(r"[\w*]+\.py", words or "")
+        for path in package.glob("[!_]*.py"):
+            assert any(path.match(name) for name in named), path
