@@ -1,4 +1,4 @@
-"""Numbers → pictures, as SVG text that stands in a page: curves, a confusion matrix, bars.
+"""Numbers → pictures, as SVG text that stands in a page: curves, and what other charts are made of.
 
 Colors are variables of `STYLE`, so that a page is right by day and by night; sizes are those of a
 view box, so that a chart is as wide as its place. No script: hovering is answered by `<title>`.
