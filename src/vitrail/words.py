@@ -1,4 +1,4 @@
-"""How shares, times, bytes and names are written for people, everywhere alike."""
+"""How numbers, times, bytes and names are written for people, everywhere alike."""
 
 import math
 from collections.abc import Sequence
@@ -42,3 +42,8 @@ def size(count: float) -> str:
     while count >= 1024 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
     return f"{count:,.{min(max(unit - 1, 0), 2)}f} {UNITS[unit]}"
+
+
+def number(value: float) -> str:
+    """Three digits that matter, and all of a large one: `0.0312`, `45.6`, `1,234`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

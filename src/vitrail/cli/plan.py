@@ -10,7 +10,7 @@ import tyro
 
 from vitrail.cli.text import paragraph
 from vitrail.planning.wish import Wish
-from vitrail.words import size
+from vitrail.words import number, size
 
 if TYPE_CHECKING:
     from vitrail.planning.planner import Outlook
@@ -165,10 +165,6 @@ def amount(value: float) -> str:
         if value >= 10**power:
             return f"{value / 10**power:,.3g} {letter}"
     return f"{value:,.0f} "
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -19,15 +19,16 @@ from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,
     TPU_V3_CORE,
+    UTILIZATION,
     device_days,
     reached,
 )
 from vitrail.planning.cost import EXA, Cost, cost_of
 from vitrail.planning.memory import step_parts
-from vitrail.planning.planner import completed, config_of
+from vitrail.planning.planner import USABLE, completed, config_of
 from vitrail.planning.trace import Trace, trace_step
 from vitrail.planning.wish import Wish
-from vitrail.words import GIB, MIB
+from vitrail.words import GIB, MIB, number
 
 PICTURE = 110e3  # bytes of a JPEG of about 500 x 375 pixels, as in ImageNet
 DECODED = 920  # pictures that one core reads and cuts to 224 pixels in a second, and ...
@@ -41,7 +42,6 @@ WRITTEN = 1e9  # bytes of state per second, all processes together
 # 419 failures in 54 days of 16,384 GPUs: Grattafiori et al. 2024 (arXiv:2407.21783), section 3.3.4
 BETWEEN_FAILURES = 16_384 * 54 * 24 / 419  # hours of one device
 RESTART = 600.0  # seconds until all processes are back and have read their state
-USABLE = 0.9  # of an accelerator's memory
 EXAMPLE = next(one for one in ACCELERATORS if one.name == "A100")
 
 
@@ -76,7 +76,7 @@ def page(wish: Wish, utilization: float) -> str:
 def head(wish: Wish, config: Config, cost: Cost, utilization: float) -> list[str]:
     assert wish.images is not None
     seen = f"{wish.images:,.0f} pictures, {wish.epochs:g} epochs"
-    share = "" if utilization == 0.35 else f" --utilization {utilization:g}"
+    share = "" if utilization == UTILIZATION else f" --utilization {utilization:g}"
     return [
         f"# {name_of(config)} on {wish.images / 1e6:,.0f} million pictures",
         "",
@@ -306,7 +306,3 @@ def failures(images: float) -> list[str]:
 
 def gib(size: float) -> str:
     return f"{size / GIB:,.2f}"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
