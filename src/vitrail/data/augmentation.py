@@ -6,7 +6,7 @@ Pillow images of mode RGB or L at their final size; whether to mirror one is for
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,20 +86,6 @@ def fitting_box(
             top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
             return Box(top, left, rows, columns)
     return None
-
-
-def cut(image: Image.Image, box: Box, fill: Fill | Literal["reflect"] = "reflect") -> Image.Image:
-    """The pixels of a box; those outside of the picture are mirrored or have a color."""
-    if fill != "reflect":
-        canvas = Image.new(image.mode, (box.width, box.height), Canvas(fill).paint(image))
-        canvas.paste(image, (-box.left, -box.top))
-        return canvas
-    rows = (max(0, -box.top), max(0, box.top + box.height - image.height))
-    columns = (max(0, -box.left), max(0, box.left + box.width - image.width))
-    pixels = np.asarray(image)
-    wide = np.pad(pixels, (rows, columns, (0, 0))[: pixels.ndim], mode="reflect")
-    top, left = max(0, box.top), max(0, box.left)
-    return Image.fromarray(wide[top : top + box.height, left : left + box.width])
 
 
 def rand_augment(
