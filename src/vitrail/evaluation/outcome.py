@@ -51,14 +51,6 @@ class Outcome:
     mistakes: tuple[Mistake, ...] = ()  # the most confident first
     skipped: dict[str, str]  # pictures that could not be read, and why
 
-    def recall(self) -> np.ndarray | None:
-        """For each class the share that was found; NaN for a class without pictures."""
-        if self.confusion is None:
-            return None
-        totals = self.confusion.sum(axis=1)
-        right = self.confusion.diagonal().astype(np.float64)
-        return np.divide(right, totals, out=np.full(len(right), math.nan), where=totals > 0)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; the confusion matrix only if it is small."""
         small = self.confusion is not None and len(self.confusion) <= MOST_WRITTEN
