@@ -16,7 +16,6 @@ import numpy as np
 from vitrail.data.files import write_whole
 from vitrail.data.thumbnails import inline_smallest
 from vitrail.evaluation.parts import (
-    following,
     prose,
     tiles_and_facts,
     whole_page,
@@ -89,12 +88,12 @@ POSITIONS = {  # what each kind of positions shows, and how that is computed
 }
 
 
-def write_inspection(path: Path, inspection: Inspection, *, next_steps: Sequence[str] = ()) -> None:
+def write_inspection(path: Path, inspection: Inspection) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(inspection, next_steps))
+    write_whole(path, page(inspection))
 
 
-def page(found: Inspection, next_steps: Sequence[str] = ()) -> str:
+def page(found: Inspection) -> str:
     """The page as text; nothing in it points outside."""
     shown = {name: html for name, html in sections(found) if html}
     names = [*shown, *(["Notes"] if found.notes else [])]
@@ -107,7 +106,6 @@ def page(found: Inspection, next_steps: Sequence[str] = ()) -> str:
             for n, html in shown.items()
         ),
         noted(found.notes),
-        following(next_steps),
     ]
     style = plots.STYLE + gallery.STYLE + browser.STYLE + truth.STYLE + STYLE
     script = SCRIPT if ATTENTION in shown else ""
