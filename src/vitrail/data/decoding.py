@@ -237,16 +237,15 @@ def silence_libtiff() -> None:
         return  # linked into Pillow itself: out of reach
 
 
-def from_pillow(image: Image.Image, channels: int = 3) -> np.ndarray:
-    """The pixels of an image that is open already, as `decode` gives those of a file."""
+def from_pillow(image: Image.Image) -> np.ndarray:
+    """The pixels (H, W, 3) of an image that is open already, as `decode` gives those of a file."""
     try:
         upright = ImageOps.exif_transpose(image)
-        pixels = np.array(flattened(upright).convert("L" if channels == 1 else "RGB"))
+        return np.array(flattened(upright).convert("RGB"))
     except DataError:
         raise
     except Exception as error:  # it may not be decoded yet, and then anything can happen
         raise DataError(f"a Pillow image that cannot be decoded: {error}") from error
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def flattened(image: Image.Image) -> Image.Image:

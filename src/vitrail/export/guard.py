@@ -19,6 +19,7 @@ from vitrail.models.build import Model
 from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
+AT_ONCE = 32  # pictures
 MOST_DROP = 0.01  # of the accuracy: one picture in a hundred
 
 
@@ -42,7 +43,6 @@ def measure(
     engine: Callable[[Tensor], Tensor],
     data: Data | None = None,
     *,
-    batch_size: int = 32,
     progress: Progress | None = None,
 ) -> Cost:
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
@@ -68,7 +68,7 @@ def measure(
         facts.preprocessing,
         take,
         channels=model.config.channels,
-        batch_size=batch_size,
+        batch_size=AT_ONCE,
         progress=progress,
     )
     before, after = (tally.finish(matched.source, skipped) for tally in tallies)

@@ -106,7 +106,6 @@ def engine_for(
     model: Model,
     kind: Kind,
     *,
-    threads: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OnnxEngine:
     """A model's engine, from the cache if it is there.
@@ -123,11 +122,11 @@ def engine_for(
     path = kept_at(model, about(model, int8=int8))
     if path is not None:
         with suppress(CheckpointError):
-            return OnnxEngine(path, name=kind, threads=threads)
+            return OnnxEngine(path, name=kind)
     if tell is not None:
         tell(f"{name_of(model.config)} is made ready for {kind}; it is kept for the next time")
     content = to_onnx(model, int8=int8)
-    engine = OnnxEngine(content, name=kind, threads=threads)
+    engine = OnnxEngine(content, name=kind)
     if not int8:
         check_same(model, engine.session)
     if path is not None:
