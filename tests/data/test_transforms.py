@@ -10,13 +10,13 @@ from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import (
     PILLOW,
-    Augmentation,
     EvaluationTransform,
     TrainTransform,
     mirrored,
     normalize,
     resize,
 )
+from vitrail.data.variation import Augmentation
 
 
 def photograph(height, width, seed=0):

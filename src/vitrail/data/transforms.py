@@ -23,7 +23,7 @@ from vitrail.data import augmentation, decoding
 from vitrail.data.augmentation import Box
 from vitrail.data.decoding import Picture, open_picture
 from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.data.variation import Augmentation as Augmentation
+from vitrail.data.variation import Augmentation
 from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
