@@ -10,7 +10,7 @@ from vitrail.cli.serve import Serve
 from vitrail.errors import ConfigError
 from vitrail.prediction import predictor as predictors
 from vitrail.serving import run
-from vitrail.serving.shelf import by_name
+from vitrail.serving.settings import by_name
 
 
 @pytest.fixture(autouse=True)
