@@ -24,7 +24,7 @@ LABELS = ("y", "labels", "label", "targets")
 CLASS_NAMES = ("class_names", "classes", "label_names")
 
 
-class Pixels(NamedTuple):
+class PixelArrays(NamedTuple):
     """Pictures that belong together, and their labels."""
 
     split: str  # empty where none is stated
@@ -88,7 +88,7 @@ def from_named(
         labels = parts["labels", split].values
         if len(labels) != array.shape[0]:
             raise DataError(f"{where} has {array.shape[0]:,} images but {len(labels):,} labels")
-        pixels.append(Pixels(split, array, labels))
+        pixels.append(PixelArrays(split, array, labels))
     if not pixels:
         found = ", ".join(arrays)[:200] or "none"
         raise DataError(
@@ -100,7 +100,9 @@ def from_named(
     )
 
 
-def from_pixels(pixels: list[Pixels], classes: tuple[str, ...] | None, where: str) -> Collection:
+def from_pixels(
+    pixels: list[PixelArrays], classes: tuple[str, ...] | None, where: str
+) -> Collection:
     """One collection of all arrays; without names, the classes are called by their numbers."""
     pixels = sorted(pixels, key=lambda part: split_order(part.split))
     rows = Rows([(part.name or part.split or "row", part.images.shape[0]) for part in pixels])
