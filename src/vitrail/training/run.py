@@ -18,6 +18,7 @@ from vitrail.checkpoints.bundle import holds_model
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
+from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, read_run, write_run
@@ -105,16 +106,18 @@ class Run:
         self.timings: dict[str, float] = {"preparing": time.monotonic() - begun}
         self.losses: list[float] = []
         self.reached = False  # the accuracy that was wanted
+        self.budget: Budget | None = None  # of a run with a time to keep
+        self.records: Records | None = None  # of the first process
+        self.window = Window(setup.plan)  # begun anew with the first step
+        self.saved = time.monotonic()  # when the state was, for the last time
 
     def go(self) -> Result:
         """The whole run, or what is left of it."""
         if self.order.resume and state.has_state(self.folder):
             self.restore()
             self.watch.say(f"resumed at step {self.state.step:,}")
-        self.budget = None
         if self.setup.settings.minutes is not None:
             self.budget = make_budget(self.setup, self.watch, elapsed=self.elapsed())
-        self.records = None
         if parallel.is_first():
             where = {"data": self.order.data, "start": self.order.start}
             write_run(self.folder, self.setup.settings, **where)
