@@ -50,6 +50,7 @@ ONLY_IN = {
 }
 
 FREE_OF_TORCH = [
+    "export/kinds.py",
     "planning/wish.py",
     "training/folder.py",
     "training/recipes.py",

@@ -10,6 +10,7 @@ import tyro
 
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
+from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.words import cut, percent
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Evaluate:
     """sigmoid for a model that was trained with it: a yes or no for each class."""
     save_temperature: Path | None = None
     """Write the model with calibrated probabilities to this bundle, which may be the model's."""
-    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
     """Tokens to merge in each layer of a Vision Transformer: faster, a little less accurate."""
@@ -108,7 +109,7 @@ class Evaluate:
             )
         parallel.start(self.device)
         progress = Progress() if parallel.is_first() else None
-        guard = Guard(data=self.data, max_drop=0.01 if self.engine == "auto" else 1.0)
+        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",

@@ -9,6 +9,7 @@ import tyro
 
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
+from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
@@ -25,13 +26,13 @@ class Serve:
     """0.0.0.0 lets other machines in; then give a --token."""
     port: int = 8000
     """0 takes any that is free."""
-    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    engine: EngineKind | None = None
     """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
     merge: int = 0
     """Tokens to merge in each layer, for more speed at a small loss; torch only."""
     data: str | None = None
     """For int8: pictures with labels, to measure what it loses; else those of the training."""
-    max_drop: float = 0.01
+    max_drop: float = MOST_DROP
     """For int8: the largest share of accuracy that it may lose."""
     device: str = ""
     """cpu, cuda, mps; chosen if not given."""

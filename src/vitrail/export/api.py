@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import nn
 
@@ -12,7 +12,8 @@ from vitrail.checkpoints.files import whole_or_absent
 from vitrail.checkpoints.load import Reference, load
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.passes import Progress
-from vitrail.export.guard import MOST_DROP, Cost, Data, measure, refuse
+from vitrail.export.guard import Cost, Data, measure, refuse
+from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.export.programs import write_compiled, write_program
 from vitrail.export.proof import (
     INT8_TOLERANCE,
@@ -28,7 +29,6 @@ from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig
 from vitrail.models.names import name_of
 
-Target = Literal["onnx", "torch", "aotinductor"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
 
 

@@ -20,7 +20,6 @@ from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
 AT_ONCE = 32  # pictures
-MOST_DROP = 0.01  # of the accuracy: one picture in a hundred
 
 
 @dataclass(frozen=True, kw_only=True)

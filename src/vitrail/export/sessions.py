@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from vitrail.checkpoints.files import whole_or_absent
 from vitrail.data.files import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
+from vitrail.export.kinds import OnnxKind
 from vitrail.extras import need
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
@@ -29,7 +30,6 @@ from vitrail.models.config import MixerConfig, VitConfig
 from vitrail.models.names import name_of
 from vitrail.models.stems import check_images
 
-Kind = Literal["onnx", "onnx-int8"]
 File = str | PathLike[str] | bytes  # its path, or what is in it
 
 
@@ -104,7 +104,7 @@ def called(file: File) -> str:
 
 def engine_for(
     model: Model,
-    kind: Kind,
+    kind: OnnxKind,
     *,
     tell: Callable[[str], None] | None = None,
 ) -> OnnxEngine:

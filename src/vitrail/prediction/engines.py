@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail import parallel
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
+from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.names import name_of
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from vitrail.export.guard import Cost
     from vitrail.export.sessions import OnnxEngine
 
-Kind = Literal["torch", "onnx", "onnx-int8"]
-Choice = Literal["", "torch", "onnx", "onnx-int8", "auto"]
+Choice = EngineKind | Literal[""]
 SECONDS = 2.0  # that auto measures, shared by the engines
 TIMED_BATCH = 8
 GUARDED = 256  # pictures that int8 is measured on, at most
@@ -79,7 +79,7 @@ class TorchEngine:
 class Guard:
     """What int8 may cost."""
 
-    max_drop: float = 0.01  # share of pictures that are no longer right; 1: whatever it is
+    max_drop: float = MOST_DROP  # share of pictures that are no longer right; 1: whatever it is
     data: str | PathLike[str] | None = None  # pictures with labels; None: those of the training
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Guard:
 
 def open_engine(
     model: Model,
-    choice: Kind | Literal["auto"],
+    choice: EngineKind,
     *,
     merge: int = 0,
     guard: Guard,
@@ -97,8 +97,8 @@ def open_engine(
     tell: Tell,
 ) -> Engine:
     """The engine of that name, or for `auto` the fastest one that the guard lets through."""
-    if choice not in (*get_args(Kind), "auto"):
-        raise unknown("engine", choice, [*get_args(Kind), "auto"])
+    if choice not in get_args(EngineKind):
+        raise unknown("engine", choice, get_args(EngineKind))
     if merge and choice != "torch":
         raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
     if choice == "auto" and parallel.several():
