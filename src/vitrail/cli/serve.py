@@ -10,6 +10,7 @@ import tyro
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.serving.settings import MOST_PIXELS
 from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
@@ -48,7 +49,7 @@ class Serve:
     """Size of a request."""
     max_pictures: int = 64
     """Pictures in a request."""
-    max_pixels: int = 64 * 2**20
+    max_pixels: int = MOST_PIXELS
     """Pixels of a picture."""
     token: str | None = None
     """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
