@@ -122,7 +122,7 @@ from torch import nn
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[1])
-from test_evaluate import Grays, look, run
+from test_quick import Grays, look, run
 from vitrail import DataError
 from vitrail.parallel import leave
 
