@@ -70,7 +70,8 @@ def numbers(path: Path) -> list[float]:
     from vitrail.data.order import TrainingOrder
     from vitrail.data.preprocessing import preset
     from vitrail.data.sources import open_source
-    from vitrail.data.transforms import Augmentation, TrainTransform
+    from vitrail.data.transforms import TrainTransform
+    from vitrail.data.variation import Augmentation
 
     how = preset("timm", (8, 8))
     transform = TrainTransform(preprocessing=how, augmentation=Augmentation())

@@ -143,7 +143,11 @@ LIBRARIES: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 def make_torchvision_importable() -> None:
-    """Give a torchvision built for CUDA the two operators it misses beside a CPU torch."""
+    """Give torchvision the two operators its CPU-only import misses.
+
+    A torchvision that was built for CUDA cannot load its compiled part beside a CPU torch, and
+    then neither timm nor transformers can be imported. Its models and transforms need none of it.
+    """
     if importlib.util.find_spec("torchvision") is None:
         return
     try:

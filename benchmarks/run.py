@@ -20,7 +20,7 @@ from typing import NamedTuple
 import kept
 from timing import machine, machine_table
 from vitrail.errors import VitrailError, unknown
-from vitrail.training.cores import keep_memory
+from vitrail.training.memory import keep_memory
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NOT = "Not measured: "

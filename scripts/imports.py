@@ -39,6 +39,8 @@ WORDS = {
     "models": ("batches → logits", 2.05),
     "parallel": ("many processes", 3.25),
     "errors": ("what a user can mend", 2.05),
+    "words": ("numbers for people", 3.05),
+    "extras": ("what may be missing", 1.05),
 }
 COLUMN, ROW = 190, 74  # pixels from one place to the next
 WIDE, HIGH = 150, 42  # pixels of a box

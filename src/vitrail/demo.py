@@ -10,12 +10,13 @@ from torch import Tensor
 from vitrail.checkpoints.facts import facts_of
 from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Sample
-from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.findings import Box
 from vitrail.inspection.layers import lag
+from vitrail.inspection.pictures import as_seen
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import VisionTransformer
+from vitrail.words import percent
 
 SIDE = 150  # pixels of each picture on the page
 GAP = 12
@@ -32,14 +33,14 @@ def picture(model: VisionTransformer, samples: Sequence[Sample]) -> Image.Image:
     pen.text((GAP, 10), "patches, where the model looks, and what it says", "black", font)
     for column, sample in enumerate(samples):
         image = photograph(sample)
-        batch = prepared(model, sample)
+        batch = as_seen(model, sample.data)[None]
         chances = model(batch)[0].softmax(dim=0)
         x, y = GAP + column * (SIDE + GAP), 40
         page.paste(cut_up(image, model.config.grid), (x, y))
         page.paste(where_it_looks(image, model, batch), (x, y + SIDE + GAP))
         best = chances.topk(2)
         for line, (chance, index) in enumerate(zip(*best, strict=True)):
-            text = f"{chance.item():.1%}  {facts_of(model).class_names[int(index)]}"
+            text = f"{percent(chance.item())}  {facts_of(model).class_names[int(index)]}"
             place = (x, y + 2 * (SIDE + GAP) + 22 * line)
             pen.text(place, text, "black" if line == 0 else "gray", font if line == 0 else small)
     return page
@@ -49,13 +50,6 @@ def photograph(sample: Sample) -> Image.Image:
     assert isinstance(sample.data, bytes)
     pixels = open_picture(sample.data).pixels(channels=3)
     return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-
-
-def prepared(model: VisionTransformer, sample: Sample) -> Tensor:
-    """The sample as the model takes it: (1, C, H, W)."""
-    how = facts_of(model).preprocessing
-    transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
-    return normalize(transform(sample.data)[None], how)
 
 
 def cut_up(image: Image.Image, grid: tuple[int, int]) -> Image.Image:

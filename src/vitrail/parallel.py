@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist  # torch itself has loaded it; what is in it is loaded when needed
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError, unknown
 
-Strategy = Literal["ddp", "fsdp"]
 DEVICES = ("cpu", "cuda", "mps")
 TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what it tells each process
 
@@ -112,7 +111,7 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def spread(objective: nn.Module, strategy: Strategy) -> nn.Module:
+def spread(objective: nn.Module, strategy: str) -> nn.Module:
     """What gives the loss: the objective, copied to all processes ("ddp") or split ("fsdp").
 
     All begin with the weights of the first process. With "fsdp" the objective itself is changed.

@@ -3,6 +3,7 @@
 import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.checkpoints.rules import read
 from vitrail.models.build import build
 from vitrail.models.checks import pair
 
@@ -51,3 +52,11 @@ def same_weights(one, other):
     """To the last bit."""
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+
+
+def load_by(table, weights):
+    """The model that weights make, read by the table of one format."""
+    tidied = table.tidy(weights)
+    assert table.recognizes(tidied.entries)
+    config = table.describe(tidied)
+    return read(tidied.entries, table.rules(config), config)

@@ -303,7 +303,7 @@ def broken(arrays, change):
         ("wrong shape", r"head/kernel is \(5, 4\); the rest of the file asks for \(5, 3\)"),
         ("wrong axes", r"embedding/kernel is \(8,\); it should have 4 axes"),
         ("wrong layer", r"encoderblock_1/MlpBlock_0/Dense_0/kernel is \(8, 15\); .* \(8, 16\)"),
-        ("no square", "6 rows for patches, which make no square grid"),
+        ("no square", "6 patches, which make no square grid"),
         ("words", "head/bias holds <U1 values"),
         ("heads", "no possible model: width=8 does not split into heads=3"),
     ],

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, same_weights
+from small_models import FAMILIES, VIT, awake, load_by, same_weights
 
 from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import Entry, Weights
 from vitrail.checkpoints.huggingface_processor import cannot_prepare
-from vitrail.checkpoints.rules import read, write
+from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
 
@@ -81,10 +81,7 @@ def replacing(table):
 
 
 def load(weights):
-    tidied = huggingface.tidy(weights)
-    assert huggingface.recognizes(tidied.entries)
-    config = huggingface.describe(tidied)
-    return read(tidied.entries, huggingface.rules(config), config)
+    return load_by(huggingface, weights)
 
 
 @st.composite

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, same_weights
+from small_models import FAMILIES, VIT, awake, load_by, same_weights
 
 from vitrail import NUMERICS, CheckpointError, VitConfig
 from vitrail.checkpoints import torchvision_vit
 from vitrail.checkpoints.files import Entry, Weights
-from vitrail.checkpoints.rules import read, write
+from vitrail.checkpoints.rules import write
 
 THEIRS = VIT.change(numerics="torchvision")
 
@@ -20,10 +20,7 @@ def weights_of(model, **beside):
 
 
 def load(weights):
-    tidied = torchvision_vit.tidy(weights)
-    assert torchvision_vit.recognizes(tidied.entries)
-    config = torchvision_vit.describe(tidied)
-    return read(tidied.entries, torchvision_vit.rules(config), config)
+    return load_by(torchvision_vit, weights)
 
 
 @st.composite

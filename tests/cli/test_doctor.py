@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli import doctor, main
+from vitrail.extras import EXTRAS
 from vitrail.planning.diagnosis import conclusions, problems
-from vitrail.planning.machine import Disk, Machine, Memory, Processor, memory_limit, quota
-from vitrail.planning.packages import EXTRAS, Package, numbers, requirements
+from vitrail.planning.machine import Disk, Machine, MachineMemory, Processor, memory_limit, quota
+from vitrail.planning.packages import Package, numbers, requirements
 from vitrail.planning.speed import Speeds, measure
+from vitrail.words import GIB
 
-GIB = 2**30
 ROOT = Path(__file__).parents[2]
 PROCESSOR = Processor(
     model="A Processor",
@@ -35,7 +36,7 @@ HEALTHY = Machine(
     broken="",
     whole=True,
     processor=PROCESSOR,
-    memory=Memory(total=16 * GIB, limit=8 * GIB, free=6 * GIB),
+    memory=MachineMemory(total=16 * GIB, limit=8 * GIB, free=6 * GIB),
     accelerators=(),
     disks=(Disk("runs", "/work/runs", 30 * GIB, True),),
     environment={"OMP_NUM_THREADS": "4"},
@@ -76,7 +77,11 @@ def test_a_missing_extra_is_no_problem():
         (with_processor(threads=1), "one thread", "leave OMP_NUM_THREADS out"),
         (with_processor(load=11.5), "11.5 processes", "wait for the others"),
         (with_disk(free=GIB // 2), "512 MiB are free for /work/runs", "give --out"),
-        (replace(HEALTHY, memory=Memory(GIB, None, GIB // 4)), "256 MiB", "end other programs"),
+        (
+            replace(HEALTHY, memory=MachineMemory(GIB, None, GIB // 4)),
+            "256 MiB",
+            "end other programs",
+        ),
         (
             replace(HEALTHY, extras={"export": (Package("onnx", "1.19", "1.2"),)}),
             "onnx 1.2 is older than 1.19",
@@ -157,7 +162,7 @@ def test_all_is_said_in_eighty_columns():
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert "AVX2 yes, AVX-512 no; torch uses AVX2" in text
-    assert "6.0 GiB free of 16.0 GiB" in text
+    assert "6.00 GiB free of 16.00 GiB" in text
     assert "200.0 GFLOP/s" in text
 
 

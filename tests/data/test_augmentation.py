@@ -221,24 +221,6 @@ def test_padded_crops_reach_every_offset():
     assert boxes == {Box(top, left, 8, 8) for top in range(-2, 3) for left in range(-2, 3)}
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("box", [Box(-2, -3, 6, 5), Box(3, 2, 6, 5), Box(-1, -1, 8, 7)], ids=str)
-def test_cutting_agrees_with_padding_the_whole_picture(box, mode):
-    image = picture((6, 5), mode)
-    pixels = np.asarray(image)
-    border = ((4, 4), (4, 4), (0, 0))[: pixels.ndim]
-    rows = slice(box.top + 4, box.top + 4 + box.height)
-    columns = slice(box.left + 4, box.left + 4 + box.width)
-    reflected = np.pad(pixels, border, mode="reflect")[rows, columns]
-    assert np.array_equal(np.asarray(augmentation.cut(image, box)), reflected)
-    filled = np.pad(pixels, border, constant_values=9)[rows, columns]
-    assert np.array_equal(np.asarray(augmentation.cut(image, box, 9)), filled)
-
-
-def test_a_picture_of_one_pixel_can_be_padded():
-    assert augmentation.cut(picture((1, 1)), Box(-4, -4, 9, 9)).size == (9, 9)
-
-
 # Erasing and repeating
 
 

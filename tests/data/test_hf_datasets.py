@@ -7,7 +7,7 @@ from tiny_sets import png
 from vitrail.data.hf_datasets import stream
 from vitrail.data.packing import pack
 from vitrail.data.sources import fingerprint, open_source, splits_of
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_without_the_library_the_way_to_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "train.parquet").write_bytes(b"")
     for reference in ("hf:cifar10", tmp_path, tmp_path / "train.parquet"):
-        with pytest.raises(DataError, match=r"pip install 'vitrail\[data\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'vitrail\[data\]'"):
             open_source(reference)
 
 

@@ -13,8 +13,10 @@ from vitrail import DataError, create
 from vitrail.data.loader import Loader
 from vitrail.data.order import EvaluationOrder, TrainingOrder
 from vitrail.data.preprocessing import preset
-from vitrail.data.sources import Sample, open_source
-from vitrail.data.transforms import Augmentation, EvaluationTransform, TrainTransform, normalize
+from vitrail.data.samples import Sample
+from vitrail.data.sources import open_source
+from vitrail.data.transforms import EvaluationTransform, TrainTransform, normalize
+from vitrail.data.variation import Augmentation
 
 HOW = preset("google", (16, 16))
 EVALUATE = EvaluationTransform(preprocessing=HOW)

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_sets import make_folder, pixels, png, same_samples, shared
 
 from vitrail.cli.pack import Pack
-from vitrail.data.packing import pack
+from vitrail.data.packing import MAX_BYTES, pack
 from vitrail.data.shards import expand_braces
 from vitrail.data.sources import fingerprint, open_source, splits_of
 from vitrail.errors import ConfigError, DataError
@@ -342,3 +342,7 @@ def test_flowers_are_read_as_they_are_packed(tmp_path):
             assert source[index].data == tar.extractfile(source.name(index)).read()
     list(pack(str(path), tmp_path / "shards", split="val", max_bytes=2**20))
     assert same_samples(open_source(tmp_path / "shards", "val"), source)
+
+
+def test_the_command_packs_shards_of_the_usual_size():
+    assert Pack(source="", destination=Path()).max_bytes == MAX_BYTES

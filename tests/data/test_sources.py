@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tiny_sets import make_folder, pixels, png
 
 from vitrail.data.samples import LabelSets
-from vitrail.data.sources import Splits, fingerprint, open_source, splits_of
-from vitrail.data.splits import divide
+from vitrail.data.sources import fingerprint, open_source, splits_of
+from vitrail.data.splits import Splits, divide
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 

@@ -10,12 +10,13 @@ from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import (
     PILLOW,
-    Augmentation,
     EvaluationTransform,
     TrainTransform,
+    mirrored,
     normalize,
     resize,
 )
+from vitrail.data.variation import Augmentation
 
 
 def photograph(height, width, seed=0):
@@ -177,3 +178,9 @@ def test_impossible_settings_are_one_line():
         Augmentation(crop_area=(0.0, 1.0))
     with pytest.raises(ConfigError, match="pictures of 2 channels do not fit a model of 3"):
         EvaluationTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
+
+
+@pytest.mark.parametrize(("start", "count"), [(-3, 5), (2, 6), (-1, 8), (0, 6)])
+def test_what_lies_outside_of_a_picture_is_mirrored(start, count):
+    whole = np.pad(np.arange(6), 4, mode="reflect")
+    assert mirrored(start, count, 6).tolist() == whole[start + 4 : start + 4 + count].tolist()

@@ -172,14 +172,6 @@ def test_a_huge_confusion_matrix_is_not_kept():
     assert found(torch.randn(9, 1001), torch.arange(9), torch.arange(9)).confusion is None
 
 
-def test_recall_is_the_share_of_each_class_that_was_found():
-    logits = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 1.0, 0]])
-    recall = found(logits, torch.tensor([0, 0, 1]), torch.arange(3)).recall()
-    assert recall is not None
-    assert recall[:2].tolist() == [0.5, 1]
-    assert math.isnan(recall[2])
-
-
 def test_nothing_that_can_be_read_is_an_error_with_a_reason():
-    with pytest.raises(DataError, match=r"none of 3 pictures could be evaluated: a.jpg: cut off"):
+    with pytest.raises(DataError, match=r"none of 3 pictures could be read: a.jpg: cut off"):
         Tally(3).finish(Named(3), {"a.jpg": "cut off"})  # type: ignore

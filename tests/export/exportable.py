@@ -1,10 +1,6 @@
-"""Tiny models of every kind, and pictures for them."""
-
-import torch
+"""Tiny models of every kind."""
 
 from vitrail import BitConfig, MixerConfig, VitConfig
-from vitrail.models.build import build
-from vitrail.models.initialization import initialize
 
 BASE = VitConfig(
     depth=2, width=16, mlp_width=24, heads=2, patch_size=4, image_size=8, num_classes=3
@@ -50,15 +46,3 @@ CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
         depth=2, width=16, tokens_mlp=6, channels_mlp=10, patch_size=4, image_size=8, num_classes=3
     ),
 }
-
-
-def awake(config, seed=0):
-    """A model none of whose weights is zero, so that every part has a say."""
-    torch.manual_seed(seed)
-    model = build(config, device="cpu")
-    initialize(model)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else parameter.data.add_(
-            0.1 * torch.randn_like(parameter)
-        )
-    return model.eval()

@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, awake
+from exportable import BASE, CONFIGS
 
 import vitrail
+from tiny_models import awake
 from vitrail import CheckpointError, ConfigError, Facts, Preprocessing
 from vitrail.export import api, networks, programs
 from vitrail.export.api import export_model

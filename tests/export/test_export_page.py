@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exportable import BASE, awake
+from exportable import BASE
 from PIL import Image
 
+from tiny_models import awake
 from vitrail import Facts, Preprocessing
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.export.api import export_model

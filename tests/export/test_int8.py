@@ -4,9 +4,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, awake
+from exportable import BASE, CONFIGS
 
 import vitrail
+from tiny_models import awake
 from tiny_runs import write_colors
 from vitrail import CheckpointError, ConfigError, Facts
 from vitrail.checkpoints.facts import facts_of
@@ -79,7 +80,7 @@ def test_a_loss_beyond_the_guard_is_refused_with_both_accuracies(model, tmp_path
     always(model, 0)  # which is right on 14 of the 41 pictures
     worse = to_onnx(always(awake(WIDE), 2), int8=True)  # on 13
     monkeypatch.setattr("vitrail.export.onnx_file.to_onnx", lambda *given, **settings: worse)
-    message = "int8 is right on 31.7% of 41 pictures and the model on 34.1%: .* max_drop=0.01"
+    message = "int8 is right on 31.7 % of 41 pictures and the model on 34.1 %: .* max_drop=0.01"
     with pytest.raises(CheckpointError, match=message):
         export_model(model, tmp_path / "model.onnx", int8=True)
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, awake
+from exportable import BASE, CONFIGS
 
+from tiny_models import awake
 from vitrail import ConfigError, MixerConfig, VitConfig
 from vitrail.export import graph as graphs
 from vitrail.export import resizing

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from exportable import BASE, awake
+from exportable import BASE
 
+from tiny_models import awake
 from vitrail import ConfigError, Facts, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize

@@ -3,8 +3,9 @@
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, awake
+from exportable import BASE, CONFIGS
 
+from tiny_models import awake
 from vitrail import CheckpointError, ConfigError, DataError, Facts, Preprocessing
 from vitrail.export import sessions
 from vitrail.export.onnx_file import to_onnx

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from tiny_runs import write_colors
 from vitrail import ConfigError, DataError, VisionTransformer
 from vitrail.checkpoints.facts import Facts
 from vitrail.cli import main
+from vitrail.cli.inspect import Method
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.sources import open_source
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
 from vitrail.models.names import configuration
 
 
@@ -142,7 +145,7 @@ def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, t
     found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
     (note,) = found.notes
     assert note.startswith("5 pictures of the data could not be read: ")
-    assert note.endswith(", and 2 more")
+    assert note.endswith(" and 2 more")
     assert found.study is not None
     assert found.study.images == 3
     for number in range(4):
@@ -286,3 +289,7 @@ def test_numbers_are_evenly_spaced():
     assert spaced(10, 3) == [0, 4, 9]
     assert spaced(2, 5) == [0, 1]
     assert spaced(0, 5) == []
+
+
+def test_the_command_knows_every_map_that_there_is_to_ask_for():
+    assert {*get_args(Method)} == {*GENERAL, *FOR_CLASSES}

@@ -118,9 +118,9 @@ def everything():
     )
 
 
-def written(inspection, tmp_path, **more):
+def written(inspection, tmp_path):
     path = tmp_path / "report.html"
-    write_inspection(path, inspection, **more)
+    write_inspection(path, inspection)
     return path.read_text(encoding="utf-8")
 
 
@@ -135,7 +135,7 @@ def words_of(text):
 
 
 def test_the_page_tells_everything_and_asks_nothing_of_the_network(everything, tmp_path):
-    text = written(everything, tmp_path, next_steps=["vitrail evaluate x"])
+    text = written(everything, tmp_path)
     reader = Reader(text)
     assert all(value.startswith(("data:image/", "#")) for value in reader.asked)
     for outside in ("http://", "https://", "url(", "@import", "<link"):
@@ -146,14 +146,14 @@ def test_the_page_tells_everything_and_asks_nothing_of_the_network(everything, t
         *("rollout", "relevance", "figure 6", "Figure 7, left", "Figure 7, center", "figure 10"),
         *("Figure 7, right", "figure 11", "In layer 0 heads look 10 to 90 pixels far"),
         *("In layer 1, 3.0 % of the patch tokens", "Darcet et al. 2024", "75.0 % of the variance"),
-        *("0.88", "t-SNE", "30 pictures", "vitrail evaluate x", "2 x 2"),
+        *("0.88", "t-SNE", "30 pictures", "2 x 2"),
     ):
         assert expected in words, expected
     assert "nan" not in words
 
 
 def test_sections_come_in_the_order_in_which_they_are_asked_for(everything, tmp_path):
-    text = written(everything, tmp_path, next_steps=["vitrail evaluate x"])
+    text = written(everything, tmp_path)
     assert headings(text) == [
         "What it says and where it looks",
         "Ask a patch where it looks",
@@ -168,7 +168,6 @@ def test_sections_come_in_the_order_in_which_they_are_asked_for(everything, tmp_
         "The data set as a map",
         "Are these explanations true?",
         "Notes",
-        "What next",
     ]
     levels = [int(tag[1]) for tag, _ in Reader(text).seen if re.fullmatch("h[1-4]", tag)]
     assert levels[0] == 1
@@ -238,7 +237,7 @@ def test_names_from_files_cannot_change_the_page(everything, tmp_path):
         scatter=replace(SCATTER, classes=(EVIL,) * 3, method=EVIL),
         notes=(EVIL,),
     )
-    text = written(evil, tmp_path, next_steps=[EVIL])
+    text = written(evil, tmp_path)
     kinds = [values.get("type", "") for tag, values in Reader(text).seen if tag == "script"]
     assert kinds == ["application/json", "text/plain", "text/plain", ""]
     assert "<script>alert" not in text

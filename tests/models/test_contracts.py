@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tiny_models import awake
 from vitrail import BitConfig, DataError, VisionTransformer, VitConfig, create
-from vitrail.models.build import build
-from vitrail.models.initialization import initialize
 from vitrail.models.names import CONFIGURATIONS
 
 VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
@@ -72,18 +71,6 @@ VARIANTS = {
 }
 BASE = TINY["ViT-B/16"].change(patch_size=4, image_size=8, width=16)
 TINY |= {name: BASE.change(**changes) for name, changes in VARIANTS.items()}
-
-
-def awake(config, seed=0):
-    """A model none of whose weights is zero, so that every part has a say."""
-    torch.manual_seed(seed)
-    model = build(config, device="cpu")
-    initialize(model)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else parameter.data.add_(
-            0.1 * torch.randn_like(parameter)
-        )
-    return model.eval()
 
 
 def pictures(config, count=2):

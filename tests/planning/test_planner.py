@@ -8,9 +8,9 @@ from vitrail.cli import main
 from vitrail.errors import ConfigError
 from vitrail.models.build import create
 from vitrail.planning.accelerators import REPORTED, UTILIZATION, reached
-from vitrail.planning.memory import MIB
 from vitrail.planning.planner import plan
 from vitrail.planning.wish import Wish
+from vitrail.words import MIB
 
 TINY = {"model": "ViT-Mu/4", "classes": 10, "precision": "float32"}
 

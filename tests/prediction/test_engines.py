@@ -157,7 +157,7 @@ def test_what_int8_costs_is_measured_without_dropout(data, answering):
     np.savez(own, x_test=pixels, y_test=np.array(labels), class_names=np.array(CLASSES))
     told = []
     opened(shaky.train(), "onnx-int8", told, data=own, max_drop=0.2)
-    assert "float on 100.0%" in told[-1]
+    assert "float on 100 %" in told[-1]
 
 
 def test_auto_tries_what_a_model_can_be_made_into(monkeypatch):

@@ -14,7 +14,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.findings import Estimate
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Sets
-from vitrail.reproduction.looking import FIGURE6, FIGURE7, FIGURE10, FIGURE11, first_of_each
+from vitrail.reproduction.learned import FIGURE7, FIGURE10
+from vitrail.reproduction.looking import FIGURE6, FIGURE11, first_of_each
 from vitrail.reproduction.report import Verdict
 from vitrail.reproduction.structure import (
     Reach,

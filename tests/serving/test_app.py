@@ -73,7 +73,7 @@ def test_an_unreadable_picture_among_many_has_its_error_and_the_rest_an_answer(c
 def test_if_no_picture_can_be_read_that_is_the_error(client):
     assert "not a picture" in error(client.post("/predict", content=b"text", headers=PNG), 422)
     several = client.post("/features", files=files(b"text", b"text"))
-    assert error(several, 422).startswith("none of 2 pictures can be read: ")
+    assert error(several, 422).startswith("none of 2 pictures could be read: ")
 
 
 def test_a_threshold_lets_the_model_abstain(client):

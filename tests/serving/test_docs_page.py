@@ -4,25 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from page_stub import NEEDS_CHROMIUM, Stub, picture, started, tab
+from page_stub import NEEDS_CHROMIUM, picture, tab
 
 from vitrail.serving import docs_page, page
 
 ASSETS = Path(page.__file__).parent / "assets"
 PAGES = {"page": page, "docs": docs_page}
-
-
-@pytest.fixture(scope="module")
-def stub():
-    with Stub() as stub:
-        yield stub
-        stub.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with started() as browser:
-        yield browser
 
 
 @pytest.mark.parametrize("module", PAGES.values(), ids=PAGES)
@@ -35,8 +22,8 @@ def test_a_page_names_no_other_host(module):
 def test_the_policy_allows_the_style_and_script_of_the_page_and_no_others(module):
     (style,) = re.findall(r"<style>(.*?)</style>", module.PAGE, re.DOTALL)
     (script,) = re.findall(r"<script[^>]*>(.*?)</script>", module.PAGE, re.DOTALL)
-    assert f"style-src {page.digest(style)};" in module.POLICY
-    assert f"script-src {page.digest(script)};" in module.POLICY
+    assert f"style-src {page.policy_hash(style)};" in module.POLICY
+    assert f"script-src {page.policy_hash(script)};" in module.POLICY
     assert "unsafe" not in module.POLICY
     assert module.POLICY.startswith("default-src 'none'")
     assert " style=" not in module.PAGE  # the policy would ignore it

@@ -14,12 +14,13 @@ from PIL import Image
 from vitrail import ConfigError, DataError, MixerConfig
 from vitrail.checkpoints.facts import Facts
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.pictures import as_seen
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
 from vitrail.serving.description import Attention
-from vitrail.serving.looking import attention, explain, methods_of, prepared_only
+from vitrail.serving.looking import attention, explain, methods_of
 
 NAMES = ("sun", "moon", "star")
 
@@ -93,7 +94,7 @@ def test_classes_are_asked_by_name_and_the_likeliest_if_none_is(model, data):
     found = {name: pixels(explain(model, data, method="relevance", label=name)) for name in NAMES}
     assert (found["sun"] != found["moon"]).any()
     with torch.no_grad():
-        likeliest = NAMES[int(model(prepared_only(model, data)[None]).argmax())]
+        likeliest = NAMES[int(model(as_seen(model, data)[None]).argmax())]
     unasked = pixels(explain(model, data, method="relevance", label=None))
     assert (unasked == found[likeliest]).all()
 
@@ -133,7 +134,7 @@ def test_what_is_no_picture_is_refused(model):
 def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
     model = served(replace(tiny, **changes))
     found = attention(model, data)
-    image = prepared_only(model, data)[None]
+    image = as_seen(model, data)[None]
     prefix = model.config.num_prefix
     with torch.no_grad():
         if changes["pool"] == "map":
@@ -155,7 +156,7 @@ def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
 def test_rollout_comes_along(model, data):
     found = attention(model, data)
     rolled = np.frombuffer(base64.b64decode(found["rollout"]), np.uint8).reshape(found["grid"])
-    expected = rollout(model, prepared_only(model, data)[None])[0].numpy()
+    expected = rollout(model, as_seen(model, data)[None])[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
 
 
@@ -184,7 +185,7 @@ def test_looking_leaves_the_model_as_it_was(model, data):
 
 
 def test_a_model_answers_the_same_while_others_look_at_it(model, data):
-    image = prepared_only(model, data)[None]
+    image = as_seen(model, data)[None]
     with torch.inference_mode():
         expected = model(image)
     drawn, stop, wrong = [], threading.Event(), []

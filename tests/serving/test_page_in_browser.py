@@ -16,10 +16,8 @@ from page_stub import (
     NEEDS_CHROMIUM,
     ROLLED,
     ROWS,
-    Stub,
     Tab,
     picture,
-    started,
     tab,
     until,
 )
@@ -42,19 +40,6 @@ GIVE = """([kind, data, type]) => {
     ? new ClipboardEvent("paste", { ...more, clipboardData: transfer })
     : new DragEvent(kind, { ...more, dataTransfer: transfer }));
 }"""
-
-
-@pytest.fixture(scope="module")
-def stub():
-    with Stub() as stub:
-        yield stub
-        stub.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with started() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

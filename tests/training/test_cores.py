@@ -12,8 +12,9 @@ from vitrail import create
 from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
 from vitrail.models.names import configuration
-from vitrail.training import cores
-from vitrail.training.cores import KEPT, EachCoreAPart, keep_memory, parts_for, pays
+from vitrail.training import cores, memory
+from vitrail.training.cores import EachCoreAPart, parts_for, pays
+from vitrail.training.memory import KEPT, keep_memory
 from vitrail.training.objectives import Classification
 from vitrail.training.run import run
 from vitrail.training.settings import LossSettings, MachineSettings, ModelSettings, Settings
@@ -201,8 +202,8 @@ def test_malloc_is_set_by_the_command_and_never_by_the_library(
     settings = replace(SETTINGS, steps=2, machine=MachineSettings(parts=2))
     command = Train(data=str(data), out=tmp_path / "run", settings=settings, json=True)
     order = command.order()
-    monkeypatch.setattr(cores, "ctypes", SimpleNamespace(CDLL=lambda _: library))
-    monkeypatch.setattr(cores, "sys", SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda _: library))
+    monkeypatch.setattr(memory, "sys", SimpleNamespace(platform="linux"))
     assert run(order).finished if calls == 0 else command.run() == 0
     assert len(called) == calls
 

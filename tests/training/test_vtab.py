@@ -13,11 +13,12 @@ from tiny_runs import TINY, Notebook, write_colors
 from vitrail.cli.vtab import Vtab, words
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
+from vitrail.data.splits import representative
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.build import create
 from vitrail.training import transfer
 from vitrail.training.scores import Ledger, Report, Score, TaskScores
-from vitrail.training.tasks import Task, deal, open_task, read_tasks, representative
+from vitrail.training.tasks import Task, deal, open_task, read_tasks
 from vitrail.training.vtab import Bench, Protocol, measure
 
 SMALL = {"steps": 8, "batch_size": 6, "image_size": 8}

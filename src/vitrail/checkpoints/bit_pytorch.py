@@ -1,22 +1,13 @@
 """BiT as big_transfer's own PyTorch code saves it: `body.block1.unit01.conv1.weight`."""
 
-from collections.abc import Iterator
-
 from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, other_numerics, shape
-from vitrail.checkpoints.timm_bit import head_rules
+from vitrail.checkpoints.timm_bit import head_rules, unit_rules
 from vitrail.models.config import NUMERICS, BitConfig
 from vitrail.models.resnet import ROOT_WIDTH
 
-WRAPPER = "module."  # it trains on several devices by default
 STAGES = 4  # of every model it can build
-
-
-def tidy(weights: Weights) -> Weights:
-    """The tensors without the name of the wrapper."""
-    entries = {name.removeprefix(WRAPPER): entry for name, entry in weights.entries.items()}
-    return Weights(entries, weights.settings, weights.left_out)
 
 
 def recognizes(entries: Entries) -> bool:
@@ -56,16 +47,9 @@ def rules(config: BitConfig) -> list[Rule]:
     for stage, units in enumerate(config.blocks):
         for unit in range(units):
             there = f"body.block{stage + 1}.unit{unit + 1:02d}"
-            table += unit_rules(f"stages.{stage}.{unit}", there, unit == 0)
+            ours = f"stages.{stage}.{unit}"
+            table += unit_rules(ours, there, unit == 0, norm="gn", shortcut="downsample")
     table += weight_and_bias("norm", "head.gn")
     if config.num_classes:
         table += head_rules("head.conv")
     return table
-
-
-def unit_rules(ours: str, theirs: str, first: bool) -> Iterator[Rule]:
-    for index in (1, 2, 3):
-        yield from weight_and_bias(f"{ours}.norm{index}", f"{theirs}.gn{index}")
-        yield same(f"{ours}.conv{index}.weight", f"{theirs}.conv{index}.weight")
-    if first:
-        yield same(f"{ours}.shortcut.weight", f"{theirs}.downsample.weight")

@@ -56,11 +56,15 @@ def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
             temporary.write_text(model_card(model.config, facts, name), encoding="utf-8")
 
 
+def holds_model(folder: Path) -> bool:
+    return (folder / CONFIG).exists()
+
+
 def check_free(
     folder: Path, *, overwrite: bool, instead: str = "name another --out, or say --overwrite"
 ) -> None:
     """Refuse to put a model in the place of another, unless that is wanted."""
-    if (folder / CONFIG).exists() and not overwrite:
+    if holds_model(folder) and not overwrite:
         raise ConfigError(f"{folder} holds a model already; {instead}")
 
 

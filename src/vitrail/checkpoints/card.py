@@ -5,6 +5,7 @@ from vitrail.models.build import build
 from vitrail.models.checks import pair
 from vitrail.models.config import BitConfig, Config, VitConfig
 from vitrail.models.names import name_of
+from vitrail.words import listed
 
 GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"
 SHOWN_CLASSES = 20
@@ -68,9 +69,7 @@ def class_words(facts: Facts) -> str:
     names = facts.class_names
     if not names:
         return ""
-    shown = ", ".join(names[:SHOWN_CLASSES])
-    more = f" and {len(names) - SHOWN_CLASSES} more" if len(names) > SHOWN_CLASSES else ""
-    return f"\nClasses: {shown}{more}.\n"
+    return f"\nClasses: {listed(names, SHOWN_CLASSES)}.\n"
 
 
 def numbers(values: tuple[float, ...]) -> str:

@@ -338,13 +338,3 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     except (SafetensorError, RuntimeError) as error:  # how the writers say that a disk is full
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"cannot write {path}: {reason}") from None
-
-
-def cache_folder(name: str) -> Path | None:
-    """Where what can be made again is kept; None on a machine without a place for such things."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        own = Path(home) if home else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
-        return None
-    return Path(os.environ.get("VITRAIL_CACHE") or own / "vitrail") / name

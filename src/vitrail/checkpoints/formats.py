@@ -86,7 +86,7 @@ FORMATS = {
         timm_vit.tidy,
         (table(timm_bit, BitConfig), table(timm_mixer, MixerConfig), table(timm_vit, VitConfig)),
     ),
-    "bit_pytorch": Format("big_vision", bit_pytorch.tidy, (table(bit_pytorch, BitConfig),)),
+    "bit_pytorch": Format("big_vision", lambda weights: weights, (table(bit_pytorch, BitConfig),)),
 }
 
 

@@ -1,15 +1,13 @@
 """MLP-Mixer in Google's names; the older layout, `Mixer/encoderblock_0/…`, is turned to today's."""
 
-import math
 import re
 
 import torch
 
 from vitrail.checkpoints.files import Entry, Weights
-from vitrail.checkpoints.google_vit import conv, dense, mlp_rules, norm
+from vitrail.checkpoints.google_vit import NO_ROWS, conv, dense, mlp_rules, norm
 from vitrail.checkpoints.rules import Entries, Rule, same
-from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape
-from vitrail.errors import CheckpointError
+from vitrail.checkpoints.shapes import count, last_size, other_numerics, shape, square
 from vitrail.models.config import NUMERICS, MixerConfig
 
 # The older layout's names. Its kernels may have axes of length 1, which `renamed` drops.
@@ -55,19 +53,13 @@ def describe(weights: Weights) -> MixerConfig:
     down, across, channels, width = shape(entries, "stem/kernel", 4)
     tokens, tokens_mlp = shape(entries, "MixerBlock_0/token_mixing/Dense_0/kernel", 2)
     _, channels_mlp = shape(entries, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
-    if not is_square(tokens):
-        raise CheckpointError(
-            f"the Mixer has {tokens} tokens, which make no square grid; "
-            "Google's format cannot say how many go into a row"
-        )
-    side = math.isqrt(tokens)
     return MixerConfig(
         depth=count(entries, r"MixerBlock_(\d+)/"),
         width=width,
         tokens_mlp=tokens_mlp,
         channels_mlp=channels_mlp,
         patch_size=(down, across),
-        image_size=(side * down, side * across),
+        image_size=square(tokens, (down, across), NO_ROWS),
         channels=channels,
         num_classes=last_size(entries, "head/bias"),
         numerics=NUMERICS["google"],

@@ -4,14 +4,13 @@ Shapes: D width, H heads, K channels per head, M inside the MLP, P patch, I and 
 and out. JAX multiplies from the right, so kernels are (in, out) and convolutions (P, P, I, O).
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
 
 from vitrail.checkpoints.files import Entry, Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same
-from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape
+from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape, square
 from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, VitConfig, resnet_shrink
 from vitrail.models.resnet import ROOT_WIDTH
@@ -19,6 +18,7 @@ from vitrail.models.resnet import ROOT_WIDTH
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_0"
 ATTENTION = "MultiHeadDotProductAttention_0"
+NO_ROWS = "Google's format cannot say how many go into a row"
 UNKNOWN_SIZE = 224  # a model with fixed positions does not say for which size it was trained
 
 
@@ -125,13 +125,7 @@ def image_size(entries: Entries, stride: tuple[int, int]) -> tuple[int, int]:
         sides = [max(1, UNKNOWN_SIZE // step) * step for step in stride]
         return sides[0], sides[1]
     patches = entries[POSITION].shape[1] - ("cls" in entries)
-    if not is_square(patches):
-        raise CheckpointError(
-            f"pos_embedding has {patches} rows for patches, which make no square grid; "
-            "Google's format cannot say how many go into a row"
-        )
-    side = math.isqrt(patches)
-    return side * stride[0], side * stride[1]
+    return square(patches, stride, NO_ROWS)
 
 
 def resnet_blocks(entries: Entries) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from vitrail.checkpoints.files import read_json, whole_or_absent, write_json
 from vitrail.errors import CheckpointError, VitrailError
+from vitrail.words import listed, size
 
 PREFIX = "hf:"
 ADDRESS = re.compile(
@@ -214,12 +215,13 @@ def needed(repository: Repository, files: Iterable[str]) -> list[str]:
     """The files a model is made of: settings, then weights, or the index of sharded ones."""
     found = weight_files(files)
     if not found:
+        there = listed(sorted(files)) or "nothing"
         raise CheckpointError(
-            f"{PREFIX}{repository.name} holds no weights that can be read; it has {some(files)}"
+            f"{PREFIX}{repository.name} holds no weights that can be read; it has {there}"
         )
     if len(found) > 1:
         raise CheckpointError(
-            f"{PREFIX}{repository.name} holds several files of weights, {some(found)}; "
+            f"{PREFIX}{repository.name} holds several files of weights, {listed(sorted(found))}; "
             f"get the one you mean with `hf download {repository.name} FILE`"
         )
     return [name for name in SETTINGS if name in files] + found
@@ -234,8 +236,9 @@ def download_model(
         shards = shard_names(repository.snapshot(commit) / INDEX)
         missing = [name for name in shards if name not in files]
         if missing:
+            lost = listed(sorted(missing))
             raise CheckpointError(
-                f"{PREFIX}{repository.name} has an index of weights, but not its {some(missing)}"
+                f"{PREFIX}{repository.name} has an index of weights, but not its {lost}"
             )
         download(repository, commit, {name: files[name] for name in shards})
         names = [*names, *shards]
@@ -268,16 +271,16 @@ def shard_names(index: Path) -> list[str]:
     return sorted(set(places.values()))
 
 
-def check_space(repository: Repository, size: int) -> None:
+def check_space(repository: Repository, needed: int) -> None:
     """Refuse a download that cannot fit, before its first byte."""
     place = repository.cache
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    if 0 < free < size:  # a disk that says 0 may be one that does not know
+    if 0 < free < needed:  # a disk that says 0 may be one that does not know
         raise CheckpointError(
-            f"{PREFIX}{repository.name} needs {size / 1e6:,.0f} MB in {repository.cache}, and "
-            f"{free / 1e6:,.0f} MB are free; make room, or set HF_HUB_CACHE to another disk"
+            f"{PREFIX}{repository.name} needs {size(needed)} in {repository.cache}, and "
+            f"{size(free)} are free; make room, or set HF_HUB_CACHE to another disk"
         )
 
 
@@ -428,10 +431,3 @@ def explain(error: BaseException, repository: Repository, doing: str) -> Checkpo
 
 def one_line(words: object) -> str:
     return " ".join(str(words).split())[:200]
-
-
-def some(names: Iterable[str]) -> str:
-    """The first names of a list that may be long."""
-    names = sorted(names)
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return (", ".join(names[:6]) or "nothing") + more

@@ -1,11 +1,10 @@
 """config.json of transformers: what it says of a ViT, and the one we write."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitrail.checkpoints.shapes import is_square
+from vitrail.checkpoints.shapes import square
 from vitrail.errors import CheckpointError
 from vitrail.models.checks import Size, pair, tidy_size
 from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig
@@ -100,13 +99,8 @@ def image_size(settings: Settings, patches: int, patch_size: tuple[int, int]) ->
                 f"patches of {down} x {across} pixels"
             )
         return height, width
-    if not is_square(patches):
-        raise CheckpointError(
-            f"the weights have positions for {patches} patches, which make no square grid; "
-            "only the config.json that belongs to them can say how many go into a row"
-        )
-    side = math.isqrt(patches)
-    return side * down, side * across
+    hint = "only the config.json that belongs to the weights can say how many go into a row"
+    return square(patches, patch_size, hint)
 
 
 def numerics(settings: Settings, *, is_dino: bool) -> Numerics:

@@ -9,10 +9,12 @@ from typing import Any
 
 from vitrail.checkpoints import bundle, hub
 from vitrail.checkpoints.adapt import Change, adapt, under_numerics
+from vitrail.checkpoints.bundle import CONFIG, holds_model
 from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.facts import from_dict as facts_from_dict
 from vitrail.checkpoints.files import SUFFIXES, Entry, Weights, clear_errors, read_file, read_json
 from vitrail.checkpoints.formats import FORMATS, OUR_METADATA, our_metadata, read_model, table_for
+from vitrail.checkpoints.huggingface_processor import PROCESSOR
 from vitrail.checkpoints.rules import Rule
 from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError, ConfigError
@@ -22,7 +24,6 @@ from vitrail.models.config import Numerics
 from vitrail.models.names import configuration, name_of
 
 Reference = str | PathLike[str]
-BESIDE = "preprocessor_config.json"  # what Hugging Face writes beside config.json
 BESIDE_CONFIG = ("model.safetensors", "pytorch_model.bin")  # files that config.json belongs to
 EXAMPLE = "hf:google/vit-base-patch16-224"  # an address that is there
 
@@ -93,7 +94,7 @@ def open_reference(
     with clear_errors(path):
         if not path.exists():
             raise nothing_at(text)
-        if path.name in BESIDE_CONFIG and (path.parent / "config.json").exists():
+        if path.name in BESIDE_CONFIG and holds_model(path.parent):
             path = path.parent  # the settings beside such a file belong to it
         weights, header = read_folder(path) if path.is_dir() else read_single(path)
     if heads is not None:
@@ -148,11 +149,11 @@ def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
         entries |= weights.entries
         header |= weights.settings
     settings = {}
-    if (folder / "config.json").exists():
-        settings = read_json(folder / "config.json")
+    if holds_model(folder):
+        settings = read_json(folder / CONFIG)
         header.pop(OUR_METADATA, None)  # config.json decides: somebody may have changed it
-    if (folder / BESIDE).exists():
-        settings[BESIDE] = read_json(folder / BESIDE)
+    if (folder / PROCESSOR).exists():
+        settings[PROCESSOR] = read_json(folder / PROCESSOR)
     return Weights(entries, header | settings), header
 
 

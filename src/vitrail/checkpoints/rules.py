@@ -14,9 +14,9 @@ from vitrail.checkpoints.files import FLOATS, Entry
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model, build
 from vitrail.models.config import Config
+from vitrail.words import listed
 
 Entries = Mapping[str, Entry]
-SHOWN = 5  # names in a message; more would hide what it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,3 @@ def packed(rule: Rule, entries: Entries) -> Tensor:
         if part.dtype not in FLOATS:
             raise CheckpointError(f"{name} holds {part.dtype} values, which are no weights")
     return rule.pack(*parts).to(torch.float32).contiguous()
-
-
-def listed(names: Sequence[str]) -> str:
-    """The names, or the first few and how many more."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

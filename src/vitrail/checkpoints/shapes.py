@@ -36,6 +36,16 @@ def is_square(number: int) -> bool:
     return number > 0 and math.isqrt(number) ** 2 == number
 
 
+def square(patches: int, stride: tuple[int, int], hint: str) -> tuple[int, int]:
+    """The pixels of a square of so many patches, which are `stride` pixels apart."""
+    if not is_square(patches):
+        raise CheckpointError(
+            f"the file is made for {patches} patches, which make no square grid; {hint}"
+        )
+    side = math.isqrt(patches)
+    return side * stride[0], side * stride[1]
+
+
 def usual_heads(width: int) -> int:
     """How many heads a ViT of this width has in every library, where a file does not say."""
     for _, known_width, _, heads in SIZES.values():

@@ -59,12 +59,15 @@ def rules(config: BitConfig) -> list[Rule]:
     return table
 
 
-def unit_rules(ours: str, theirs: str, first: bool) -> Iterator[Rule]:
+def unit_rules(
+    ours: str, theirs: str, first: bool, *, norm: str = "norm", shortcut: str = "downsample.conv"
+) -> Iterator[Rule]:
+    """What one unit holds; big_transfer's own code has other words for two of its parts."""
     for index in (1, 2, 3):
-        yield from weight_and_bias(f"{ours}.norm{index}", f"{theirs}.norm{index}")
+        yield from weight_and_bias(f"{ours}.norm{index}", f"{theirs}.{norm}{index}")
         yield same(f"{ours}.conv{index}.weight", f"{theirs}.conv{index}.weight")
     if first:
-        yield same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight")
+        yield same(f"{ours}.shortcut.weight", f"{theirs}.{shortcut}.weight")
 
 
 def head_rules(theirs: str) -> Iterator[Rule]:

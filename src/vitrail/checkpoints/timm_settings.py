@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.shapes import is_square
+from vitrail.checkpoints.shapes import square
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.checks import pair
@@ -82,13 +82,8 @@ def image_size(patches: int, stride: tuple[int, int], settings: Settings) -> tup
     for height, width in grids(settings, stride):
         if height * width == patches:
             return height * down, width * across  # pixels that fill no patch are not looked at
-    if not is_square(patches):
-        raise CheckpointError(
-            f"the file has positions for {patches} patches, which make no square grid; how many "
-            "go into a row must be said by model_args.img_size of a config.json beside it"
-        )
-    side = math.isqrt(patches)
-    return side * down, side * across
+    hint = "how many go into a row must be said by model_args.img_size of a config.json beside it"
+    return square(patches, stride, hint)
 
 
 def usual_size(stride: tuple[int, int], settings: Settings) -> tuple[int, int]:

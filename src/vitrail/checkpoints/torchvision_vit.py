@@ -4,22 +4,12 @@ Its files are bare state dicts. The number of heads is in none of them: it is th
 width, or what the user says.
 """
 
-import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
-from vitrail.checkpoints.shapes import (
-    count,
-    is_square,
-    last_size,
-    other_numerics,
-    shape,
-    usual_heads,
-)
+from vitrail.checkpoints.shapes import count, last_size, other_numerics, shape, square, usual_heads
 from vitrail.errors import CheckpointError
 from vitrail.models.checks import pair
 from vitrail.models.config import NUMERICS, VitConfig
@@ -74,11 +64,6 @@ def describe(weights: Weights) -> VitConfig:
     width, channels, down, across = shape(entries, "conv_proj.weight", 4)
     mlp_width, _ = shape(entries, f"{LAYER}0.mlp.0.weight", 2)
     patches = shape(entries, POSITION, 3)[1] - 1
-    if not is_square(patches):
-        raise CheckpointError(
-            f"{POSITION} has {patches} rows for patches; torchvision's grids are square"
-        )
-    side = math.isqrt(patches)
     heads = weights.settings.get("heads")
     return VitConfig(
         depth=count(entries, rf"{re.escape(LAYER)}(\d+)\."),
@@ -86,7 +71,7 @@ def describe(weights: Weights) -> VitConfig:
         mlp_width=mlp_width,
         heads=usual_heads(width) if heads is None else heads,
         patch_size=(down, across),
-        image_size=(side * down, side * across),
+        image_size=square(patches, (down, across), "torchvision's grids are square"),
         channels=channels,
         num_classes=last_size(entries, "heads.head.bias"),
         representation=last_size(entries, "heads.pre_logits.bias"),
@@ -120,15 +105,6 @@ def block_rules(ours: str, theirs: str) -> Iterator[Rule]:
     yield from weight_and_bias(f"{ours}.norm2", f"{theirs}.ln_2")
     yield from weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.mlp.0")
     yield from weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.mlp.3")
-
-
-def companions(config: VitConfig, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Nothing: torchvision keeps everything but the weights in its code."""
-    return {}
-
-
-def read_facts(settings: dict[str, Any], config: VitConfig) -> Facts | None:
-    return None
 
 
 def late_name(name: str) -> str:

@@ -10,6 +10,7 @@ import tyro
 
 from vitrail.cli.status import UnmetError
 from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+from vitrail.words import cut
 
 if TYPE_CHECKING:
     from vitrail.data.health import Health, Member, Twins
@@ -99,9 +100,8 @@ def table(health: "Health") -> Iterator[str]:
     widest = max(len("class"), min(room, max(map(len, health.classes), default=0)))
     yield f"{'class':{widest}}" + "".join(f"{name[:10]:>11}" for name in [*splits, "all"])
     for name, counts in list(health.counts.items())[:MOST_ROWS]:
-        called = name if len(name) <= widest else f"{name[: widest - 1]}…"
         numbers = [*(counts[split] for split in splits), sum(counts.values())]
-        yield f"{called:{widest}}" + "".join(f"{number:>11,}" for number in numbers)
+        yield f"{cut(name, widest):{widest}}" + "".join(f"{number:>11,}" for number in numbers)
     if len(health.classes) > MOST_ROWS:
         yield f"and {len(health.classes) - MOST_ROWS:,} more classes; --json or --out lists all"
 

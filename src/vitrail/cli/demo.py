@@ -7,6 +7,7 @@ from pathlib import Path
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import tell
 from vitrail.errors import ConfigError, DataError
+from vitrail.words import duration, percent
 
 DATA = "builtin:sign-digits"
 SHOWN = 6  # pictures of attention.png
@@ -33,8 +34,8 @@ class Demo:
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
-        from vitrail.training.cores import keep_memory
         from vitrail.training.folder import is_run, read_run
+        from vitrail.training.memory import keep_memory
         from vitrail.training.recipes import read_recipe
         from vitrail.training.run import run
         from vitrail.training.setup import Order
@@ -64,7 +65,7 @@ class Demo:
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)
         print(f"\n{right} of {outcome.samples} new photographs are read rightly: ", end="")
-        print(f"{outcome.accuracy:.1%}, after {result.seconds:.0f} seconds.\n")
+        print(f"{percent(outcome.accuracy)}, after {duration(result.seconds)}.\n")
         found = {
             self.out / "report.html": "open it in a browser: curves, mistakes, settings",
             page: "what it looks at, patch by patch",

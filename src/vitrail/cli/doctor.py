@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import WIDTH, paragraph, printable
+from vitrail.extras import EXTRAS
 from vitrail.planning.diagnosis import Problem, conclusions, problems
 from vitrail.planning.machine import VARIABLES, Machine, look_at_machine
-from vitrail.planning.packages import EXTRAS, Package
+from vitrail.planning.packages import Package
+from vitrail.words import size
 
 if TYPE_CHECKING:
     from vitrail.planning.speed import Speeds
 
 NAME = 24  # columns of what is told about
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,3 @@ def row(name: str, words: str) -> list[str]:
     """A name and what there is to say, in a column of its own."""
     lines = wrap(words, WIDTH - NAME, break_on_hyphens=False, break_long_words=False)
     return [f"  {'' if n else name:{NAME - 2}}{line}" for n, line in enumerate(lines)]
-
-
-def size(count: int) -> str:
-    return f"{count / GIB:,.1f} GiB"

@@ -4,12 +4,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
+from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.words import cut, percent
 
 if TYPE_CHECKING:
     from vitrail.evaluation.findings import Estimate, Findings
@@ -58,7 +60,7 @@ class Evaluate:
     """sigmoid for a model that was trained with it: a yes or no for each class."""
     save_temperature: Path | None = None
     """Write the model with calibrated probabilities to this bundle, which may be the model's."""
-    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
     """Tokens to merge in each layer of a Vision Transformer: faster, a little less accurate."""
@@ -107,7 +109,7 @@ class Evaluate:
             )
         parallel.start(self.device)
         progress = Progress() if parallel.is_first() else None
-        guard = Guard(data=self.data, max_drop=0.01 if self.engine == "auto" else 1.0)
+        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
@@ -209,7 +211,7 @@ def report(findings: "Findings", title: str) -> Iterator[str]:
             yield f"  {called:26}{number_line(key, findings.estimates[key])}"
     if (calibration := findings.calibration) is not None and findings.accuracy < 1:
         yield f"  {'best temperature':26}{calibration.temperature:>9.3g}"
-        yield f"  {'calibration error after it':26}{100 * calibration.ece_scaled:>7.1f} %"
+        yield f"  {'calibration error after it':26}{percent(calibration.ece_scaled):>9}"
     yield ""
     for sentence in verdict(findings):
         yield from paragraph(f"- {sentence}")
@@ -220,8 +222,8 @@ def report(findings: "Findings", title: str) -> Iterator[str]:
 def number_line(key: str, found: "Estimate") -> str:
     if key == "loss":
         return f"{found.value:>9.4f}   {found.low:.4f} to {found.high:.4f}"
-    low, high = 100 * found.low, 100 * found.high
-    return f"{100 * found.value:>7.1f} %   {low:.1f} to {high:.1f} %"
+    low = percent(found.low).removesuffix(" %")
+    return f"{percent(found.value):>9}   {low} to {percent(found.high)}"
 
 
 def table(findings: "Findings") -> Iterator[str]:
@@ -232,10 +234,5 @@ def table(findings: "Findings") -> Iterator[str]:
     widest = max(widest, len("weakest classes"))
     yield f"{'weakest classes':{widest}}  pictures  precision   recall       F1"
     for c in shown:
-        name = c.name if len(c.name) <= widest else f"{c.name[: widest - 1]}…"
-        shares = (share(c.precision, 9), share(c.recall, 7), share(c.f1, 7))
-        yield f"{name:{widest}}  {c.pictures:>8,}  {'  '.join(shares)}"
-
-
-def share(value: Any, width: int) -> str:
-    return f"{100 * value:>{width - 2}.1f} %" if value == value else f"{'-':>{width}}"
+        shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
+        yield f"{cut(c.name, widest):{widest}}  {c.pictures:>8,}  {shares}"

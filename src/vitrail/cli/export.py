@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
 from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.export.kinds import MOST_DROP, Target
+from vitrail.words import duration, percent, size
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -22,13 +24,13 @@ class Export:
     """A bundle, a file of weights, or hf:owner/name."""
     out: Path
     """The file to write: model.onnx, or model.pt2."""
-    to: Literal["onnx", "torch", "aotinductor"] = "onnx"
+    to: Target = "onnx"
     """onnx runs everywhere; torch is a torch.export program; aotinductor is that, compiled."""
     int8: bool = False
     """Round weights to 8 bits: a quarter of the size, quicker; what it costs is measured."""
     data: str | None = None
     """Pictures to measure int8 by: their test split; without it, those of the training."""
-    max_drop: float = 0.01
+    max_drop: float = MOST_DROP
     """Refuse int8 if it loses more than this share of the accuracy."""
     with_preprocessing: bool = False
     """The file takes the pixels of a picture of any size, and prepares them itself."""
@@ -62,14 +64,14 @@ class Export:
 
 def report(done: "Exported") -> Iterator[str]:
     """What was written, for people."""
-    yield f"{done.model} -> {done.to}, {done.bytes / 1e6:.1f} MB"
+    yield f"{done.model} -> {done.to}, {size(done.bytes)}"
     if (cost := done.cost) is not None:
         yield from paragraph(
-            f"  int8 is right on {cost.int8_accuracy:.2%} of {cost.pictures:,} pictures of "
-            f"{cost.data}, the model on {cost.accuracy:.2%}",
+            f"  int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
+            f"{cost.data}, the model on {percent(cost.accuracy)}",
             4,
         )
     for note in done.notes:
         yield from paragraph(f"  note: {note}", 4)
     yield f"run and compared: logits and features differ by {done.difference:.1e} of the largest"
-    yield f"done in {done.seconds:.1f} s: {done.path}"
+    yield f"done in {duration(done.seconds)}: {done.path}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.data.samples import Samples
@@ -220,6 +221,6 @@ def few_pictures(train: "Features", shots: Sequence[int | str]) -> Iterator[str]
 def cell(trial: "Trial") -> str:
     """`81.3 ± 2.0 %`."""
     if trial.interval is None:
-        return f"{100 * trial.mean:.1f} %"
+        return percent(trial.mean)
     half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
     return f"{100 * trial.mean:.1f} ± {100 * half:.1f} %"

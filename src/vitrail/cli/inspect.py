@@ -52,12 +52,12 @@ class Inspect:
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail.checkpoints.bundle import CONFIG
+        from vitrail.checkpoints.bundle import holds_model
         from vitrail.checkpoints.load import load
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
 
-        if is_run(self.out) or (self.out / CONFIG).exists():
+        if is_run(self.out) or holds_model(self.out):
             raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
         model = load(self.model, tell=aside)
         data, note = (self.data, "") if self.data else usual_data(model)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
 from vitrail.cli.text import MANNER, paragraph, printable
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.ladder import Climb
@@ -39,8 +40,6 @@ def run_ladder(order: "Order", *, rate: float | None, begun: float, as_json: boo
 
 def report(climb: "Climb") -> Iterator[str]:
     """The table, which step paid, and what to type next; in 80 columns."""
-    from vitrail.training.report import duration
-
     yield ""
     yield f"{'step':{NAME}}{'dev':>{NUMBER}}{'gain':>{NUMBER}}{'time':>{TIME}}   learning rates"
     for rung in climb.rungs:
@@ -54,7 +53,8 @@ def report(climb: "Climb") -> Iterator[str]:
         yield f"  vitrail finetune --resume --out {climb.folder}"
         return
     for split, outcome in climb.outcomes.items():
-        yield f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
+        right = percent(outcome.accuracy)
+        yield f"{split}: {right} of {outcome.samples:,} pictures are named rightly"
     yield f"done in {duration(climb.seconds)}: {climb.folder}"
     if not MANNER.quiet:
         yield ""
@@ -64,11 +64,9 @@ def report(climb: "Climb") -> Iterator[str]:
 
 def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
     """`attention-only     94.0 %     +2.8    3 min 10 s   0.0002 best of 3`, and what failed."""
-    from vitrail.training.report import duration
-
     gain = climb.gain(rung)
     numbers = (
-        f"{'-' if rung.accuracy is None else percent(rung.accuracy):>{NUMBER}}"
+        f"{percent(rung.accuracy):>{NUMBER}}"
         f"{'' if gain is None else f'{100 * gain:+.1f}':>{NUMBER}}{duration(rung.seconds):>{TIME}}"
     )
     tried = [trial for trial in rung.trials if trial.accuracy is not None]
@@ -84,21 +82,15 @@ def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
 
 def verdict(climb: "Climb") -> str:
     """`attention-only paid: 91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not (93.6 %)`"""
-    from vitrail.training.report import duration
-
     first, *others = (rung for rung in climb.rungs if rung.accuracy is not None)
     words = []
     for rung in others:
         before, gain = climb.before(rung), climb.gain(rung)
         assert before is not None, "the first step comes before"
         if gain and gain > 0:
-            change = f"{100 * before:.1f} -> {percent(rung.accuracy)}"
+            change = f"{percent(before).removesuffix(' %')} -> {percent(rung.accuracy)}"
             words.append(f"{rung.name} paid: {change} for {duration(rung.seconds)}")
         else:
             words.append(f"{rung.name} did not pay ({percent(rung.accuracy)})")
     words += [f"{rung.name} was not tried" for rung in climb.rungs if rung.accuracy is None]
     return "; ".join([f"{first.name}: {percent(first.accuracy)}", *words])
-
-
-def percent(share: float | None) -> str:
-    return f"{100 * (share or 0.0):.1f} %"

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from vitrail.cli.text import MANNER
 from vitrail.training.watch import Watch
+from vitrail.words import percent
 
 EVERY = 10.0  # seconds between plain lines, growing with the run
 LONGEST_EVERY = 300.0
@@ -129,7 +130,7 @@ def verdict(row: Mapping[str, Any]) -> str:
     for key, value in row.items():
         split, _, what = key.partition("/")
         if what == "accuracy":
-            words.append(f"{split} {value:.1%} right")
+            words.append(f"{split} {percent(value)} right")
         elif what == "loss":
             words.append(f"{'' if words else split + ' '}loss {value:.3f}")
     return f"{', '.join(words)}, after epoch {row['epoch']:.1f}"

@@ -7,6 +7,9 @@ from pathlib import Path
 import tyro
 
 from vitrail.cli.text import tell
+from vitrail.words import MIB, size
+
+MAX_BYTES = 256 * MIB  # that of data/packing.py, which imports more than an option should
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Pack:
     """The folder to write the shards into."""
     split: str | None = None
     """Pack this split only; "all" puts everything together."""
-    max_bytes: int = 256 * 2**20
+    max_bytes: int = MAX_BYTES
     """The size at which the next shard begins."""
     json: bool = False
     """Print one JSON object instead of words."""
@@ -36,8 +39,7 @@ class Pack:
             counts["samples"] += shard.samples
             counts["bytes"] += shard.bytes
             if not self.json:
-                size = shard.bytes / 2**20
-                tell(f"{shard.path}  {shard.samples:,} pictures  {size:,.1f} MiB")
+                tell(f"{shard.path}  {shard.samples:,} pictures  {size(shard.bytes)}")
         if self.json:
             print(json.dumps({"destination": str(self.destination), "splits": splits}, indent=1))
             return

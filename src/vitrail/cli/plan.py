@@ -10,14 +10,13 @@ import tyro
 
 from vitrail.cli.text import paragraph
 from vitrail.planning.wish import Wish
-from vitrail.training.settings import Optimizer, Precision, Strategy
+from vitrail.words import number, size
 
 if TYPE_CHECKING:
     from vitrail.planning.planner import Outlook
 
 USUAL_BATCH, PAPERS_BATCH = 32, 4096
 LEAST_DAYS = 0.1  # below which nobody asks for an accelerator's days
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 PARTS = {
     "weights": "",
     "gradients": "at that moment",
@@ -31,37 +30,13 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Wish):
     """Tell what training a model will take: operations, memory, time here, days elsewhere."""
 
     model: tyro.conf.Positional[str]
     """A name from `vitrail models`, a bundle, or any other model reference."""
-    data: str = ""
-    """Plan for these pictures: their number, their classes, and the time to read them."""
-    batch_size: int | None = None
+    batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Pictures per step, over all devices: 32 if not given, or the paper's 4096 for a page."""
-    image_size: int | None = None
-    """Pixels along each side; the model's own if not given."""
-    classes: int | None = None
-    """Classes to tell apart; those of the data or of the model if not given."""
-    optimizer: Optimizer = "adamw"
-    """As --optim.kind of `vitrail train`."""
-    average: float = 0.0
-    """Decay of a running average of the weights; 0 for none."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
-    micro_batch: int | None = None
-    """Pictures at once on one device; the rest of a batch is accumulated."""
-    devices: int = 1
-    """Devices that share a batch."""
-    strategy: Strategy = "ddp"
-    """Several devices: a copy of the model for each, or each a part of it."""
-    precision: Precision = "auto"
-    """Of the matrix products."""
-    images: float | None = None
-    """Pictures of a pre-training, such as 303e6."""
-    epochs: float | None = None
-    """Times that each is seen; 1 if only images are given."""
     utilization: float = 0.35
     """Share of their published peak that accelerators are assumed to reach."""
     probe: bool = True
@@ -70,6 +45,9 @@ class Plan:
     """Write how such a training would run on a cluster to this Markdown file instead."""
     json: bool = False
     """Print one JSON object instead of a table."""
+
+    def __post_init__(self) -> None:
+        """The wish is looked at once it is whole, in `run`: a page has another usual batch."""
 
     def run(self) -> None:
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Wish)}
@@ -127,20 +105,20 @@ def memory_words(outlook: "Outlook") -> Iterator[str]:
     extras = [wish.optimizer, outlook.precision, *(["checkpointing"] * wish.checkpointing)]
     where = " of each device" if wish.devices > 1 else ""
     yield from paragraph(f"Memory{where}: {batch}; {', '.join(extras)}")
-    for part, size in memory.parts.items():
-        if size:
-            yield row(f"  {part}", bytes_of(size), PARTS[part])
+    for part, needed in memory.parts.items():
+        if needed:
+            yield row(f"  {part}", size(needed), PARTS[part])
     if wish.devices > 1:
-        yield row("  together", bytes_of(memory.tensors), "when a step needs most")
+        yield row("  together", size(memory.tensors), "when a step needs most")
         yield ""
         return
     how = "measured" if memory.measured else "estimated"
-    yield row("  the process itself", bytes_of(memory.process), how)
-    yield row("  holes in its heap", bytes_of(memory.lost), how)
-    yield row("  together", bytes_of(memory.peak), "when a step needs most")
+    yield row("  the process itself", size(memory.process), how)
+    yield row("  holes in its heap", size(memory.lost), how)
+    yield row("  together", size(memory.peak), "when a step needs most")
     if memory.evaluation > memory.tensors + memory.lost:
-        yield row("  evaluating needs more", bytes_of(memory.evaluation), "and the process")
-    yield row("free here", bytes_of(outlook.free))
+        yield row("  evaluating needs more", size(memory.evaluation), "and the process")
+    yield row("free here", size(outlook.free))
     yield row("fits here", f"{outlook.largest_batch:,}", "pictures at once, at most")
     yield ""
 
@@ -181,24 +159,12 @@ def row(name: str, value: str, remark: str = "") -> str:
     return f"{name:22}{value:>18}  {remark}".rstrip()
 
 
-def bytes_of(size: float) -> str:
-    """1.2 GiB."""
-    unit = 0
-    while size >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.0f} {UNITS[unit]}" if unit < 3 else f"{size:,.2f} {UNITS[unit]}"
-
-
 def amount(value: float) -> str:
     """35.1 G, for operations."""
     for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if value >= 10**power:
             return f"{value / 10**power:,.3g} {letter}"
     return f"{value:,.0f} "
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader, StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
+from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.words import cut
 
 if TYPE_CHECKING:
     from vitrail.prediction.answers import Answer
@@ -47,13 +49,13 @@ class Predict:
     """One JSON object on a line for each picture."""
     features: Path | None = None
     """Write the vector of each picture to this .npz, in place of answers."""
-    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
     """Tokens to merge in each layer of a Vision Transformer: faster, a little less accurate."""
     data: str | None = None
     """For int8: pictures with labels, to measure what it loses; else those of the training."""
-    max_drop: float = 0.01
+    max_drop: float = MOST_DROP
     """For int8: the largest share of accuracy that it may lose."""
     batch_size: int = 16
     """Pictures at once."""
@@ -243,10 +245,6 @@ def as_table(answers: Iterable["Answer"]) -> Iterator[str]:
             if other not in answer.labels and chance >= WORTH and len(line) + len(more) <= WIDTH:
                 line += more
         yield line.rstrip()
-
-
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def cut_left(text: str, width: int) -> str:

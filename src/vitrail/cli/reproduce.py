@@ -12,6 +12,7 @@ from vitrail.cli.live import clock
 from vitrail.cli.text import MANNER, WIDTH, aside, printable, tell
 from vitrail.errors import ConfigError, unknown
 from vitrail.reproduction.names import ALL, NAMES
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.reproduction.cells import Cell, Result
@@ -101,9 +102,9 @@ class Reproduce:
             print(line)
 
     def tell(self, name: str, cell: "Cell", result: "Result") -> None:
-        found = f"5-shot {result.fewshot:.1%}"
+        found = f"5-shot {percent(result.fewshot)}"
         if result.accuracy is not None:
-            found = f"test {result.accuracy:.1%}, {found}"
+            found = f"test {percent(result.accuracy)}, {found}"
         line = f"  {printable(name)}: {found}, {result.seconds:.0f} s"
         (aside if self.json else tell)(line)
 

@@ -9,10 +9,12 @@ import tyro
 
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
+from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.serving.settings import MOST_PIXELS
+from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"
-MEGABYTE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +27,13 @@ class Serve:
     """0.0.0.0 lets other machines in; then give a --token."""
     port: int = 8000
     """0 takes any that is free."""
-    engine: Literal["torch", "onnx", "onnx-int8", "auto"] | None = None
+    engine: EngineKind | None = None
     """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
     merge: int = 0
     """Tokens to merge in each layer, for more speed at a small loss; torch only."""
     data: str | None = None
     """For int8: pictures with labels, to measure what it loses; else those of the training."""
-    max_drop: float = 0.01
+    max_drop: float = MOST_DROP
     """For int8: the largest share of accuracy that it may lose."""
     device: str = ""
     """cpu, cuda, mps; chosen if not given."""
@@ -47,7 +49,7 @@ class Serve:
     """Size of a request."""
     max_pictures: int = 64
     """Pictures in a request."""
-    max_pixels: int = 64 * 2**20
+    max_pixels: int = MOST_PIXELS
     """Pixels of a picture."""
     token: str | None = None
     """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
@@ -92,7 +94,7 @@ class Serve:
             grace=self.grace,
             log="off" if MANNER.quiet else self.log,
             limits=Limits(
-                body=round(self.max_megabytes * MEGABYTE),
+                body=round(self.max_megabytes * MIB),
                 pictures=self.max_pictures,
                 pixels=self.max_pixels,
                 queue=self.queue,

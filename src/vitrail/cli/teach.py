@@ -10,6 +10,7 @@ import tyro
 
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.probing.teaching import Taught
@@ -79,7 +80,6 @@ def report(taught: "Taught") -> Iterator[str]:
         yield from paragraph(f"  not read: {name}: {why}", 4)
     yield f"it tells {len(taught.classes):,} classes apart now"
     if taught.accuracy is not None:
-        yield (
-            f"with each of its pictures left out in turn, {100 * taught.accuracy:.1f} % are right"
-        )
-    yield f"done in {taught.seconds:.1f} s: {taught.folder}"
+        right = percent(taught.accuracy)
+        yield f"with each of its pictures left out in turn, {right} are right"
+    yield f"done in {duration(taught.seconds)}: {taught.folder}"

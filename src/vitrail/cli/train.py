@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run, new_folder, read_run, same_data
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
+from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.run import Result
@@ -77,7 +78,7 @@ class Training:
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
             )
         order = self.order()
-        from vitrail.training.cores import keep_memory
+        from vitrail.training.memory import keep_memory
 
         if self.settings.machine.parts != 1:
             keep_memory()
@@ -216,8 +217,6 @@ def as_json(result: "Result") -> dict[str, Any]:
 
 def words(result: "Result", command: Training) -> list[str]:
     """What became of it, and what to type next."""
-    from vitrail.training.report import duration
-
     if not result.finished:
         verb = "finetune" if command.start else "train"
         return [
@@ -225,7 +224,7 @@ def words(result: "Result", command: Training) -> list[str]:
             f"  vitrail {verb} --resume --out {result.folder}",
         ]
     lines = [
-        f"{split}: {outcome.accuracy:.1%} of {outcome.samples:,} pictures are named rightly"
+        f"{split}: {percent(outcome.accuracy)} of {outcome.samples:,} pictures are named rightly"
         for split, outcome in result.outcomes.items()
     ]
     lines.append(f"done in {duration(result.seconds)}: {result.folder}")

@@ -13,6 +13,7 @@ from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.training.settings import MachineSettings
+from vitrail.words import cut, percent
 
 if TYPE_CHECKING:
     from vitrail.training.scores import Report, TaskScores
@@ -49,7 +50,7 @@ class Vtab:
 
     def run(self) -> None:
         from vitrail.cli.live import Live
-        from vitrail.training.cores import keep_memory
+        from vitrail.training.memory import keep_memory
         from vitrail.training.tasks import open_task, read_tasks
         from vitrail.training.vtab import Bench, Protocol, measure
 
@@ -107,10 +108,10 @@ def words(report: "Report") -> Iterator[str]:
     yield ""
     for group, mean in report.groups.items():
         count = sum(task.task.group == group for task in report.tasks)
-        yield f"{share(mean)}  mean of {shortened(group, 40)} ({count})"
-    yield f"{share(report.mean)}  mean of all tasks ({len(report.tasks)})"
+        yield f"{percent(mean):>7}  mean of {cut(group, 40)} ({count})"
+    yield f"{percent(report.mean):>7}  mean of all tasks ({len(report.tasks)})"
     if report.mean_of_groups is not None:
-        yield f"{share(report.mean_of_groups)}  mean of the groups' means"
+        yield f"{percent(report.mean_of_groups):>7}  mean of the groups' means"
 
 
 def table(report: "Report") -> Iterator[str]:
@@ -118,10 +119,10 @@ def table(report: "Report") -> Iterator[str]:
     numbers = [numbers_of(task) for task in report.tasks]
     heads = ["pictures", "test", "classes", report.setting, "accuracy"]
     widths = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
-    groups = [shortened(task.task.group, LONGEST_GROUP) for task in report.tasks]
+    groups = [cut(task.task.group, LONGEST_GROUP) for task in report.tasks]
     group = max(map(len, ["group", *groups]))
     room = WIDTH - group - 2 - sum(width + 2 for width in widths)
-    names = [shortened(task.task.name, max(room, len("task"))) for task in report.tasks]
+    names = [cut(task.task.name, max(room, len("task"))) for task in report.tasks]
     name = max(map(len, ["task", *names]))
     for first, second, rest in zip(
         ["task", *names], ["group", *groups], [heads, *numbers], strict=True
@@ -139,13 +140,5 @@ def numbers_of(task: "TaskScores") -> list[str]:
         f"{first.judged:,}",
         f"{task.classes:,}",
         settings[0] if len(settings) == 1 else "several",
-        f"{share(task.accuracy)}{deviation}",
+        f"{percent(task.accuracy)}{deviation}",
     ]
-
-
-def share(value: float) -> str:
-    return f"{100 * value:5.1f} %"
-
-
-def shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"

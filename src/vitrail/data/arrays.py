@@ -16,7 +16,7 @@ from vitrail.data.files import Disk, cannot_read
 from vitrail.data.folders import split_order
 from vitrail.data.lists import classes_beside
 from vitrail.data.samples import Collection, LabelSets, Rows, class_order, told
-from vitrail.data.splits import SPLITS, canonical
+from vitrail.data.splits import SPLITS, canonical, place
 from vitrail.errors import DataError
 
 IMAGES = ("x", "images", "image", "imgs", "data", "pixels")
@@ -24,7 +24,7 @@ LABELS = ("y", "labels", "label", "targets")
 CLASS_NAMES = ("class_names", "classes", "label_names")
 
 
-class Pixels(NamedTuple):
+class PixelArrays(NamedTuple):
     """Pictures that belong together, and their labels."""
 
     split: str  # empty where none is stated
@@ -88,7 +88,7 @@ def from_named(
         labels = parts["labels", split].values
         if len(labels) != array.shape[0]:
             raise DataError(f"{where} has {array.shape[0]:,} images but {len(labels):,} labels")
-        pixels.append(Pixels(split, array, labels))
+        pixels.append(PixelArrays(split, array, labels))
     if not pixels:
         found = ", ".join(arrays)[:200] or "none"
         raise DataError(
@@ -100,7 +100,9 @@ def from_named(
     )
 
 
-def from_pixels(pixels: list[Pixels], classes: tuple[str, ...] | None, where: str) -> Collection:
+def from_pixels(
+    pixels: list[PixelArrays], classes: tuple[str, ...] | None, where: str
+) -> Collection:
     """One collection of all arrays; without names, the classes are called by their numbers."""
     pixels = sorted(pixels, key=lambda part: split_order(part.split))
     rows = Rows([(part.name or part.split or "row", part.images.shape[0]) for part in pixels])
@@ -128,10 +130,6 @@ def part_of(name: str) -> tuple[str, str]:
     if len(rest) == 1 and rest[0] in IMAGES:
         return "images", split
     return ("labels", split) if len(rest) == 1 and rest[0] in LABELS else (name, "other")
-
-
-def place(split: str, names: tuple[str, ...]) -> int:
-    return names.index(split) if split else 0
 
 
 def label_values(labels: np.ndarray, where: str) -> np.ndarray:

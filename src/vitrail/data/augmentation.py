@@ -6,14 +6,14 @@ Pillow images of mode RGB or L at their final size; whether to mirror one is for
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.operations import COLORS, OPERATIONS, Canvas, Fill
+from vitrail.data.operations import COLORS, OPERATIONS, Canvas
 from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL, Policy
 from vitrail.data.variation import Flavor
 from vitrail.errors import ConfigError, unknown
@@ -88,20 +88,6 @@ def fitting_box(
     return None
 
 
-def cut(image: Image.Image, box: Box, fill: Fill | Literal["reflect"] = "reflect") -> Image.Image:
-    """The pixels of a box; those outside of the picture are mirrored or have a color."""
-    if fill != "reflect":
-        canvas = Image.new(image.mode, (box.width, box.height), Canvas(fill).paint(image))
-        canvas.paste(image, (-box.left, -box.top))
-        return canvas
-    rows = (max(0, -box.top), max(0, box.top + box.height - image.height))
-    columns = (max(0, -box.left), max(0, box.left + box.width - image.width))
-    pixels = np.asarray(image)
-    wide = np.pad(pixels, (rows, columns, (0, 0))[: pixels.ndim], mode="reflect")
-    top, left = max(0, box.top), max(0, box.left)
-    return Image.fromarray(wide[top : top + box.height, left : left + box.width])
-
-
 def rand_augment(
     image: Image.Image,
     rng: Rng,
@@ -110,7 +96,6 @@ def rand_augment(
     *,
     flavor: Flavor = "torchvision",
     spread: float = 0.0,
-    fill: Fill | None = None,
 ) -> Image.Image:
     """`count` random operations of one strength (Cubuk et al. 2020, arXiv:1909.13719).
 
@@ -119,8 +104,7 @@ def rand_augment(
     timm-increasing    the same, and stronger with magnitude throughout: DeiT's `rand-m9-inc1`
     big_vision         0 to 30, stronger than the others from 10 on: AugReg's `randaug(2, 10)`
 
-    `spread` is the standard deviation of the magnitude (timm's `mstd`); `fill` replaces the color
-    of the flavor.
+    `spread` is the standard deviation of the magnitude (timm's `mstd`).
     """
     if flavor not in RAND_AUGMENT:
         raise unknown("flavor of RandAugment", flavor, RAND_AUGMENT)
@@ -133,13 +117,13 @@ def rand_augment(
         strength = magnitude
         if spread:
             strength = min(max(rng.normal(magnitude, spread), 0), policy.most)
-        image = random_operation(image, rng, policy, strength, fill)
+        image = random_operation(image, rng, policy, strength)
     return image
 
 
-def trivial_augment(image: Image.Image, rng: Rng, *, fill: Fill | None = None) -> Image.Image:
+def trivial_augment(image: Image.Image, rng: Rng) -> Image.Image:
     """One random operation of random strength (Müller and Hutter 2021, arXiv:2103.10158)."""
-    return random_operation(image, rng, TRIVIAL, int(rng.integers(31)), fill)
+    return random_operation(image, rng, TRIVIAL, int(rng.integers(31)))
 
 
 def aug_mix(
@@ -149,8 +133,6 @@ def aug_mix(
     severity: int = 3,
     width: int = 3,
     depth: int | None = None,
-    alpha: float = 1.0,
-    fill: Fill | None = None,
 ) -> Image.Image:
     """The picture mixed with `width` chains of operations (Hendrycks et al., arXiv:1912.02781).
 
@@ -158,26 +140,22 @@ def aug_mix(
     """
     if not 1 <= severity <= 10:
         raise ConfigError(f"severity={severity} must be 1 to 10")
-    share = rng.beta(alpha, alpha)  # of the chains, all together
+    share = rng.beta(1.0, 1.0)  # of the chains, all together
     total = np.float32(1 - share) * np.asarray(image, np.float32)
-    for weight in rng.dirichlet([alpha] * width):
+    for weight in rng.dirichlet([1.0] * width):
         changed = image
         for _ in range(depth or int(rng.integers(1, 4))):
-            changed = random_operation(changed, rng, AUGMIX, int(rng.integers(severity)), fill)
+            changed = random_operation(changed, rng, AUGMIX, int(rng.integers(severity)))
         total += np.float32(share * weight) * np.asarray(changed, np.float32)
     return Image.fromarray(np.rint(total).clip(0, 255).astype(np.uint8))
 
 
-def random_operation(
-    image: Image.Image, rng: Rng, policy: Policy, magnitude: float, fill: Fill | None
-) -> Image.Image:
+def random_operation(image: Image.Image, rng: Rng, policy: Policy, magnitude: float) -> Image.Image:
     """One operation of the policy, each as likely as any other."""
     names = list(policy.strengths)
     name = names[rng.integers(len(names))]
     sign = 1 if rng.random() < 0.5 else -1
-    canvas = Canvas(
-        policy.fill if fill is None else fill, policy.resample, (rng.random(), rng.random())
-    )
+    canvas = Canvas(policy.fill, policy.resample, (rng.random(), rng.random()))
     amount = policy.strengths[name](magnitude / policy.full, sign, image.size)
     return OPERATIONS[name](image, amount, canvas)
 

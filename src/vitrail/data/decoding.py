@@ -39,7 +39,7 @@ from PIL import (
 from vitrail.data.headers import Header, a, damaged, orientation, read_header, too_short
 from vitrail.errors import ConfigError, DataError, unknown
 
-Backend = Literal["auto", "quick", "pillow"]
+Decoder = Literal["auto", "quick", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
 MAX_SIDE = 65_535  # JPEG's and GIF's own limit; keeps a row, and decoders in Python, small
 SMALLEST_SCALED = 16  # pixels on the short side, below which libraries round scales differently
@@ -70,7 +70,7 @@ class Picture:
         *,
         channels: int = 3,
         at_least: tuple[int, int] | None = None,
-        backend: Backend = "auto",
+        backend: Decoder = "auto",
     ) -> np.ndarray:
         """(height, width, channels), uint8, contiguous and writable; gray is ITU-R 601.
 
@@ -80,8 +80,8 @@ class Picture:
         """
         if channels not in (1, 3):
             raise ConfigError(f"channels={channels} is neither gray (1) nor RGB (3)")
-        if backend not in get_args(Backend):
-            raise unknown("backend", backend, get_args(Backend))
+        if backend not in get_args(Decoder):
+            raise unknown("backend", backend, get_args(Decoder))
         shrink = self.shrink(at_least) if at_least and self.format == "JPEG" else 1
         stored = None
         if backend != "pillow" and self.header.layers in (1, 3):
@@ -126,7 +126,7 @@ def decode(
     channels: int = 3,
     max_pixels: int = MAX_PIXELS,
     at_least: tuple[int, int] | None = None,
-    backend: Backend = "auto",
+    backend: Decoder = "auto",
 ) -> np.ndarray:
     """The pixels of a picture file: `open_picture` and `Picture.pixels` together."""
     picture = open_picture(data, max_pixels=max_pixels)
@@ -237,16 +237,15 @@ def silence_libtiff() -> None:
         return  # linked into Pillow itself: out of reach
 
 
-def from_pillow(image: Image.Image, channels: int = 3) -> np.ndarray:
-    """The pixels of an image that is open already, as `decode` gives those of a file."""
+def from_pillow(image: Image.Image) -> np.ndarray:
+    """The pixels (H, W, 3) of an image that is open already, as `decode` gives those of a file."""
     try:
         upright = ImageOps.exif_transpose(image)
-        pixels = np.array(flattened(upright).convert("L" if channels == 1 else "RGB"))
+        return np.array(flattened(upright).convert("RGB"))
     except DataError:
         raise
     except Exception as error:  # it may not be decoded yet, and then anything can happen
         raise DataError(f"a Pillow image that cannot be decoded: {error}") from error
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def flattened(image: Image.Image) -> Image.Image:

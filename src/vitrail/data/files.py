@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitrail.errors import DataError
+from vitrail.extras import need
 
 MOST_OPEN = 256  # files at once; systems commonly allow 1024
 MOST_BYTES = 2**30  # of one picture; more is a mistake or an attack
@@ -134,12 +135,9 @@ class Cloud:
         return sorted(found)
 
     def ask(self, address: str, question: Any) -> Any:
+        fsspec = need("fsspec.core", extra="data", what=address)
         try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise DataError(f"{address} needs fsspec: pip install 'vitrail[data]'") from None
-        try:
-            system, key = url_to_fs(address)  # fsspec keeps one connection per process
+            system, key = fsspec.url_to_fs(address)  # it keeps one connection per process
             return question(system, key)
         except Exception as error:  # whatever the library behind the address throws
             raise cannot_read(address, error) from None
@@ -166,6 +164,14 @@ def current_umask() -> int:
     return mask
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole, or leave what was there."""
+    with whole_or_absent(path) as temporary:
+        temporary.write_bytes(
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
+
+
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""
@@ -185,3 +191,13 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def cache_folder(name: str) -> Path | None:
+    """Where what can be made again is kept; None on a machine without a place for such things."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        own = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:  # nobody's home
+        return None
+    return Path(os.environ.get("VITRAIL_CACHE") or own / "vitrail") / name

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.data.files import Disk, cannot_read
 from vitrail.data.samples import Collection, Names, Texts, is_picture, same_but_for_case
-from vitrail.data.splits import SPLITS, canonical
+from vitrail.data.splits import SPLITS, canonical, place
 from vitrail.errors import DataError
 
 EXPECTED = "expected a folder for each class with pictures in it"
@@ -157,10 +157,6 @@ def why_empty(root: Path) -> str:
     if count := sum(direct_pictures(root).values()):
         return f"holds {count:,} pictures but no class folders"
     return "holds no pictures"
-
-
-def place(split: str, names: tuple[str, ...]) -> int:
-    return names.index(split) if names else 0
 
 
 def split_order(name: str) -> tuple[int, str]:

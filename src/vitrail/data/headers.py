@@ -56,9 +56,14 @@ class Header:
     layers: int | None = None  # JPEG: 1 gray, 3 color, 4 CMYK
 
 
+def format_of(data: bytes) -> str | None:
+    """The format that a file begins like, if it is one that can be read."""
+    return next((f for f, mark in SIGNATURES.items() if re.match(mark, data, re.DOTALL)), None)
+
+
 def read_header(data: bytes) -> Header:
     """The header of a picture file; a `DataError` of one line for anything else."""
-    format = next((f for f, mark in SIGNATURES.items() if re.match(mark, data, re.S)), None)
+    format = format_of(data)
     if format is None:
         raise DataError(stranger(data))
     try:

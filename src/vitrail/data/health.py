@@ -172,15 +172,15 @@ def examine(
     )
 
 
-class Place(NamedTuple):
+class Row(NamedTuple):
     """Where a picture is."""
 
     split: str
     row: int
 
 
-def places_to_look(parts: dict[str, Samples], limit: int | None) -> list[Place]:
-    places = [Place(split, row) for split, part in parts.items() for row in range(len(part))]
+def places_to_look(parts: dict[str, Samples], limit: int | None) -> list[Row]:
+    places = [Row(split, row) for split, part in parts.items() for row in range(len(part))]
     if limit is None or limit >= len(places):
         return places
     return [places[int(row)] for row in np.linspace(0, len(places) - 1, max(limit, 1))]
@@ -203,7 +203,7 @@ def labels_of(parts: dict[str, Samples]) -> dict[str, np.ndarray | LabelSets]:
 Seen = tuple[tuple[Any, ...], str] | str  # a row of LOOK and the kind of picture; or why not
 
 
-def looked_at(parts: dict[str, Samples], places: list[Place]) -> Iterator[tuple[Place, Seen]]:
+def looked_at(parts: dict[str, Samples], places: list[Row]) -> Iterator[tuple[Row, Seen]]:
     """Each place and what is there, in order; never more than a batch ahead."""
     with ThreadPoolExecutor(WORKERS) as pool:
         for start in range(0, len(places), BATCH):
@@ -223,7 +223,7 @@ class Found(NamedTuple):
     """The pictures that could be read."""
 
     looks: np.ndarray  # (n,) of LOOK
-    places: list[Place]
+    places: list[Row]
     parts: dict[str, Samples]
     labels: dict[str, np.ndarray | LabelSets]
 

@@ -16,6 +16,7 @@ from vitrail.data.lists import LABEL, by_name, labels_of
 from vitrail.data.samples import Collection, LabelTable, Rows, Sample
 from vitrail.data.splits import canonical
 from vitrail.errors import DataError
+from vitrail.extras import need
 
 PREFIX = "hf:"
 
@@ -154,13 +155,7 @@ def load(reference: str, *, streaming: bool = False) -> Any:
 
 
 def library(reference: str) -> Any:
-    try:
-        import datasets  # type: ignore[import-not-found]
-    except ImportError:
-        raise DataError(
-            f"{reference} needs Hugging Face datasets: pip install 'vitrail[data]'"
-        ) from None
-    return datasets
+    return need("datasets", extra="data", what=reference)
 
 
 def columns_of(features: Any, reference: str) -> Columns:

@@ -42,11 +42,11 @@ class Canvas(NamedTuple):
 # Colors: each pixel stays where it is.
 
 
-def identity(image: Image.Image, _amount: float = 0) -> Image.Image:
+def identity(image: Image.Image, _amount: float) -> Image.Image:
     return image
 
 
-def invert(image: Image.Image, _amount: float = 0) -> Image.Image:
+def invert(image: Image.Image, _amount: float) -> Image.Image:
     return ImageChops.invert(image)
 
 
@@ -118,7 +118,7 @@ def solarize_add(image: Image.Image, addition: float) -> Image.Image:
     return lookup(image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS))
 
 
-def autocontrast(image: Image.Image, _amount: float = 0) -> Image.Image:
+def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
     """Stretch each channel so that it reaches from 0 to 255."""
     tables = []
     for counts in histograms(image):
@@ -128,7 +128,7 @@ def autocontrast(image: Image.Image, _amount: float = 0) -> Image.Image:
     return lookup(image, np.stack(tables))
 
 
-def equalize(image: Image.Image, _amount: float = 0) -> Image.Image:
+def equalize(image: Image.Image, _amount: float) -> Image.Image:
     """Spread each channel so that all values become about equally frequent."""
     tables = []
     for counts in histograms(image):

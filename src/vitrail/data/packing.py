@@ -6,7 +6,6 @@
 Pictures are copied as they are; arrays become PNG. The same samples give the same bytes.
 """
 
-import io
 import json
 import tarfile
 from collections.abc import Iterator
@@ -14,23 +13,28 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from vitrail.data.files import whole_or_absent
+from vitrail.data.headers import format_of
 from vitrail.data.samples import Sample, Source, is_picture
 from vitrail.data.sources import open_source, splits_of
 from vitrail.data.splits import canonical
+from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, DataError
+from vitrail.words import MIB
 
-MAX_BYTES = 256 * 2**20  # of a shard: large enough to stream, small enough to copy
+MAX_BYTES = 256 * MIB  # of a shard: large enough to stream, small enough to copy
 BLOCK = 512
 EMPTY_HEADER = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
-SIGNATURES = {
-    b"\xff\xd8\xff": "jpg",
-    b"\x89PNG\r\n\x1a\n": "png",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-    b"II*\0": "tif",
-    b"MM\0*": "tif",
+ENDINGS = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "WebP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "TIFF": "tif",
+    "AVIF": "avif",
 }
 
 
@@ -106,7 +110,10 @@ def write_classes(source: Source, folder: Path) -> None:
 def to_members(sample: Sample, index: int) -> list[tuple[str, bytes]]:
     """The files that stand for a sample: its picture, and its label or labels."""
     data = sample.data
-    ending, data = ("png", to_png(data)) if isinstance(data, np.ndarray) else (kind(sample), data)
+    if isinstance(data, np.ndarray):
+        ending, data = "png", to_png(as_image(data))
+    else:
+        ending = kind(sample)
     if isinstance(sample.label, tuple):
         label = ("json", json.dumps({"labels": list(sample.label)}).encode())
     else:
@@ -117,21 +124,11 @@ def to_members(sample: Sample, index: int) -> list[tuple[str, bytes]]:
 def kind(sample: Sample) -> str:
     """The ending that fits the bytes, else the one in the name."""
     assert isinstance(sample.data, bytes)
-    start = sample.data[:16]
-    for signature, ending in SIGNATURES.items():
-        if start.startswith(signature):
-            return ending
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return "webp"
-    if start[4:12] in (b"ftypavif", b"ftypavis"):
-        return "avif"
+    if (found := format_of(sample.data)) is not None:
+        return ENDINGS[found]
     return sample.name.rpartition(".")[2].lower() if is_picture(sample.name) else "jpg"
 
 
-def to_png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
+def as_image(pixels: np.ndarray) -> Image.Image:
     flat = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(flat)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return Image.fromarray(np.ascontiguousarray(flat))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.array_files import BROKEN, LazyArray, look_at
-from vitrail.data.arrays import Pixels, from_pixels
+from vitrail.data.arrays import PixelArrays, from_pixels
 from vitrail.data.files import cannot_read
 from vitrail.data.lists import classes_in
 from vitrail.data.samples import Collection
@@ -90,7 +90,7 @@ def from_idx(folder: Path) -> Collection:
             images, labels = idx_array(file), idx_array(files[part, "labels"])
             if len(images.shape) != 3 or labels.shape != images.shape[:1]:
                 raise DataError(f"{file} has shape {images.shape}, its labels {labels.shape}")
-            pixels.append(Pixels("test" if part == "t10k" else part, images, labels.values))
+            pixels.append(PixelArrays("test" if part == "t10k" else part, images, labels.values))
     if not pixels:
         raise DataError(f"{folder} has labels of MNIST's kind but not the images for them")
     return from_pixels(pixels, None, str(folder))
@@ -135,7 +135,7 @@ def from_cifar(folder: Path, version: Cifar) -> Collection:
                 images, labels = part(folder / name, version.labels)
             except BROKEN as error:
                 raise cannot_read(folder / name, error) from None
-            pixels.append(Pixels(split, images, labels, name.removesuffix(".bin")))
+            pixels.append(PixelArrays(split, images, labels, name.removesuffix(".bin")))
     names = folder / version.names
     classes = None
     if names.is_file():

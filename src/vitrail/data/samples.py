@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vitrail.errors import DataError
+from vitrail.words import listed
 
 Label = int | tuple[int, ...]
 
@@ -198,6 +199,16 @@ class Samples:
             return found
         return found.take(self.rows) if isinstance(found, LabelSets) else found[self.rows]
 
+    def numbers(self) -> np.ndarray:
+        """The class of each sample, of a set where one applies: int64 (n,)."""
+        found = self.labels()
+        assert not isinstance(found, LabelSets)
+        return np.asarray(found, np.int64)
+
+    def take(self, places: np.ndarray) -> "Samples":
+        """The samples at these places."""
+        return Samples(self.collection, places if self.rows is None else self.rows[places])
+
     def sizes(self) -> np.ndarray | None:
         """Bytes of each picture, without reading any; None where that cannot be known."""
         rows = np.arange(len(self)) if self.rows is None else self.rows
@@ -251,9 +262,8 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def told(classes: tuple[str, ...]) -> str:
-    """`the 3 classes ape, bee, cat`, the first five of them by name."""
-    more = ", …" if len(classes) > 5 else ""
-    return f"the {len(classes)} classes {', '.join(classes[:5])}{more}"
+    """`the 3 classes ape, bee, cat`, the first of them by name."""
+    return f"the {len(classes):,} classes {listed(classes)}"
 
 
 def is_picture(name: str) -> bool:

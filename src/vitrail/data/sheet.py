@@ -5,6 +5,8 @@
 The page asks nothing of the network: pictures and style are inside it.
 """
 
+import base64
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +17,11 @@ from string import Template
 import numpy as np
 from PIL import Image
 
+from vitrail.data.files import write_whole
 from vitrail.data.health import Health, Member, Twins
 from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source
 from vitrail.data.thumbnails import THUMBNAIL, inline, thumbnail, to_png
-from vitrail.errors import DataError
 
 GAP = 4
 COLUMNS = 8
@@ -72,33 +74,25 @@ $body
 """)
 
 
+def policy_hash(text: str) -> str:
+    """How a policy names a script or a style that is inside the page."""
+    found = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(found).decode('ascii')}'"
+
+
 def write_page(health: Health, folder: str | os.PathLike[str]) -> Path:
     """Write `index.html` and a PNG for each class into a folder; the path of the page."""
     folder = Path(folder)
-    try:
-        (folder / "sheets").mkdir(parents=True, exist_ok=True)
-        parts = {split: open_source(health.reference, split) for split in health.splits}
-        sheets = []
-        for number, name in enumerate(health.classes):
-            png = contact_sheet(spaced(parts, name, PER_CLASS))
-            slug = re.sub(r"[^\w-]+", "-", name)[:60]
-            replace_file(folder / "sheets" / f"{number:04}-{slug}.png", png)
-            if number < SHEETS:
-                sheets.append((name, png))
-        text = page(health, parts, sheets)
-        replace_file(folder / "index.html", text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise DataError(
-            f"cannot write {folder}: {error.strerror}; give another folder to --out"
-        ) from error
+    parts = {split: open_source(health.reference, split) for split in health.splits}
+    sheets = []
+    for number, name in enumerate(health.classes):
+        png = contact_sheet(spaced(parts, name, PER_CLASS))
+        slug = re.sub(r"[^\w-]+", "-", name)[:60]
+        write_whole(folder / "sheets" / f"{number:04}-{slug}.png", png)
+        if number < SHEETS:
+            sheets.append((name, png))
+    write_whole(folder / "index.html", page(health, parts, sheets))
     return folder / "index.html"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
 
 
 def page(health: Health, parts: dict[str, Samples], sheets: Sequence[tuple[str, bytes]]) -> str:

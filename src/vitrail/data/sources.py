@@ -26,12 +26,10 @@ from vitrail.data.folders import any_picture, from_folder, split_order, subfolde
 from vitrail.data.hf_datasets import from_hf, is_table_folder
 from vitrail.data.lists import LISTS, from_list
 from vitrail.data.published import IDX, cifar_folder, from_cifar, from_idx, idx_folder
-from vitrail.data.samples import Collection, LabelSets, Sample, Samples, Source, is_picture
+from vitrail.data.samples import Collection, LabelSets, Samples, Source, is_picture
 from vitrail.data.shards import from_shards, shards_at
 from vitrail.data.splits import SPLITS, Splits, canonical, divide
 from vitrail.errors import DataError, unknown
-
-__all__ = ["Sample", "Source", "Splits", "fingerprint", "open_source", "splits_of"]
 
 BUILTIN = {"sign-digits": "sign_digits_100.tar"}
 ALL = "all"  # the name of the split that every sample belongs to

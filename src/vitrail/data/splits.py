@@ -52,6 +52,11 @@ def canonical(name: str) -> str:
     return lower if lower in SPLITS else name.strip()
 
 
+def place(split: str, names: tuple[str, ...]) -> int:
+    """The number of a split among those that a set states; 0 for what is in none."""
+    return names.index(split) if split else 0
+
+
 def divide(names: Names, labels: np.ndarray | LabelSets, splits: Splits) -> np.ndarray:
     """For each sample its place in `SPLITS`; every class is divided in the same shares."""
     groups = rarest(labels) if isinstance(labels, LabelSets) else labels
@@ -66,6 +71,25 @@ def divide(names: Names, labels: np.ndarray | LabelSets, splits: Splits) -> np.n
     divided = np.zeros(len(order), np.uint8)
     divided[order] = places
     return divided
+
+
+def representative(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The places of `count` labels, drawn so that each class keeps its share and has one at least.
+
+    Every class is shuffled. Its r-th picture has priority n / sqrt(r (r - 1)), where n is how many
+    it has, and those with the highest are taken: Huntington's and Hill's way to give out seats.
+    """
+    order = rng.permutation(len(labels))
+    shuffled = labels[order]
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels))  # of each within its class, from 0
+    starts = np.cumsum(counts) - counts
+    by_class = np.argsort(shuffled, kind="stable")
+    rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
+    size = counts[shuffled]
+    with np.errstate(divide="ignore"):
+        priority = size / np.sqrt(rank * (rank + 1))
+    return np.sort(order[np.lexsort((-size, -priority))[:count]])
 
 
 def share(counts: np.ndarray, part: float) -> np.ndarray:

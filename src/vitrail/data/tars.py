@@ -32,7 +32,7 @@ TEXTS = {"classes.txt", "classes.json", *(f"labels{ending}" for ending in LISTS)
 SEVERAL = "\x1f"  # stands before each of several labels
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file inside a tar: where its bytes begin, and how many there are."""
 
     name: str
@@ -99,7 +99,7 @@ def build_index(path: str, storage: Storage) -> TarIndex:
 
 
 def add_member(
-    index: TarIndex, group: "Group", member: Member, ending: str, window: "Window"
+    index: TarIndex, group: "Group", member: TarMember, ending: str, window: "Window"
 ) -> None:
     base = member.name.rpartition("/")[2]
     if "/." in f"/{member.name}" or member.name.startswith("__MACOSX/"):
@@ -140,7 +140,7 @@ def split_key(name: str) -> tuple[str, str, str]:
     return (name, "", "") if dot < 0 else (name[:dot], ".", name[dot + 1 :].lower())
 
 
-def text_of(member: Member, window: "Window") -> str:
+def text_of(member: TarMember, window: "Window") -> str:
     if member.size > MOST_TEXT:
         raise DataError(f"{window.path}: {member.name} is too long for a text about pictures")
     return window.at(member.offset, member.size).decode("utf-8", "surrogateescape")
@@ -181,7 +181,7 @@ class Window:
         return self.data[inside : inside + size]
 
 
-def members(window: Window) -> Iterator[Member]:
+def members(window: Window) -> Iterator[TarMember]:
     """Every ordinary file of a tar that is there to its last byte; EOFError where it breaks off."""
     position, long_name, pax = 0, "", {}
     while True:
@@ -206,12 +206,12 @@ def members(window: Window) -> Iterator[Member]:
             raise EOFError(f"breaks off within {name}")
         position = start + (size + BLOCK - 1) // BLOCK * BLOCK
         if kind == b"L":
-            long_name = text_of(Member("a long name", start, size), window).rstrip("\0")
+            long_name = text_of(TarMember("a long name", start, size), window).rstrip("\0")
         elif kind == b"x":
-            pax = pax_values(text_of(Member("a pax header", start, size), window))
+            pax = pax_values(text_of(TarMember("a pax header", start, size), window))
         else:
             if kind in REGULAR and not name.endswith("/"):
-                yield Member(name.removeprefix("./"), start, size)
+                yield TarMember(name.removeprefix("./"), start, size)
             if kind not in (b"K", b"g"):
                 long_name, pax = "", {}
 

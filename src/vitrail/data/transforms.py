@@ -23,7 +23,7 @@ from vitrail.data import augmentation, decoding
 from vitrail.data.augmentation import Box
 from vitrail.data.decoding import Picture, open_picture
 from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.data.variation import Augmentation as Augmentation
+from vitrail.data.variation import Augmentation
 from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
@@ -51,7 +51,7 @@ class TrainTransform:
         what = self.augmentation
         size = self.preprocessing.size
         backend = "quick" if self.backend == "torch" else "pillow"
-        picture = Pixels(data, self.channels, backend, whole=not self.preprocessing.antialias)
+        picture = Undecoded(data, self.channels, backend, whole=not self.preprocessing.antialias)
         if what.crop == "padded":
             tensor = self.padded(picture, rng)
         else:
@@ -69,7 +69,7 @@ class TrainTransform:
             tensor = augmentation.random_erasing(tensor, rng)
         return tensor.contiguous()
 
-    def padded(self, picture: "Pixels", rng: np.random.Generator) -> Tensor:
+    def padded(self, picture: "Undecoded", rng: np.random.Generator) -> Tensor:
         """The whole picture at the size, with a border, and of that a part of the size again."""
         size = self.preprocessing.size
         whole = picture.cut(Box(0, 0, picture.height, picture.width), size)
@@ -120,7 +120,7 @@ class EvaluationTransform:
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator | None = None) -> Tensor:
         how = self.preprocessing
         backend = "auto" if self.backend == "torch" else "pillow"
-        picture = Pixels(data, self.channels, backend, whole=not how.antialias)
+        picture = Undecoded(data, self.channels, backend, whole=not how.antialias)
         size = how.resize_to or how.size
         if how.resize == "short-side":
             check_oblong(picture.height, picture.width)
@@ -132,19 +132,19 @@ class EvaluationTransform:
         return cut_middle(tensor, how.size)
 
 
-class Pixels:
+class Undecoded:
     """A picture of which parts can be cut out, decoded no larger than needed, or `whole`."""
 
     def __init__(
         self,
         data: bytes | np.ndarray,
         channels: int,
-        backend: decoding.Backend,
+        backend: decoding.Decoder,
         *,
         whole: bool = False,
     ) -> None:
         self.channels = channels
-        self.backend: decoding.Backend = backend
+        self.backend: decoding.Decoder = backend
         self.whole = whole or backend == "pillow"
         self.picture: Picture | None = None
         if isinstance(data, np.ndarray):

@@ -2,7 +2,7 @@
 
 passes.py        every picture once through a model, on any number of processes
 outcome.py       what is cheap enough to be asked during training, and the sums it is made of
-evaluate.py      the outcome of a model on a source
+quick.py         the outcome of a model on a source
 api.py           everything there is to say: `vitrail.evaluate`
 findings.py      what that is, as values
 matching.py      whether model and data speak of the same classes

@@ -138,7 +138,7 @@ def predicted(outputs: Outputs, matched: Match, loss: Loss, skipped: dict[str, s
     logits, indices = outputs.finish()
     source = matched.source
     if not len(indices):
-        raise none_read(source, skipped)
+        raise none_read(len(source), skipped)
     return Predictions(
         classes=source.classes,
         logits=logits,

@@ -1,4 +1,4 @@
-"""Numbers → pictures, as SVG text that stands in a page: curves, a confusion matrix, bars.
+"""Numbers → pictures, as SVG text that stands in a page: curves, and what other charts are made of.
 
 Colors are variables of `STYLE`, so that a page is right by day and by night; sizes are those of a
 view box, so that a chart is as wide as its place. No script: hovering is answered by `<title>`.
@@ -11,6 +11,8 @@ from html import escape
 from itertools import pairwise
 
 import numpy as np
+
+from vitrail.words import percent as as_percent
 
 STYLE = """
 :root { --s0: #9a3412; --s1: #0f766e; --s2: #4f46e5; --s3: #a16207; --s4: #be185d;
@@ -104,7 +106,7 @@ def line_chart(
     )
     parts = [axes(frame, texts)]
     parts += [curve(line, number, frame) for number, line in lines]
-    parts += [hits(line, frame, shown) for _, line in lines]
+    parts += [hits(line, frame, at_step(line.name, shown)) for _, line in lines]
     heights = spread([frame.y(line.last[1]) for _, line in lines], 14, HEIGHT - BOTTOM)
     for (number, line), text, y in zip(lines, ends, heights, strict=True):
         parts.append(
@@ -164,15 +166,21 @@ def strokes(points: Iterable[Point], frame: Frame) -> str:
     return "".join(path)
 
 
-def hits(line: Series, frame: Frame, shown: Callable[[float], str]) -> str:
-    """Unseen circles that tell their value."""
-    every = -(-len(line.points) // MOST_HITS)
+def hits(
+    line: Series, frame: Frame, told: Callable[[float, float], str], most: int = MOST_HITS
+) -> str:
+    """Unseen circles, `most` at most, that tell about their point."""
+    every = -(-len(line.points) // most)
     return "".join(
         f'<circle class="hit" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="7">'
-        f"<title>{escape(line.name)}, step {x:,.0f}: {shown(y)}</title></circle>"
+        f"<title>{escape(told(x, y))}</title></circle>"
         for x, y in line.points[::every]
         if math.isfinite(y)
     )
+
+
+def at_step(name: str, shown: Callable[[float], str]) -> Callable[[float, float], str]:
+    return lambda x, y: f"{name}, step {x:,.0f}: {shown(y)}"
 
 
 def thinned(line: Series, log: bool) -> Series:
@@ -246,12 +254,6 @@ def tidy(value: float) -> str:
     if size >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}".replace("e-0", "e-")
-
-
-def as_percent(value: float) -> str:
-    """98.3 %, and 100 % only where nothing is missing."""
-    text = f"{100 * value:.1f}"
-    return f"{100 if value == 1 else min(text, '99.9', key=float)} %"
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str], style: str = "") -> str:

@@ -16,6 +16,7 @@ from vitrail.evaluation.charts import (
     WIDTH,
     Frame,
     Series,
+    hits,
     strokes,
     svg,
     thinned,
@@ -23,7 +24,7 @@ from vitrail.evaluation.charts import (
 )
 from vitrail.evaluation.findings import Calibration, Selective
 from vitrail.evaluation.measures import COVERAGE
-from vitrail.evaluation.parts import percent
+from vitrail.words import percent
 
 STYLE = """
 .chart .diagonal { stroke: var(--ink); stroke-width: 1.3; stroke-dasharray: 1 4;
@@ -152,7 +153,8 @@ def trade_off(selective: Selective, surest: float, *, least: float = 0.0) -> str
         "share of the pictures it answers, surest first</text>"
         f'<path class="line" stroke="var(--s1)" d="{strokes(line.points, frame)}"/>'
     )
-    parts += [dot(frame, 1, whole), dot(frame, COVERAGE, surest), answers(frame, line)]
+    parts += [dot(frame, 1, whole), dot(frame, COVERAGE, surest)]
+    parts.append(hits(line, frame, on_surest_part, ANSWERS))
     label = (
         f"accuracy by share answered: {percent(surest)} on the surest 80 %, {percent(whole)} on all"
     )
@@ -178,12 +180,5 @@ def dot(frame: Frame, share: float, accuracy: float) -> str:
     )
 
 
-def answers(frame: Frame, line: Series) -> str:
-    """Unseen circles that tell their value."""
-    every = -(-len(line.points) // ANSWERS)
-    return "".join(
-        f'<circle class="hit" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="7">'
-        f"<title>surest {100 * x:.0f} %: {percent(y)} right</title></circle>"
-        for x, y in line.points[::every]
-        if math.isfinite(y)
-    )
+def on_surest_part(x: float, y: float) -> str:
+    return f"surest {100 * x:.0f} %: {percent(y)} right"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.files import whole_or_absent, write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.page import write_evaluation
@@ -31,9 +31,8 @@ def write_folder(
     page = folder / "evaluation.html"
     write_evaluation(page, findings, title=title, facts=facts, source=source)
     yield page
-    with whole_or_absent(folder / "evaluation.json") as temporary:
-        text = json.dumps(dict(facts) | findings.to_dict(), indent=1)
-        temporary.write_text(text, encoding="utf-8")
+    text = json.dumps(dict(facts) | findings.to_dict(), indent=1)
+    write_whole(folder / "evaluation.json", text)
     yield folder / "evaluation.json"
     with (
         whole_or_absent(folder / "predictions.csv") as temporary,

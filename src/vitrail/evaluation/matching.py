@@ -11,8 +11,7 @@ import numpy as np
 
 from vitrail.data.samples import LabelSets, Sample, Source
 from vitrail.errors import ConfigError
-
-SHOWN = 5  # names in a message
+from vitrail.words import listed
 
 
 class Relabeled:
@@ -76,14 +75,15 @@ def match(
     known = [name for name in classes if name in places]
     if by_order or not names:
         return by_number(outputs, source, named=bool(names))
+    own = listed(names, quoted=True)
     if not known:
         raise ConfigError(
-            f"the model tells {listed(names)} apart and the data {listed(classes)}; if these are "
-            "the same classes in the same order, say --by-order (in Python by_order=True)"
+            f"the model tells {own} apart and the data {listed(classes, quoted=True)}; if these "
+            "are the same classes in the same order, say --by-order (in Python by_order=True)"
         )
     if len(known) < len(classes):
         lacking = [name for name in classes if name not in places]
-        raise ConfigError(f"the model does not know {listed(lacking)}; it knows {listed(names)}")
+        raise ConfigError(f"the model does not know {listed(lacking, quoted=True)}; it knows {own}")
     numbers = [places[name] for name in classes]
     if tuple(names) == tuple(classes):
         return Match(source, None, [])
@@ -100,12 +100,7 @@ def by_number(outputs: int, source: Source, *, named: bool) -> Match:
     if outputs != len(source.classes):
         raise ConfigError(
             f"the model tells {outputs:,} classes apart and the data has {len(source.classes):,}: "
-            f"{listed(source.classes)}; it must be a data set of the same classes"
+            f"{listed(source.classes, quoted=True)}; it must be a data set of the same classes"
         )
     why = "calls its classes otherwise" if named else "does not say what its classes are called"
     return Match(source, None, [f"the model {why}: they are matched by their order"])
-
-
-def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more

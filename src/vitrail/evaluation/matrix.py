@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.evaluation.charts import LETTER, svg
+from vitrail.words import cut
 
 CELL = 26  # pixels a side, where numbers are written
 READABLE = 30  # classes up to which numbers and names are written
@@ -109,7 +110,7 @@ def confusion_map(confusion: np.ndarray, names: Sequence[str]) -> str:
 
 def written_map(matrix: Matrix) -> str:
     """Names at the sides, numbers in the cells."""
-    short = [cut(name) for name in matrix.names]
+    short = [cut(name, LONGEST_NAME) for name in matrix.names]
     flat = max(map(len, short)) <= 3  # names that fit over their columns as they are
     left = 30 + LETTER * max(map(len, short))
     top = 42 if flat else left
@@ -232,7 +233,7 @@ def bar_list(bars: Sequence[Bar], label: str) -> str:
         y = ROW * number
         parts.append(
             f"<g><title>{escape(f'{bar.name}: {bar.text}')}</title>"
-            f'<text class="ink" x="0" y="{y + 16}">{escape(cut(bar.name))}</text>'
+            f'<text class="ink" x="0" y="{y + 16}">{escape(cut(bar.name, LONGEST_NAME))}</text>'
             f'<rect x="{before:.0f}" y="{y + 7}" width="{length:.0f}" height="10" rx="5" '
             'fill="var(--track)"/>'
         )
@@ -248,8 +249,3 @@ def bar_list(bars: Sequence[Bar], label: str) -> str:
 
 def often(times: int) -> str:
     return "once" if times == 1 else f"{times:,} times"
-
-
-def cut(name: str) -> str:
-    """The name, or as much of it as there is room for."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.samples import Label, Source
-from vitrail.errors import DataError
+from vitrail.evaluation.passes import none_read
 from vitrail.parallel import gather_objects, sum_over
 
 Loss = Literal["softmax", "sigmoid"]
@@ -50,14 +50,6 @@ class Outcome:
     confusion: np.ndarray | None  # int64 (K, K), rows are the truth, columns the prediction
     mistakes: tuple[Mistake, ...] = ()  # the most confident first
     skipped: dict[str, str]  # pictures that could not be read, and why
-
-    def recall(self) -> np.ndarray | None:
-        """For each class the share that was found; NaN for a class without pictures."""
-        if self.confusion is None:
-            return None
-        totals = self.confusion.sum(axis=1)
-        right = self.confusion.diagonal().astype(np.float64)
-        return np.divide(right, totals, out=np.full(len(right), math.nan), where=totals > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; the confusion matrix only if it is small."""
@@ -148,8 +140,7 @@ class Tally:
         """The outcome of what was added; a `DataError` if that is nothing."""
         samples, right, among_five = map(int, self.counts)
         if not samples:
-            reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-            raise DataError(f"none of {len(source)} pictures could be evaluated{reason}")
+            raise none_read(len(source), skipped)
         return Outcome(
             samples=samples,
             accuracy=right / samples,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from vitrail.data.files import write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation import diagrams
 from vitrail.evaluation.charts import tidy
@@ -17,7 +18,6 @@ from vitrail.evaluation.diagrams import at_share, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
 from vitrail.evaluation.matrix import mixed_up
 from vitrail.evaluation.parts import (
-    ABSENT,
     likely,
     mistake_figures,
     prose,
@@ -26,9 +26,9 @@ from vitrail.evaluation.parts import (
     tiles_and_facts,
     unreadable,
     whole_page,
-    write_whole,
 )
 from vitrail.evaluation.verdict import on_surest, several_apply, verdict
+from vitrail.words import ABSENT
 
 STYLE = """
 .tiles { grid-template-columns: repeat(auto-fit, minmax(min(100%, 9.4rem), 1fr)); }

@@ -3,20 +3,17 @@
 Arguments that are called `html` stand in the page as they are; all others are escaped here.
 """
 
-import base64
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
-from vitrail.data.files import whole_or_absent
 from vitrail.data.samples import Label, Source
-from vitrail.data.sheet import PAGE
+from vitrail.data.sheet import PAGE, policy_hash
 from vitrail.data.thumbnails import picture_at
 from vitrail.evaluation import charts
 from vitrail.evaluation.outcome import Mistake
+from vitrail.words import percent
 
 STYLE = """
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));
@@ -57,7 +54,6 @@ code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-si
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
 """
 SIDE = 144  # pixels of the longer side of a mistake's picture
-ABSENT = "—"  # a number that cannot be given
 SHOWN = 30  # unreadable files by name; the rest is counted
 
 
@@ -82,14 +78,7 @@ def whole_page(
 
 def only(script: str) -> str:
     """What is added to a page's policy so that this script may run, and no other."""
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest())
-    return f"; script-src 'sha256-{digest.decode('ascii')}'"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the page whole, or leave what was there."""
-    with whole_or_absent(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "replace"))
+    return f"; script-src {policy_hash(script)}"
 
 
 def tile(name: str, html: str, below: str = "", *, first: bool = False) -> str:
@@ -155,13 +144,8 @@ def prose(text: str) -> str:
 
 
 def share(value: float) -> str:
-    """98.3 %, and 100 % only where nothing is missing; HTML."""
+    """`percent` in HTML, which is not torn apart at the end of a line."""
     return percent(value).replace(" ", "&nbsp;")
-
-
-def percent(value: float) -> str:
-    """The same as text; a dash for what is no number."""
-    return charts.as_percent(value) if math.isfinite(value) else ABSENT
 
 
 def unreadable(bad: Mapping[str, str]) -> str:

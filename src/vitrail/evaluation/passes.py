@@ -82,10 +82,10 @@ def without_gradients(world_size: int) -> AbstractContextManager[None]:
     return torch.inference_mode() if world_size == 1 else torch.no_grad()
 
 
-def none_read(source: Source, skipped: Mapping[str, str]) -> DataError:
+def none_read(pictures: int, skipped: Mapping[str, str]) -> DataError:
     """What to raise where nothing could be looked at."""
     reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-    return DataError(f"none of {len(source):,} pictures could be read{reason}")
+    return DataError(f"none of {pictures:,} pictures could be read{reason}")
 
 
 class Outputs:

@@ -1,6 +1,7 @@
 """A model → files that run without vitrail.
 
-api.py               `export`: to ONNX, torch.export or AOTInductor, proved before it is written
+api.py               `export_model`: to ONNX, torch.export or AOTInductor, proved before written
+kinds.py             what exports and engines are called, for options
 onnx_file.py         a model as one ONNX file, with all that belongs to it
 graph.py             an ONNX graph, written node by node
 networks.py          the models in ONNX: ViT with its stems and pools, Mixer

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import nn
 
@@ -12,8 +12,8 @@ from vitrail.checkpoints.files import whole_or_absent
 from vitrail.checkpoints.load import Reference, load
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.passes import Progress
-from vitrail.export.extras import need
-from vitrail.export.guard import MOST_DROP, Cost, Data, measure, refuse
+from vitrail.export.guard import Cost, Data, measure, refuse
+from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.export.programs import write_compiled, write_program
 from vitrail.export.proof import (
     INT8_TOLERANCE,
@@ -23,12 +23,12 @@ from vitrail.export.proof import (
     ready,
 )
 from vitrail.export.sessions import OnnxEngine, open_session
+from vitrail.extras import need
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig
 from vitrail.models.names import name_of
 
-Target = Literal["onnx", "torch", "aotinductor"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
 
 
@@ -99,7 +99,7 @@ def export_model(
 
 def measured(model: Model, data: Data | None, max_drop: float, progress: Progress | None) -> Cost:
     """What int8 costs this model; too much is an error."""
-    need("onnxruntime", "onnx")
+    need("onnxruntime", "onnx", extra="export", what="ONNX")
     from vitrail.export.onnx_file import to_onnx
 
     cost = measure(model, OnnxEngine(to_onnx(model, int8=True)), data, progress=progress)
@@ -109,7 +109,7 @@ def measured(model: Model, data: Data | None, max_drop: float, progress: Progres
 
 def write_onnx(model: Model, path: Path, *, int8: bool, preprocessing: bool) -> float:
     """Write the file once it is proved; how far it is from the model."""
-    need("onnxruntime", "onnx")
+    need("onnxruntime", "onnx", extra="export", what="ONNX")
     from vitrail.export.onnx_file import to_onnx
 
     content = to_onnx(model, int8=int8, preprocessing=preprocessing)

@@ -14,11 +14,12 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.evaluation.api import open_part
 from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
-from vitrail.evaluation.passes import Progress, look_at_all, none_read
+from vitrail.evaluation.passes import Progress, look_at_all
 from vitrail.models.build import Model
+from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
-MOST_DROP = 0.01  # of the accuracy: one picture in a hundred
+AT_ONCE = 32  # pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,6 @@ def measure(
     engine: Callable[[Tensor], Tensor],
     data: Data | None = None,
     *,
-    batch_size: int = 32,
     progress: Progress | None = None,
 ) -> Cost:
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
@@ -67,12 +67,10 @@ def measure(
         facts.preprocessing,
         take,
         channels=model.config.channels,
-        batch_size=batch_size,
+        batch_size=AT_ONCE,
         progress=progress,
     )
     before, after = (tally.finish(matched.source, skipped) for tally in tallies)
-    if not before.samples:
-        raise none_read(matched.source, skipped)
     return Cost(
         accuracy=before.accuracy,
         int8_accuracy=after.accuracy,
@@ -107,7 +105,7 @@ def refuse(cost: Cost, max_drop: float) -> None:
     """Stop if int8 loses too much."""
     if cost.drop > max_drop:
         raise CheckpointError(
-            f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures and the "
-            f"model on {cost.accuracy:.1%}: a loss of more than max_drop={max_drop:g}; "
+            f"int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures and the "
+            f"model on {percent(cost.accuracy)}: a loss of more than max_drop={max_drop:g}; "
             "allow more with --max-drop, or stay with float"
         )

@@ -5,7 +5,6 @@ They take any number of normalized images of the model's own size, and give logi
 
 import io
 import json
-import os
 import shutil
 import tempfile
 import warnings
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitrail.errors import ConfigError
 from vitrail.export.description import about
 from vitrail.export.proof import TOLERANCE, Outputs, answers, largest_difference, within
+from vitrail.extras import check_compiler
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 
@@ -62,7 +61,7 @@ def write_program(model: Model, path: Path) -> float:
 
 def write_compiled(model: Model, path: Path) -> float:
     """Write an AOTInductor package for this kind of machine; how far it is from the model."""
-    check_compiler()
+    check_compiler("AOTInductor", "export --to torch")
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
     made = program(model)
@@ -78,13 +77,3 @@ def write_compiled(model: Model, path: Path) -> float:
         difference = largest_difference(model, again, sizes=False)
         shutil.copyfile(package, path)
     return within(TOLERANCE, difference)
-
-
-def check_compiler() -> None:
-    """AOTInductor writes C++; refuse early and clearly where nothing can compile it."""
-    named = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "cl"])):
-        what = f"CXX={named}, which is not there" if named else "none was found"
-        raise ConfigError(
-            f"AOTInductor needs a C++ compiler, and {what}; install g++, or export --to torch"
-        )

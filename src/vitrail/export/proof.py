@@ -42,15 +42,12 @@ def ready(model: Model) -> Model:
 
 def answers(model: Model, images: Tensor) -> Outputs:
     """What the model itself says: its logits, if it has a head, and features, in one pass."""
-    if isinstance(model, VisionTransformer) and model.distillation_head is not None:
-        assert model.head is not None
-        tokens = model.encoder(*model.tokens_and_grid(images), read=model.read)
-        features = model.pool(tokens)
-        logits = (model.head(features) + model.distillation_head(tokens[:, 1])) / 2
-        return {"logits": logits, "features": features}
-    features = model.features(images)
-    logits = {} if model.head is None else {"logits": model.head(features)}
-    return logits | {"features": features}
+    if isinstance(model, VisionTransformer):
+        features, logits = model.heads(*model.tokens_and_sizes(images))
+    else:
+        features = model.features(images)
+        logits = None if model.head is None else model.head(features)
+    return ({} if logits is None else {"logits": logits}) | {"features": features}
 
 
 def shapes(model: Model, *, sizes: bool = True) -> Iterator[tuple[int, int, int]]:

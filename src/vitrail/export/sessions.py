@@ -11,24 +11,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail import __version__
 from vitrail.checkpoints.bundle import digest
-from vitrail.checkpoints.files import cache_folder, whole_or_absent
+from vitrail.checkpoints.files import whole_or_absent
+from vitrail.data.files import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
-from vitrail.export.extras import need
+from vitrail.export.kinds import OnnxKind
+from vitrail.extras import need
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig, VitConfig
 from vitrail.models.names import name_of
 from vitrail.models.stems import check_images
 
-Kind = Literal["onnx", "onnx-int8"]
 File = str | PathLike[str] | bytes  # its path, or what is in it
 
 
@@ -80,7 +81,7 @@ def open_session(file: File, threads: int | None = None) -> Any:
     Its threads sleep while they have nothing to do: by default they would wait in a loop, which
     slows down whoever reads pictures meanwhile.
     """
-    runtime = need("onnxruntime")
+    runtime = need("onnxruntime", extra="export", what="ONNX")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -103,9 +104,8 @@ def called(file: File) -> str:
 
 def engine_for(
     model: Model,
-    kind: Kind,
+    kind: OnnxKind,
     *,
-    threads: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OnnxEngine:
     """A model's engine, from the cache if it is there.
@@ -113,7 +113,7 @@ def engine_for(
     A new "onnx" is compared with the model first. What "onnx-int8" loses is for the caller to
     measure (`guard.measure`).
     """
-    need("onnxruntime", "onnx", what=f"engine={kind}")
+    need("onnxruntime", "onnx", extra="export", what=f"engine={kind}")
     from vitrail.export.onnx_file import to_onnx
     from vitrail.export.proof import check_same, ready
 
@@ -122,11 +122,11 @@ def engine_for(
     path = kept_at(model, about(model, int8=int8))
     if path is not None:
         with suppress(CheckpointError):
-            return OnnxEngine(path, name=kind, threads=threads)
+            return OnnxEngine(path, name=kind)
     if tell is not None:
         tell(f"{name_of(model.config)} is made ready for {kind}; it is kept for the next time")
     content = to_onnx(model, int8=int8)
-    engine = OnnxEngine(content, name=kind, threads=threads)
+    engine = OnnxEngine(content, name=kind)
     if not int8:
         check_same(model, engine.session)
     if path is not None:
@@ -139,6 +139,6 @@ def kept_at(model: Model, description: dict[str, Any]) -> Path | None:
     """Where a model's file is kept; None on a machine without a place for such things."""
     if (folder := cache_folder("onnx")) is None:
         return None
-    versions = [__version__, need("onnxruntime").__version__]
+    versions = [__version__, need("onnxruntime", extra="export", what="ONNX").__version__]
     key = digest(model.state_dict(), description | {"versions": versions})
     return folder / f"{key}.onnx"

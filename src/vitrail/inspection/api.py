@@ -13,12 +13,13 @@ from vitrail.checkpoints.load import Reference, load
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.evaluation.passes import none_read
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
 from vitrail.inspection.layers import at_once, lag, with_attention
 from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
 from vitrail.inspection.relatives import related
-from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import Fuse, rollout
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
@@ -29,9 +30,8 @@ from vitrail.models.mixer import MlpMixer
 from vitrail.models.modes import standing_still
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer, chosen
+from vitrail.words import listed
 
-GENERAL = ("rollout", "last layer")  # maps that ask for no class
-PER_CLASS = ("gradient rollout", "relevance")
 SHOWN = 6  # pictures, where none are named
 MOST_SHOWN = 24  # pictures, where many are
 BROWSED = 4  # pictures whose attention can be walked through
@@ -167,7 +167,7 @@ def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...
     for name in methods or ():
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-    return tuple(methods) if methods is not None else (*GENERAL, *PER_CLASS)
+    return tuple(methods) if methods is not None else (*GENERAL, *FOR_CLASSES)
 
 
 def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
@@ -229,10 +229,9 @@ def left_out(unread: Mapping[str, str]) -> Iterator[str]:
     """How many pictures of the data could not be read, and the first of them by name."""
     if not unread:
         return
-    named = [f"{name} ({reason})" for name, reason in list(unread.items())[:NAMED]]
-    more = f", and {len(unread) - NAMED:,} more" if len(unread) > NAMED else ""
+    named = [f"{name} ({reason})" for name, reason in unread.items()]
     pictures = "1 picture" if len(unread) == 1 else f"{len(unread):,} pictures"
-    yield f"{pictures} of the data could not be read: {', '.join(named)}{more}"
+    yield f"{pictures} of the data could not be read: {listed(named, NAMED)}"
 
 
 def prefix_names(model: VisionTransformer) -> tuple[str, ...]:
@@ -343,8 +342,7 @@ def studied(
             tell("attention", done, total)
             yield batch
         if done is None:
-            name, reason = next(iter(unread.items()))
-            raise DataError(f"none of {total:,} pictures could be read: {name}: {reason}")
+            raise none_read(total, unread)
 
     return study(model, batches())
 

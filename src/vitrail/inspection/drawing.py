@@ -1,4 +1,4 @@
-"""Arrays → images: the only file that draws. Every image is RGB.
+"""Arrays → Pillow images. Every image is RGB.
 
 Sheets are tiles side by side; overlays lie on a picture's own pixels; plots have axes, or none
 where axes would mean nothing.

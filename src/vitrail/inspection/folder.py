@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.files import whole_or_absent, write_whole
 from vitrail.data.thumbnails import to_png
 from vitrail.inspection import drawing
 from vitrail.inspection.findings import Inspection, Look
@@ -25,8 +25,7 @@ from vitrail.inspection.page import write_inspection
 def write_folder(folder: Path, found: Inspection) -> Iterator[Path]:
     """Write each file whole or not at all; their paths, the page last."""
     for name, image in drawn(found):
-        with whole_or_absent(folder / name) as temporary:
-            temporary.write_bytes(to_png(image))
+        write_whole(folder / name, to_png(image))
         yield folder / name
     with whole_or_absent(folder / "arrays.npz") as temporary, temporary.open("wb") as file:
         named: Any = dict(arrays(found))

@@ -9,7 +9,6 @@ Shapes: B images, H heads, N tokens, K channels per head, D width; b images and 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
@@ -76,8 +75,7 @@ def step(block: Block, tokens: Tensor, relative: Relative | None) -> tuple[Tenso
     """Queries, keys, and the tokens after a block: its forward pass, with a look on the way."""
     query, key, value = block.attention.query_key_value(block.norm1(tokens))
     bias = None if relative is None else relative_scores(query, relative)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
-    seen = block.attention.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
+    seen = block.attention.mix(query, key, value, bias)  # (B, N, D)
     tokens = block.sum(tokens, block.branch1(seen))
     return query, key, block.sum(tokens, block.branch2(block.mlp(block.norm2(tokens))))
 

@@ -13,20 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.files import write_whole
 from vitrail.data.thumbnails import inline_smallest
 from vitrail.evaluation.parts import (
-    following,
-    percent,
     prose,
     tiles_and_facts,
     whole_page,
-    write_whole,
 )
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
 from vitrail.inspection.drawing import filter_sheet, mixing_sheet, position_sheet
 from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles, Scatter
 from vitrail.inspection.gallery import with_words
+from vitrail.words import percent
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;
@@ -89,12 +88,12 @@ POSITIONS = {  # what each kind of positions shows, and how that is computed
 }
 
 
-def write_inspection(path: Path, inspection: Inspection, *, next_steps: Sequence[str] = ()) -> None:
+def write_inspection(path: Path, inspection: Inspection) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(inspection, next_steps))
+    write_whole(path, page(inspection))
 
 
-def page(found: Inspection, next_steps: Sequence[str] = ()) -> str:
+def page(found: Inspection) -> str:
     """The page as text; nothing in it points outside."""
     shown = {name: html for name, html in sections(found) if html}
     names = [*shown, *(["Notes"] if found.notes else [])]
@@ -107,7 +106,6 @@ def page(found: Inspection, next_steps: Sequence[str] = ()) -> str:
             for n, html in shown.items()
         ),
         noted(found.notes),
-        following(next_steps),
     ]
     style = plots.STYLE + gallery.STYLE + browser.STYLE + truth.STYLE + STYLE
     script = SCRIPT if ATTENTION in shown else ""

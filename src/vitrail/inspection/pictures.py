@@ -61,16 +61,20 @@ def from_source(
 
 
 def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: str = "") -> Picture:
-    how, channels = facts_of(model).preprocessing, model.config.channels
-    transform = EvaluationTransform(preprocessing=how, channels=channels)
-    image = normalize(transform(data)[None], how)[0]
+    image = as_seen(model, data)
     pixels = open_picture(data).pixels(channels=3) if isinstance(data, bytes) else in_color(data)
     if (longer := max(pixels.shape[:2])) > LARGEST:
         high, wide = (max(1, round(side * LARGEST / longer)) for side in pixels.shape[:2])
         pixels = resize(pixels, (high, wide), "bilinear").permute(1, 2, 0).numpy()
-    image = image.to(next(model.parameters()))
-    box = seen(how, *pixels.shape[:2])
+    box = seen(facts_of(model).preprocessing, *pixels.shape[:2])
     return Picture(name=name, pixels=pixels, image=image, box=box, label=label)
+
+
+def as_seen(model: Model, data: bytes | np.ndarray) -> Tensor:
+    """A picture as the model takes it: (C, H, W), normalized, on its device."""
+    how = facts_of(model).preprocessing
+    transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
+    return normalize(transform(data)[None], how)[0].to(next(model.parameters()))
 
 
 def in_color(pixels: np.ndarray) -> np.ndarray:

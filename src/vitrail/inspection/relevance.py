@@ -95,6 +95,11 @@ def center_map(model: Model, images: Tensor) -> Tensor:
     return (bump / bump.max()).expand(len(images), -1, -1)
 
 
+GENERAL = ("rollout", "last layer")  # the same for every class
+FOR_CLASSES = (
+    "relevance",
+    "gradient rollout",
+)  # can be asked about a class; the most telling first
 METHODS: dict[str, Method] = {
     "rollout": lambda model, images, classes: plain_rollout(model, images),
     "gradient rollout": gradient_rollout,
@@ -143,16 +148,10 @@ def tokens_by_layer(vit: VisionTransformer, images: Tensor) -> tuple[list[Tensor
 
 
 def logits_from(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """Logits (B, K) of the tokens after the last block: how `VisionTransformer.forward` ends."""
-    assert vit.head is not None
-    tokens = vit.encoder.norm(tokens)
-    features = vit.pool(tokens)  # (B, D)
-    if vit.representation is not None:
-        features = torch.tanh(vit.representation(features))
-    logits = vit.head(features)
-    if vit.distillation_head is None:
-        return logits
-    return (logits + vit.distillation_head(tokens[:, 1])) / 2
+    """Logits (B, K) of the tokens after the last block."""
+    logits = vit.heads(vit.encoder.norm(tokens))[1]
+    assert logits is not None
+    return logits
 
 
 @torch.enable_grad()

@@ -6,6 +6,7 @@
     stems.py           pictures → a grid of patch embeddings
     position.py        where a patch is; `grids.py` stretches a table to another grid
     encoder.py         tokens → tokens: self-attention and MLP blocks; `activation.py` GELU
+    merging.py         patches that look alike go on as one, from block to block
     pooling.py         tokens → one vector
     vit.py             all of these together: the Vision Transformer
     resnet.py          convolutions of the hybrid's stem and of `bit.py`, the baseline

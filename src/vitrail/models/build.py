@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from vitrail.models.bit import BiT
-from vitrail.models.config import BitConfig, Config, MixerConfig, VitConfig
-from vitrail.models.initialization import Scheme, initialize
+from vitrail.models.config import BitConfig, Config, MixerConfig, Scheme, VitConfig
+from vitrail.models.initialization import initialize
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.names import configuration
 from vitrail.models.vit import VisionTransformer

@@ -13,19 +13,19 @@ everything from a normal of std 0.02 and leaves the patch embedding to torch.
 """
 
 import math
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, unknown
+from vitrail.models.config import Scheme
 from vitrail.models.encoder import Branch, Mlp, SelfAttention, SwiGlu
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.position import Learned2dPosition, LearnedPosition, RelativePosition
 from vitrail.models.resnet import StandardizedConv2d, Unit
 from vitrail.models.stems import PatchProjection
 
-Scheme = Literal["google", "big_vision", "timm"]
 Generator = torch.Generator | None
 
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at two standard deviations

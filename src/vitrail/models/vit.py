@@ -68,14 +68,26 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K); features where the model has no head."""
-        if self.distillation_head is None:
-            features = self.features(images)  # (B, D)
-            return features if self.head is None else self.head(features)  # (B, K)
-        return torch.stack(self.two_opinions(images)).mean(dim=0)  # (B, K)
+        features, logits = self.heads(*self.tokens_and_sizes(images))
+        return features if logits is None else logits
 
     def features(self, images: Tensor) -> Tensor:
         """One vector per image (equation 4): what the head, probes and exports look at."""
-        features = self.pool(*self.tokens_and_sizes(images))
+        return self.pooled(*self.tokens_and_sizes(images))
+
+    def heads(self, tokens: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Features (B, D) of what the encoder made, and logits (B, K), None without a head."""
+        features = self.pooled(tokens, sizes)
+        if self.head is None:
+            return features, None
+        logits = self.head(features)  # (B, K)
+        if self.distillation_head is None:
+            return features, logits
+        both = torch.stack([logits, self.distillation_head(tokens[:, 1])])  # (2, B, K)
+        return features, both.mean(dim=0)
+
+    def pooled(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
+        features = self.pool(tokens, sizes)  # (B, D)
         if self.representation is None:
             return features
         return torch.tanh(self.representation(features))  # (B, R)

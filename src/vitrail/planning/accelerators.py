@@ -6,6 +6,7 @@ The share is an assumption; `REPORTED` tells which one the paper's own days amou
 from dataclasses import dataclass
 
 from vitrail.planning.cost import EXA
+from vitrail.words import GIB
 
 DAY = 86_400  # seconds
 UTILIZATION = 0.35  # of the peak; the paper's own runs come to 0.32 to 0.43 (`reached`)
@@ -20,7 +21,6 @@ class Accelerator:
     memory: int  # bytes
 
 
-GIB = 2**30
 # Published by the makers: cloud.google.com/tpu/docs, and the data sheets of NVIDIA and AMD.
 # A TPUv3 chip of two cores has 123e12 and 32 GiB; the paper counts cores.
 ACCELERATORS = (

@@ -40,9 +40,9 @@ def cost_of(config: Config, image_size: int | None = None) -> Cost:
     return counted(config if image_size is None else config.change(image_size=image_size))
 
 
-def training_flops(config: Config, images: float, image_size: int | None = None) -> float:
+def training_flops(config: Config, images: float) -> float:
     """Operations of learning from so many pictures, each as often as it is seen."""
-    return images * cost_of(config, image_size).training
+    return images * cost_of(config).training
 
 
 @cache

@@ -9,13 +9,13 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from vitrail.planning.machine import Machine
+from vitrail.words import GIB, MIB
 
 if TYPE_CHECKING:
     from vitrail.planning.speed import Speeds
 
-GIB = 2**30
 LITTLE_DISK = 1 * GIB  # below which a run or a download may not fit
-NO_DISK = 64 * 2**20  # below which nothing does
+NO_DISK = 64 * MIB  # below which nothing does
 LITTLE_MEMORY = 1 * GIB  # torch itself takes a third of it
 ALIKE = 1.1  # what is not this many times as fast is called the same
 BUSY = 0.5  # cores that others may want before it is worth a word
@@ -76,7 +76,7 @@ def disk_problems(machine: Machine) -> Iterator[Problem]:
             )
         elif disk.free < LITTLE_DISK:
             yield Problem(
-                f"{disk.free / 2**20:,.0f} MiB are free for {where}",
+                f"{disk.free / MIB:,.0f} MiB are free for {where}",
                 f"make room, or {remedy_for(disk.what, 'a folder that has more')}",
                 fatal=disk.free < NO_DISK,
             )
@@ -124,7 +124,7 @@ def memory_problems(machine: Machine) -> Iterator[Problem]:
     free = machine.memory.free
     if free is not None and free < LITTLE_MEMORY:
         yield Problem(
-            f"{free / 2**20:,.0f} MiB of memory are free",
+            f"{free / MIB:,.0f} MiB of memory are free",
             "end other programs; `vitrail plan MODEL` tells what a training needs",
         )
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail import __version__
-from vitrail.planning.packages import EXTRAS, Package, requirements
+from vitrail.extras import EXTRAS
+from vitrail.planning.packages import Package, requirements
 
 VARIABLES = {
     "OMP_NUM_THREADS": "how many threads share a matrix product",
@@ -52,7 +53,7 @@ class Processor:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """Bytes."""
 
     total: int
@@ -82,7 +83,7 @@ class Machine:
     broken: str  # why torch cannot be imported
     whole: bool  # torch and the other packages are there, so that our own parts can be asked
     processor: Processor
-    memory: Memory
+    memory: MachineMemory
     accelerators: tuple[str, ...]
     disks: tuple[Disk, ...]
     environment: dict[str, str]
@@ -164,7 +165,7 @@ def quota(groups: Path = GROUPS) -> float | None:
         return None
 
 
-def look_at_memory(*, with_torch: bool) -> Memory:
+def look_at_memory(*, with_torch: bool) -> MachineMemory:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = limit = None
     if with_torch:
@@ -174,7 +175,7 @@ def look_at_memory(*, with_torch: bool) -> Memory:
 
         free = free_bytes(torch.device("cpu"))
         limit = memory_limit([name for name, _, _ in LIMITED], total)
-    return Memory(total=total, limit=limit, free=free)
+    return MachineMemory(total=total, limit=limit, free=free)
 
 
 def memory_limit(names: list[str], total: int, groups: Path = GROUPS) -> int | None:
@@ -204,8 +205,8 @@ def accelerators() -> tuple[str, ...]:
 
 def disks() -> Iterator[Disk]:
     """The places that commands write to if nothing else is said."""
-    from vitrail.checkpoints.files import cache_folder
     from vitrail.checkpoints.hub import locate
+    from vitrail.data.files import cache_folder
 
     yield disk("runs", Path("runs").absolute())
     if (kept := cache_folder("features")) is not None:

@@ -24,8 +24,8 @@ from vitrail.planning.wish import Wish
 from vitrail.training.cores import parts_for, pays
 from vitrail.training.device import choose_precision
 from vitrail.training.optimizers import is_turned
+from vitrail.words import MIB
 
-MIB = 2**20
 PROCESS = 325 * MIB  # Python, torch and vitrail after a step of the smallest model; measured
 HOLES = 0.25  # of the tensors: 0.16 to 0.32 in six models on glibc 2.36; with checkpointing more
 FLOAT = 4  # bytes of a weight

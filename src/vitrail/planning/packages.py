@@ -4,15 +4,6 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-# What the optional parts of the package are for; `pyproject.toml` says what is in them.
-EXTRAS = {
-    "fast": "JPEGs are decoded faster",
-    "data": "data sets of the Hugging Face hub, and files on other machines",
-    "track": "curves in TensorBoard",
-    "inspect": "`vitrail inspect` draws a data set as a map",
-    "export": "ONNX files, and the engines onnx and onnx-int8",
-    "serve": "`vitrail serve`",
-}
 REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
 
 

@@ -10,24 +10,25 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.files import write_whole
 from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
 from vitrail.models.names import name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
-    GIB,
     REPORTED,
     TPU_V3_CORE,
+    UTILIZATION,
     device_days,
     reached,
 )
 from vitrail.planning.cost import EXA, Cost, cost_of
 from vitrail.planning.memory import step_parts
-from vitrail.planning.planner import completed, config_of
+from vitrail.planning.planner import USABLE, completed, config_of
 from vitrail.planning.trace import Trace, trace_step
 from vitrail.planning.wish import Wish
+from vitrail.words import GIB, MIB, number
 
 PICTURE = 110e3  # bytes of a JPEG of about 500 x 375 pixels, as in ImageNet
 DECODED = 920  # pictures that one core reads and cuts to 224 pixels in a second, and ...
@@ -41,14 +42,11 @@ WRITTEN = 1e9  # bytes of state per second, all processes together
 # 419 failures in 54 days of 16,384 GPUs: Grattafiori et al. 2024 (arXiv:2407.21783), section 3.3.4
 BETWEEN_FAILURES = 16_384 * 54 * 24 / 419  # hours of one device
 RESTART = 600.0  # seconds until all processes are back and have read their state
-USABLE = 0.9  # of an accelerator's memory
 EXAMPLE = next(one for one in ACCELERATORS if one.name == "A100")
 
 
 def write_page(wish: Wish, path: Path, *, utilization: float) -> None:
-    text = page(wish, utilization)
-    with whole_or_absent(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(path, page(wish, utilization))
 
 
 def page(wish: Wish, utilization: float) -> str:
@@ -78,7 +76,7 @@ def page(wish: Wish, utilization: float) -> str:
 def head(wish: Wish, config: Config, cost: Cost, utilization: float) -> list[str]:
     assert wish.images is not None
     seen = f"{wish.images:,.0f} pictures, {wish.epochs:g} epochs"
-    share = "" if utilization == 0.35 else f" --utilization {utilization:g}"
+    share = "" if utilization == UTILIZATION else f" --utilization {utilization:g}"
     return [
         f"# {name_of(config)} on {wish.images / 1e6:,.0f} million pictures",
         "",
@@ -139,7 +137,7 @@ def shards(images: float) -> list[str]:
         "| `vitrail pack --max-bytes` | shards | pictures in each |",
         "|---|---|---|",
         *(
-            f"| {limit:,} ({limit / 2**20:,.0f} MiB) | {math.ceil(size / limit):,} "
+            f"| {limit:,} ({limit / MIB:,.0f} MiB) | {math.ceil(size / limit):,} "
             f"| {limit / PICTURE:,.0f} |"
             for limit in (MAX_BYTES, SHARD)
         ),
@@ -308,7 +306,3 @@ def failures(images: float) -> list[str]:
 
 def gib(size: float) -> str:
     return f"{size / GIB:,.2f}"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -151,7 +151,7 @@ def resident(field: str) -> int:
 
 
 def main() -> int:
-    from vitrail.training.cores import keep_memory
+    from vitrail.training.memory import keep_memory
 
     keep_memory()  # as `vitrail train` does
     values = json.load(sys.stdin)

@@ -29,14 +29,13 @@ from vitrail.data.variation import Mixing
 from vitrail.models.build import Model, build
 from vitrail.models.checks import pair
 from vitrail.models.config import Config
-from vitrail.training.averaging import Average
 from vitrail.training.device import autocast_for
 from vitrail.training.feed import preparation
 from vitrail.training.loop import TrainState, train_step
 from vitrail.training.objectives import make_objective
-from vitrail.training.optimizers import make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
+from vitrail.training.setup import state_for
 
 PARTS = ("weights", "gradients", "optimizer", "average", "activations")
 SAMPLED = (2, 4)  # pictures of the two traces; one alone is a special case to many operations
@@ -221,14 +220,7 @@ def state_of(model: Model, settings: Settings, *, checkpointing: bool) -> TrainS
     if checkpointing:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
     objective = make_objective(model, settings)
-    named = dict(model.named_parameters())
-    depth = getattr(model.config, "depth", 0)
-    return TrainState(
-        objective=objective,
-        wrapped=objective,
-        optimizers=make_optimizers(named.items(), settings.optim, depth),
-        average=Average(named, settings.average) if settings.average else None,
-    )
+    return state_for(objective, objective, settings)
 
 
 def fill(model: nn.Module) -> None:

@@ -25,20 +25,34 @@ RATE = 1e-6  # memory and time do not depend on it, and a probe should not explo
 class Wish:
     """A training run that has not begun."""
 
-    model: str  # a name, or any other model reference
-    batch_size: int = 32  # pictures per step, over all devices
-    image_size: int | None = None
-    classes: int | None = None
-    optimizer: Optimizer = "adamw"
-    average: float = 0.0
-    checkpointing: bool = False
-    micro_batch: int | None = None
-    devices: int = 1
-    strategy: Strategy = "ddp"
-    precision: Precision = "auto"
-    images: float | None = None
-    epochs: float | None = None
+    model: str
+    """A name from `vitrail models`, a bundle, or any other model reference."""
     data: str = ""
+    """Plan for these pictures: their number, their classes, and the time to read them."""
+    batch_size: int = 32
+    """Pictures per step, over all devices."""
+    image_size: int | None = None
+    """Pixels along each side; the model's own if not given."""
+    classes: int | None = None
+    """Classes to tell apart; those of the data or of the model if not given."""
+    optimizer: Optimizer = "adamw"
+    """As --optim.kind of `vitrail train`."""
+    average: float = 0.0
+    """Decay of a running average of the weights; 0 for none."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    micro_batch: int | None = None
+    """Pictures at once on one device; the rest of a batch is accumulated."""
+    devices: int = 1
+    """Devices that share a batch."""
+    strategy: Strategy = "ddp"
+    """Several devices: a copy of the model for each, or each a part of it."""
+    precision: Precision = "auto"
+    """Of the matrix products."""
+    images: float | None = None
+    """Pictures of a pre-training, such as 303e6."""
+    epochs: float | None = None
+    """Times that each is seen; 1 if only images are given."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "image_size", "classes", "micro_batch", "devices"):

@@ -17,17 +17,18 @@ from torch import Tensor
 from vitrail import parallel
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
+from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer
+from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.export.guard import Cost
     from vitrail.export.sessions import OnnxEngine
 
-Kind = Literal["torch", "onnx", "onnx-int8"]
-Choice = Literal["", "torch", "onnx", "onnx-int8", "auto"]
+Choice = EngineKind | Literal[""]
 SECONDS = 2.0  # that auto measures, shared by the engines
 TIMED_BATCH = 8
 GUARDED = 256  # pictures that int8 is measured on, at most
@@ -78,7 +79,7 @@ class TorchEngine:
 class Guard:
     """What int8 may cost."""
 
-    max_drop: float = 0.01  # share of pictures that are no longer right; 1: whatever it is
+    max_drop: float = MOST_DROP  # share of pictures that are no longer right; 1: whatever it is
     data: str | PathLike[str] | None = None  # pictures with labels; None: those of the training
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Guard:
 
 def open_engine(
     model: Model,
-    choice: Kind | Literal["auto"],
+    choice: EngineKind,
     *,
     merge: int = 0,
     guard: Guard,
@@ -96,8 +97,8 @@ def open_engine(
     tell: Tell,
 ) -> Engine:
     """The engine of that name, or for `auto` the fastest one that the guard lets through."""
-    if choice not in (*get_args(Kind), "auto"):
-        raise unknown("engine", choice, [*get_args(Kind), "auto"])
+    if choice not in get_args(EngineKind):
+        raise unknown("engine", choice, get_args(EngineKind))
     if merge and choice != "torch":
         raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
     if choice == "auto" and parallel.several():
@@ -182,18 +183,14 @@ def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
 
     source, name, notes = pictures_for(model, guard.data)
     if isinstance(source, Samples) and len(source) > GUARDED:
-        rows = np.linspace(0, len(source) - 1, GUARDED).astype(np.int64)
-        own = rows if source.rows is None else source.rows[rows]
-        source = Samples(source.collection, own)
+        source = source.take(np.linspace(0, len(source) - 1, GUARDED).astype(np.int64))
     learned = tuple(note for note in notes if "learned from" in note)
     return replace(measure(model, engine, source), data=name, notes=learned)
 
 
 def in_words(cost: "Cost") -> str:
-    return (
-        f"int8 is right on {cost.int8_accuracy:.1%} of {cost.pictures:,} pictures of {cost.data}, "
-        f"float on {cost.accuracy:.1%}{''.join(f'; {note}' for note in cost.notes)}"
-    )
+    right = f"int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
+    return "; ".join([f"{right}{cost.data}, float on {percent(cost.accuracy)}", *cost.notes])
 
 
 def open_onnx(path: str | PathLike[str]) -> "OnnxEngine":

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
@@ -12,7 +11,7 @@ from pathlib import Path
 from vitrail.data.files import MOST_BYTES
 from vitrail.data.folders import pictures
 from vitrail.data.given import Named, Picture
-from vitrail.data.headers import SIGNATURES
+from vitrail.data.headers import format_of
 from vitrail.errors import DataError
 
 STANDARD_INPUT = "standard input"
@@ -61,7 +60,7 @@ def matching(pattern: str) -> Iterator[Path]:
 def incoming(stream: BufferedReader) -> Iterator[Picture]:
     """One picture, or a list: a path on each line, or between zero bytes as `find -print0` does."""
     start = stream.peek(PEEK)[:PEEK]
-    if any(re.match(signature, start, re.DOTALL) for signature in SIGNATURES.values()):
+    if format_of(start):
         data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise DataError(f"standard input has more than the {MOST_BYTES:,} bytes of a picture")

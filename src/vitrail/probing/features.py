@@ -24,7 +24,8 @@ from vitrail import __version__, parallel
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.files import cache_folder, write_file
+from vitrail.checkpoints.files import write_file
+from vitrail.data.files import cache_folder
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.sources import contents
@@ -107,7 +108,7 @@ def looked_at(
     skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
-        raise none_read(source, skipped)
+        raise none_read(len(source), skipped)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are no numbers; its weights are broken")

@@ -15,17 +15,16 @@ import numpy as np
 import torch
 
 from vitrail import parallel
-from vitrail.checkpoints.bundle import CONFIG, check_class_names, check_free
+from vitrail.checkpoints.bundle import check_class_names, check_free, holds_model
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
-from vitrail.data.samples import Samples, Source
+from vitrail.data.samples import Source
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
-from vitrail.evaluation.matching import listed
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
@@ -38,6 +37,7 @@ from vitrail.probing.memory import (
 )
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
 from vitrail.probing.shots import draw
+from vitrail.words import listed
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
 ORIGIN = ("data", "from", "source", "format")  # of the old provenance, what stays true
@@ -120,7 +120,7 @@ def destination(
     if out is not None:
         check_free(Path(out), overwrite=overwrite or Path(out) == Path(model))
         return Path(out)
-    if not (Path(model) / CONFIG).is_file():
+    if not holds_model(Path(model)):
         raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
     return Path(model)
 
@@ -151,8 +151,8 @@ def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> So
         source = open_source(reference, "train")
         lacking = [name for name in facts.class_names if name not in source.classes]
         if lacking or source.multi_label:
-            what = f"no pictures of {listed(lacking)}" if lacking else "several labels for each"
-            raise DataError(f"{reference} has {what}")
+            lost = f"no pictures of {listed(lacking, quoted=True)}"
+            raise DataError(f"{reference} has {lost if lacking else 'several labels for each'}")
     except DataError as error:
         raise ConfigError(
             f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "
@@ -160,9 +160,7 @@ def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> So
         ) from None
     classes = len(source.classes)
     most = max(2, min(PER_CLASS, MOST_BYTES // (4 * width * classes)))
-    rows = np.sort(draw(np.asarray(source.labels()), classes, most, seed=0))
-    own = rows if source.rows is None else source.rows[rows]
-    return Samples(source.collection, own)
+    return source.take(np.sort(draw(np.asarray(source.labels()), classes, most, seed=0)))
 
 
 def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:

@@ -60,10 +60,7 @@ def report_transfer(results: Mapping[Key, Result], sets: Sets) -> Report:
     gain = average(gains)
     larger = means[PRETRAINED, SIZES[-1]] - means[PRETRAINED, SIZES[0]]
     told = ", ".join(f"{size} pixels {one.signed}" for size, one in zip(SIZES, gains, strict=True))
-    return Report(
-        name="transfer",
-        title=TRANSFER.title,
-        claim=TRANSFER.claim,
+    return TRANSFER.reported(
         did=(
             f"The base ViT, with patches of 4 pixels, learned {sets.source_name} made small, "
             f"{SIZES[0]} pixels, {STEPS} steps of {BATCH}. "
@@ -117,10 +114,7 @@ def report_selfsupervised(results: Mapping[Key, Result], sets: Sets) -> Report:
     means, few = by_seed(results, accuracy), by_seed(results, fewshot)
     over = means[MASKED,] - means[SCRATCH,]
     under = means[SUPERVISED,] - means[MASKED,]
-    return Report(
-        name="selfsupervised",
-        title=SELFSUPERVISED.title,
-        claim=SELFSUPERVISED.claim,
+    return SELFSUPERVISED.reported(
         did=(
             f"The base ViT learned the pictures of {sets.source_name}, {STEPS} steps of {BATCH}, "
             "once by their labels and once by filling in the mean colors of masked patches "

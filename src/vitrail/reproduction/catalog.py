@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vitrail.data.files import write_whole
 from vitrail.errors import ConfigError
 from vitrail.planning.cost import training_flops
 from vitrail.reproduction import (
@@ -120,7 +121,7 @@ def write_docs(reports: list[Report], folder: Path) -> Path:
     """reproduction.md and the folder of its figures."""
     for report in reports:
         page.write_pictures(report, folder / "reproduction")
-    page.write_whole(folder / PAGE, page.markdown(reports))
+    write_whole(folder / PAGE, page.markdown(reports))
     return folder / PAGE
 
 
@@ -128,10 +129,7 @@ def full_scale(name: str) -> Report:
     """The paper's own runs, built without memory."""
     experiment = EXPERIMENTS[name]
     tables = full.tables(name)
-    return Report(
-        name=name,
-        title=experiment.title,
-        claim=experiment.claim,
+    return experiment.reported(
         did="The paper's own settings were built on a device without memory.",
         found=(
             "Every model, objective and optimizer fits together; the commands run them."

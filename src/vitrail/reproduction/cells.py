@@ -15,11 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
 from vitrail.data.samples import Samples
 from vitrail.data.sources import fingerprint, judged_split, open_source
+from vitrail.data.splits import representative
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.probing.features import features_of
@@ -30,7 +32,6 @@ from vitrail.training.material import Material
 from vitrail.training.run import run
 from vitrail.training.settings import Settings
 from vitrail.training.setup import Order
-from vitrail.training.tasks import numbers, representative, some
 from vitrail.training.watch import Watch
 
 RESULT = "cell.json"
@@ -116,7 +117,7 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
     settings, resume = cell.settings, state.has_state(folder)
     if resume:
         settings = read_run(folder)[0]
-    if resume or not (folder / "config.json").exists():
+    if resume or not holds_model(folder):
         order = Order(
             data=cell.data,
             out=folder,
@@ -146,19 +147,18 @@ def halved(samples: Samples, half: Half) -> Samples:
     """The pictures of every other class, as a set of its own."""
     if not half:
         return samples
-    first = 0 if half == "even" else 1
-    collection, labels = samples.collection, numbers(samples)
+    first, collection = 0 if half == "even" else 1, samples.collection
     if len(samples.classes) < 4:
         raise ConfigError(
             f"{len(samples.classes)} classes are too few to be halved; give --target as well"
         )
-    places = np.flatnonzero(labels % 2 == first)
     own = replace(
         collection,
         labels=np.asarray(collection.labels) // 2,
         classes=collection.classes[first::2],
     )
-    return Samples(own, places if samples.rows is None else samples.rows[places])
+    places = np.flatnonzero(samples.numbers() % 2 == first)
+    return Samples(own, samples.rows).take(places)
 
 
 def part(samples: Samples, count: int | None, seed: int) -> Samples:
@@ -167,7 +167,7 @@ def part(samples: Samples, count: int | None, seed: int) -> Samples:
     if count < len(samples.classes):
         raise ConfigError(f"{count} pictures are fewer than {len(samples.classes)} classes")
     rng = np.random.default_rng(seed)
-    return some(samples, representative(numbers(samples), count, rng))
+    return samples.take(representative(samples.numbers(), count, rng))
 
 
 def without(samples: Samples, others: Samples) -> Samples:

@@ -7,15 +7,7 @@ from vitrail.planning.cost import training_flops
 from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import Line, Mark, Panel, chart
-from vitrail.reproduction.means import (
-    Mean,
-    accuracy,
-    by_seed,
-    fewshot,
-    judged,
-    numbers,
-    tested,
-)
+from vitrail.reproduction.means import Mean, accuracy, by_seed, fewshot, judged, numbers, tested
 from vitrail.reproduction.models import BATCH, FAMILIES, STEPS, pretraining
 from vitrail.reproduction.published import TABLE6
 from vitrail.reproduction.report import Picture, Report, Table
@@ -47,10 +39,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     leads = {other: lead(curves["ViT"], curves[other]) for other in ("BiT", "hybrid", "Mixer")}
     first = ahead_first(curves)
     parts = [as_mean(value, error) for value in (leads["BiT"], first) if value is not None]
-    return Report(
-        name="figure5",
-        title=EXPERIMENT.title,
-        claim=EXPERIMENT.claim,
+    return EXPERIMENT.reported(
         did=(
             f"Two or three sizes of each family learned {sets.pretrain_name}, {STEPS} steps of "
             f"{BATCH} pictures and one recipe for all, {SEEDS} seeds; judged by {tested(results)} "

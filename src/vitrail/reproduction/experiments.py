@@ -1,11 +1,12 @@
 """What an experiment is made of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.reproduction.cells import Cell, Result
-from vitrail.reproduction.report import Report
+from vitrail.reproduction.report import Picture, Report, Table, Verdict
 from vitrail.reproduction.workshop import Key
 
 __all__ = ["Experiment", "Key", "Sets"]
@@ -50,3 +51,26 @@ class Experiment:
     claim: str  # what the paper says; its numbers are marked as published
     cells: Callable[[Sets], dict[Key, Cell]]  # runs of a laptop's size; {} where nothing learns
     report: Callable[[Mapping[Key, Result], Sets], Report]
+
+    def reported(
+        self,
+        *,
+        did: str,
+        found: str,
+        verdict: Verdict,
+        tables: Sequence[Table] = (),
+        pictures: Sequence[Picture] = (),
+        data: Mapping[str, Any] | None = None,
+    ) -> Report:
+        """What it says in the end, under its own name."""
+        return Report(
+            name=self.name,
+            title=self.title,
+            claim=self.claim,
+            did=did,
+            found=found,
+            verdict=verdict,
+            tables=tables,
+            pictures=pictures,
+            data=data or {},
+        )

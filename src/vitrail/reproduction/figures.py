@@ -28,6 +28,7 @@ from vitrail.reproduction.svg import (
     within,
     x_ticks,
 )
+from vitrail.words import cut
 
 WIDTH, NARROW = 720, 480  # of two panels or columns side by side, and of one
 PLOT = 220  # height of a panel between its first and its last level
@@ -350,8 +351,7 @@ def row_names(
         for key in keys:
             if key[0] == group:
                 heights[key] = y + ROW / 2
-                name = key[1] if len(key[1]) <= LONGEST_ROW else f"{key[1][: LONGEST_ROW - 1]}…"
-                parts.append(text(10, heights[key] + 4, name, "ink"))
+                parts.append(text(10, heights[key] + 4, cut(key[1], LONGEST_ROW), "ink"))
                 y += ROW
     return parts, heights, y + 4
 

@@ -132,9 +132,9 @@ def word(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def tables(name: str, devices: int = DEVICES) -> list[Table]:
+def tables(name: str) -> list[Table]:
     """The runs of an experiment and the commands that would do them, to be read; [] for none."""
-    found = check(name, devices)
+    found = check(name)
     if not found:
         return []
     notes = list(dict.fromkeys(one.order.note for one in found if one.order.note))
@@ -142,7 +142,7 @@ def tables(name: str, devices: int = DEVICES) -> list[Table]:
     return [
         Table(
             caption=(
-                f"The paper's own runs, built without memory; days on {devices} accelerators of "
+                f"The paper's own runs, built without memory; days on {DEVICES} accelerators of "
                 f"{A100.peak / 1e12:.0f} TFLOP/s (A100, published peak) at an assumed "
                 f"{100 * UTILIZATION:.0f} % of it.{explained}"
             ),

@@ -30,10 +30,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     rates = {head: max(RATES, key=lambda rate: means[head, rate].mean) for head in HEADS}
     best = {head: means[head, rate] for head, rate in rates.items()}
     gap = best[MEAN] - best[CLASS]
-    return Report(
-        name="heads",
-        title=EXPERIMENT.title,
-        claim=EXPERIMENT.claim,
+    return EXPERIMENT.reported(
         did=(
             f"The base ViT learned {sets.pretrain_name} with each head at two learning rates, "
             f"{STEPS} steps of {BATCH} pictures, {SEEDS} seeds; judged by {tested(results)} test "

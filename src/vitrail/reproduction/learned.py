@@ -32,11 +32,11 @@ from vitrail.reproduction.subjects import (
     images_for,
     of_names,
     opened,
-    percent,
     reach_of,
     studied,
     yes,
 )
+from vitrail.words import percent
 
 EVERY = 10**6  # components: all that there are
 MOST = 0.9  # of the variance
@@ -64,10 +64,7 @@ def figure7(results: Mapping[Key, Result], sets: Sets) -> Report:
         holds=few < many,
     )
     parts = [basis, *grid.parts(), *reach.parts(before)]
-    return Report(
-        name=FIGURE7.name,
-        title=FIGURE7.title,
-        claim=FIGURE7.claim,
+    return FIGURE7.reported(
         did=(
             f"Filters, positions and attention of {VIT}, one seed; attention from patches to "
             f"patches over {len(images)} test pictures, against an even head, which looks at all "
@@ -134,10 +131,7 @@ def figure10(results: Mapping[Key, Result], sets: Sets) -> Report:
         if key != twin
     }
     parts = figure10_parts(found, alike, own, twin)
-    return Report(
-        name=FIGURE10.name,
-        title=FIGURE10.title,
-        claim=FIGURE10.claim,
+    return FIGURE10.reported(
         did=(
             "The same small ViT trained in several ways, and the shortest of them twice, so that "
             "what the seed does can be told from what the settings do: patterns are only compared "

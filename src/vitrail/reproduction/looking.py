@@ -22,7 +22,6 @@ from vitrail.inspection.scoring import insertion_deletion, predicted, sanity
 from vitrail.models.vit import VisionTransformer
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
-from vitrail.reproduction.learned import FIGURE7, FIGURE10
 from vitrail.reproduction.report import Picture, Report, Table
 from vitrail.reproduction.structure import (
     EVERYWHERE,
@@ -46,8 +45,6 @@ from vitrail.reproduction.subjects import (
     within,
 )
 
-__all__ = ["FIGURE6", "FIGURE7", "FIGURE10", "FIGURE11"]
-
 DRAWN = 8  # pictures under their maps
 SCORED = 64  # pictures that maps are tested with
 
@@ -64,10 +61,7 @@ def figure6(results: Mapping[Key, Result], sets: Sets) -> Report:
     rows = [(name, within(mean_of(found))) for name, found in areas.items()]
     rows += [(f"rollout less {name}", within(found, sign="+")) for name, found in beyond.items()]
     drawn = first_of_each([picture.label for picture in pictures])[:DRAWN]
-    return Report(
-        name=FIGURE6.name,
-        title=FIGURE6.title,
-        claim=FIGURE6.claim,
+    return FIGURE6.reported(
         did=(
             f"Attention rollout of {VIT} for {len(pictures)} test pictures. Does it show what "
             "matters? Pixels of the blurred picture become sharp in the order of the map, and the "
@@ -142,10 +136,7 @@ def figure11(results: Mapping[Key, Result], sets: Sets) -> Report:
     studies = {name: studied(model, images_for(model, sets)) for name, model in models.items()}
     reach = {name: reach_of(model, studies[name]) for name, model in models.items()}
     vit, hybrid = reach[VIT], reach[HYBRID]
-    return Report(
-        name=FIGURE11.name,
-        title=FIGURE11.title,
-        claim=FIGURE11.claim,
+    return FIGURE11.reported(
         did=(
             f"Attention of {VIT} and of a hybrid, one seed each, over {studies[VIT].images} test "
             "pictures, from patches to patches, as a share of an even head's distance, which looks "

@@ -11,6 +11,7 @@ ImageNet, which must then be given as well.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.api import evaluate
@@ -112,6 +113,14 @@ def percent(number: Number | None) -> str:
     if number.deviation is None:
         return f"{number.value}"  # with as many digits as are told
     return f"{number.value:.2f} ± {number.deviation:.2f}"
+
+
+def as_data(found: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """The same for machines."""
+    return [
+        {"model": m.model, "data": m.data, "published": m.published.value, "here": m.ours}
+        for m in found
+    ]
 
 
 def judged(found: Sequence[Measurement], sound: bool) -> Verdict:

@@ -14,7 +14,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from vitrail.checkpoints.files import read_json, whole_or_absent, write_json
+from vitrail.checkpoints.files import read_json, write_json
+from vitrail.data.files import write_whole
 from vitrail.errors import CheckpointError
 from vitrail.reproduction.report import Picture, Report, Table, Verdict
 
@@ -208,12 +209,6 @@ def write(report: Report, folder: Path) -> Path:
 def write_pictures(report: Report, folder: Path) -> None:
     for picture in report.pictures:
         write_whole(folder / picture.file, picture.content)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """A file that is whole, or not there."""
-    with whole_or_absent(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def plain(value: Any) -> Any:

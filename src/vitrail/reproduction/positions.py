@@ -49,10 +49,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
         )
         for kind, place in GRID
     ]
-    return Report(
-        name="table8",
-        title="Positions matter, their kind does not",
-        claim=EXPERIMENT.claim,
+    return EXPERIMENT.reported(
         did=(
             f"A ViT of 4 blocks, width 64 and 16 patches learned {sets.pretrain_name} for {STEPS} "
             f"steps with each kind of position, {SEEDS} seeds. They are compared by {PROBE}."

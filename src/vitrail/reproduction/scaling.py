@@ -10,15 +10,7 @@ from vitrail.planning.cost import cost_of
 from vitrail.reproduction.cells import Cell, Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import Line, Panel, chart
-from vitrail.reproduction.means import (
-    Mean,
-    accuracy,
-    by_seed,
-    fewshot,
-    judged,
-    numbers,
-    tested,
-)
+from vitrail.reproduction.means import Mean, accuracy, by_seed, fewshot, judged, numbers, tested
 from vitrail.reproduction.models import BATCH, STEPS, pretraining, vit
 from vitrail.reproduction.report import Picture, Report, Table
 
@@ -56,10 +48,7 @@ def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     slopes = {axis: slope(row) for axis, row in lines(means, work).items()}
     parts = [slopes["depth"] - slopes["width"], slopes["patch"]]
     told = ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())
-    return Report(
-        name="figure8",
-        title=EXPERIMENT.title,
-        claim=EXPERIMENT.claim,
+    return EXPERIMENT.reported(
         did=(
             "From a ViT of depth 4, width 64, MLP 256 and patches of 8 pixels, one dimension at a "
             f"time was made smaller or larger. Each learned {sets.pretrain_name}, {STEPS} steps of "

@@ -90,10 +90,7 @@ def some(count: int, whole: int) -> int | None:
 def report4(results: Mapping[Key, Result], sets: Sets) -> Report:
     means = by_seed(results, fewshot)
     gaps = {pair: ends(means, *pair) for pair in RIVALS}
-    return Report(
-        name="figure4",
-        title=FIGURE4.title,
-        claim=FIGURE4.claim,
+    return FIGURE4.reported(
         did=(
             f"Two ViTs and two BiT ResNets learned from {in_words(counts_of(means))} pictures of "
             f"{sets.pretrain_name} (the larger two from the fewest and the most), {STEPS} steps of "
@@ -121,10 +118,7 @@ def report4(results: Mapping[Key, Result], sets: Sets) -> Report:
 def report3(results: Mapping[Key, Result], sets: Sets) -> Report:
     means = over_seeds(without_draws(results))
     gaps = {("ViT L", "ViT M"): ends(means, "ViT L", "ViT M")}
-    return Report(
-        name="figure3",
-        title=FIGURE3.title,
-        claim=FIGURE3.claim,
+    return FIGURE3.reported(
         did=(
             f"Two ViTs learned from {in_words(counts_of(means))} pictures of "
             f"{sets.source_name} (the larger ViT from the fewest and the most), {STEPS} steps of "

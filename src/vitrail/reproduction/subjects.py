@@ -79,7 +79,3 @@ def within(found: Estimate, *, sign: str = "") -> str:
 
 def yes(holds: bool) -> str:
     return "yes" if holds else "no"
-
-
-def percent(share: float | None) -> str:
-    return "—" if share is None else f"{share:.1%}"

@@ -153,10 +153,7 @@ def cost_cells(name: str) -> tuple[str, str]:
 
 def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     found = variants()
-    return Report(
-        name="table1",
-        title=TITLE,
-        claim=CLAIM,
+    return EXPERIMENT.reported(
         did=DID,
         found=words(found),
         verdict=verdict_of(found),

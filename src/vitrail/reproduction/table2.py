@@ -13,7 +13,7 @@ from vitrail.models.names import configuration
 from vitrail.planning.accelerators import DAY, TPU_V3_CORE
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
-from vitrail.reproduction.measuring import Measurement, beside, in_words, judged, percent
+from vitrail.reproduction.measuring import Measurement, as_data, beside, in_words, judged, percent
 from vitrail.reproduction.published import (
     BIT,
     CORE_DAYS,
@@ -166,10 +166,7 @@ def finetuning_table() -> Table:
 def report_with(found: Sequence[Measurement]) -> Report:
     """The report, with what `measured(weights, data)` gave; that may be nothing."""
     own = (beside(found),) if found else ()
-    return Report(
-        name="table2",
-        title=TITLE,
-        claim=CLAIM,
+    return EXPERIMENT.reported(
         did=DID,
         found=f"{words()} {in_words(found)}",
         verdict=judged(found, sound()),
@@ -184,10 +181,7 @@ def report_with(found: Sequence[Measurement]) -> Report:
                 }
                 for t in TRAININGS
             ],
-            "measured": [
-                {"model": m.model, "data": m.data, "published": m.published.value, "here": m.ours}
-                for m in found
-            ],
+            "measured": as_data(found),
         },
     )
 

@@ -9,7 +9,7 @@ from vitrail.models.config import VitConfig
 from vitrail.models.names import configuration
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
-from vitrail.reproduction.measuring import Measurement, beside, in_words, judged
+from vitrail.reproduction.measuring import Measurement, as_data, beside, in_words, judged
 from vitrail.reproduction.published import MODELS5, TABLE5, TABLE6, TARGETS
 from vitrail.reproduction.report import Report, Table
 from vitrail.reproduction.sizes import giga, millions, parameters, trunk
@@ -121,20 +121,14 @@ def costs_table() -> Table:
 def report_with(found: Sequence[Measurement]) -> Report:
     """The report, with what `measured(weights, data, "table5")` gave; that may be nothing."""
     own = (beside(found),) if found else ()
-    return Report(
-        name="table5",
-        title=TITLE,
-        claim=CLAIM,
+    return EXPERIMENT.reported(
         did=DID,
         found=f"{words()} {in_words(found)}",
         verdict=judged(found, sound()),
         tables=(published_table(), costs_table(), *own),
         data={
             "leads": {large: leads(small, large) for small, large in PAIRS},
-            "measured": [
-                {"model": m.model, "data": m.data, "published": m.published.value, "here": m.ours}
-                for m in found
-            ],
+            "measured": as_data(found),
         },
     )
 

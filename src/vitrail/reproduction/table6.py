@@ -247,10 +247,7 @@ def curve(family: str, value: Callable[[Scaling], float]) -> Line:
 
 def report(results: Mapping[Key, Result], sets: Sets) -> Report:
     rows = priced()
-    return Report(
-        name="table6",
-        title=TITLE,
-        claim=CLAIM,
+    return EXPERIMENT.reported(
         did=DID,
         found=words(rows),
         verdict=verdict_of(rows),

@@ -23,7 +23,7 @@ import torch
 from vitrail.data.threads import cores
 from vitrail.errors import TrainingError
 from vitrail.reproduction.cells import Cell, Result, digest, read_result, run_cell
-from vitrail.training.cores import keep_memory
+from vitrail.training.memory import keep_memory
 from vitrail.training.survival import sole_writer
 
 CELLS = "cells"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.bundle import CONFIG, check_free
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -49,10 +49,9 @@ def place_for(folder: Path | None, name: str, reference: str, *, several: bool) 
     if folder is None:
         return None
     place = folder / name if several else folder
-    own = (Path(reference) / CONFIG).is_file() and place.resolve() == Path(reference).resolve()
-    if not own and (place / CONFIG).exists():
+    own = holds_model(Path(reference)) and place.resolve() == Path(reference).resolve()
+    if not own and holds_model(place):
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
-    check_free(place, overwrite=own)
     return place
 
 
@@ -107,7 +106,7 @@ def seen(
         except DataError as error:
             errors.append({"name": upload.name, "error": str(error)})
     if not images:
-        raise DataError(f"none of {len(uploads)} pictures can be read: {errors[0]['error']}")
+        raise DataError(f"none of {len(uploads)} pictures could be read: {errors[0]['error']}")
     parts = [
         engine.features(normalize(torch.stack(images[i : i + AT_ONCE]), how.preprocessing))
         for i in range(0, len(images), AT_ONCE)

@@ -18,18 +18,15 @@ from torch import Tensor
 from vitrail.checkpoints.facts import facts_of
 from vitrail.data.decoding import open_picture
 from vitrail.data.thumbnails import to_png
-from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.layers import Layer, grid_of, lag, walk, with_attention
-from vitrail.inspection.pictures import prepared, seen
-from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.pictures import as_seen, prepared, seen
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import read_by_head, rollout
 from vitrail.models.build import Model
 from vitrail.models.vit import VisionTransformer
 
-FOR_CLASSES = ("relevance", "gradient rollout")  # can be asked about a class
-GENERAL = ("rollout", "last layer")
 FEW = 20  # classes that an error may list
 
 
@@ -82,7 +79,7 @@ def attention(model: Model, data: bytes) -> dict[str, Any]:
     attention pooling makes of them.
     """
     vit = unmerged(with_attention(model, "attention maps"))
-    image = prepared_only(vit, data)[None]  # (1, C, H, W)
+    image = as_seen(vit, data)[None]  # (1, C, H, W)
     (last,) = deque(walk(vit, image), maxlen=1)
     read = read_by_head(vit, last.tokens, "mean")[0]  # (N,)
     grid, prefix = grid_of(vit, image), vit.config.num_prefix
@@ -109,13 +106,6 @@ def unmerged(vit: VisionTransformer) -> VisionTransformer:
     twin.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
     twin.facts = vit.facts
     return twin.eval()
-
-
-def prepared_only(vit: VisionTransformer, data: bytes) -> Tensor:
-    """The picture as the model sees it (C, H, W); pixels to draw on are not made."""
-    how = facts_of(vit).preprocessing
-    transform = EvaluationTransform(preprocessing=how, channels=vit.config.channels)
-    return normalize(transform(data)[None], how)[0].to(next(vit.parameters()))
 
 
 def looked_at(layer: Layer, read: Tensor) -> Tensor:

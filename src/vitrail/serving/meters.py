@@ -54,11 +54,11 @@ class Histogram:
         self.sums: dict[Labels, float] = {}
         self.lock = Lock()
 
-    def see(self, value: float, *labels: str, times: int = 1) -> None:
+    def see(self, value: float, *labels: str) -> None:
         with self.lock:
             counts = self.counts.setdefault(labels, [0] * (len(self.bounds) + 1))
-            counts[bisect_left(self.bounds, value)] += times
-            self.sums[labels] = self.sums.get(labels, 0.0) + times * value
+            counts[bisect_left(self.bounds, value)] += 1
+            self.sums[labels] = self.sums.get(labels, 0.0) + value
 
     def lines(self) -> Iterator[str]:
         for labels, counts in sorted(self.counts.copy().items()):

@@ -4,11 +4,11 @@ The parts lie in `assets/` as what they are: HTML, CSS and JavaScript. They are 
 into one text that asks nothing of any other host; `POLICY` lets the browser hold it to that.
 """
 
-import base64
-import hashlib
 from importlib import resources
 from string import Template
 from urllib.parse import quote
+
+from vitrail.data.sheet import policy_hash
 
 # Four panes of glass; a browser asks for /favicon.ico if a page has no icon of its own.
 ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16"
@@ -48,19 +48,13 @@ def policy(style: str, script: str) -> str:
             "default-src 'none'",
             "connect-src 'self'",
             "img-src 'self' blob: data:",
-            f"style-src {digest(style)}",
-            f"script-src {digest(script)}",
+            f"style-src {policy_hash(style)}",
+            f"script-src {policy_hash(script)}",
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
         )
     )
-
-
-def digest(text: str) -> str:
-    """How a policy names an inline element by what is in it."""
-    found = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(found).decode('ascii')}'"
 
 
 PAGE, POLICY = assembled(

@@ -5,10 +5,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import ConfigError
+from vitrail.extras import need
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.settings import Settings
 
@@ -56,14 +56,7 @@ def serve(
 
 
 def check_installed() -> None:
-    for name in NEEDED:
-        try:
-            import_module(name)
-        except ImportError:
-            told = name.replace("_", "-")
-            raise ConfigError(
-                f"serving needs {told}; install it with: pip install 'vitrail[serve]'"
-            ) from None
+    need(*NEEDED, extra="serve", what="serving")
 
 
 def told_host(host: str) -> str:

@@ -133,7 +133,7 @@ def check_any(results: Sequence[Answer] | Sequence[Vector]) -> None:
     """Refuse a request of which no picture can be read."""
     if all(result.error for result in results):
         first = results[0].error
-        text = f"none of {len(results)} pictures can be read: {first}"
+        text = f"none of {len(results)} pictures could be read: {first}"
         raise Refusal(422, first if len(results) == 1 else text, reason="unreadable")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitrail import parallel
-from vitrail.errors import ConfigError
+from vitrail.extras import check_compiler
 from vitrail.training.cores import EachCoreAPart
 from vitrail.training.pace import trial
 from vitrail.training.settings import Settings
@@ -51,10 +51,6 @@ def faster(setup: "Setup", plain: nn.Module, watch: Watch) -> bool:
 
 def compiled(module: nn.Module) -> nn.Module:
     """The module, compiled by torch on its first step."""
-    from torch.utils.cpp_extension import check_compiler_ok_for_platform, get_cxx_compiler
-
-    if not torch.cuda.is_available() and not check_compiler_ok_for_platform(get_cxx_compiler()):
-        raise ConfigError(
-            "machine.compile needs a C++ compiler and finds none; install g++, or leave it out"
-        )
+    if not torch.cuda.is_available():
+        check_compiler("machine.compile", "leave it out")
     return torch.compile(module)  # pyright: ignore[reportReturnType]: it is one

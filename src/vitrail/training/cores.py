@@ -10,9 +10,6 @@ need not know.
 """
 
 import copy
-import ctypes
-import os
-import sys
 from typing import Any
 
 import torch
@@ -149,26 +146,3 @@ class InParts(torch.autograd.Function):
         if grad.item() != 1:
             torch._foreach_mul_(found, grad.item())  # pyright: ignore[reportPrivateImportUsage]
         return None, None, None, *found
-
-
-# A variable that glibc reads at the start of a process, its number in malloc.h, and a value.
-KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": (-3, 32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
-    "MALLOC_ARENA_MAX": (-8, 1),
-}
-
-
-def keep_memory() -> None:
-    """Ask the C library to keep what a step gives back for the next one, for all threads alike.
-
-    Otherwise it returns memory to the system after each step, which clears it page by page when
-    it is asked for again (4 % of a step), and each thread hoards a heap of its own: twice the
-    memory. Only glibc has these settings, and nothing depends on them; whoever has set one
-    outside knows better. It holds for the whole process, from now on: the commands that train in
-    parts call it, and the library does not, whose process is somebody else's.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None and not KEPT.keys() & os.environ.keys():
-        for setting, value in KEPT.values():
-            mallopt(setting, value)

@@ -11,7 +11,8 @@ from vitrail.models.checks import pair
 from vitrail.models.names import name_of
 from vitrail.training.folder import REPORT
 from vitrail.training.recipes import to_toml
-from vitrail.training.report import Report, duration, write_report
+from vitrail.training.report import Report, write_report
+from vitrail.words import duration
 
 if TYPE_CHECKING:
     from vitrail.training.run import Run

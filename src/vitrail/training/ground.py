@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.data.loader import usual_workers
 from vitrail.data.samples import Samples
-from vitrail.data.splits import Splits, divide
+from vitrail.data.splits import Splits, divide, representative
 from vitrail.errors import DataError
 from vitrail.evaluation.passes import look_at_all
 from vitrail.training.budget import ENDING
@@ -20,10 +20,9 @@ from vitrail.training.choices import FEW, MANY, look_at
 from vitrail.training.device import synchronize
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.material import Material, open_material
-from vitrail.training.report import duration
 from vitrail.training.setup import Order
-from vitrail.training.tasks import numbers, representative, some
 from vitrail.training.watch import Watch
+from vitrail.words import duration
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
@@ -129,8 +128,7 @@ def apart(material: Material, share: float | None = None) -> tuple[Samples, Samp
             f"{material.reference} has {len(train)} training pictures, too few to keep some apart "
             "to choose by; the ladder needs three of a class, or pictures in val and in test"
         )
-    rows = np.arange(len(train)) if train.rows is None else train.rows
-    return Samples(train.collection, rows[~kept]), Samples(train.collection, rows[kept])
+    return train.take(np.flatnonzero(~kept)), train.take(np.flatnonzero(kept))
 
 
 def affordable(ground: Ground, device: torch.device) -> Ground:
@@ -172,7 +170,7 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
         begun = time.monotonic()
         look_at_all(
             features,
-            some(dev, np.linspace(0, len(dev) - 1, count, dtype=int)),
+            dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
             learner.preprocessing,
             lambda found, batch: None,
             channels=model.config.channels,
@@ -190,8 +188,8 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
 
 def fewer(samples: Samples, count: int) -> Samples:
     """At most so many pictures, always the same: each class has its share, and one at least."""
-    labels = numbers(samples)
+    labels = samples.numbers()
     count = max(count, len(np.unique(labels)))
     if count >= len(samples):
         return samples
-    return some(samples, representative(labels, count, np.random.default_rng(0)))
+    return samples.take(representative(labels, count, np.random.default_rng(0)))

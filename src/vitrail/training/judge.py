@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.passes import look_at_all
+from vitrail.evaluation.quick import quick_outcome
 from vitrail.training.averaging import Average
 from vitrail.training.device import synchronize
 from vitrail.training.feed import at_size
@@ -61,7 +61,7 @@ class Judge:
     def of(self, split: str, size: int | None = None) -> Outcome:
         self.objective.eval()
         with self.average.applied() if self.average else nullcontext():
-            outcome = evaluate(
+            outcome = quick_outcome(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.material.judged[split],
                 at_size(self.preprocessing, size),

@@ -190,7 +190,7 @@ def tried(ground: Ground, device: torch.device, rate: float | None) -> tuple[Cli
     found = []
     for name in rungs.PROBES:
         found.append(rungs.probed(name, seen, begun))
-        ground.watch.say(f"  {name}: {rungs.percent(found[-1].accuracy)}")
+        ground.watch.say(f"  {name}: {rungs.of_dev(found[-1].accuracy)}")
         begun = time.monotonic()
     rates = rungs.rates_around(ground.learner.settings.optim) if rate is None else (rate,)
     reserve = FINAL * max(0.0, ground.clock.free())

@@ -1,12 +1,18 @@
-"""How many pictures fit at once: what a step keeps for its gradient, counted on one."""
+"""How many pictures fit at once: what a step keeps for its gradient, counted on one.
 
+And how the C library is asked to keep what a step gives back.
+"""
+
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.training.settings import Settings
+from vitrail.words import MIB
 
 USABLE = 0.6  # share of the free memory that activations may take; kernels need some too
 REMEMBERED = {"sgd": 4, "lion": 4, "adafactor": 2}  # bytes for each weight; 8 by the others
@@ -16,6 +22,12 @@ LIMITED = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
+# A variable that glibc reads at the start of a process, its number in malloc.h, and a value.
+KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, 32 * MIB),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
+    "MALLOC_ARENA_MAX": (-8, 1),
+}
 
 
 def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
@@ -76,3 +88,18 @@ def largest_micro_batch(share: int, bytes_each: int, free: int) -> int:
     """The largest part of a process's share of a batch that fits, all parts alike."""
     fitting = max(1, int(free * USABLE) // max(1, bytes_each))
     return next(size for size in range(min(share, fitting), 0, -1) if share % size == 0)
+
+
+def keep_memory() -> None:
+    """Ask the C library to keep what a step gives back for the next one, for all threads alike.
+
+    Otherwise it returns memory to the system after each step, which clears it page by page when
+    it is asked for again (4 % of a step), and each thread hoards a heap of its own: twice the
+    memory. Only glibc has these settings, and nothing depends on them; whoever has set one
+    outside knows better. It holds for the whole process, from now on: the commands that train in
+    parts call it, and the library does not, whose process is somebody else's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not KEPT.keys() & os.environ.keys():
+        for setting, value in KEPT.values():
+            mallopt(setting, value)

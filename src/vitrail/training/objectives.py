@@ -106,9 +106,10 @@ class Teacher:
         return images * scale + shift
 
 
-def make_objective(
-    model: Model, settings: Settings, *, teacher: Model | None = None
-) -> Classification | Distillation | MaskedPatches:
+Objective = Classification | Distillation | MaskedPatches
+
+
+def make_objective(model: Model, settings: Settings, *, teacher: Model | None = None) -> Objective:
     """The objective that the settings ask for, once `choices.py` has decided on all of them."""
     if settings.objective == "masked-patches":
         if teacher is not None or settings.loss.teacher:

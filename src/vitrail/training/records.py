@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.files import write_whole
 from vitrail.errors import DataError
 from vitrail.training.folder import METRICS
 
@@ -19,8 +19,7 @@ class Records:
     def __init__(self, folder: Path, *, after_step: int, tensorboard: bool = True) -> None:
         self.path = folder / METRICS
         self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
-        with whole_or_absent(self.path) as temporary:
-            temporary.write_text("".join(map(line, self.rows)), encoding="utf-8")
+        write_whole(self.path, "".join(map(line, self.rows)))
         self.events = event_writer(folder) if tensorboard else None
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.files import write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation.bootstrap import wilson
 from vitrail.evaluation.charts import Point, Series, line_chart
@@ -27,8 +28,8 @@ from vitrail.evaluation.parts import (
     tiles_and_facts,
     unreadable,
     whole_page,
-    write_whole,
 )
+from vitrail.words import duration
 
 HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
 LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic
@@ -167,12 +168,3 @@ def settings(toml: str) -> str:
         "<h2>Settings</h2><details><summary>All settings of this run</summary>"
         f'<pre tabindex="0"><code>{escape(toml.strip())}</code></pre></details>'
     )
-
-
-def duration(seconds: float) -> str:
-    """`2 min 5 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from vitrail import parallel
+from vitrail.checkpoints.bundle import holds_model
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.training import ending, state
+from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, read_run, write_run
@@ -27,6 +29,7 @@ from vitrail.training.settings import Settings
 from vitrail.training.setup import Order, Setup, set_up
 from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
 from vitrail.training.watch import Watch
+from vitrail.words import listed
 
 EXPLODED = 3.0  # times the first loss; one that large will not come back
 FIRST_STEPS = 10  # whose loss is the first loss
@@ -81,7 +84,7 @@ def check_folder(order: Order) -> None:
             f"{order.out} holds a run that is not finished; say --resume to go on with it, "
             "or name another --out"
         )
-    if (order.out / "config.json").exists() and not unfinished:
+    if holds_model(order.out) and not unfinished:
         what = "is finished" if order.resume else "holds a model already"
         raise ConfigError(f"{order.out} {what}; name another --out for a new run")
 
@@ -103,16 +106,18 @@ class Run:
         self.timings: dict[str, float] = {"preparing": time.monotonic() - begun}
         self.losses: list[float] = []
         self.reached = False  # the accuracy that was wanted
+        self.budget: Budget | None = None  # of a run with a time to keep
+        self.records: Records | None = None  # of the first process
+        self.window = Window(setup.plan)  # begun anew with the first step
+        self.saved = time.monotonic()  # when the state was, for the last time
 
     def go(self) -> Result:
         """The whole run, or what is left of it."""
         if self.order.resume and state.has_state(self.folder):
             self.restore()
             self.watch.say(f"resumed at step {self.state.step:,}")
-        self.budget = None
         if self.setup.settings.minutes is not None:
             self.budget = make_budget(self.setup, self.watch, elapsed=self.elapsed())
-        self.records = None
         if parallel.is_first():
             where = {"data": self.order.data, "start": self.order.start}
             write_run(self.folder, self.setup.settings, **where)
@@ -232,11 +237,10 @@ class Run:
         batch = next(replace(setup.feed, expected=(-1, 0), skipped={})(step))
         images, targets = setup.prepare(batch, seeded(setup.settings.seed, step, 0), step)
         layer = first_bad_layer(self.state.objective, images, targets)
-        names = [setup.material.train.name(index) for index in error.indices[:4]]
-        more = f" and {len(error.indices) - 4} more" if len(error.indices) > 4 else ""
+        names = [setup.material.train.name(index) for index in error.indices]
         return (
             f"training failed at step {step:,} ({error}); the first bad value is in {layer}; "
-            f"the batch was {', '.join(names)}{more}; the last good state is kept in {self.folder}:"
+            f"the batch was {listed(names)}; the last good state is kept in {self.folder}:"
             " resume with a smaller --optim.learning-rate, or use --retries 3"
         )
 

@@ -26,6 +26,7 @@ from vitrail.training.material import Material
 from vitrail.training.run import run
 from vitrail.training.settings import Optim, Settings
 from vitrail.training.watch import Watch
+from vitrail.words import percent
 
 PROBE, LINEAR = "few-shot probe", "linear head"
 ATTENTION, FULL = "attention-only", "full fine-tuning"
@@ -66,8 +67,8 @@ class Rung:
         return max(tried, key=lambda trial: trial.accuracy or 0.0).rate if tried else None
 
 
-def percent(accuracy: float | None) -> str:
-    return "" if accuracy is None else f"{100 * accuracy:.1f} % of dev"
+def of_dev(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{percent(accuracy)} of dev"
 
 
 # Probes
@@ -174,7 +175,7 @@ def climbed(
         else:
             trial = Trial(rate=rate, problem=NO_TIME)
         trials.append(trial)
-        said = percent(trial.accuracy) or trial.problem
+        said = of_dev(trial.accuracy) or trial.problem
         ground.watch.say(f"  {name}, learning rate {rate:g}: {said}")
     accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
     return Rung(

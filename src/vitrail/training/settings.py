@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
-from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, StemKind
+from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, Scheme, StemKind
 
 Objective = Literal["classify", "masked-patches"]
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
@@ -18,7 +18,6 @@ Decay = Literal["linear", "cosine", "rsqrt", "constant-linear", "staircase", "co
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["ddp", "fsdp"]
 Prediction = Literal["mean-color", "colors-4x4", "pixels"]
-Start = Literal["google", "big_vision", "timm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class ModelSettings:
     """A second class token that learns from a teacher (DeiT)."""
     numerics: Library | None = None
     """Whose GELU, epsilons and stretching of positions; a file of weights has those it was for."""
-    init: Start = "google"
+    init: Scheme = "google"
     """Whose first values the weights get."""
     head_bias: float = 0.0
     """First value of the head's bias: -10 or -6.9 with a sigmoid loss over many classes."""

@@ -27,7 +27,7 @@ from vitrail.training.memory import (
     free_bytes,
     largest_micro_batch,
 )
-from vitrail.training.objectives import Classification, make_objective
+from vitrail.training.objectives import Classification, Objective, make_objective
 from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
@@ -236,22 +236,33 @@ def make_state(
     if frozen := freeze(model, settings.optim.freeze):
         left = sum(p.numel() for p in model.parameters() if p.requires_grad)
         watch.say(f"  {len(frozen)} weights are frozen; {left:,} parameters learn")
-    objective: nn.Module = make_objective(model, settings, teacher=learner.teacher)
+    objective = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device).train()  # a model that was loaded comes ready to answer
     wrapped = parallel.spread(objective, settings.machine.strategy)
     parts = parts_for(model.config, settings, precision, device)
     if parts > 1 and isinstance(objective, Classification):
         wrapped = EachCoreAPart(objective, parts)
+    return state_for(objective, wrapped, settings, scaler=scaler_for(precision, device))
+
+
+def state_for(
+    objective: Objective,
+    wrapped: nn.Module,
+    settings: Settings,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+) -> TrainState:
+    """Optimizers, and an average where it is asked for, of all weights that learn."""
     named = {
         name.removeprefix("model."): parameter
         for name, parameter in objective.named_parameters()
         if parameter.requires_grad
     }
-    depth = getattr(model.config, "depth", 0)
+    depth = getattr(objective.model.config, "depth", 0)
     return TrainState(
         objective=objective,
         wrapped=wrapped,
         optimizers=make_optimizers(named.items(), settings.optim, depth),
         average=Average(named, settings.average) if settings.average else None,
-        scaler=scaler_for(precision, device),
+        scaler=scaler,
     )

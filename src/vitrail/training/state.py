@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from vitrail import parallel
 from vitrail.errors import CheckpointError
-from vitrail.training.state_folder import newest_whole, remove_all, states, together, write_whole
+from vitrail.training.state_folder import add_state, newest_whole, remove_all, states, together
 
 OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # how, not what, is computed
 
@@ -44,7 +44,7 @@ def save_state(
         else:
             note["values"][name] = plain(value)
     note["tensors"] = {name: looks(tensor) for name, tensor in tensors.items()}
-    write_whole(folder / "state", extra["step"], note, tensors)
+    add_state(folder / "state", extra["step"], note, tensors)
 
 
 def load_state(

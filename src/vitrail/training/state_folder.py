@@ -23,7 +23,7 @@ NOTE = "state.json"
 KEPT = 2  # the newest, and the one before in case a disk forgets
 
 
-def write_whole(where: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def add_state(where: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Add a state to the folder `where`, and remove those it replaces; or leave all as it was."""
     json.dumps(note)  # what JSON cannot say is a mistake of ours, found before anything is written
     what = f"cannot save the run's state in {where}"

@@ -10,8 +10,8 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.sources import fingerprint
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.quick import quick_outcome
 from vitrail.models.build import Model
 from vitrail.probing.memory import Memory, save_memory
 from vitrail.probing.others import fit_logistic
@@ -88,7 +88,7 @@ def write(
     save(model.to("cpu"), order.out, provenance=provenance)
     model = model.to(device).eval()
     outcomes = {
-        name: evaluate(
+        name: quick_outcome(
             model,
             samples,
             learner.preprocessing,

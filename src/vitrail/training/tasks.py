@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.samples import LabelSets, Samples
+from vitrail.data.samples import Samples
 from vitrail.data.sources import ALL, judged_split, open_source, splits_of
-from vitrail.data.splits import canonical
+from vitrail.data.splits import canonical, representative
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 
 KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
@@ -148,40 +148,10 @@ def check(opened: OpenTask) -> None:
 def deal(train: Samples, count: int, seed: int) -> Hand:
     """Draw `count` pictures, or all if there are fewer, and divide them four to one."""
     rng = np.random.default_rng(seed)
-    drawn = some(train, representative(numbers(train), count, rng))
-    fit = representative(numbers(drawn), round(TO_FIT * len(drawn)), rng)
+    drawn = train.take(representative(train.numbers(), count, rng))
+    fit = representative(drawn.numbers(), round(TO_FIT * len(drawn)), rng)
     return Hand(
         train=drawn,
-        fit=some(drawn, fit),
-        dev=some(drawn, np.setdiff1d(np.arange(len(drawn)), fit)),
+        fit=drawn.take(fit),
+        dev=drawn.take(np.setdiff1d(np.arange(len(drawn)), fit)),
     )
-
-
-def representative(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The places of `count` labels, drawn so that each class keeps its share and has one at least.
-
-    Every class is shuffled. Its r-th picture has priority n / sqrt(r (r - 1)), where n is how many
-    it has, and those with the highest are taken: Huntington's and Hill's way to give out seats.
-    """
-    order = rng.permutation(len(labels))
-    shuffled = labels[order]
-    counts = np.bincount(labels)
-    rank = np.empty(len(labels))  # of each within its class, from 0
-    starts = np.cumsum(counts) - counts
-    by_class = np.argsort(shuffled, kind="stable")
-    rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
-    size = counts[shuffled]
-    with np.errstate(divide="ignore"):
-        priority = size / np.sqrt(rank * (rank + 1))
-    return np.sort(order[np.lexsort((-size, -priority))[:count]])
-
-
-def some(samples: Samples, places: np.ndarray) -> Samples:
-    """The samples at these places."""
-    return Samples(samples.collection, places if samples.rows is None else samples.rows[places])
-
-
-def numbers(samples: Samples) -> np.ndarray:
-    labels = samples.labels()
-    assert not isinstance(labels, LabelSets)
-    return np.asarray(labels, np.int64)

@@ -22,6 +22,7 @@ from vitrail.training.scores import Ledger, Report, Score, TaskScores
 from vitrail.training.survival import sole_writer
 from vitrail.training.tasks import Hand, OpenTask, deal
 from vitrail.training.transfer import HEADLESS, METHODS, Bench, Method, Protocol, Stage, parts
+from vitrail.words import percent
 
 __all__ = ["Bench", "Protocol", "measure"]
 
@@ -103,7 +104,8 @@ def score(
     chosen = max(choices, key=lambda value: choices[value]) if choices else candidates[0]
     accuracy, pictures = tried(chosen, "test")
     again = ", done before" if len(ledger.new) == old else ""
-    bench.tell(f"  {accuracy:.1%} of {pictures:,}, {method.setting} {chosen:g}, seed {seed}{again}")
+    right = f"{percent(accuracy)} of {pictures:,}"
+    bench.tell(f"  {right}, {method.setting} {chosen:g}, seed {seed}{again}")
     if pictures < len(task.test):
         bench.tell(f"  note: {len(task.test) - pictures:,} test pictures could not be read")
     return Score(

@@ -14,8 +14,8 @@ class Watch:
         """Training starts at a step; `steps` may still change if the run has a time to keep."""
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A step was taken: step, steps, epoch, loss, learning_rate, images_per_second, seconds,
-        seconds_left."""
+        """A step was taken: step, steps, epoch, loss, grad_norm, learning_rate, image_size,
+        images_per_second, seconds, seconds_left."""
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
         """An evaluation: step, epoch, seconds, and numbers such as val/accuracy."""

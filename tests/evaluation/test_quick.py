@@ -12,7 +12,7 @@ from vitrail import ConfigError, DataError
 from vitrail.data.preprocessing import preset
 from vitrail.data.samples import Sample
 from vitrail.evaluation import passes as module
-from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.quick import quick_outcome
 
 HOW = preset("google", (4, 4))
 
@@ -51,7 +51,7 @@ def look(images):
 
 
 def run(source, predict=look, batch_size=4, **more):
-    return evaluate(predict, source, HOW, channels=3, batch_size=batch_size, **more)
+    return quick_outcome(predict, source, HOW, channels=3, batch_size=batch_size, **more)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 11, 64])
@@ -76,7 +76,7 @@ def test_strict_stops_at_a_picture_that_cannot_be_read():
 
 
 def test_a_source_without_readable_pictures_is_an_error():
-    with pytest.raises(DataError, match="none of 2 pictures could be evaluated: picture 0: it is"):
+    with pytest.raises(DataError, match="none of 2 pictures could be read: picture 0: it is"):
         run(Grays(2, broken=(0, 1)))
 
 
@@ -122,7 +122,7 @@ from torch import nn
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[1])
-from test_evaluate import Grays, look, run
+from test_quick import Grays, look, run
 from vitrail import DataError
 from vitrail.parallel import leave
 

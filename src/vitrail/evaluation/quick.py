@@ -1,6 +1,6 @@
 """How good a model is on a data set, cheaply enough to be asked during training.
 
-    outcome = evaluate(model, source, preprocessing, channels=3, batch_size=64)
+    outcome = quick_outcome(model, source, preprocessing, channels=3, batch_size=64)
 
 Several processes share the pictures out and all get the outcome of the whole.
 """
@@ -18,7 +18,7 @@ from vitrail.evaluation.outcome import Loss, Outcome, Tally
 from vitrail.evaluation.passes import look_at_all
 
 
-def evaluate(
+def quick_outcome(
     predict: Callable[[Tensor], Tensor],
     source: Source,
     preprocessing: Preprocessing,
