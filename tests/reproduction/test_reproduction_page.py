@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, DataError
 from vitrail.reproduction.page import (
     INTRODUCTION,
     VERDICTS,
@@ -157,7 +157,7 @@ def test_a_report_without_one_of_its_files_is_not_there(tmp_path):
 
 def test_a_report_that_could_not_be_written_whole_is_not_there(tmp_path):
     (tmp_path / "table8.png").mkdir()  # no file can have this name now
-    with pytest.raises(CheckpointError, match=r"cannot write .*table8\.png"):
+    with pytest.raises(DataError, match=r"cannot write .*table8\.png"):
         write(REPORT, tmp_path)
     assert read(tmp_path) is None
     assert sorted(file.name for file in tmp_path.iterdir()) == ["table8.png", "table8.svg"]
