@@ -19,7 +19,7 @@ from vitrail.data.variation import Augmentation
 
 FLOWERS = data_folder() / "flowers5_160.tar"
 CASES = {"500 x 375": ((500, 375), 120), "2000 x 1500": ((2000, 1500), 24)}
-ROUNDS = 9
+ROUNDS = 15
 BATCH = 24
 
 

@@ -30,9 +30,9 @@ from race_variants import FINETUNING, VARIANTS
 from vitrail import evaluate, load, save, train
 from vitrail.data.sources import open_source
 from vitrail.planning.cost import cost_of
-from vitrail.training.memory import keep_memory
 from vitrail.training.folder import METRICS
 from vitrail.training.material import open_material
+from vitrail.training.memory import keep_memory
 from vitrail.training.records import read_rows
 from vitrail.training.run import run
 from vitrail.training.settings import Settings

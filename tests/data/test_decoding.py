@@ -149,6 +149,51 @@ def test_a_jpeg_comes_smaller_but_never_too_small(turn, backend):
         assert np.abs(pixels.astype(int) - np.asarray(small)).mean() < 2
 
 
+@pytest.mark.parametrize("extra", [{}, {"restart_marker_rows": 2}, {"progressive": True}])
+@pytest.mark.parametrize("sampling", [0, 1, 2])
+def test_the_upper_rows_are_those_of_the_whole_picture(sampling, extra):
+    color = Image.fromarray(photograph(203, 150))
+    for image in (color, color.convert("L")):
+        data = saved(image, "JPEG", subsampling=sampling, quality=88, **extra)
+        for least in (None, (100, 70), (26, 19)):
+            whole = decode(data, at_least=least, backend="quick")
+            for rows in (1, 8, 9, 100, 131, 196, 203):
+                upper = open_picture(data).pixels(at_least=least, rows=rows, backend="quick")
+                assert len(upper) >= -(-rows * len(whole) // 203)
+                assert np.array_equal(upper, whole[: len(upper)])
+
+
+def test_a_jpeg_is_decoded_no_further_than_asked():
+    pytest.importorskip("simplejpeg")
+    tall = photograph(400, 40)
+    sizes = {
+        turn: open_picture(saved(stored(tall, turn), "JPEG", exif=exif(turn)))
+        .pixels(rows=100, backend="quick")
+        .shape[0]
+        for turn in range(1, 9)
+    }
+    assert sizes == {1: 104, 2: 104, **dict.fromkeys(range(3, 9), 400)}  # from their tops down
+    exact = open_picture(saved(tall, "JPEG")).pixels(rows=100)
+    assert len(exact) == 400  # rows beside a cut would be smoothed without their neighbors
+
+
+def test_faults_are_found_although_only_the_upper_rows_are_read():
+    simplejpeg = pytest.importorskip("simplejpeg")
+    whole = saved(photograph(160, 64), "JPEG", quality=80)
+    for data in (whole[:-400], whole[:-2]):
+        with pytest.raises(DataError, match="ends before its pixels do"):
+            open_picture(data).pixels(rows=16, backend="quick")
+    start = whole.index(b"\xff\xda") + 20
+    for place in range(start, start + 200):
+        data = bytearray(whole)
+        data[place] ^= 0x55
+        upper = open_picture(bytes(data)).upper(80, 3, 1)
+        every = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True, strict=False)
+        assert upper is None or np.array_equal(upper, every[:80])
+        data[place : place + 2] = b"\xff\xd3"  # no such marker may stand here
+        assert open_picture(bytes(data)).upper(80, 3, 1) is None
+
+
 def test_sides_that_do_not_divide_round_up():
     picture = open_picture(saved(photograph(301, 999), "JPEG"))
     for backend in ("auto", "pillow"):

@@ -93,7 +93,7 @@ def test_google_pictures_are_decoded_whole_and_not_smoothed(backend):
 def test_training_decodes_smaller_only_what_is_smoothed_anyway(monkeypatch):
     asked = []
 
-    def pixels(self, *, channels, at_least, backend):
+    def pixels(self, *, channels, at_least, rows, backend):
         asked.append(at_least)
         return np.zeros((self.height, self.width, channels), np.uint8)
 

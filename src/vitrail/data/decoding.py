@@ -15,6 +15,7 @@ No state, no torch: threads and processes may decode as they like.
 import ctypes
 import io
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ Decoder = Literal["auto", "quick", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
 MAX_SIDE = 65_535  # JPEG's and GIF's own limit; keeps a row, and decoders in Python, small
 SMALLEST_SCALED = 16  # pixels on the short side, below which libraries round scales differently
+STEP = 8  # rows that become a whole number of rows at every scale
+CUT_SHORT = r"extraneous bytes before marker 0xd[0-79]"  # what libjpeg says of rows it was not told
 PLUGINS: dict[str, type[ImageFile.ImageFile]] = {  # named one by one, or EPS would run Ghostscript
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -70,29 +73,46 @@ class Picture:
         *,
         channels: int = 3,
         at_least: tuple[int, int] | None = None,
+        rows: int | None = None,
         backend: Decoder = "auto",
     ) -> np.ndarray:
         """(height, width, channels), uint8, contiguous and writable; gray is ITU-R 601.
 
         `at_least` lets a JPEG come smaller, by 2, 4 or 8, if both sides stay at least that. Sides
         that do not divide round up, as in libjpeg. The quick backend takes libjpeg's shortcuts,
-        which nobody sees in training but a comparison of numbers would.
+        which nobody sees in training but a comparison of numbers would, and where it can it stops
+        after so many `rows` (counted before scaling), so that fewer come back.
         """
         if channels not in (1, 3):
             raise ConfigError(f"channels={channels} is neither gray (1) nor RGB (3)")
         if backend not in get_args(Decoder):
             raise unknown("backend", backend, get_args(Decoder))
-        shrink = self.shrink(at_least) if at_least and self.format == "JPEG" else 1
+        shrink = self.shrink(at_least)
         stored = None
         if backend != "pillow" and self.header.layers in (1, 3):
-            stored = by_simplejpeg(self.header, channels, shrink, quick=backend == "quick")
+            quick = backend == "quick"
+            stored = self.upper(rows, channels, shrink) if quick and rows else None
+            if stored is None:
+                stored = by_simplejpeg(self.header, channels, shrink, quick=quick)
         if stored is None:
             stored = by_pillow(self.header, channels, shrink)
         return upright(stored, self.header.orientation)
 
-    def shrink(self, at_least: tuple[int, int]) -> int:
+    def upper(self, rows: int, channels: int, shrink: int) -> np.ndarray | None:
+        """The first rows, if that is less work and the picture is stored from its top down."""
+        header, fewer = self.header, -(-rows // STEP) * STEP
+        if shrink > 1:
+            fewer += STEP  # sides that do not divide are rounded up
+        if header.height_at is None or header.orientation > 2 or fewer >= self.height:
+            return None
+        data = bytearray(header.data)  # the same file, whose header knows of no more rows
+        data[header.height_at : header.height_at + 2] = fewer.to_bytes(2)
+        shorter = replace(header, data=bytes(data), size=(fewer, self.width), height_at=None)
+        return by_simplejpeg(shorter, channels, shrink, quick=True, cut_short=True)
+
+    def shrink(self, at_least: tuple[int, int] | None) -> int:
         """By how much a JPEG may be scaled down while it is decoded."""
-        if min(self.height, self.width) < SMALLEST_SCALED:
+        if not at_least or self.format != "JPEG" or min(self.height, self.width) < SMALLEST_SCALED:
             return 1
         for scale in (8, 4, 2):
             height, width = -(-self.height // scale), -(-self.width // scale)
@@ -188,29 +208,35 @@ def by_pillow(header: Header, channels: int, shrink: int) -> np.ndarray:
 
 
 def by_simplejpeg(
-    header: Header, channels: int, shrink: int, *, quick: bool = False
+    header: Header, channels: int, shrink: int, *, quick: bool = False, cut_short: bool = False
 ) -> np.ndarray | None:
-    """The same for a plain JPEG, faster; None where it is missing or finds a fault."""
+    """The same for a plain JPEG, faster; None where it is missing or finds a fault.
+
+    libjpeg tells of the first fault only. So if it complains of nothing but rows left over, which a
+    picture that was `cut_short` must have, those above them are right, and the file has its end.
+    """
     simplejpeg = fast_jpeg()
     if simplejpeg is None or header.size is None:
         return None
     height, width = least = [-(-side // shrink) for side in header.size]
     if shrink == 1:
         least = 0, 0  # of a tiny picture, an eighth has the same sides
-    space = "GRAY" if header.layers == 1 else "RGB"
+    pixels = np.empty((height, width, 1 if header.layers == 1 else 3), np.uint8)
     try:
-        pixels = simplejpeg.decode_jpeg(
+        found = simplejpeg.decode_jpeg(
             header.data,
-            space,
+            "GRAY" if header.layers == 1 else "RGB",
             fastdct=quick,
             fastupsample=quick,
             min_height=least[0],
             min_width=least[1],
+            buffer=pixels,
         )
-    except Exception:
-        return None
-    if pixels.shape[:2] != (height, width):
-        return None
+        if found.shape != pixels.shape:
+            return None
+    except Exception as error:
+        if not (cut_short and re.search(CUT_SHORT, str(error))):
+            return None
     if header.layers == 1 and channels == 3:
         return pixels.repeat(3, axis=2)
     if header.layers == 3 and channels == 1:

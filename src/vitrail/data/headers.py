@@ -54,6 +54,7 @@ class Header:
     size: tuple[int, int] | None = None  # height and width; None if only the decoder can tell
     orientation: int = 1  # EXIF: 1 is upright
     layers: int | None = None  # JPEG: 1 gray, 3 color, 4 CMYK
+    height_at: int | None = None  # JPEG in one scan, top to bottom: where `data` has its height
 
 
 def format_of(data: bytes) -> str | None:
@@ -101,6 +102,7 @@ def stranger(data: bytes) -> str:
 def read_jpeg(data: bytes) -> Header:
     """Markers up to the first scan. JFIF and Adobe stay: they say what the colors mean."""
     kept, exif, frame, progressive, dropped, at = [b"\xff\xd8"], b"", None, False, False, 2
+    height_at = 0, 0  # in what is kept, and in the file
     while (marker := data[(at := data.index(b"\xff", at)) + 1]) != 0xDA:
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD8:
             at += 1 if marker == 0xFF else 2  # padding, or a marker without content
@@ -111,6 +113,7 @@ def read_jpeg(data: bytes) -> Header:
             raise damaged("JPEG", "damaged markers")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             frame, progressive = struct.unpack_from(">BHHB", content), marker in (0xC2, 0xCA)
+            height_at = sum(map(len, kept)) + 5, at + 5
         if marker == 0xE1 and content.startswith(b"Exif\0\0"):
             exif = exif or content
         is_note = 0xE0 <= marker <= 0xEF or marker == 0xFE
@@ -135,6 +138,7 @@ def read_jpeg(data: bytes) -> Header:
         size=(height, width),
         orientation=orientation(exif),
         layers=layers,
+        height_at=None if has_scans else height_at[not dropped],
     )
 
 
