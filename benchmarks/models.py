@@ -12,6 +12,7 @@ from timing import claim, in_turns, matrix_call, matrix_rate, spread
 
 ROUNDS = 9
 ALONE, PARTS = "products alone", "vitrail, in parts"
+ALONE_PARTS = "products alone, in parts"
 CASES = {
     "ViT-S/16 at 224, batch 8": (Shape(224, 16, 384, 12, 6, 1536, 1000), 8),
     "32 pixels, patch 4, width 128, depth 6, batch 128": (Shape(32, 4, 128, 6, 4, 512, 10), 128),
@@ -31,8 +32,9 @@ def report() -> str:
         "how much of the machine's best float32 matrix-product rate the plain network's products",
         "make up; vitrail leaves out those of the last block that nobody reads. *Products alone*",
         "are the network's matrix products and nothing else, one after the other by torch, in",
-        "memory that is there already. *In parts* is the step as `vitrail train` takes it here,",
-        "each core with a part of the batch (`training/cores.py`).",
+        "memory that is there already: what is left for a step that does nothing else. *In parts*",
+        "is the step as `vitrail train` takes it here, each core with a part of the batch",
+        "(`training/cores.py`).",
         "",
     ]
     for title, (shape, batch) in CASES.items():
@@ -50,6 +52,7 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
     calls = {name: make(build(shape), images, labels) for name, build in LIBRARIES.items()}
     if passes > 1:
         calls[PARTS] = parted_call(LIBRARIES["vitrail"](shape), images, labels)
+        calls[ALONE_PARTS] = parted_products_call(shape, batch, passes)
     calls |= {ALONE: products_call(shape, batch, passes), "matrix": matrix_call()}
     seconds = in_turns(calls, rounds=ROUNDS)
     rate = matrix_rate(seconds.pop("matrix"))
@@ -103,6 +106,16 @@ def products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]
                 torch.bmm(scores, queries, out=seen)
 
     return call
+
+
+def parted_products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]:
+    """The same, each core with the products of its part of the batch."""
+    from vitrail.data.threads import threads_with_cores
+
+    cores = torch.get_num_threads()
+    pool = threads_with_cores(cores, each=1, name="products")
+    calls = [products_call(shape, batch // cores, passes) for _ in range(cores)]
+    return lambda: [done.result() for done in [pool.submit(call) for call in calls]]
 
 
 def forward_call(model: nn.Module, images: torch.Tensor, _: torch.Tensor) -> Callable[[], object]:

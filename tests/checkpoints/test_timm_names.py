@@ -12,7 +12,7 @@ from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.files import Weights, read_file, write_file
 from vitrail.checkpoints.formats import unwrapped
 from vitrail.checkpoints.rules import read, write
-from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
 from vitrail.models.checks import pair
 
@@ -428,76 +428,6 @@ def test_timm_has_no_bit_of_other_depths():
         "1 channels",
         "a model without a head",
     ]
-
-
-@pytest.mark.parametrize("size", [(224, 224), (384, 384), (96, 160), (7, 7)], ids=str)
-@pytest.mark.parametrize("name", ["timm", "torchvision", "big_vision", "transformers"])
-def test_facts_come_back_from_config_json(small, name, size):
-    config = small.change(patch_size=1, image_size=size)
-    facts = Facts(
-        preprocessing=preset(name, size),
-        class_names=("a", "b", "c", "d", "e"),
-        provenance={"license": "apache-2.0"},
-    )
-    settings = timm_vit.companions(config, facts)["config.json"]
-    assert timm_vit.read_facts(settings, config) == facts
-
-
-def test_the_usual_crop_is_written_as_timm_writes_it(small):
-    config = small.change(patch_size=1, image_size=224)
-    assert settings_of(config)["pretrained_cfg"]["crop_pct"] == 0.9
-
-
-def test_facts_of_a_published_config_json_are_read(small):
-    settings = {
-        "architecture": "vit_base_patch16_224",
-        "num_classes": 5,
-        "global_pool": "token",
-        "label_names": {"10": "e", "2": "c", "0": "a", "1": "b", "3": "d"},
-        "pretrained_cfg": {
-            "input_size": [3, 8, 8],
-            "interpolation": "box",
-            "crop_pct": 0.8,
-            "crop_mode": "squash",
-            "mean": [0.1, 0.2, 0.3],
-            "std": [0.4, 0.5, 0.6],
-        },
-    }
-    facts = timm_vit.read_facts(settings, small)
-    assert facts == Facts(
-        preprocessing=Preprocessing(
-            size=(8, 8),
-            resize_to=(10, 10),
-            interpolation="area",
-            mean=(0.1, 0.2, 0.3),
-            std=(0.4, 0.5, 0.6),
-        ),
-        class_names=("a", "b", "c", "d", "e"),
-    )
-
-
-def test_no_facts_where_none_are_written(small):
-    assert timm_vit.read_facts({"format": "pt"}, small) is None
-    gray = {"pretrained_cfg": {"mean": [0.5], "std": [0.5]}}
-    assert timm_vit.read_facts(gray, small) is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"mean": "dark"},
-        {"std": [0, 0, 0]},
-        {"crop_pct": "all"},
-        {"crop_pct": 1e-320},
-        {"interpolation": ["box"]},
-        {"interpolation": "magic"},
-        {"crop_mode": "border"},
-    ],
-    ids=str,
-)
-def test_impossible_facts_are_refused(small, wrong):
-    with pytest.raises(CheckpointError, match=r"config\.json describes no preprocessing"):
-        timm_vit.read_facts({"pretrained_cfg": wrong}, small)
 
 
 @pytest.mark.parametrize(
