@@ -1,9 +1,11 @@
 """Where each step is on the schedule, also when the run turns out longer or shorter."""
 
+from dataclasses import replace
+
 import pytest
 
 from vitrail.training.plan import Plan
-from vitrail.training.settings import Optim, Settings
+from vitrail.training.settings import MachineSettings, Optim, Settings
 
 SETTINGS = Settings(optim=Optim(learning_rate=1.0, schedule="linear", warmup_steps=0))
 
@@ -50,3 +52,19 @@ def test_a_restored_plan_is_the_plan_that_was_written():
     changed.spread_over(30, 77)
     restored.restore(changed.to_dict())
     assert [restored.place(s) for s in range(77)] == [changed.place(s) for s in range(77)]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "processes", "accumulate"),
+    [(None, 2, 4), (4, 2, 3), (None, 1, 3)],
+    ids=["nothing changed", "a micro-batch is given", "another number of processes"],
+)
+def test_a_restored_plan_cuts_a_batch_as_before_unless_that_is_to_change(
+    micro_batch, processes, accumulate
+):
+    machine = MachineSettings(micro_batch=micro_batch)
+    restored = plan(accumulate=3, processes=processes)
+    restored.settings = replace(SETTINGS, machine=machine)
+    restored.restore(plan(accumulate=4, processes=2, evaluate_every=7).to_dict())
+    assert restored.accumulate == accumulate
+    assert restored.evaluate_every == 7

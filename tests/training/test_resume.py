@@ -2,6 +2,7 @@
 
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ import tyro
 from kill_and_resume import finish, kill_and_resume, start
 
 import vitrail
-from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
+from tiny_runs import SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import Train
 from vitrail.training import run as running
 from vitrail.training.folder import write_run
+from vitrail.training.objectives import Classification
+from vitrail.training.plan import Plan
 from vitrail.training.survival import Stop
 
 
@@ -68,6 +71,74 @@ def test_a_run_that_is_not_finished_is_not_begun_anew(colors, tmp_path, monkeypa
     tiny_run(colors, tmp_path / "run")
     with pytest.raises(vitrail.ConfigError, match="not finished; say --resume"):
         tiny_run(colors, tmp_path / "run")
+
+
+class StopAtOnce(Stop):
+    """Says stop after the first step."""
+
+    def __bool__(self):
+        return True
+
+
+def test_a_resumed_run_is_cut_as_it_began_whatever_memory_is_free(colors, tmp_path, monkeypatch):
+    changes = {"model": replace(TINY, dropout=0.2)}  # whose draws are others in other parts
+    tiny_run(colors, tmp_path / "alone", **changes)
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        tiny_run(colors, tmp_path / "stopped", **changes)
+    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    book = Notebook()
+    tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
+    assert any("6 pictures at once, as the run began" in line for line in book.lines)
+    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
+    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+
+
+def test_another_number_of_processes_cuts_its_share_by_its_own_memory(
+    colors, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        written = Plan.to_dict
+        patched.setattr(Plan, "to_dict", lambda plan: written(plan) | {"processes": 6})
+        tiny_run(colors, tmp_path / "run")
+    seen, forward = [], Classification.forward
+
+    def look(self, images, targets):
+        seen.append(len(images))
+        return forward(self, images, targets)
+
+    monkeypatch.setattr(Classification, "forward", look)
+    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    assert tiny_run(colors, tmp_path / "run", resume=True).finished
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("times", [{"steps": 4}, {"minutes": 0.05}], ids=["steps", "minutes"])
+def test_what_is_advised_when_memory_runs_out_leads_to_the_end(
+    colors, tmp_path, monkeypatch, capsys, times
+):
+    forward = Classification.forward
+
+    def fill_memory(self, images, targets):
+        if len(images) > 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(self, images, targets)
+
+    monkeypatch.setattr(Classification, "forward", fill_memory)
+    begin = ["train", str(colors), "--model.name", "ViT-Mu/4", "--model.image-size", "8"]
+    begin += ["--batch-size", "6", "--machine.parts", "1", "--optim.warmup-steps", "0"]
+    begin += [f"--{name}={value}" for name, value in times.items()]
+    go_on, out = ["train", "--resume"], ["--out", str(tmp_path / "run")]
+    advised, words = [], begin
+    while main([*words, *out]):
+        told = capsys.readouterr().err
+        assert "needs more memory than there is" in told
+        way = told.strip().rpartition("resume with " if "resume with" in told else "try ")[2]
+        assert way not in advised
+        advised.append(way)
+        words = [*(go_on if "resume with" in told else begin), *way.partition(", or ")[0].split()]
+    assert [way.split()[1] for way in advised] == ["3,", "1,"]
 
 
 def test_a_process_that_torchrun_restarted_resumes_by_itself(colors, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitrail import create
+from vitrail import ConfigError, create
 from vitrail.training import memory, setup
 from vitrail.training.settings import MachineSettings, Optim, Settings
 from vitrail.training.setup import accumulation
@@ -54,6 +54,28 @@ def test_a_micro_batch_that_was_asked_for_is_taken(monkeypatch):
     settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=4))
     parts, model, _ = chosen(monkeypatch, 0, settings)
     assert (parts, model.checkpointing) == (2, False)
+
+
+def test_a_micro_batch_that_leaves_some_over_is_refused_with_one_that_does_not(monkeypatch):
+    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=6))
+    with pytest.raises(
+        ConfigError, match=r"machine\.micro_batch=6 does not divide the 8 .*; try 4"
+    ):
+        chosen(monkeypatch, 0, settings)
+
+
+@pytest.mark.parametrize(
+    ("share", "micro_batch", "checkpointing", "options"),
+    [
+        (8, 8, False, ["--machine.micro-batch 4", "--machine.checkpointing"]),
+        (30, 15, False, ["--machine.micro-batch 6", "--machine.checkpointing"]),
+        (8, 4, True, ["--machine.micro-batch 2 --machine.checkpointing"]),
+        (8, 1, False, ["--machine.checkpointing"]),
+        (8, 1, True, []),
+    ],
+)
+def test_whatever_is_advised_is_possible_and_new(share, micro_batch, checkpointing, options):
+    assert memory.less_of_it(share, micro_batch, checkpointing=checkpointing) == options
 
 
 @pytest.mark.parametrize(("kind", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 6)])

@@ -86,8 +86,26 @@ def bytes_per_weight(settings: Settings) -> int:
 
 def largest_micro_batch(share: int, bytes_each: int, free: int) -> int:
     """The largest part of a process's share of a batch that fits, all parts alike."""
-    fitting = max(1, int(free * USABLE) // max(1, bytes_each))
-    return next(size for size in range(min(share, fitting), 0, -1) if share % size == 0)
+    return largest_divisor(share, int(free * USABLE) // max(1, bytes_each))
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest number up to `most` that divides `number`; 1 if there is no other."""
+    return next(size for size in range(max(1, min(number, most)), 0, -1) if number % size == 0)
+
+
+def less_of_it(share: int, micro_batch: int, *, checkpointing: bool) -> list[str]:
+    """Options for a run that needs less memory than one so cut, and is the same run.
+
+    Where a micro-batch is given, checkpointing is not turned on by itself; so both are named.
+    """
+    options = []
+    if micro_batch > 1:
+        smaller = f"--machine.micro-batch {largest_divisor(share, micro_batch // 2)}"
+        options.append(smaller + " --machine.checkpointing" * checkpointing)
+    if not checkpointing:
+        options.append("--machine.checkpointing")
+    return options
 
 
 def keep_memory() -> None:

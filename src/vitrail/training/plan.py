@@ -20,6 +20,7 @@ class Plan:
     settings: Settings
     length: int  # steps of the schedule
     accumulate: int = 1  # micro-batches per step
+    processes: int = 1  # that share each of them
     stages: Stages = ()  # from which share of the schedule on, which image size
     evaluate_every: int = 0  # steps; 0: at the end only
     steps: int = 0  # the last step; differs from `length` once the rest was spread anew
@@ -60,15 +61,24 @@ class Plan:
             "steps": self.steps,
             "anchor": list(self.anchor),
             "accumulate": self.accumulate,
+            "processes": self.processes,
             "evaluate_every": self.evaluate_every,
         }
 
     def restore(self, values: dict[str, object]) -> None:
-        """Go on with the plan that `to_dict` wrote."""
+        """Go on with the plan that `to_dict` wrote.
+
+        A batch stays cut as it was, since what is drawn for a part depends on that; unless the
+        micro-batch is given, or another number of processes shares the batch, and has memory of
+        its own. The samples are the same in either case.
+        """
         match values:
             case {"length": int(length), "steps": int(steps), "anchor": [int(step), place]}:
                 self.length, self.steps = length, steps
                 self.anchor = (step, float(str(place)))
         match values:
             case {"accumulate": int(accumulate), "evaluate_every": int(every)}:
-                self.accumulate, self.evaluate_every = accumulate, every
+                self.evaluate_every = every
+                same = values.get("processes", self.processes) == self.processes
+                if same and self.settings.machine.micro_batch is None:
+                    self.accumulate = accumulate

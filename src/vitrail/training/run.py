@@ -23,6 +23,7 @@ from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, read_run, write_run
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
+from vitrail.training.memory import less_of_it
 from vitrail.training.pace import Window, correct, make_budget
 from vitrail.training.records import Records
 from vitrail.training.settings import Settings
@@ -113,6 +114,30 @@ class Run:
 
     def go(self) -> Result:
         """The whole run, or what is left of it."""
+        try:
+            self.begin()
+            finished = self.take_steps()
+            outcomes = self.finish() if finished else {}
+            if not finished:
+                self.save()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ConfigError(self.advice()) from None
+        finally:
+            self.watch.end()
+            if self.records:
+                self.records.close()
+        return Result(
+            folder=self.folder,
+            step=self.state.step,
+            seconds=self.elapsed(),
+            finished=finished,
+            outcomes=outcomes,
+        )
+
+    def begin(self) -> None:
+        """Everything before the next step: the state, the time to keep, and what is written."""
         if self.order.resume and state.has_state(self.folder):
             self.restore()
             self.watch.say(f"resumed at step {self.state.step:,}")
@@ -127,30 +152,20 @@ class Run:
         self.saved = time.monotonic()
         self.window = Window(self.plan)
         self.watch.begin(self.state.step, self.plan.steps)
-        try:
-            finished = self.take_steps()
-            outcomes = self.finish() if finished else {}
-            if not finished:
-                self.save()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            raise ConfigError(
-                f"step {self.state.step:,} needs more memory than there is; try "
-                f"--machine.micro-batch {max(1, self.setup.micro_batch // 2)}, or "
-                "--machine.checkpointing"
-            ) from None
-        finally:
-            self.watch.end()
-            if self.records:
-                self.records.close()
-        return Result(
-            folder=self.folder,
-            step=self.state.step,
-            seconds=self.elapsed(),
-            finished=finished,
-            outcomes=outcomes,
-        )
+
+    def advice(self) -> str:
+        """What to do where memory is not enough: go on in another way, or begin anew."""
+        setup = self.setup
+        twice = bool(getattr(setup.learner.model, "checkpointing", False))
+        options = less_of_it(setup.share, setup.micro_batch, checkpointing=twice)
+        way = f"try {', or '.join(options)}"
+        if state.has_state(self.folder):  # not while the time of a step is tried
+            way = f"the state is kept in {self.folder}: resume with {', or '.join(options)}"
+        if not options:
+            way = (
+                "begin another run with smaller pictures, --optim.kind adafactor or --optim.freeze"
+            )
+        return f"step {self.state.step:,} needs more memory than there is; {way}"
 
     def take_steps(self) -> bool:
         """All steps; whether the run came to its end. After an explosion, again from before it."""
@@ -296,7 +311,13 @@ class Run:
         self.state.step, self.used = extra["step"], extra["seconds"]
         self.begun = time.monotonic()
         self.state.rate_scale = extra["rate_scale"]
+        chosen = self.plan.accumulate
         self.plan.restore(extra["plan"])
+        if self.plan.accumulate != chosen:
+            self.watch.say(
+                f"  {self.setup.micro_batch} pictures at once, as the run began, whatever memory "
+                "is free now; --machine.micro-batch changes that"
+            )
         if self.state.scaler is not None and "scaler" in extra:
             self.state.scaler.load_state_dict(extra["scaler"])
 

@@ -25,6 +25,7 @@ from vitrail.training.memory import (
     activation_bytes,
     bytes_per_weight,
     free_bytes,
+    largest_divisor,
     largest_micro_batch,
 )
 from vitrail.training.objectives import Classification, Objective, make_objective
@@ -74,7 +75,12 @@ class Setup:
     @property
     def micro_batch(self) -> int:
         """Pictures at once on one device."""
-        return self.batch_size // self.plan.accumulate // parallel.world_size()
+        return self.share // self.plan.accumulate
+
+    @property
+    def share(self) -> int:
+        """Pictures of a batch that one process has."""
+        return self.batch_size // parallel.world_size()
 
     def epochs(self, steps: int) -> float:
         return steps * self.batch_size / len(self.material.train)
@@ -168,6 +174,7 @@ def make_plan(
         settings=settings,
         length=steps,
         accumulate=accumulation(settings, learner.model, device, watch),
+        processes=parallel.world_size(),
         stages=choices.stages_of(settings, learner.model.config),
         evaluate_every=max(1, round(every * samples / batch)),
     )
@@ -188,14 +195,8 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
             f"batch_size={settings.batch_size} does not split over {processes} processes; "
             f"try {max(1, share) * processes}"
         )
-    if (micro := settings.machine.micro_batch) is not None:
-        micro = min(micro, share)
-        if micro < 1 or share % micro:
-            raise ConfigError(
-                f"machine.micro_batch={micro} does not divide the {share} pictures that a "
-                "process has of a batch; try a power of two"
-            )
-        return share // micro
+    if settings.machine.micro_batch is not None:
+        return parts_of(share, settings.machine.micro_batch)
     shape = (1, model.config.channels, *pair(model.config.image_size))
     needed = activation_bytes(model, shape)
     parts = parts_for(model.config, settings, torch.float32, device)
@@ -220,6 +221,17 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
         watch.say(
             f"  a batch of {share} needs {share * needed / 2**30:.1f} GiB of memory and does not "
             f"fit: {share // micro} parts of {micro} are accumulated"
+        )
+    return share // micro
+
+
+def parts_of(share: int, micro_batch: int) -> int:
+    """Parts of a process's share of a batch, each so large, or all of it."""
+    micro = min(micro_batch, share)
+    if micro < 1 or share % micro:
+        raise ConfigError(
+            f"machine.micro_batch={micro_batch} does not divide the {share} pictures that a "
+            f"process has of a batch; try {largest_divisor(share, micro)}"
         )
     return share // micro
 
