@@ -93,10 +93,24 @@ def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path):
 
 
 def test_training_stops_once_the_accuracy_is_reached(colors, tmp_path):
-    result = tiny_run(colors, tmp_path / "run", steps=400, evaluate_every=1.0, until_accuracy=0.6)
+    goal, book = {"until_accuracy": 0.6, "dev": 0.2}, Notebook()
+    result = tiny_run(colors, tmp_path / "run", steps=400, evaluate_every=1.0, watch=book, **goal)
     assert result.finished
     assert result.step < 400
-    assert result.outcomes["test"].accuracy >= 0.6
+    assert result.outcomes["val"].accuracy >= 0.6
+    assert not any("test/accuracy" in row for row in book.verdicts[:-1])  # only in the end
+    assert any("chosen by val" in line for line in book.lines)
+    assert "chosen by val" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_test_pictures_do_not_decide_when_to_stop(colors, tmp_path):
+    words = refusal(colors, tmp_path / "run", until_accuracy=0.6)
+    assert f"until_accuracy=0.6 needs a split val, which {colors} lacks" in words
+    assert "test is not to choose by; --dev 0.1 keeps" in words
+    arrays = dict(np.load(colors))
+    np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
+    words = refusal(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
+    assert "lacks; --dev 0.1 keeps" in words
 
 
 def test_pictures_may_grow_during_a_run(colors, tmp_path):

@@ -51,14 +51,27 @@ def open_material(reference: str, settings: Settings) -> Material:
     notes = list(train.notes)
     if learning:
         notes += missing_classes(reference, train, judged)
-    if settings.until_accuracy is not None and not (judged and learning):
-        raise ConfigError(
-            f"until_accuracy={settings.until_accuracy} needs classes and pictures to evaluate on; "
-            "--dev 0.1 keeps a tenth of the pictures apart"
-        )
+    if settings.until_accuracy is not None:
+        check_goal(settings, reference, judged)
     if not judged:
         notes.append("nothing to evaluate on; --dev 0.1 keeps a tenth of the pictures apart")
     return Material(reference=reference, train=train, judged=judged, notes=notes)
+
+
+def check_goal(settings: Settings, reference: str, judged: dict[str, Samples]) -> None:
+    """Refuse an accuracy to stop at that nothing can tell, or only pictures that are to judge."""
+    wanted = f"until_accuracy={settings.until_accuracy}"
+    if settings.objective != "classify":
+        raise ConfigError(
+            f"{wanted} needs classes, and objective={settings.objective!r} learns none; "
+            "leave it out"
+        )
+    if "val" not in judged:
+        test = ", and test is not to choose by" if "test" in judged else ""
+        raise ConfigError(
+            f"{wanted} needs a split val, which {reference} lacks{test}; "
+            "--dev 0.1 keeps a tenth of train apart as val"
+        )
 
 
 def missing_classes(reference: str, train: Samples, judged: dict[str, Samples]) -> list[str]:

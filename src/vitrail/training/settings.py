@@ -258,7 +258,7 @@ class Settings:
     minutes: float | None = None
     """Plan the run to end after this time, final evaluation included."""
     until_accuracy: float | None = None
-    """Stop once this share of the validation pictures is named rightly."""
+    """Stop once this share of the val pictures is named rightly; dev cuts a val out of train."""
     batch_size: int | None = None
     """Pictures per step, over all devices."""
     seed: int = 0

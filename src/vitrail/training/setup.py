@@ -33,6 +33,7 @@ from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
+from vitrail.words import percent
 
 GRADIENT = 4  # bytes; each part of a batch has its own
 EVALUATIONS = 20  # at most, in a run of a given length
@@ -101,6 +102,7 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         f"pictures are varied by {choices.describe(*varied)}",
         f"{str(precision).removeprefix('torch.')}: {why}",
         *why_parts(parts_for(model.config, settings, precision, device)),
+        *why_early(settings),
     ]
     introduce(learner, material, reasons, watch)
     if settings.machine.checkpointing:
@@ -141,6 +143,13 @@ def why_parts(parts: int) -> list[str]:
     if parts == 1:
         return []
     return [f"{parts} parts of a batch at once: cores need not wait for each other"]
+
+
+def why_early(settings: Settings) -> list[str]:
+    if settings.until_accuracy is None:
+        return []
+    share = percent(settings.until_accuracy)
+    return [f"the run ends once {share} of val are right: chosen by val, which flatters it there"]
 
 
 def forget_activations(model: Model) -> None:
