@@ -1,6 +1,7 @@
 """A run from settings to bundle: what it leaves behind, what it refuses, what it says."""
 
 import json
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,13 @@ import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.training.folder import read_run
+from vitrail.training.recipes import read_recipe
 from vitrail.training.records import read_rows
 from vitrail.training.settings import (
     LossSettings,
     MachineSettings,
     MaskedSettings,
+    MixSettings,
     ModelSettings,
     Optim,
 )
@@ -82,6 +85,41 @@ def test_accumulation_equals_the_large_batch(colors, tmp_path):
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, False),
+        ({"mix": MixSettings(cutmix=1.0, after=0.0)}, True),
+        ({"model": replace(TINY, dropout=0.2)}, True),
+        ({"model": replace(TINY, drop_path=0.5)}, True),
+        ({"model": replace(TINY, patch_dropout=0.5)}, True),
+        ({"objective": "masked-patches"}, True),
+    ],
+    ids=["nothing", "cutmix", "dropout", "stochastic depth", "patch dropout", "masks"],
+)
+def test_what_is_drawn_for_a_part_depends_on_how_a_batch_is_divided(
+    colors, tmp_path, changes, drawn
+):
+    changes = {"optim": Optim(kind="sgd", learning_rate=0.1), "steps": 4} | changes
+    tiny_run(colors, tmp_path / "whole", **changes)
+    tiny_run(colors, tmp_path / "parts", machine=MachineSettings(micro_batch=2), **changes)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    distance = max(float((whole[name] - parts[name]).abs().max()) for name in whole)
+    assert distance > 1e-3 if drawn else distance < 1e-5
+
+
+def test_a_run_tells_how_its_batches_were_divided_and_leaves_that_open(
+    colors, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    tiny_run(colors, tmp_path / "run")
+    path = tmp_path / "run" / "settings.toml"
+    told = tomllib.loads(path.read_text())["run"]
+    assert told == {"data": str(colors), "from": "", "processes": 1, "micro_batch": 1}
+    assert read_run(tmp_path / "run")[0].machine.micro_batch is None
+    assert read_recipe(str(path)).machine.micro_batch is None
 
 
 def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path):

@@ -1,7 +1,7 @@
 """A run's folder: what it was begun with, so that it can be gone on with. Without torch.
 
 model.safetensors, config.json, README.md   the bundle, when the run is finished
-settings.toml                               all settings, and what they were used on
+settings.toml                               all settings, and what they were used on, and how
 metrics.jsonl                               how it went
 report.html                                 the same for people, when the run is finished
 state/                                      what a resumed run needs, until it is finished
@@ -23,11 +23,27 @@ BUNDLE = ("model.safetensors", "config.json", "README.md")
 BESIDE = ("probe.safetensors", "ladder.json")  # of a head that was found in another way
 
 
-def write_run(folder: Path, settings: Settings, *, data: str, start: str) -> None:
-    """Keep the settings, the data's reference and that of the model it began with."""
-    run = f"\n[run]\ndata = {literal(data)}\nfrom = {literal(start)}\n"
+def write_run(
+    folder: Path,
+    settings: Settings,
+    *,
+    data: str,
+    start: str,
+    processes: int = 1,
+    micro_batch: int | None = None,
+) -> None:
+    """Keep the settings, the data's reference and that of the model it began with.
+
+    How batches were divided is told beside the settings and is none of them: given to another
+    machine as a recipe, they choose by its memory, where a micro-batch that is too large might end
+    the process without a word.
+    """
+    run: dict[str, str | int] = {"data": data, "from": start}
+    if micro_batch is not None:
+        run |= {"processes": processes, "micro_batch": micro_batch}
+    lines = [f"{name} = {literal(value)}\n" for name, value in run.items()]
     with whole_or_absent(folder / SETTINGS) as temporary:
-        temporary.write_text(to_toml(settings) + run, encoding="utf-8")
+        temporary.write_text(f"{to_toml(settings)}\n[run]\n{''.join(lines)}", encoding="utf-8")
 
 
 def read_run(folder: Path) -> tuple[Settings, str, str]:

@@ -144,8 +144,14 @@ class Run:
         if self.setup.settings.minutes is not None:
             self.budget = make_budget(self.setup, self.watch, elapsed=self.elapsed())
         if parallel.is_first():
-            where = {"data": self.order.data, "start": self.order.start}
-            write_run(self.folder, self.setup.settings, **where)
+            write_run(
+                self.folder,
+                self.setup.settings,
+                data=self.order.data,
+                start=self.order.start,
+                processes=self.plan.processes,
+                micro_batch=self.setup.micro_batch,
+            )
             self.records = Records(self.folder, after_step=self.state.step)
         if not state.has_state(self.folder):
             self.save()  # a place to go back to; and a full disk shows now

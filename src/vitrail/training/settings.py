@@ -223,7 +223,7 @@ class MaskedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """How it is computed. None of this changes what is learned, beyond rounding."""
+    """How it is computed. What is learned stays, but for rounding and a micro-batch's draws."""
 
     workers: int | None = None
     """Processes that read pictures."""
