@@ -14,7 +14,7 @@ from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run, new_folder, read_run, same_data
-from vitrail.training.recipes import read_recipe, to_toml
+from vitrail.training.recipes import EITHER_OR, making_way, read_recipe, to_toml
 from vitrail.training.settings import Settings
 from vitrail.words import duration, percent
 
@@ -57,11 +57,10 @@ class Training:
             settings, data, start = read_run(Path(out))
             return cls(settings=settings, data=data, **cls.beginning_with(start))
         settings = read_recipe(recipe) if recipe else Settings()
-        if option(argv, "--steps") and settings.epochs is not None:
-            settings = replace(settings, epochs=None)  # the option overrules the recipe
-        if option(argv, "--epochs") and settings.steps is not None:
-            settings = replace(settings, steps=None)
-        return cls(settings=settings)
+        words = {word.partition("=")[0].replace("_", "-") for word in argv}
+        either = [name for pair in EITHER_OR for name in pair]
+        given = [name for name in either if f"--{name}".replace("_", "-") in words]
+        return cls(settings=making_way(settings, given))  # options overrule the recipe
 
     @classmethod
     def beginning_with(cls, start: str) -> dict[str, Any]:

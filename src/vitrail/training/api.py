@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.errors import ConfigError, unknown
 from vitrail.training.folder import read_run, same_data
-from vitrail.training.recipes import read_recipe
+from vitrail.training.recipes import making_way, read_recipe
 from vitrail.training.run import Result, run
 from vitrail.training.settings import Settings
 from vitrail.training.setup import Order
@@ -19,8 +19,8 @@ def train(
     data: str | PathLike[str],
     out: str | PathLike[str],
     *,
-    start: str = "",
-    recipe: str = "",
+    start: str | PathLike[str] = "",
+    recipe: str | PathLike[str] = "",
     resume: bool = False,
     watch: Watch | None = None,
     **changes: Any,
@@ -32,9 +32,15 @@ def train(
     >>> train("pictures", "runs/second", start="hf:google/vit-base-patch16-224", epochs=4)
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
-    `changes` are settings, as in a recipe; what is not given is chosen from the data. `resume`
-    goes on with a run that was stopped. `watch` is told how it goes.
+    `changes` are settings, which overrule those of `recipe`; what is not given is chosen from the
+    data. `resume` goes on with a run that was stopped. `watch` is told how it goes.
     """
+    if not isinstance(start, str | PathLike):
+        raise ConfigError(
+            f"start is a {type(start).__name__}, which a resumed run could not find again; "
+            "keep it with vitrail.save, and give that folder"
+        )
+    start, recipe = fspath(start), fspath(recipe)
     if resume:
         settings, kept, start = read_run(Path(out))
         if not same_data(fspath(data), kept):
@@ -42,9 +48,20 @@ def train(
         if changes or recipe:
             raise ConfigError("a run is resumed with the settings it has; leave the others out")
     else:
-        settings = changed(read_recipe(recipe) if recipe else Settings(), changes)
+        settings = read_recipe(recipe) if recipe else Settings()
+        settings = changed(making_way(settings, names_in(changes)), changes)
     order = Order(data=fspath(data), out=Path(out), settings=settings, start=start, resume=resume)
     return run(order, watch)
+
+
+def names_in(changes: Mapping[str, Any]) -> list[str]:
+    """The full names of what is given, such as optim.kind."""
+    names = []
+    for name, value in changes.items():
+        inside = value if isinstance(value, Mapping) else {}
+        names += [f"{name}.{key}" for key, inner in inside.items() if inner is not None]
+        names += [name] * (value is not None)
+    return names
 
 
 def changed(settings: Any, changes: Mapping[str, Any], prefix: str = "") -> Any:

@@ -14,8 +14,8 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib.resources import files
@@ -136,10 +136,27 @@ def read(file: Traversable) -> Recipe:
 
 def merged(base: Values, own: Values) -> Values:
     """`base` with `own` on top."""
-    replaced = {
-        other for pair in EITHER_OR for name, other in (pair, pair[::-1]) if name in own
-    } - own.keys()
-    return {name: value for name, value in base.items() if name not in replaced} | own
+    gone = taken_back(own)
+    return {name: value for name, value in base.items() if name not in gone} | own
+
+
+def taken_back(given: Collection[str]) -> set[str]:
+    """The names of what is said in the other of two ways than those that are given."""
+    pairs = [*EITHER_OR, *(pair[::-1] for pair in EITHER_OR)]
+    return {other for name, other in pairs if name in given} - set(given)
+
+
+def making_way(settings: Settings, given: Collection[str]) -> Settings:
+    """The settings without what is about to be said in the other of two ways."""
+    usual = Settings()
+    for name in taken_back(given):
+        table, _, key = name.rpartition(".")
+        if not table:
+            settings = replace(settings, **{key: getattr(usual, key)})
+            continue
+        part = replace(getattr(settings, table), **{key: getattr(getattr(usual, table), key)})
+        settings = replace(settings, **{table: part})
+    return settings
 
 
 # Values
