@@ -1,12 +1,15 @@
 """`vitrail.train` takes what the command takes, and means the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import vitrail
+from tiny_runs import SETTINGS
 from vitrail.cli import parse
 from vitrail.training import api
+from vitrail.training.folder import write_run
 
 RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 
@@ -70,3 +73,37 @@ def test_a_model_in_memory_is_refused_with_what_to_do_instead(ordered):
         vitrail.ConfigError, match=r"start is a VisionTransformer, .* vitrail\.save"
     ):
         vitrail.train("pictures", "run", start=vitrail.create("ViT-Mu/4", num_classes=3))
+
+
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """A run of which nothing but its settings is left."""
+    (tmp_path / "run").mkdir()
+    write_run(tmp_path / "run", SETTINGS, data="pictures", start="first")
+    return tmp_path / "run"
+
+
+def test_a_resumed_run_may_change_how_it_goes_on(ordered, stopped):
+    changes = {"machine": {"micro_batch": 2}, "optim": {"learning_rate": 1e-5}}
+    vitrail.train("pictures", stopped, resume=True, **changes)
+    [order] = ordered
+    assert (order.resume, order.start) == (True, "first")
+    machine = replace(SETTINGS.machine, micro_batch=2)
+    optim = replace(SETTINGS.optim, learning_rate=1e-5)
+    assert order.settings == replace(SETTINGS, machine=machine, optim=optim)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"steps": 9}, "steps=9 cannot be changed when a run is resumed"),
+        ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
+        ({"recipe": "deit-s16"}, "leave the recipe out"),
+        ({"start": "second"}, "began with first, not second; leave start out"),
+    ],
+)
+def test_a_resumed_run_may_not_become_another(ordered, stopped, given, refused):
+    with pytest.raises(vitrail.ConfigError) as failure:
+        vitrail.train("pictures", stopped, resume=True, **given)
+    assert refused in str(failure.value)
+    assert not ordered

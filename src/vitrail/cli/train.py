@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -13,7 +13,7 @@ import tyro
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run, new_folder, read_run, same_data
+from vitrail.training.folder import check_same_run, is_run, new_folder, read_run, same_data
 from vitrail.training.recipes import EITHER_OR, making_way, read_recipe, to_toml
 from vitrail.training.settings import Settings
 from vitrail.words import duration, percent
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from vitrail.training.setup import Order
 
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
-# What the weights and the order of the data depend on: these stay when a run is resumed.
-FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
-FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
-FREE_IN_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +119,7 @@ class Training:
         if start != self.start:
             verb = "finetune" if start else "train"
             raise ConfigError(f"{self.out} is a run of `vitrail {verb}`; resume it with that")
-        free = {name: getattr(self.settings.optim, name) for name in FREE_IN_OPTIM}
-        before = replace(before, optim=replace(before.optim, **free))
-        for name in (*FIXED, "optim"):
-            was, now = getattr(before, name), getattr(self.settings, name)
-            if was != now:
-                raise ConfigError(
-                    f"{changed(name, was, now)} cannot be changed when a run is resumed; "
-                    "leave it out, or begin another run"
-                )
+        check_same_run(before, self.settings)
 
     def tell(self, result: "Result") -> None:
         if self.json:
@@ -193,15 +181,6 @@ def option(argv: Sequence[str], name: str) -> str | None:
         if word.startswith(f"{name}="):
             return word.removeprefix(f"{name}=")
     return None
-
-
-def changed(name: str, was: Any, now: Any) -> str:
-    """`model.depth=6`: the first field that differs."""
-    if hasattr(was, "__dataclass_fields__"):
-        names = [f.name for f in fields(was)]
-        part = next(part for part in names if getattr(was, part) != getattr(now, part))
-        return f"{name}.{part}={getattr(now, part)!r}"
-    return f"{name}={now!r}"
 
 
 def as_json(result: "Result") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.training.folder import read_run, same_data
+from vitrail.training.folder import check_same_run, read_run, same_data
 from vitrail.training.recipes import making_way, read_recipe
 from vitrail.training.run import Result, run
 from vitrail.training.settings import Settings
@@ -33,7 +33,8 @@ def train(
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
     `changes` are settings, which overrule those of `recipe`; what is not given is chosen from the
-    data. `resume` goes on with a run that was stopped. `watch` is told how it goes.
+    data. `resume` goes on with a run that was stopped, and `changes` may then change how, not what
+    it is. `watch` is told how it goes.
     """
     if not isinstance(start, str | PathLike):
         raise ConfigError(
@@ -41,17 +42,28 @@ def train(
             "keep it with vitrail.save, and give that folder"
         )
     start, recipe = fspath(start), fspath(recipe)
+    if resume and recipe:
+        raise ConfigError("a run is resumed with the settings it has; leave the recipe out")
     if resume:
-        settings, kept, start = read_run(Path(out))
-        if not same_data(fspath(data), kept):
-            raise ConfigError(f"{out} was trained on {kept}, not {data}; give that to resume")
-        if changes or recipe:
-            raise ConfigError("a run is resumed with the settings it has; leave the others out")
+        settings, start = resumed(Path(out), fspath(data), start, changes)
     else:
         settings = read_recipe(recipe) if recipe else Settings()
         settings = changed(making_way(settings, names_in(changes)), changes)
     order = Order(data=fspath(data), out=Path(out), settings=settings, start=start, resume=resume)
     return run(order, watch)
+
+
+def resumed(out: Path, data: str, start: str, changes: Mapping[str, Any]) -> tuple[Settings, str]:
+    """How a run goes on, and the model it began with; refused where it would be another run."""
+    before, kept, began = read_run(out)
+    if not same_data(data, kept):
+        raise ConfigError(f"{out} was trained on {kept}, not {data}; give that to resume")
+    if start and not same_data(start, began):
+        with_what = began or "fresh weights"
+        raise ConfigError(f"{out} began with {with_what}, not {start}; leave start out to resume")
+    settings = changed(before, changes)
+    check_same_run(before, settings)
+    return settings, began
 
 
 def names_in(changes: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,9 @@ state/                                      what a resumed run needs, until it i
 
 import shutil
 import tomllib
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vitrail.data.files import whole_or_absent
 from vitrail.errors import ConfigError
@@ -21,6 +23,10 @@ METRICS = "metrics.jsonl"
 REPORT = "report.html"
 BUNDLE = ("model.safetensors", "config.json", "README.md")
 BESIDE = ("probe.safetensors", "ladder.json")  # of a head that was found in another way
+# What the weights and the order of the data depend on: these stay when a run is resumed.
+FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
+FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
+FREE_IN_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
 def write_run(
@@ -59,6 +65,27 @@ def read_run(folder: Path) -> tuple[Settings, str, str]:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def check_same_run(before: Settings, now: Settings) -> None:
+    """Settings may change how a run goes on, but not what it is."""
+    free = {name: getattr(now.optim, name) for name in FREE_IN_OPTIM}
+    before = replace(before, optim=replace(before.optim, **free))
+    for name in (*FIXED, "optim"):
+        if getattr(before, name) != getattr(now, name):
+            raise ConfigError(
+                f"{difference(name, getattr(before, name), getattr(now, name))} cannot be changed "
+                "when a run is resumed; leave it out, or begin another run"
+            )
+
+
+def difference(name: str, was: Any, now: Any) -> str:
+    """`model.depth=6`: the first field that differs."""
+    if is_dataclass(was):
+        names = [f.name for f in fields(was)]
+        part = next(part for part in names if getattr(was, part) != getattr(now, part))
+        return f"{name}.{part}={getattr(now, part)!r}"
+    return f"{name}={now!r}"
 
 
 def same_data(one: str, other: str) -> bool:
