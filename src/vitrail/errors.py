@@ -4,7 +4,7 @@
     ├── ConfigError       a setting is impossible, or does not exist
     ├── DataError         an image, label file or archive cannot be used
     ├── CheckpointError   weights do not fit the model they are loaded into
-    └── TrainingError     training diverged, and left no weights of use
+    └── TrainingError     training broke off; what it had reached by then is kept
 
 The command line prints these as one line; a bug in our own code keeps its traceback.
 A message says what was given, why it cannot work, and what would.
@@ -31,7 +31,7 @@ class CheckpointError(VitrailError):
 
 
 class TrainingError(VitrailError):
-    """Training diverged, and left no weights of use."""
+    """Training diverged, or was ended from outside; what it had reached by then is kept."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> ConfigError:

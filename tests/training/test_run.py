@@ -250,6 +250,16 @@ def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(col
     assert "\n" not in words
 
 
+def test_an_exploded_run_is_resumed_from_its_last_good_state_at_a_smaller_rate(colors, tmp_path):
+    def optim(rate):
+        return Optim(kind="sgd", learning_rate=rate, warmup_steps=0)
+
+    with pytest.raises(TrainingError, match="resume with a smaller"):
+        tiny_run(colors, tmp_path / "run", optim=optim(1e30))
+    assert tiny_run(colors, tmp_path / "run", optim=optim(1e-2), resume=True).finished
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
 def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
     book = Notebook()
     optim = Optim(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
