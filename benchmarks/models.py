@@ -67,6 +67,8 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
     found = f"{peer} takes {ratios[peer]:.2f} times vitrail's time"
     share = f"{shares['vitrail']:.0%} of the matrix-product limit"
     if PARTS in shares:
+        pairs = zip(seconds[peer], seconds[PARTS], strict=True)
+        found += f", {statistics.median(t / own for t, own in pairs):.2f} times that in parts"
         share += f", {shares[PARTS]:.0%} in parts"
     return [
         claim(f"{what}, the fastest peer", f"{found}; {share}"),

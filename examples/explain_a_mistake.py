@@ -14,8 +14,6 @@ from pathlib import Path
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_source
-from vitrail.inspection.folder import write_folder
 
 
 def main(data="builtin:sign-digits", out=None, minutes=0.5):
@@ -23,7 +21,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
     print(f"training on {data}, {60 * minutes:.0f} seconds")
     result = vitrail.train(data, out / "model", minutes=minutes)
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
-    source = open_source(data, split)
+    source = vitrail.open_source(data, split)
     findings = vitrail.evaluate(result.folder, source)
     mistakes = findings.outcome.mistakes  # the most confident first
     print(f"{findings.accuracy:.1%} of {findings.samples} pictures are named rightly")
@@ -42,15 +40,15 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
         picture.write_bytes(data)
     else:
         Image.fromarray(data.squeeze()).save(picture)
-    found = vitrail.inspect_model(result.folder, [picture], classes=[named, true])
+    inside = out / "inspection"
+    found = vitrail.inspect_model(result.folder, [picture], out=inside, classes=[named, true])
     for name, values in found.looks[0].class_maps["relevance"].items():
         row, column = divmod(int(values.argmax()), values.shape[1])
         print(f"  {name!r} is seen most in row {row + 1} of {values.shape[0]}, ", end="")
         print(f"column {column + 1} of {values.shape[1]}")
 
-    *_, page = write_folder(out / "inspection", found)
     print(f"the picture: {picture}")
-    print(f"the maps, drawn over it: {page}")
+    print(f"the maps, drawn over it: {inside}/report.html")
     return found
 
 

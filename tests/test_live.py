@@ -57,6 +57,15 @@ def test_what_is_drawn_fits_eighty_columns():
     assert "val 50.0 % right" in page.getvalue()
 
 
+def test_what_goes_on_below_a_line_stands_further_in():
+    live = Live()
+    live.terminal, live.console = True, Console(width=20)
+    assert live.hanging("  two words, and a reason") == "  two words, and a\n    reason"
+    assert live.hanging("short") == "short"
+    live.terminal = False
+    assert live.hanging("  a long line for a file, in one") == "  a long line for a file, in one"
+
+
 def test_lines_are_plain_where_there_is_no_terminal(capsys):
     with Live() as live:
         live.say("a fact [not markup]")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
     from vitrail.data.preprocessing import Preprocessing as Preprocessing
+    from vitrail.data.sources import open_source as open_source
     from vitrail.errors import CheckpointError as CheckpointError
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
     from vitrail.prediction.answers import Answer as Answer
+    from vitrail.prediction.engines import Guard as Guard
     from vitrail.prediction.predictor import Predictor as Predictor
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
@@ -43,12 +45,14 @@ WHERE = {
     "fewshot": "probing.fewshot",
     "inspect_model": "inspection.api",
     "load": "checkpoints.load",
+    "open_source": "data.sources",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
     "teach": "probing.teaching",
     "train": "training.api",
     "Answer": "prediction.answers",
     "Facts": "checkpoints.facts",
+    "Guard": "prediction.engines",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",

@@ -109,6 +109,13 @@ def test_a_model_without_attention_shows_what_it_has(name, tmp_path):
         vitrail.inspect_model(model, layers=[0])
 
 
+def test_all_that_was_found_is_drawn_where_one_asks_for_it(tmp_path):
+    model = vitrail.create("ViT-Mu/8", image_size=16, num_classes=2)
+    out = tmp_path / "inside"
+    vitrail.inspect_model(model, [photo(tmp_path / "a.png")], out=out)
+    assert {"report.html", "arrays.npz", "filters.png"} <= {path.name for path in out.iterdir()}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

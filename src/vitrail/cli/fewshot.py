@@ -200,7 +200,7 @@ class Fewshot:
         for row in trials:
             for trial in row:
                 if trial.probe == "ridge, best":
-                    yield f"  best l2 of {trial.shots} shots, by leave-one-out: {values(trial.l2)}"
+                    yield f"  best l2 by leave-one-out, shots {trial.shots}: {values(trial.l2)}"
 
 
 def values(l2: Sequence[float]) -> str:

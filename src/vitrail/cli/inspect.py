@@ -124,7 +124,8 @@ def report(found: "Inspection", notes: list[str]) -> Iterator[str]:
             yield f"  {layer:>3}  {spread:>16}  {100 * wide.min():.0f} to {100 * wide.max():.0f} %"
     if (trust := found.trust) is not None:
         yield ""
-        yield f"explanations on {trust.images:,} pictures  insertion  deletion"
+        title = f"explanations on {trust.images:,} pictures"
+        yield f"{title:32}  insertion  deletion"
         for method, curves in trust.curves.items():
             areas = f"{curves.insertion_area:>9.3f}  {curves.deletion_area:>8.3f}"
             yield f"  {method:30}  {areas}"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from itertools import pairwise
 from math import isfinite
+from textwrap import wrap
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,7 +52,14 @@ class Live(Watch):
         self.end()
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False, soft_wrap=not self.terminal)
+        self.console.print(self.hanging(line), markup=False, soft_wrap=not self.terminal)
+
+    def hanging(self, line: str) -> str:
+        """On a terminal, what does not fit on a line goes on below it, two letters further in."""
+        if not self.terminal:
+            return line
+        inner = " " * (len(line) - len(line.lstrip()) + 2)
+        return "\n".join(wrap(line, self.console.width, subsequent_indent=inner)) or line
 
     def begin(self, step: int, steps: int) -> None:
         if self.terminal:

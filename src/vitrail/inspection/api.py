@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.evaluation.passes import none_read
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
+from vitrail.inspection.folder import write_folder
 from vitrail.inspection.layers import at_once, lag, with_attention
 from vitrail.inspection.pictures import Picture, files, from_paths, from_source, spaced
 from vitrail.inspection.relatives import related
@@ -47,6 +48,7 @@ def inspect_model(
     model: Model | Reference,
     pictures: Sequence[str | PathLike[str]] = (),
     *,
+    out: str | PathLike[str] | None = None,
     data: Samples | str | PathLike[str] | None = None,
     images: int = 128,
     methods: Sequence[str] | None = None,
@@ -57,9 +59,9 @@ def inspect_model(
     score: bool = False,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look inside a model. Everything comes as arrays; `vitrail inspect` draws them.
+    """Look inside a model. Everything comes as arrays, and drawn in the folder `out`, if given.
 
-    >>> found = inspect_model("runs/first", ["cat.jpg"], data="pictures", score=True)
+    >>> found = inspect_model("runs/first", ["cat.jpg"], out="inside", data="pictures", score=True)
     >>> found.study.distance["patches"]  # (layers, heads), in pixels
     >>> found.looks[0].class_maps["relevance"]["cat"]  # (h, w)
     >>> found.trust.curves["rollout"].insertion_area
@@ -85,7 +87,10 @@ def inspect_model(
     )
     source, paths = opened(data), files(pictures)
     with standing_still(model):
-        return inspected(model, paths, source, question, progress or no_progress)
+        found = inspected(model, paths, source, question, progress or no_progress)
+    if out is not None:
+        list(write_folder(Path(out), found))
+    return found
 
 
 def inspected(

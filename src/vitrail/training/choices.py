@@ -192,6 +192,7 @@ def usual_epochs(pictures: int) -> float:
     return float(min(100, max(3, round(8 * math.sqrt(FEW / pictures)))))
 
 
+SMALL_MODEL = 256  # wide: up to here weights are those of a short training, and may be moved far
 RATES = {"muon": 3e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 
@@ -200,10 +201,11 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
     settings = choices.settings
     optim = settings.optim
     if optim.kind is None:
-        fits = start is None and settings.objective == "classify"
+        small = start is None or (isinstance(start, VitConfig) and start.width <= SMALL_MODEL)
+        fits = small and settings.objective == "classify" and not optim.freeze
         optim = replace(optim, kind="muon" if fits else "adamw")
         if fits:
-            choices.say("Muon", "reaches a given accuracy from scratch in about half the time")
+            choices.say("Muon", "brings small models to a given accuracy in about half the time")
     if optim.kind == "muon":
         usual = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
     else:
