@@ -106,6 +106,14 @@ def test_fine_tuning_leaves_the_model_alone_and_takes_small_steps():
     assert (settings.batch_size, settings.epochs) == (16, 4.0)
 
 
+def test_a_small_model_is_fine_tuned_as_it_would_be_trained():
+    small = configuration("ViT-Pico/8")
+    assert chosen(start=small).settings.optim.kind == "muon"
+    assert chosen(start=configuration("BiT-R50x1")).settings.optim.kind == "adamw"
+    frozen = Settings(optim=Optim(freeze=("encoder.*",)))  # perhaps there is no matrix to turn
+    assert chosen(frozen, start=small).settings.optim.kind == "adamw"
+
+
 def test_several_labels_need_a_sigmoid():
     several = replace(LOOK, multi_label=True)
     assert chosen(look=several).settings.loss.kind == "sigmoid"

@@ -10,7 +10,8 @@ from vitrail.training.run import Result
 from vitrail.training.settings import ModelSettings, Optim
 from vitrail.training.setup import Order
 
-FINE = replace(SETTINGS, model=ModelSettings(), steps=2, optim=Optim(warmup_steps=0))
+ADAMW = Optim(kind="adamw", warmup_steps=0)
+FINE = replace(SETTINGS, model=ModelSettings(), steps=2, optim=ADAMW)
 real_run = rungs.run
 
 
