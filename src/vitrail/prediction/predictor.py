@@ -171,7 +171,7 @@ class Predictor:
 
     def early(self, picture: Picture) -> bytes | np.ndarray | Tensor:
         """What is done to a picture while the model works on those before it."""
-        data = read(picture)
+        data = read(picture, self.channels)
         return data if self.device.type == "cpu" else self.prepare(data)
 
     def prepared(self, data: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
