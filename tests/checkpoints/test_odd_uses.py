@@ -178,6 +178,52 @@ def test_training_states_of_many_scripts_are_opened(tmp_path, key):
     assert same_weights(load(path), awake(TIMM))
 
 
+@pytest.mark.parametrize(
+    ("raw", "average"), [("state_dict", "state_dict_ema"), ("model", "model_ema")]
+)
+@pytest.mark.parametrize("format", ["timm", "torchvision", "huggingface"])
+def test_of_raw_and_averaged_weights_the_average_is_taken_and_told(tmp_path, raw, average, format):
+    numerics = {"huggingface": "transformers"}.get(format, format)
+    models = {key: awake(TIMM.change(numerics=numerics), key == raw) for key in (raw, average)}
+    states = {}
+    for key, model in models.items():
+        save(model, tmp_path / f"{key}.pth", format)
+        states[key] = torch.load(tmp_path / f"{key}.pth", weights_only=True)
+    torch.save({**states, "epoch": 3}, tmp_path / "last.pth.tar")
+    lines = []
+    assert same_weights(load(tmp_path / "last.pth.tar", tell=lines.append), models[average])
+    assert f"{average}, the average; not {raw}" in lines[1]
+
+
+def test_what_is_told_of_a_file_is_told_of_its_folder_too(tmp_path):
+    save(awake(TIMM), tmp_path / "model.pth", "timm")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    (tmp_path / "model.pth").unlink()
+    torch.save({"model": tensors, "model_ema": tensors}, tmp_path / "pytorch_model.bin")
+    lines = []
+    load(tmp_path, tell=lines.append)
+    assert "model_ema, the average; not model" in lines[1]
+
+
+def test_the_average_of_torchs_averaged_model_is_taken_without_its_count(tmp_path):
+    model = awake(TIMM.change(numerics="torchvision"))
+    save(model, tmp_path / "model.pth", "torchvision")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    average = {f"module.{name}": t for name, t in tensors.items()} | {"n_averaged": torch.tensor(3)}
+    raw = {name: t + 1 for name, t in tensors.items()}
+    torch.save({"model": raw, "model_ema": average}, tmp_path / "model.pth")
+    lines = []
+    assert same_weights(load(tmp_path / "model.pth", tell=lines.append), model)
+    assert "n_averaged" in lines[1]
+
+
+def test_an_average_that_was_never_made_is_passed_over(tmp_path):
+    path = torch_file(tmp_path, lambda t: {"state_dict": t, "state_dict_ema": None, "model": {}})
+    lines = []
+    assert same_weights(load(path, tell=lines.append), awake(TIMM))
+    assert lines == []
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
 @pytest.mark.parametrize("format", ["timm", "torchvision"])
 def test_names_with_wrappers_are_understood_in_every_format(tmp_path, prefix, format):

@@ -10,7 +10,7 @@ from vitrail.cli.serve import Serve
 from vitrail.errors import ConfigError
 from vitrail.prediction import predictor as predictors
 from vitrail.serving import run
-from vitrail.serving.settings import by_name
+from vitrail.serving.settings import Settings, by_name
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,17 @@ def test_options_reach_the_server_and_the_token_may_come_from_the_environment(mo
     assert not settings.is_open
     Serve(models=("a",), token="", host="0.0.0.0").run()
     assert seen["s"].is_open
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.5", "fe80::1", "desk.example"])
+def test_a_server_that_others_can_reach_is_open_unless_it_asks_for_a_token(host):
+    assert Settings(host=host).is_open
+    assert not Settings(host=host, token="secret").is_open
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "::1"])
+def test_a_server_that_only_this_machine_can_reach_is_not_open(host):
+    assert not Settings(host=host).is_open
 
 
 def test_what_int8_may_cost_reaches_the_engine(monkeypatch):

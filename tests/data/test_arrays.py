@@ -77,6 +77,16 @@ def test_channels_come_last(tmp_path):
     assert np.array_equal(source[1].data, images[1].transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize("channels", [2, 6, 13])
+def test_arrays_may_have_any_number_of_channels_first_or_last(tmp_path, channels):
+    images = pixels(3, (16, 20, channels))
+    first = images.transpose(0, 3, 1, 2) if channels > 4 else images
+    for name, array in (("last", images), ("first", first)):
+        np.savez(tmp_path / f"{name}.npz", images=array, labels=np.arange(3))
+        source = open_source(tmp_path / f"{name}.npz", "all")
+        assert np.array_equal(source[2].data, images[2])
+
+
 def test_rows_of_zeros_and_ones_are_labels_of_several_classes(tmp_path):
     labels = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
     np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
@@ -102,7 +112,8 @@ def test_labels_may_be_names(tmp_path):
         ({"images": pixels(3), "labels": np.arange(2)}, "3 images but 2 labels"),
         ({"images": pixels(3).astype(np.float32), "labels": np.arange(3)}, "images of float32"),
         ({"images": pixels(3, ()), "labels": np.arange(3)}, r"images of shape \(3,\)"),
-        ({"images": pixels(3, (2, 2, 9)), "labels": np.arange(3)}, "images of shape"),
+        ({"images": pixels(3, (2, 2, 9)), "labels": np.arange(3)}, "may have 2 channels or 9"),
+        ({"images": pixels(3, (6, 6, 6)), "labels": np.arange(3)}, "may have 6 channels or 6"),
         ({"images": pixels(0), "labels": np.arange(0)}, "holds no pictures"),
         ({"images": pixels(3), "labels": np.array([0, -1, 2])}, "outside its 3 classes"),
         ({"images": pixels(3), "labels": np.array([0, 1, 10**12])}, "outside its 1000000 classes"),

@@ -19,6 +19,8 @@ from vitrail.data.shards import expand_braces
 from vitrail.data.sources import fingerprint, open_source, splits_of
 from vitrail.errors import ConfigError, DataError
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 def make_tar(path, members, format=tarfile.PAX_FORMAT):
     """A tar of (name, bytes), written by Python's own library."""
@@ -223,6 +225,14 @@ def test_the_index_is_kept_and_only_believed_for_the_same_file(tmp_path):
     assert fingerprint(open_source(path, "all")) == first
     make_tar(path, [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two"), ("dog/3.jpg", b"three")])
     assert len(open_source(path, "all")) == 3
+
+
+def test_the_docs_name_what_is_left_beside_a_tar(tmp_path):
+    path = make_tar(tmp_path / "NAME.tar", [("cat/1.jpg", b"one")])
+    open_source(path, "all")
+    (left,) = set(tmp_path.iterdir()) - {path}
+    for page in ("commands.md", "data.md"):
+        assert f"`{left.name}`" in (DOCS / page).read_text(encoding="utf-8")
 
 
 def test_nothing_is_left_in_a_folder_that_is_for_reading_only(tmp_path):

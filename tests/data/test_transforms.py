@@ -166,6 +166,32 @@ def test_training_pictures_depend_on_the_generator_alone(name, channels):
     assert name == "whole" or any(not torch.equal(outs[0], out) for out in outs[2:])
 
 
+@pytest.mark.parametrize("backend", ["torch", "pillow"])
+@pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "area"])
+def test_each_of_six_channels_is_resized_as_a_gray_picture_is(how, backend):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 6), np.uint8)
+    found = resize(pixels, (16, 16), how, backend=backend)
+    layers = np.dsplit(pixels, 6)
+    alone = torch.cat([resize(layer, (16, 16), how, backend=backend) for layer in layers])
+    assert (found.int() - alone.int()).abs().max() <= 1  # torch has another kernel for many
+
+
+@pytest.mark.parametrize("crop", ["inception", "padded", "whole"])
+def test_training_pictures_of_six_channels_keep_them(crop):
+    what = Augmentation(crop=crop, erasing=1.0)
+    how = preset("google", (16, 16), 6)
+    transform = TrainTransform(preprocessing=how, augmentation=what, channels=6)
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 6), np.uint8)
+    assert transform(pixels, np.random.default_rng(1)).shape == (6, 16, 16)
+
+
+@pytest.mark.parametrize("what", [{"policy": "randaugment"}, {"color_jitter": 0.4}])
+def test_colors_are_not_varied_where_there_are_none(what):
+    how = preset("google", (16, 16), 6)
+    with pytest.raises(ConfigError, match="which 6 channels are not; leave them out"):
+        TrainTransform(preprocessing=how, augmentation=Augmentation(**what), channels=6)
+
+
 def test_normalizing_is_the_formula():
     images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
     how = Preprocessing(size=(4, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

@@ -10,6 +10,7 @@ from doc_pages import ROOT, pages
 from vitrail.cli import COMMANDS, main
 
 MENTIONED = re.compile(r"`(?:\w+=\S+ )*vitrail ([a-z]+)([^`]*)`")
+TAKEN = re.compile(r"^\| `vitrail ([a-z]+)((?: [A-Z][A-Z=]+)*)", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 # Of other programs: pip, torchrun, curl, docker, systemctl, hf, and scripts of this repository.
 FOREIGN = {
@@ -41,3 +42,13 @@ def test_what_a_page_mentions_exists(page, known):
             assert option in known[verb], f"vitrail {verb} {option}"
     every = set().union(*known.values())
     assert set(OPTION.findall(text)) - every - FOREIGN - {"--version"} == set()
+
+
+def test_help_calls_what_a_command_takes_as_the_table_of_commands_does():
+    table = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    taken = {verb: words.split() for verb, words in TAKEN.findall(table)}
+    assert taken.keys() == COMMANDS.keys()
+    for verb, words in taken.items():
+        usage = help_of(verb).partition("\n\n")[0]
+        for word in words:
+            assert re.search(rf"(?<![-\w]){word}(?!\w)", usage), usage

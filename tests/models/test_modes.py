@@ -1,5 +1,6 @@
 """Whoever looks at a model leaves it in the mode it was in."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,15 +8,21 @@ import vitrail
 from tiny_runs import CLASSES, write_colors
 from vitrail import Facts, Preprocessing
 from vitrail.data.sources import open_source
+from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.rollout import rollout
 from vitrail.models.modes import standing_still
 from vitrail.probing.features import features_of
 
+PIXELS = np.zeros((8, 8, 3), np.uint8)
 LOOKS = {
     "evaluate": lambda model, data: vitrail.evaluate(model, data),
     "features_of": lambda model, data: features_of(model, open_source(data, "test"), cache=False),
     "inspect_model": lambda model, data: vitrail.inspect_model(model, data=data, images=4),
+    "Predictor": lambda model, data: vitrail.Predictor(model)(PIXELS),
+    "Predictor.features": lambda model, data: vitrail.Predictor(model).features(PIXELS),
+    "onnx": lambda model, data: vitrail.Predictor(model, engine="onnx")(PIXELS),
+    "int8": lambda model, data: measure(model, vitrail.Predictor(model).engine, data),
     "rollout": lambda model, data: rollout(model, torch.zeros(2, 3, 8, 8)),
     "study": lambda model, data: study(model, [torch.zeros(2, 3, 8, 8)]),
     "browser": lambda model, data: attention_for_browser(model, torch.zeros(3, 8, 8)),

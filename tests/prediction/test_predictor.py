@@ -218,11 +218,20 @@ def test_a_model_without_classes_says_so_instead_of_inventing_some(folder):
     assert Predictor(headless).features(folder / "0.png").shape == (16,)
 
 
-def test_a_predictor_answers_in_evaluation_mode_whatever_the_engine(model):
-    for engine in ("torch", "onnx"):
-        awake = Predictor(model.train(), engine=engine)
-        assert awake.model is not None
-        assert not awake.model.training
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_predictor_answers_without_dropout_whatever_the_engine(answering, folder, engine):
+    shaky = answering(CLASSES, dropout=0.5)
+    expected = Predictor(shaky.eval())(folder / "0.png").probability
+    answer = Predictor(shaky.train(), engine=engine)(folder / "0.png")
+    assert answer.probability == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("asked", "merge"), [({}, 1), ({"merge": 0}, 0), ({"merge": 2}, 2)])
+def test_a_model_keeps_its_merging_unless_another_is_asked_for(answering, asked, merge):
+    model = answering(CLASSES)
+    model.merge = 1
+    Predictor(model, **asked)
+    assert model.merge == merge
 
 
 def test_pictures_are_prepared_ahead_where_the_model_has_another_device(model, folder):

@@ -50,6 +50,17 @@ def test_another_head_finds_the_same_features_and_other_weights_do_not(model, so
     assert not features_of(model, source).cached
 
 
+def test_features_of_merged_tokens_are_kept_apart(model, source):
+    features_of(model, source)
+    model.merge = 1
+    assert not features_of(model, source).cached
+    assert features_of(model, source).cached
+    model.merge = 2
+    assert not features_of(model, source).cached
+    model.merge = 0
+    assert features_of(model, source).cached
+
+
 def test_other_pictures_or_another_preprocessing_have_other_features(model, source, tmp_path):
     features_of(model, source)
     other = open_source(write_colors(tmp_path / "other.npz", train=27), "train")

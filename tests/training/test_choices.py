@@ -22,7 +22,7 @@ from vitrail.training.settings import (
     Settings,
 )
 
-LOOK = Look(pictures=2000, classes=5, side=160, gray=False, multi_label=False, seconds=3e-4)
+LOOK = Look(pictures=2000, classes=5, side=160, channels=3, multi_label=False, seconds=3e-4)
 
 
 def chosen(settings=None, look=LOOK, *, gpu=False, start=None):
@@ -63,7 +63,7 @@ def test_masked_patches_are_not_mixed():
 
 
 def test_small_pictures_are_seen_whole_and_large_ones_reduced():
-    small = chosen(look=replace(LOOK, side=28, gray=True)).settings
+    small = chosen(look=replace(LOOK, side=28, channels=1)).settings
     assert (small.model.image_size, small.model.patch_size, small.model.channels) == (28, 4, 1)
     assert chosen().settings.model.image_size == 128
     assert chosen(look=replace(LOOK, side=100)).settings.model.image_size == 64
@@ -166,7 +166,7 @@ def test_sizes_that_are_no_whole_patches_are_refused():
 
 def test_a_look_at_the_data_tells_size_and_color(tmp_path):
     look = look_at(open_source(write_colors(tmp_path / "colors.npz")))
-    assert (look.pictures, look.classes, look.side, look.gray) == (30, 3, 8, False)
+    assert (look.pictures, look.classes, look.side, look.channels) == (30, 3, 8, 3)
     gray = np.zeros((4, 9, 7), np.uint8)
     np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
-    assert look_at(open_source(tmp_path / "gray.npz", "all")).gray
+    assert look_at(open_source(tmp_path / "gray.npz", "all")).channels == 1

@@ -23,7 +23,7 @@ from vitrail.training.plan import Plan
 from vitrail.training.recipes import read_recipe, recipe_names
 
 CLASSES, BATCH = 3, 4
-LOOK = Look(pictures=30, classes=CLASSES, side=8, gray=False, multi_label=False, seconds=0.0)
+LOOK = Look(pictures=30, classes=CLASSES, side=8, channels=3, multi_label=False, seconds=0.0)
 
 
 def size_for(settings) -> int:

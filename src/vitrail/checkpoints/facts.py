@@ -49,7 +49,7 @@ class Facts:
         transform, found = EvaluationTransform(preprocessing=how, channels=channels), []
         for number, picture in enumerate(several(pictures)[0]):
             try:
-                found.append(transform(read(picture)))
+                found.append(transform(read(picture, channels)))
             except DataError as error:
                 raise DataError(f"{name_of(picture, number)}: {error}") from None
         batch = torch.stack(found) if found else torch.empty(0, channels, *how.size)

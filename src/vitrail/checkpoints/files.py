@@ -42,15 +42,11 @@ SAFETENSORS_TYPES = {
     "U8": torch.uint8,
 }
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-TRAINING_STATES = (  # in which training scripts keep their weights
-    "state_dict",
-    "model",
-    "model_state_dict",
-    "teacher",
-    "model_ema",
-    "state_dict_ema",
-    "net",
-)
+# Where training scripts keep their weights. Averages come first: they are the better model, and
+# what timm itself takes.
+AVERAGES = ("state_dict_ema", "model_ema")
+TRAINING_STATES = (*AVERAGES, "state_dict", "model", "model_state_dict", "teacher", "net")
+AVERAGED = "n_averaged"  # how many states torch's AveragedModel has seen, beside its weights
 SUFFIXES = {
     ".npz": "npz",
     ".safetensors": "safetensors",
@@ -253,7 +249,9 @@ def read_torch(path: Path) -> Weights:
     if zipfile.is_zipfile(path):
         with file.stream() as stream, zipfile.ZipFile(stream) as archive:
             check_unpacked(path, archive.infolist())
-    seen = tensors_of(path, load_torch(path, mmap=True))
+    content = load_torch(path, mmap=True)
+    seen = tensors_of(path, content)
+    left_out = {} if seen.pop(AVERAGED, None) is None else {AVERAGED: "a count, no weight"}
     whole: dict[str, Tensor] = {}
 
     def reader(name: str) -> Callable[[], Tensor]:
@@ -265,7 +263,8 @@ def read_torch(path: Path) -> Weights:
 
         return read
 
-    return Weights({name: Entry(tuple(t.shape), reader(name)) for name, t in seen.items()})
+    entries = {name: Entry(tuple(t.shape), reader(name)) for name, t in seen.items()}
+    return Weights(entries, left_out=left_out, guessed=choice_among(states_in(content)))
 
 
 def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
@@ -279,12 +278,30 @@ def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
             return torch.load(source, map_location="cpu", weights_only=True)  # before torch 1.6
 
 
+def states_in(content: Any) -> dict[str, Mapping[Any, Any]]:
+    """The state dicts that a training state holds; the first is the one to take."""
+    if not isinstance(content, Mapping):
+        return {}
+    found = {key: content.get(key) for key in TRAINING_STATES}
+    return {
+        key: state
+        for key, state in found.items()
+        if isinstance(state, Mapping) and any(isinstance(t, Tensor) for t in state.values())
+    }
+
+
+def choice_among(states: Mapping[str, Any]) -> dict[str, str]:
+    """Which of several state dicts was taken, in words; nothing where there was no choice."""
+    if len(states) < 2:
+        return {}
+    taken, *others = states
+    average = ", the average" if taken in AVERAGES else ""
+    return {"weights": f"{taken}{average}; not {', '.join(others)}"}
+
+
 def tensors_of(path: Path, content: Any) -> dict[str, Tensor]:
     """The tensors by name, of a state dict or of a training state that holds one."""
-    for key in TRAINING_STATES:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
+    content = next(iter(states_in(content).values()), content)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}

@@ -12,6 +12,7 @@ transformers 5 has two namings: files keep the old one, models in memory have a 
 
 import re
 from collections.abc import Container
+from dataclasses import replace
 
 import torch
 
@@ -67,7 +68,7 @@ def tidy(weights: Weights) -> Weights:
         name if name.startswith(HEADS) else above(headed) + name: entry
         for name, entry in without_idle_distillation(with_gates_joined(entries)).items()
     }
-    return Weights(entries, weights.settings, left_out)
+    return replace(weights, entries=entries, left_out=left_out)
 
 
 def old_name(name: str) -> str:

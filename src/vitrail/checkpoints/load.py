@@ -144,17 +144,21 @@ def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
     """Weights of a folder with config.json as their settings, and the weights' own header."""
     entries: dict[str, Entry] = {}
     header: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    guessed: dict[str, str] = {}
     for path in weight_files(folder):
         weights = read_file(path)
         entries |= weights.entries
         header |= weights.settings
+        left_out |= weights.left_out
+        guessed |= weights.guessed
     settings = {}
     if holds_model(folder):
         settings = read_json(folder / CONFIG)
         header.pop(OUR_METADATA, None)  # config.json decides: somebody may have changed it
     if (folder / PROCESSOR).exists():
         settings[PROCESSOR] = read_json(folder / PROCESSOR)
-    return Weights(entries, header | settings), header
+    return Weights(entries, header | settings, left_out, guessed), header
 
 
 def weight_files(folder: Path) -> list[Path]:

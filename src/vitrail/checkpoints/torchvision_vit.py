@@ -6,6 +6,7 @@ width, or what the user says.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
@@ -27,7 +28,7 @@ def tidy(weights: Weights) -> Weights:
     entries = {late_name(name): entry for name, entry in weights.entries.items()}
     if len(entries) < len(weights.entries):
         raise CheckpointError("the file holds some tensors twice, under an old and a new name")
-    return Weights(entries, weights.settings, weights.left_out)
+    return replace(weights, entries=entries)
 
 
 def recognizes(entries: Entries) -> bool:

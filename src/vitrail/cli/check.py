@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from vitrail.cli.arguments import DataReference
 from vitrail.cli.status import UnmetError
 from vitrail.cli.text import WIDTH, Progress, paragraph, printable
 from vitrail.words import cut
@@ -23,7 +22,7 @@ EXAMPLES = 5  # of each problem
 class Check:
     """Look for unreadable files, duplicates, leaks between splits and odd labels."""
 
-    data: tyro.conf.Positional[str]
+    data: DataReference
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     out: Path | None = None
     """A folder to write a page with pictures into: index.html, and a sheet for each class."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from shlex import quote
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -39,8 +39,8 @@ HEAD += "\n# put this file; write it anew when vitrail is upgraded."
 class Completion:
     """Print a script by which the Tab key completes commands and options, or where to put it."""
 
-    shell: tyro.conf.Positional[Shell | None] = None
-    """Whose script to print; without it, where each belongs."""
+    shell: Annotated[tyro.conf.Positional[Shell | None], tyro.conf.arg(metavar="[SHELL]")] = None
+    """bash, zsh or fish: whose script to print; without it, where each belongs."""
 
     def run(self) -> None:
         if self.shell is None:

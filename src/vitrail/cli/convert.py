@@ -2,19 +2,20 @@
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+
+from vitrail.cli.arguments import FileToWrite, ModelReference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
     """Turn a checkpoint into another format, and prove that it is the same model."""
 
-    source: tyro.conf.Positional[str]
+    source: ModelReference
     """A file, a folder, or a hub address such as hf:google/vit-base-patch16-224."""
-    destination: tyro.conf.Positional[Path]
+    destination: FileToWrite
     """What to write: a file or a folder, whichever the format is."""
     to: Literal[
         "bundle", "google", "google-older", "timm", "huggingface", "torchvision", "bit_pytorch"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
+from vitrail.cli.arguments import DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -38,9 +37,9 @@ NAMES = {
 class Evaluate:
     """Measure a model on pictures: accuracy, calibration, classes, mistakes."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, hf:owner/name, or an .onnx file of `vitrail export`."""
-    data: tyro.conf.Positional[str]
+    data: DataReference
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     split: str | None = None
     """Which part: test if there is one, else val; of a set without splits, all."""

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import Progress, paragraph, printable
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.words import duration, percent, size
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Export:
     """Write a model for onnxruntime or torch, compared with the original before it says done."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, or hf:owner/name."""
     out: Path
     """The file to write: model.onnx, or model.pt2."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
+from vitrail.cli.arguments import DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.words import percent
 
@@ -24,9 +23,9 @@ COLUMN = 14
 class Fewshot:
     """Fit a classifier to a few pictures of each class, in closed form, and measure it."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, or hf:owner/name."""
-    data: tyro.conf.Positional[str]
+    data: DataReference
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     shots: tuple[int | Literal["all"], ...] = (1, 5, 10, 25)
     """Pictures of each class to learn from; all for all there are."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
@@ -23,7 +24,7 @@ Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 class Inspect:
     """Look inside a model: attention, filters, positions, and whether the maps are true."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, or hf:owner/name."""
     pictures: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PICTURES]")

@@ -2,10 +2,8 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-import tyro
-
+from vitrail.cli.arguments import DataReference, FolderToWrite
 from vitrail.cli.text import tell
 from vitrail.words import MIB, size
 
@@ -16,9 +14,9 @@ MAX_BYTES = 256 * MIB  # that of data/packing.py, which imports more than an opt
 class Pack:
     """Write a data set as .tar shards in WebDataset layout; pictures are copied as they are."""
 
-    source: tyro.conf.Positional[str]
+    source: DataReference
     """What to pack: a folder of class folders, a list, .npz, builtin:sign-digits or another."""
-    destination: tyro.conf.Positional[Path]
+    destination: FolderToWrite
     """The folder to write the shards into."""
     split: str | None = None
     """Pack this split only; "all" puts everything together."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import paragraph
 from vitrail.planning.wish import Wish
 from vitrail.words import number, size
@@ -33,7 +32,7 @@ PARTS = {
 class Plan(Wish):
     """Tell what training a model will take: operations, memory, time here, days elsewhere."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A name from `vitrail models`, a bundle, or any other model reference."""
     batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Pictures per step, over all devices: 32 if not given, or the paper's 4096 for a page."""

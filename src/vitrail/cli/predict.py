@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
+from vitrail.cli.arguments import ModelReference
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
@@ -33,7 +34,7 @@ MOST_ERRORS = 20  # that are named; the others are counted
 class Predict:
     """Say what pictures show: files, folders, patterns, or a list on standard input."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, hf:owner/name, or an .onnx file of `vitrail export`."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders, patterns in quotes; `-` takes a list of paths, or a picture, from standard

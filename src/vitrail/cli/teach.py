@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.words import duration, percent
@@ -22,7 +23,7 @@ CLASS = tyro.conf.arg(metavar="CLASS=PICTURES")
 class Teach:
     """Add classes to a model, or replace some, by a few pictures of each."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, or hf:owner/name."""
     classes: Annotated[tyro.conf.Positional[tuple[str, ...]], CLASS]
     """thumb=folder, or thumb=picture.jpg; the same class may come more than once."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import tyro
 
+from vitrail.cli.arguments import DataReference
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.errors import ConfigError
@@ -29,7 +30,7 @@ BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 class Training:
     """What both commands take."""
 
-    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ""
+    data: DataReference = ""
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     out: Path | None = None
     """The run's folder; without it, a new one in runs/."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
+from vitrail.cli.arguments import ModelReference, TasksFile
 from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
@@ -25,9 +24,9 @@ LONGEST_GROUP = 12
 class Vtab:
     """Fit a model to small tasks by the protocol of VTAB-1k, and tell the mean over them."""
 
-    model: tyro.conf.Positional[str]
+    model: ModelReference
     """A bundle, a file of weights, or hf:owner/name."""
-    tasks: tyro.conf.Positional[Path]
+    tasks: TasksFile
     """A .toml file with a [[task]] for each data set: data, and if need be name, group, train,
     test, vary."""
     out: Path | None = None

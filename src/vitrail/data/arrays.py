@@ -2,6 +2,8 @@
 
 digits.npz: x_train (N, H, W) or (N, H, W, C) uint8, y_train (N,), x_test, y_test, class_names
 a folder:   images.npy, labels.npy
+
+There may be any number of channels; from five on they must be fewer than rows and columns.
 """
 
 import re
@@ -22,6 +24,8 @@ from vitrail.errors import DataError
 IMAGES = ("x", "images", "image", "imgs", "data", "pixels")
 LABELS = ("y", "labels", "label", "targets")
 CLASS_NAMES = ("class_names", "classes", "label_names")
+USUAL = (1, 3, 4)  # channels: they are told from rows wherever they stand
+MOST_USUAL = max(USUAL)
 
 
 class PixelArrays(NamedTuple):
@@ -178,11 +182,19 @@ def checked(array: LazyArray, where: str) -> LazyArray:
         raise DataError(
             f"{where} has images of {array.dtype}; pixels from 0 to 255 as uint8 are needed"
         )
-    if len(shape) == 4 and shape[-1] > 4 and shape[1] in (1, 3, 4):
-        order = (shape[0], shape[2], shape[3], shape[1])
-        return LazyArray(order, array.dtype, channels_last, *array.where, array.read)
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[-1] > 4) or 0 in shape[1:]:
+    if len(shape) not in (3, 4) or 0 in shape[1:]:
         raise DataError(f"{where} has images of shape {shape}; (N, H, W) or (N, H, W, C) is needed")
+    if len(shape) == 3 or shape[3] <= MOST_USUAL:
+        return array
+    _, first, middle, last = shape
+    if first in USUAL or first < min(middle, last):
+        order = (shape[0], middle, last, first)
+        return LazyArray(order, array.dtype, channels_last, *array.where, array.read)
+    if last >= min(first, middle):
+        raise DataError(
+            f"{where} has images of shape {shape}, which may have {first} channels or {last}; "
+            "(N, H, W, C) with fewer channels than rows and columns is needed"
+        )
     return array
 
 

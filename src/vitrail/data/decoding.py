@@ -84,7 +84,9 @@ class Picture:
         after so many `rows` (counted before scaling), so that fewer come back.
         """
         if channels not in (1, 3):
-            raise ConfigError(f"channels={channels} is neither gray (1) nor RGB (3)")
+            raise ConfigError(
+                f"channels={channels}: picture files are gray (1) or RGB (3); give arrays instead"
+            )
         if backend not in get_args(Decoder):
             raise unknown("backend", backend, get_args(Decoder))
         shrink = self.shrink(at_least)

@@ -44,8 +44,8 @@ def name_of(picture: Picture, number: int) -> str:
     return fspath(picture) if isinstance(picture, str | PathLike) else f"picture {number + 1}"
 
 
-def read(picture: Picture) -> bytes | np.ndarray:
-    """The bytes of a picture file, or pixels uint8 (H, W) or (H, W, C)."""
+def read(picture: Picture, channels: int = 3) -> bytes | np.ndarray:
+    """The bytes of a picture file, or pixels uint8 (H, W) or (H, W, C) for so many channels."""
     match picture:
         case Named():
             return picture.data
@@ -54,9 +54,10 @@ def read(picture: Picture) -> bytes | np.ndarray:
         case bytes() | bytearray() | memoryview():
             return bytes(picture)
         case Tensor():
-            return checked(picture.detach().cpu().numpy(), "(C, H, W)", 0).transpose(1, 2, 0)
+            pixels = picture.detach().cpu().numpy()
+            return checked(pixels, "(C, H, W)", 0, channels).transpose(1, 2, 0)
         case np.ndarray():
-            return checked(picture, "(H, W) or (H, W, C)", -1)
+            return checked(picture, "(H, W) or (H, W, C)", -1, channels)
     if hasattr(picture, "convert") and hasattr(picture, "mode"):
         return from_pillow(picture)  # pyright: ignore[reportArgumentType]
     raise DataError(
@@ -64,17 +65,18 @@ def read(picture: Picture) -> bytes | np.ndarray:
     )
 
 
-def checked(pixels: np.ndarray, shapes: str, channels: int) -> np.ndarray:
-    """Pixels, or why they are none."""
-    flat = pixels.ndim == 2 and channels == -1
+def checked(pixels: np.ndarray, shapes: str, axis: int, channels: int) -> np.ndarray:
+    """Pixels that can be made to have so many channels, or why they cannot."""
+    flat = pixels.ndim == 2 and axis == -1
     if pixels.dtype != np.uint8 or not (flat or pixels.ndim == 3) or 0 in pixels.shape:
         raise DataError(
             f"{pixels.dtype} values of shape {pixels.shape} are no pixels; "
             f"give uint8, 0 to 255, of shape {shapes}"
         )
-    if not flat and pixels.shape[channels] not in (1, 3):
+    other = 3 if channels == 1 else channels
+    if not flat and pixels.shape[axis] not in (1, other):
         raise DataError(
-            f"pixels of shape {pixels.shape} have {pixels.shape[channels]} channels; "
-            f"give 1 or 3, as {shapes}"
+            f"pixels of shape {pixels.shape} have {pixels.shape[axis]} channels; "
+            f"give 1 or {other}, as {shapes}"
         )
     return pixels if pixels.flags.writeable else pixels.copy()  # torch warns of what is not

@@ -130,5 +130,10 @@ def kind(sample: Sample) -> str:
 
 
 def as_image(pixels: np.ndarray) -> Image.Image:
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3):
+        raise DataError(
+            f"pictures of {pixels.shape[2]} channels cannot be packed: picture files are gray or "
+            "in color; leave them as arrays"
+        )
     flat = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
     return Image.fromarray(np.ascontiguousarray(flat))

@@ -3,6 +3,7 @@
 import base64
 import io
 
+import numpy as np
 from PIL import Image
 
 from vitrail.data.decoding import open_picture
@@ -23,13 +24,19 @@ def thumbnail(
             data = open_picture(data).pixels(at_least=(side, side))
     except DataError:
         return None
-    image = Image.fromarray(data.squeeze(2) if data.shape[2:] == (1,) else data).convert("RGB")
+    image = Image.fromarray(in_color(data))
     scale = side / max(image.size)
     if scale > 1 and not enlarge:
         return image
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
     return image.resize(size, how)
+
+
+def in_color(pixels: np.ndarray) -> np.ndarray:
+    """What people see of pixels (H, W) or (H, W, C): gray, or the first three channels as RGB."""
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, :1].repeat(3, axis=2)
 
 
 def to_png(image: Image.Image) -> bytes:

@@ -47,6 +47,14 @@ class TrainTransform:
     channels: int = 3
     backend: Backend = "torch"
 
+    def __post_init__(self) -> None:
+        what = self.augmentation
+        if self.channels not in (1, 3) and (what.policy != "none" or what.color_jitter):
+            raise ConfigError(
+                f"policy={what.policy!r} and color_jitter={what.color_jitter:g} change gray and "
+                f"colors, which {self.channels} channels are not; leave them out"
+            )
+
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator) -> Tensor:
         what = self.augmentation
         size = self.preprocessing.size
@@ -194,8 +202,10 @@ def resize(
     if pixels.shape[:2] == size:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     if backend == "pillow" and (antialias or interpolation in ("nearest", "area")):
-        image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-        return from_image(image.resize((size[1], size[0]), PILLOW[interpolation]))
+        if pixels.shape[2] not in (1, 3):  # Pillow has no mode for them
+            layers = np.dsplit(pixels, pixels.shape[2])
+            return torch.cat([resize(one, size, interpolation, backend=backend) for one in layers])
+        return from_image(as_image(pixels).resize((size[1], size[0]), PILLOW[interpolation]))
     tensor = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: the fast kernel
     if interpolation in ("bilinear", "bicubic", "lanczos") and antialias:
         return F.interpolate(tensor, size, mode=interpolation, antialias=True)[0]
@@ -264,12 +274,20 @@ def with_channels(array: np.ndarray, channels: int) -> np.ndarray:
         return np.repeat(array, channels, axis=2)
     if array.shape[2] == 3 and channels == 1:
         return np.array(Image.fromarray(array).convert("L"))[:, :, None]  # a copy: torch may write
-    raise ConfigError(f"pictures of {array.shape[2]} channels do not fit a model of {channels}")
+    given = array.shape[2]
+    raise ConfigError(
+        f"pictures of {given} channels do not fit a model of {channels}; load it with "
+        f"channels={given}, or fine-tune it with --model.channels {given}"
+    )
 
 
 def to_image(tensor: Tensor) -> Image.Image:
-    array = tensor.permute(1, 2, 0).contiguous().numpy()
-    return Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
+    return as_image(tensor.permute(1, 2, 0).contiguous().numpy())
+
+
+def as_image(pixels: np.ndarray) -> Image.Image:
+    """Pixels (H, W, 1 or 3) in Pillow."""
+    return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
 
 def from_image(image: Image.Image) -> Tensor:

@@ -16,6 +16,7 @@ from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
 from vitrail.evaluation.passes import Progress, look_at_all
 from vitrail.models.build import Model
+from vitrail.models.modes import standing_still
 from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
@@ -47,7 +48,6 @@ def measure(
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
     source, name, notes = pictures_for(model, data)
     facts = facts_of(model)
-    model.eval()
     matched = match(facts.class_names, model.config.num_classes, source)
     tallies = [
         Tally(len(matched.source.classes), multi_label=matched.source.multi_label) for _ in range(2)
@@ -61,15 +61,16 @@ def measure(
         for tally, each in zip(tallies, chosen, strict=True):
             tally.add(each, batch.labels, batch.indices)
 
-    skipped = look_at_all(
-        predict,
-        matched.source,
-        facts.preprocessing,
-        take,
-        channels=model.config.channels,
-        batch_size=AT_ONCE,
-        progress=progress,
-    )
+    with standing_still(model):
+        skipped = look_at_all(
+            predict,
+            matched.source,
+            facts.preprocessing,
+            take,
+            channels=model.config.channels,
+            batch_size=AT_ONCE,
+            progress=progress,
+        )
     before, after = (tally.finish(matched.source, skipped) for tally in tallies)
     return Cost(
         accuracy=before.accuracy,

@@ -15,6 +15,7 @@ from vitrail.data.files import Disk
 from vitrail.data.folders import pictures
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
+from vitrail.data.thumbnails import in_color
 from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize, resize
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Box
@@ -75,11 +76,6 @@ def as_seen(model: Model, data: bytes | np.ndarray) -> Tensor:
     how = facts_of(model).preprocessing
     transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
     return normalize(transform(data)[None], how)[0].to(next(model.parameters()))
-
-
-def in_color(pixels: np.ndarray) -> np.ndarray:
-    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
 
 
 def seen(how: Preprocessing, height: int, width: int) -> Box:

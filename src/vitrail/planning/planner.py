@@ -178,8 +178,8 @@ def config_of(wish: Wish, material: Material | None) -> Config:
         changes["image_size"] = wish.image_size
     classes = wish.classes if material is None else len(material.train.classes)
     if is_name(wish.model):
-        if material is not None and look_at(material.train).gray:
-            changes["channels"] = 1
+        if material is not None:
+            changes["channels"] = look_at(material.train).channels
         config = configuration(wish.model).change(**changes)
     else:
         config = load(wish.model, tell=lambda _: None, **changes).config

@@ -6,6 +6,7 @@ measured first: what it loses on known pictures must be less than a guard allows
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
@@ -20,6 +21,7 @@ from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
+from vitrail.models.modes import standing_still
 from vitrail.models.names import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.words import percent
@@ -51,28 +53,38 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """The model as it is; with `merge`, similar tokens are merged on the way, that many a layer."""
+    """The model as it is, moved to the device; `merge`, unless it is None, becomes the model's."""
 
     name = "torch"
 
-    def __init__(self, model: Model, *, merge: int = 0, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, model: Model, *, merge: int | None = None, device: str | torch.device = "cpu"
+    ) -> None:
         if merge and not isinstance(model, VisionTransformer):
             raise ConfigError(
                 f"merge={merge} merges the tokens of a Vision Transformer; "
                 f"{name_of(model.config)} has none"
             )
-        self.model = model.to(device).eval()
+        self.model = model.to(device)
+        self.parts = tuple(model.modules())  # walking through a model for each answer is slow
         self.device = torch.device(device)
-        if isinstance(model, VisionTransformer):
+        if merge is not None and isinstance(model, VisionTransformer):
             model.merge = merge
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        return self.model(images.to(self.device)).float().cpu()
+        with self.answering():
+            return self.model(images.to(self.device)).float().cpu()
 
     @torch.inference_mode()
     def features(self, images: Tensor) -> Tensor:
-        return self.model.features(images.to(self.device)).float().cpu()
+        with self.answering():
+            return self.model.features(images.to(self.device)).float().cpu()
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Evaluation mode meanwhile. A model that is in it is left alone, for any thread to use."""
+        learning = any(module.training for module in self.parts)
+        return standing_still(self.model) if learning else nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +103,7 @@ def open_engine(
     model: Model,
     choice: EngineKind,
     *,
-    merge: int = 0,
+    merge: int | None = None,
     guard: Guard,
     device: str | torch.device = "cpu",
     tell: Tell,

@@ -37,6 +37,10 @@ class Predictor:
     torch, onnx, onnx-int8, or auto, which takes the fastest; `guard` says how much accuracy int8
     may cost and on which pictures that is measured. `merge` merges so many tokens in each layer.
     `tell` hears what was chosen.
+
+    A model that is given as such is not copied. It is moved to the device, keeps its own `merge`
+    unless one is given, and is in the mode it was in after each answer; call its `eval()` first to
+    ask from several threads.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class Predictor:
         model: Model | Reference,
         *,
         engine: Choice = "",
-        merge: int = 0,
+        merge: int | None = None,
         guard: Guard | None = None,
         device: str = "",
         tell: Callable[[str], None] | None = None,
@@ -59,7 +63,7 @@ class Predictor:
             self.facts: Facts = exported.facts
             self.channels, self.num_classes = exported.channels, exported.num_classes
         else:
-            self.model = (model if isinstance(model, nn.Module) else load(model)).eval()
+            self.model = model if isinstance(model, nn.Module) else load(model)
             self.device = parallel.start(device)
             self.engine = open_engine(
                 self.model,
@@ -167,7 +171,7 @@ class Predictor:
 
     def early(self, picture: Picture) -> bytes | np.ndarray | Tensor:
         """What is done to a picture while the model works on those before it."""
-        data = read(picture)
+        data = read(picture, self.channels)
         return data if self.device.type == "cpu" else self.prepare(data)
 
     def prepared(self, data: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:

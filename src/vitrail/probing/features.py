@@ -1,10 +1,10 @@
 """A model's features of a data set, computed once: kept on disk by model and data.
 
-The name of the file is a digest of the weights below the head, the preprocessing, the pictures and
-this version, so other weights or pictures have another name. (Of more than 2 GiB of pictures, not
-every byte is looked at: `contents` of data/sources.py.) The folder, ~/.cache/vitrail/features
-unless VITRAIL_CACHE says otherwise, may be deleted at any time. Where nothing can be written there,
-nothing is kept.
+The name of the file is a digest of the weights below the head, how many tokens are merged, the
+preprocessing, the pictures and this version, so other weights or pictures have another name. (Of
+more than 2 GiB of pictures, not every byte is looked at: `contents` of data/sources.py.) The
+folder, ~/.cache/vitrail/features unless VITRAIL_CACHE says otherwise, may be deleted at any time.
+Where nothing can be written there, nothing is kept.
 
 Shapes: N pictures, D features.
 """
@@ -130,6 +130,8 @@ def backbone(model: Model, **about: Any) -> str:
     """A digest of everything that makes a model's features, and of what else is named."""
     tensors = {n: x for n, x in model.state_dict().items() if n.split(".")[0] not in HEADS}
     description = to_dict(model.config) | {"num_classes": 0}
+    if merge := getattr(model, "merge", 0):  # only then: what was kept without stays valid
+        description["merge"] = merge
     return digest(tensors, {"model": description, **about})
 
 

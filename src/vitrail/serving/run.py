@@ -102,6 +102,11 @@ def open_model(
 
     settings = house.settings
     opened, memory = predictor(reference), None
+    if opened.channels not in (1, 3):
+        raise ConfigError(
+            f"{reference} takes pictures of {opened.channels} channels, and those that are sent "
+            "are gray or in color; use vitrail.Predictor in Python, which takes arrays"
+        )
     if settings.teach:
         memory, notes = lessons.ready(opened, reference, settings.using)
         house.places[name] = lessons.place_for(settings.teach_to, name, reference, several=several)

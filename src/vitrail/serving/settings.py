@@ -102,7 +102,7 @@ class Settings:
     @property
     def is_open(self) -> bool:
         """Whether anybody who reaches the machine may use it."""
-        return self.host in ("", "0.0.0.0", "::") and not self.token
+        return not self.is_loopback and not self.token
 
 
 def is_address(host: str) -> bool:

@@ -38,24 +38,24 @@ class Look:
     classes: int
     side: int  # the median of the pictures' short sides
     seconds: float  # to read one picture
-    gray: bool
+    channels: int  # 1 if all are gray, 3 if they are in color, or those that arrays have
     multi_label: bool
 
 
 def look_at(source: Source) -> Look:
     """A few pictures, evenly spaced, speak for all."""
-    sides, grays, begun = [], [], time.monotonic()
+    sides, channels, begun = [], [], time.monotonic()
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int):
         try:
             data = source[int(index)].data
             if isinstance(data, np.ndarray):
                 sides.append(min(data.shape[:2]))
-                grays.append(data.ndim == 2 or data.shape[2] == 1)
+                channels.append(1 if data.ndim == 2 else data.shape[2])
             else:
                 picture = open_picture(data)
                 sides.append(min(picture.height, picture.width))
                 pixels = picture.pixels(channels=3, at_least=(32, 32))
-                grays.append(bool((np.ptp(pixels.astype(np.int16), axis=2) <= 2).all()))
+                channels.append(1 if (np.ptp(pixels.astype(np.int16), axis=2) <= 2).all() else 3)
         except DataError:
             continue
     if not sides:
@@ -68,7 +68,7 @@ def look_at(source: Source) -> Look:
         classes=len(source.classes),
         side=int(np.median(sides)),
         seconds=(time.monotonic() - begun) / len(sides),
-        gray=all(grays),
+        channels=max(channels),
         multi_label=source.multi_label,
     )
 
@@ -102,9 +102,11 @@ def choose_model(choices: Choices) -> None:
     settings, look = choices.settings, choices.look
     model = settings.model
     if model.channels is None:
-        model = replace(model, channels=1 if look.gray else 3)
-        if look.gray:
+        model = replace(model, channels=look.channels)
+        if look.channels == 1:
             choices.say("1 channel", "the pictures are gray")
+        elif look.channels != 3:
+            choices.say(f"{look.channels} channels", "so many has every picture")
     if model.name is None:
         model = small_model(choices, model)
         choices.settings = replace(settings, model=model)

@@ -20,7 +20,7 @@ class Records:
         self.path = folder / METRICS
         self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
         write_whole(self.path, "".join(map(line, self.rows)))
-        self.events = event_writer(folder) if tensorboard else None
+        self.events = event_writer(folder, after_step) if tensorboard else None
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row: it has a step, and numbers."""
@@ -60,10 +60,13 @@ def line(row: Mapping[str, Any]) -> str:
     return json.dumps(finite) + "\n"
 
 
-def event_writer(folder: Path) -> Any:
-    """TensorBoard's writer where it is installed: `pip install 'vitrail[track]'`."""
+def event_writer(folder: Path, after_step: int) -> Any:
+    """TensorBoard's writer where it is installed: `pip install 'vitrail[track]'`.
+
+    TensorBoard shows nothing more of earlier events after that step.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)
