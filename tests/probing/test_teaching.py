@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import vitrail
-from tiny_runs import tiny_run, write_colors
+from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
 from vitrail.probing import memory as memories
@@ -159,6 +161,36 @@ def test_a_trained_model_is_reminded_of_its_classes_by_its_data(home):
     assert taught.classes == ("red", "green", "blue", "gray")
     assert "90 pictures of the 3 classes" in taught.notes[0]
     assert vitrail.evaluate(home / "more", data).accuracy >= before - 0.1
+
+
+def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
+    """Neither the pictures that remind it nor those of new classes are judged by in silence."""
+    folder = write_folder(home / "pictures", 20)
+    tiny_run(folder, home / "run", dev=0.3)
+    gray = {"gray": paint(home / "gray", "gray")}
+    taught = vitrail.teach(home / "run", gray, home / "more")
+    assert "42 pictures of the 3 classes" in taught.notes[0]
+    found = vitrail.evaluate(home / "more", f"{folder}/")
+    assert found.notes[0] == "split val"
+    assert found.samples == 18
+    assert not [note for note in found.notes if "learned from" in note]
+    vitrail.teach(home / "more", {"red": folder / "red"})
+    notes = vitrail.evaluate(home / "more", folder).notes
+    assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
+
+
+def test_a_model_remembers_where_it_was_reminded(home):
+    folder = write_folder(home / "pictures", 20)
+    tiny_run(folder, home / "run")
+    vitrail.save(vitrail.load(home / "run"), home / "x.npz", "google")
+    net = vitrail.load(home / "x.npz")
+    net.facts = replace(net.facts, provenance={})
+    vitrail.save(net, home / "plain", class_names=net.facts.class_names)
+    gray = {"gray": paint(home / "gray", "gray")}
+    vitrail.teach(home / "plain", gray, home / "more", using=folder)
+    found = vitrail.evaluate(home / "more", f"{folder}/")
+    assert found.notes[0] == "split test"
+    assert found.samples == 6
 
 
 def test_without_its_data_a_trained_model_must_be_given_some_or_told_to_forget(home):

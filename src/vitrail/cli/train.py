@@ -12,8 +12,9 @@ import tyro
 
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
+from vitrail.data.files import same_data
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run, new_folder, read_run, same_data
+from vitrail.training.folder import is_run, new_folder, read_run
 from vitrail.training.recipes import read_recipe, to_toml
 from vitrail.training.settings import Settings
 from vitrail.words import duration, percent

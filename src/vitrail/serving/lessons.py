@@ -61,19 +61,19 @@ def teach(
     """Give a served model one lesson; what became of it. In the batcher's thread, so one by one."""
     begun = time.perf_counter()
     served = shelf.get(model)
-    pupil, memory = served.predictor.model, served.memory
+    pupil, before = served.predictor.model, served.memory
     assert pupil is not None
-    assert memory is not None
+    assert before is not None
     features, errors = seen(served.predictor, pupil, uploads, served.tools.limits)
-    replaced = label in memory.classes
-    memory = memory.with_class(label, features)
+    memory = before.with_class(label, features)
     if memory.rows.nbytes > MOST_BYTES:
         raise Refusal(413, "the model has learned all it can remember", reason="size")
     notes, accuracy, predictor = [], None, served.predictor
     if len(memory.classes) < 2:
         notes.append("one class cannot be told from anything; teach another one")
     else:
-        graduate, memory, accuracy = fitted(pupil, memory)
+        waiting = () if len(before.classes) > 1 else before.classes  # for a second one
+        graduate, memory, accuracy = fitted(pupil, memory, taught=(*waiting, label))
         if folder is not None:
             keep(graduate, memory, folder)
         device = str(next(pupil.parameters()).device)
@@ -87,7 +87,7 @@ def teach(
         "seconds": round(time.perf_counter() - begun, 4),
         "classes": list(memory.classes),
         "pictures": len(features),
-        "replaced": replaced,
+        "replaced": label in before.classes,
         "accuracy": accuracy,
         "notes": notes,
         "errors": errors,

@@ -45,11 +45,6 @@ def read_run(folder: Path) -> tuple[Settings, str, str]:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def same_data(one: str, other: str) -> bool:
-    """Whether two references mean the same data set: the same words, or the same place."""
-    return one == other or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
-
-
 def is_run(folder: Path) -> bool:
     return (folder / SETTINGS).exists()
 
