@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitrail import parallel
-from vitrail.checkpoints.bundle import check_class_names, check_free, holds_model
+from vitrail.checkpoints.bundle import check_class_names, check_free
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
@@ -29,8 +29,10 @@ from vitrail.evaluation.calibration import fit_temperature
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
+    MEMORY,
     MOST_BYTES,
     Memory,
+    holds_memory,
     load_memory,
     nothing,
     remember,
@@ -42,7 +44,10 @@ from vitrail.words import listed
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
 ORIGIN = (*KEPT, "from", "source", "format")  # of the old provenance, what stays true
-FORGETFUL = "so many classes cannot be remembered; to teach more, give --using with their pictures"
+FORGETFUL = (
+    "so many classes cannot be remembered; to teach more, give --using with their pictures, and "
+    "another --out"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +79,10 @@ def teach(
     >>> teach("runs/first", {"thumb": "thumbs/"}, "taught")
     >>> teach("hf:google/vit-base-patch16-224", {"cup": "cups/", "pen": "pens/"}, "desk", only=True)
 
-    A bundle of `vitrail fewshot` or `teach` remembers what it has seen, and without `out` it is
-    changed in place. Of another model, pictures of the classes it knows are taken from `using`, or
-    from the data it was trained on; `only` leaves those classes behind. `overwrite` replaces what
-    is in `out`.
+    A bundle of `vitrail fewshot` or `teach` remembers what it has seen; it alone is changed in
+    place where `out` is not given. Of another model, pictures of the classes it knows are taken
+    from `using`, or from the data it was trained on; `only` leaves those classes behind.
+    `overwrite` replaces what is in `out`.
     """
     begun = time.monotonic()
     if not classes:
@@ -87,17 +92,13 @@ def teach(
     if parallel.several():
         raise ConfigError("teaching is done by one process; start it without torchrun")
     pupil = load(model).to(place)
+    sources = {name: open_handful(places, name) for name, places in classes.items()}
     memory, notes = remembered(pupil, Path(model), using, only=only)
-    skipped: dict[str, str] = {}
-    pictures = {}
     replaced = tuple(name for name in classes if name in memory.classes)
-    for name, places in classes.items():
-        several = [places] if isinstance(places, str | PathLike) else places
-        source = open_handful(several, name)
-        notes += [f"{name}: {note}" for note in source.notes]
-        found = features_of(pupil, source, cache=False)
+    notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
+    seen = {name: features_of(pupil, source, cache=False) for name, source in sources.items()}
+    for name, found in seen.items():
         memory = memory.with_class(name, torch.from_numpy(found.values))
-        pictures[name], skipped = len(found), skipped | found.skipped
     graduate, memory, accuracy = fitted(pupil, memory, taught=classes)
     check_class_names(facts_of(graduate), graduate.config)
     if not save_memory(memory, folder):  # before the model, which can be made from it again
@@ -106,23 +107,30 @@ def teach(
     return Taught(
         folder=folder,
         classes=memory.classes,
-        pictures=pictures,
+        pictures={name: len(found) for name, found in seen.items()},
         replaced=replaced,
         accuracy=accuracy,
         seconds=time.monotonic() - begun,
         notes=tuple(notes),
-        skipped=skipped,
+        skipped={name: why for found in seen.values() for name, why in found.skipped.items()},
     )
 
 
 def destination(
     model: str | PathLike[str], out: str | PathLike[str] | None, *, overwrite: bool
 ) -> Path:
+    """Where the taught model goes. A head that was trained, or a folder of another library, is
+    never replaced unasked: nothing could bring it back."""
+    remembers = holds_memory(Path(model))
     if out is not None:
-        check_free(Path(out), overwrite=overwrite or Path(out) == Path(model))
+        own = remembers and Path(out).resolve() == Path(model).resolve()
+        check_free(Path(out), overwrite=overwrite or own)
         return Path(out)
-    if not holds_model(Path(model)):
-        raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
+    if not remembers:
+        raise ConfigError(
+            f"{model} has no {MEMORY}, and only a bundle that remembers what it has seen is "
+            "changed in place; give a folder for the taught model, such as --out taught"
+        )
     return Path(model)
 
 

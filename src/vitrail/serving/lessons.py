@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.models.build import Model
 from vitrail.prediction.engines import TorchEngine
 from vitrail.prediction.predictor import Predictor
-from vitrail.probing.memory import MOST_BYTES, Memory, save_memory
+from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory
 from vitrail.probing.teaching import fitted, remembered
 from vitrail.serving.bodies import Upload
 from vitrail.serving.refusals import Refusal
@@ -45,13 +45,19 @@ def ready(predictor: Predictor, reference: str, using: str | None) -> tuple[Memo
 
 
 def place_for(folder: Path | None, name: str, reference: str, *, several: bool) -> Path | None:
-    """Where the lessons of a model are kept; never in the place of another model."""
+    """Where the lessons of a model are kept; never in the place of another model, nor in its own
+    if that has a head that was trained."""
     if folder is None:
         return None
     place = folder / name if several else folder
-    own = holds_model(Path(reference)) and place.resolve() == Path(reference).resolve()
-    if not own and holds_model(place):
+    own = place.resolve() == Path(reference).resolve()
+    if holds_model(place) and not own:
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
+    if holds_model(place) and not holds_memory(place):
+        raise ConfigError(
+            f"{place} has no {MEMORY}, and only a bundle that remembers what it has seen is "
+            "changed in place; give --teach-to another folder"
+        )
     return place
 
 
