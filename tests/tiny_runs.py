@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vitrail.training.run import Result, run
 from vitrail.training.settings import (
@@ -42,6 +43,18 @@ def write_colors(path: Path, *, train: int = 30, test: int = 12, classes: int = 
         parts[f"y_{split}"] = labels
     np.savez(path, **parts, class_names=np.array(CLASSES[:classes]))
     return path
+
+
+def write_folder(root: Path, count: int = 10, seed: int = 0) -> Path:
+    """Class folders of such pictures, without splits."""
+    rng = np.random.default_rng(seed)
+    for label, name in enumerate(CLASSES):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 120, (8, 8, 3))
+            pixels[:, :, label] += 100
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
+    return root
 
 
 def tiny_run(data: Path | str, out: Path, *, watch: Watch | None = None, **changes) -> Result:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vitrail
-from tiny_runs import tiny_run, write_colors
+from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.heads import with_head, with_temperature
 from vitrail.cli import main
@@ -62,38 +62,6 @@ def test_the_test_split_is_judged_by_unless_another_is_asked_for(trained):
     train = vitrail.evaluate(model, data, "train")
     assert train.samples == 30
     assert "the very pictures that the model has learned from" in train.notes[-1]
-
-
-def write_folder(root, count=10):
-    """Class folders of pictures without splits."""
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for label, name in enumerate(("red", "green", "blue")):
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            pixels = rng.integers(0, 120, (8, 8, 3))
-            pixels[:, :, label] += 100
-            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
-    return root
-
-
-def test_of_a_folder_without_splits_all_pictures_are_judged_unless_it_taught_the_model(
-    trained, tmp_path
-):
-    folder = write_folder(tmp_path / "folder")
-    assert vitrail.evaluate(trained[0], folder).samples == 30
-    tiny_run(folder, tmp_path / "own")
-    own = vitrail.evaluate(tmp_path / "own", folder)
-    assert own.samples == 3
-    assert own.notes[0] == "split test"
-
-
-def test_a_model_that_learned_from_some_of_the_pictures_is_told_on(tmp_path):
-    folder = write_folder(tmp_path / "folder")
-    tiny_run(folder, tmp_path / "own", dev=0.3)
-    found = vitrail.evaluate(tmp_path / "own", str(folder))
-    assert found.notes == ("split all", "the model has learned from some of these pictures")
 
 
 def test_flips_and_crops_look_more_often(trained):
@@ -164,13 +132,6 @@ def test_a_calibrated_model_does_not_replace_another(trained, tmp_path, capsys):
     words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
     assert main(["evaluate", *words]) == 2
     assert "holds a model already" in capsys.readouterr().err
-
-
-def test_a_set_with_training_pictures_only_is_judged_with_a_warning(tmp_path):
-    folder = write_folder(tmp_path / "set" / "train").parent
-    tiny_run(folder, tmp_path / "own", dev=0.3)
-    notes = vitrail.evaluate(tmp_path / "own", str(folder)).notes
-    assert notes == ("split train", "the model has learned from some of these pictures")
 
 
 def test_temperatures_multiply(trained):

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import vitrail
-from tiny_runs import tiny_run, write_colors
+from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
 from vitrail.probing import memory as memories
@@ -161,6 +163,36 @@ def test_a_trained_model_is_reminded_of_its_classes_by_its_data(home):
     assert vitrail.evaluate(home / "more", data).accuracy >= before - 0.1
 
 
+def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
+    """Neither the pictures that remind it nor those of new classes are judged by in silence."""
+    folder = write_folder(home / "pictures", 20)
+    tiny_run(folder, home / "run", dev=0.3)
+    gray = {"gray": paint(home / "gray", "gray")}
+    taught = vitrail.teach(home / "run", gray, home / "more")
+    assert "42 pictures of the 3 classes" in taught.notes[0]
+    found = vitrail.evaluate(home / "more", f"{folder}/")
+    assert found.notes[0] == "split val"
+    assert found.samples == 18
+    assert not [note for note in found.notes if "learned from" in note]
+    vitrail.teach(home / "more", {"red": folder / "red"})
+    notes = vitrail.evaluate(home / "more", folder).notes
+    assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
+
+
+def test_a_model_remembers_where_it_was_reminded(home):
+    folder = write_folder(home / "pictures", 20)
+    tiny_run(folder, home / "run")
+    vitrail.save(vitrail.load(home / "run"), home / "x.npz", "google")
+    net = vitrail.load(home / "x.npz")
+    net.facts = replace(net.facts, provenance={})
+    vitrail.save(net, home / "plain", class_names=net.facts.class_names)
+    gray = {"gray": paint(home / "gray", "gray")}
+    vitrail.teach(home / "plain", gray, home / "more", using=folder)
+    found = vitrail.evaluate(home / "more", f"{folder}/")
+    assert found.notes[0] == "split test"
+    assert found.samples == 6
+
+
 def test_without_its_data_a_trained_model_must_be_given_some_or_told_to_forget(home):
     data = write_colors(home / "colors.npz")
     tiny_run(data, home / "run")
@@ -240,10 +272,41 @@ def test_one_class_alone_is_refused(model, home):
         vitrail.teach(model, {"red": paint(home / "red", "red")}, home / "out")
 
 
-def test_a_file_of_weights_cannot_be_changed_in_place(home):
-    vitrail.save(vitrail.create("ViT-Mu/4", image_size=8), home / "x.npz", "google")
-    with pytest.raises(ConfigError, match="no bundle that could be changed in place; give --out"):
-        vitrail.teach(home / "x.npz", {"red": paint(home / "red", "red")})
+def contents(place):
+    return {path: path.read_bytes() for path in [place, *place.glob("*")] if path.is_file()}
+
+
+@pytest.mark.parametrize("only", [True, False])
+@pytest.mark.parametrize("kind", ["file", "transformers", "run"])
+def test_a_model_that_remembers_nothing_is_not_changed_in_place(home, capsys, kind, only):
+    place = home / ("x.npz" if kind == "file" else "folder")
+    net = vitrail.create("ViT-B/16", image_size=32, depth=1, width=32, mlp_width=64, heads=2)
+    if kind == "file":
+        vitrail.save(net, place, "google")
+    elif kind == "transformers":
+        vitrail.save(net, place, "huggingface", allow_loss=True)
+    else:
+        tiny_run(write_colors(home / "colors.npz"), place)
+    before = contents(place)
+    words = [f"{name}={paint(home / name, name)}" for name in ("gray", "red")]
+    words = ["teach", str(place), *words, *(["--only"] if only else [])]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "folder for the taught model, such as --out taught" in error
+    assert error.count("\n") == 1
+    if kind != "file":
+        assert main([*words, "--out", f"{place}/"]) == 2
+        assert "holds a model already" in capsys.readouterr().err
+    assert contents(place) == before
+
+
+def test_a_model_that_remembers_is_changed_in_place_however_that_is_spelled(model, home):
+    vitrail.teach(model, {n: paint(home / n, n) for n in ("red", "green")}, home / "one")
+    gray = {"gray": paint(home / "gray", "gray")}
+    (home / "other").mkdir()
+    taught = vitrail.teach(home / "one", gray, home / "other" / ".." / "one")
+    assert taught.classes == ("red", "green", "gray")
+    assert vitrail.load(home / "one").facts.class_names == taught.classes
 
 
 def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):

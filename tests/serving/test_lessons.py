@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 import vitrail
 from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
-from vitrail.probing.memory import remember
+from vitrail.probing.memory import remember, save_memory
 from vitrail.serving import lessons
 from vitrail.serving.app import make_app
 from vitrail.serving.bodies import Upload
@@ -125,6 +125,8 @@ def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
+        told = house.shelf.get(None).predictor.facts.provenance
+        assert told["taught"] == ["red", "blue"]  # by pictures that nobody will know again
         answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
         assert answer["label"] == "blue"
 
@@ -141,12 +143,16 @@ def test_a_trained_model_is_reminded_by_its_data_before_it_is_served(tmp_path):
         lessons.ready(predictor, str(tmp_path / "run"), None)
 
 
-def test_lessons_are_never_kept_in_the_place_of_another_model(tmp_path):
+def test_lessons_are_kept_in_the_place_of_no_model_but_one_that_remembers(tmp_path):
     vitrail.save(tiny_model(), tmp_path / "one")
     vitrail.save(tiny_model(), tmp_path / "other")
     with pytest.raises(ConfigError, match="other holds a model already"):
         lessons.place_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
-    own = lessons.place_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+    with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
+        lessons.place_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+    values = np.zeros((2, tiny_model().config.num_features), np.float32)
+    save_memory(remember(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one")
+    own = lessons.place_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
     assert own == tmp_path / "one"
     free = lessons.place_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
     assert free == tmp_path / "new" / "one"

@@ -24,7 +24,11 @@ def model_card(config: Config, facts: Facts, folder: str) -> str:
         "resize": resize_words(facts),
         "normalization": f"mean {numbers(prepare.mean)}, std {numbers(prepare.std)}",
     }
-    rows |= {key.replace("_", " "): str(value) for key, value in facts.provenance.items()}
+    rows |= {
+        key.replace("_", " "): str(value)
+        for key, value in facts.provenance.items()
+        if isinstance(value, str | int | float)  # lists are for programs
+    }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return f"""{GENERATED}
 # {folder}

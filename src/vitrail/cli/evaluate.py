@@ -42,7 +42,8 @@ class Evaluate:
     data: DataReference
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     split: str | None = None
-    """Which part: test if there is one, else val; of a set without splits, all."""
+    """Which part: test, or else val; all of a set without splits, but if the model learned from it,
+    what was kept apart."""
     out: Path | None = None
     """A folder to write evaluation.html, evaluation.json and predictions.csv into."""
     flip: bool = False
@@ -156,8 +157,8 @@ class Evaluate:
 
     def written(self, predictor: "Predictor", findings: "Findings") -> Iterator[Path]:
         """Write what was asked for."""
-        from vitrail.evaluation.api import open_part
         from vitrail.evaluation.folder import write_folder
+        from vitrail.evaluation.pictures import open_part
         from vitrail.models.names import name_of
 
         if self.out is not None:

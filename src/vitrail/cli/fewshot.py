@@ -59,7 +59,6 @@ class Fewshot:
     def run(self) -> None:
         from vitrail import parallel
         from vitrail.checkpoints.bundle import check_free
-        from vitrail.data.sources import fingerprint
         from vitrail.probing.shots import check_protocol, open_pair, try_shots
 
         check_protocol(self.shots, self.seeds, self.probes, self.l2)
@@ -83,7 +82,7 @@ class Fewshot:
             if parallel.is_first():
                 notes = [*sources[0].notes, *few_pictures(train, self.shots)]
                 if self.out is not None:
-                    notes += self.write(model, train, self.out, fingerprint(sources[0]))
+                    notes += self.write(model, train, self.out, sources[0])
                 self.tell(train, test, trials, notes)
         finally:
             parallel.stop()
@@ -132,9 +131,10 @@ class Fewshot:
         ):
             row.append(replace(found[-1], probe="raw pixels"))
 
-    def write(self, model: "Model", train: "Features", out: Path, data: str) -> list[str]:
+    def write(self, model: "Model", train: "Features", out: Path, source: "Samples") -> list[str]:
         """The bundle of the largest number of shots; what should be known about it."""
         from vitrail.checkpoints.save import save
+        from vitrail.data.origin import origin_of
         from vitrail.probing.memory import save_memory
         from vitrail.probing.shots import draw
         from vitrail.probing.teaching import FORGETFUL, learned
@@ -143,8 +143,8 @@ class Fewshot:
         rows = draw(train.labels, len(train.classes), most, seed=0)
         headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
         notes = [] if save_memory(memory, out) else [FORGETFUL]
-        about = {"data": self.data, "fingerprint": data, "shots": most, "from": self.model}
-        save(headed, out, provenance=about)
+        about = {"shots": most, "from": self.model}
+        save(headed, out, provenance=origin_of(self.data, source).to_dict() | about)
         return notes
 
     def tell(

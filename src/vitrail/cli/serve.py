@@ -61,7 +61,7 @@ class Serve:
     allow_teach: bool = False
     """Let clients teach classes by a few pictures."""
     teach_to: Path | None = None
-    """A folder to keep what was taught, as a bundle."""
+    """A folder to keep what was taught, as a bundle; the model's own only if it remembers."""
     using: str | None = None
     """For teaching: pictures of the classes a model knows, where it does not remember any."""
     examples: str = ""

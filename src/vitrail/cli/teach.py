@@ -28,7 +28,7 @@ class Teach:
     classes: Annotated[tyro.conf.Positional[tuple[str, ...]], CLASS]
     """thumb=folder, or thumb=picture.jpg; the same class may come more than once."""
     out: Path | None = None
-    """The bundle to write; without it, the bundle itself is changed."""
+    """The bundle to write; without it, a bundle that remembers what it has seen is changed."""
     using: str | None = None
     """A data set with pictures of the classes the model knows, where it does not remember any."""
     only: bool = False

@@ -13,8 +13,9 @@ import tyro
 from vitrail.cli.arguments import DataReference
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
+from vitrail.data.files import same_data
 from vitrail.errors import ConfigError
-from vitrail.training.folder import check_same_run, is_run, new_folder, read_run, same_data
+from vitrail.training.folder import check_same_run, is_run, new_folder, read_run
 from vitrail.training.recipes import EITHER_OR, making_way, read_recipe, to_toml
 from vitrail.training.settings import Settings
 from vitrail.words import duration, percent

@@ -2,6 +2,7 @@
 
     sources.py        open a data set, whatever it is: samples of bytes or pixels, and labels
     samples.py        what a sample and a source are; splits.py what each is for
+    origin.py         what a model has learned from, known again wherever it is
     folders.py, lists.py, shards.py, arrays.py, published.py, hf_datasets.py   the kinds
     files.py          bytes of files, read anywhere and written whole; tars.py where in a .tar,
                       array_files.py where in a .npz

@@ -143,6 +143,15 @@ class Cloud:
             raise cannot_read(address, error) from None
 
 
+def same_data(one: str, other: str) -> bool:
+    """Whether two references mean the same data set: the same words, or the same place."""
+
+    def place(reference: str) -> str:
+        return os.path.realpath(os.path.expanduser(reference.removeprefix("file://")))
+
+    return one == other or place(one) == place(other)
+
+
 def cannot_read(path: object, error: Exception) -> DataError:
     """One line about why a file cannot be read."""
     match error:

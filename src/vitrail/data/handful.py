@@ -11,9 +11,12 @@ from vitrail.data.folders import FolderStore, notes_about, pictures
 from vitrail.data.samples import Collection, Samples, Texts, is_picture
 from vitrail.errors import DataError
 
+Place = str | os.PathLike[str]
 
-def open_handful(places: Sequence[str | os.PathLike[str]], name: str) -> Samples:
+
+def open_handful(places: Place | Sequence[Place], name: str) -> Samples:
     """The pictures of files and folders, all of them of the class `name`."""
+    places = [places] if isinstance(places, str | os.PathLike) else places
     names, left_out = Texts(), Counter[str]()
     for place in map(Path, places):
         path = place.expanduser()

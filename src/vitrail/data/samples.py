@@ -8,12 +8,15 @@ the business of a `Store`: a folder, shards, arrays.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from vitrail.errors import DataError
 from vitrail.words import listed
+
+if TYPE_CHECKING:
+    from vitrail.data.splits import Splits
 
 Label = int | tuple[int, ...]
 
@@ -169,10 +172,15 @@ class Samples:
     """Some samples of a collection, in its order."""
 
     def __init__(
-        self, collection: Collection, rows: np.ndarray | None = None, notes: Iterable[str] = ()
+        self,
+        collection: Collection,
+        rows: np.ndarray | None = None,
+        notes: Iterable[str] = (),
+        splits: "Splits | None" = None,
     ) -> None:
         self.collection = collection
         self.rows = rows  # None: all
+        self.splits = splits  # how the set was divided, where it does not say so itself
         self.classes = collection.classes
         self.multi_label = isinstance(collection.labels, LabelSets)
         self.in_memory = collection.store.in_memory
@@ -207,7 +215,8 @@ class Samples:
 
     def take(self, places: np.ndarray) -> "Samples":
         """The samples at these places."""
-        return Samples(self.collection, places if self.rows is None else self.rows[places])
+        rows = places if self.rows is None else self.rows[places]
+        return Samples(self.collection, rows, splits=self.splits)
 
     def sizes(self) -> np.ndarray | None:
         """Bytes of each picture, without reading any; None where that cannot be known."""

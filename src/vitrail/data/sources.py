@@ -34,6 +34,7 @@ from vitrail.errors import DataError, unknown
 BUILTIN = {"sign-digits": "sign_digits_100.tar"}
 ALL = "all"  # the name of the split that every sample belongs to
 MOST_READ = 2**31  # bytes that are read to know a set exactly
+UNREADABLE = b"unreadable"  # in the place of a picture's bytes
 LOOKED_AT = 64  # pictures that speak for all in a fingerprint where no sizes are known
 PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
@@ -56,12 +57,14 @@ def open_source(
     collection = collect(reference, wanted, allow_truncated=allow_truncated)
     if split == ALL:
         return Samples(collection)
+    if splits is None and collection.split is None:
+        splits = Splits()
     names, places, notes = divided(collection, splits)
     rows = np.flatnonzero(places == names.index(split)) if split in names else np.zeros(0, int)
     if not len(rows):
         known = collection.split_names or [names[place] for place in np.unique(places)]
         raise DataError(f"{reference} has no split {split!r}; it has: {', '.join(known)}")
-    return Samples(collection, None if len(rows) == len(places) else rows, notes)
+    return Samples(collection, None if len(rows) == len(places) else rows, notes, splits)
 
 
 def splits_of(reference: str | os.PathLike[str], *, splits: Splits | None = None) -> dict[str, int]:
@@ -71,9 +74,9 @@ def splits_of(reference: str | os.PathLike[str], *, splits: Splits | None = None
     return {name: counts[name] for name in sorted(names, key=split_order) if counts[name]}
 
 
-def judged_split(reference: str | os.PathLike[str]) -> str | None:
+def judged_split(reference: str | os.PathLike[str], *, splits: Splits | None = None) -> str | None:
     """The split that a model is judged by: test, or else val; None if the set has neither."""
-    counts = splits_of(reference)
+    counts = splits_of(reference, splits=splits)
     return next((name for name in ("test", "val") if name in counts), None)
 
 
@@ -117,7 +120,7 @@ def picture_bytes(source: Source, index: int) -> bytes:
     try:
         data = source[index].data
     except (DataError, IndexError):
-        return b"unreadable"
+        return UNREADABLE
     return f"{data.shape}".encode() + data.tobytes() if isinstance(data, np.ndarray) else data
 
 

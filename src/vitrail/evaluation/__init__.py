@@ -4,6 +4,7 @@ passes.py        every picture once through a model, on any number of processes
 outcome.py       what is cheap enough to be asked during training, and the sums it is made of
 quick.py         the outcome of a model on a source
 api.py           everything there is to say: `vitrail.evaluate`
+pictures.py      which pictures are judged by, and whether the model may have learned from them
 findings.py      what that is, as values
 matching.py      whether model and data speak of the same classes
 views.py         several looks at each picture

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
 from vitrail.data.samples import LabelSets, Source
-from vitrail.data.sources import fingerprint, judged_split, open_source
 from vitrail.data.transforms import Backend
 from vitrail.evaluation.assess import assess
 from vitrail.evaluation.bootstrap import estimates, means
@@ -22,6 +21,7 @@ from vitrail.evaluation.findings import Estimate, Findings, Predictions
 from vitrail.evaluation.matching import Match, match
 from vitrail.evaluation.outcome import Loss, Outcome, Tally
 from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
+from vitrail.evaluation.pictures import open_part
 from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
 from vitrail.models.build import Model
@@ -63,8 +63,8 @@ def evaluate(
     >>> findings.accuracy, findings.estimates["accuracy"], findings.calibration.ece
 
     `model` is a model or any reference to one, or the `runner` of a `Predictor`, for other engines
-    and exported models; `data` is a data set or a source that is open already;
-    `split` is its test split unless you say otherwise, and all of a set that has no splits.
+    and exported models; `data` is a data set or a source that is open already. `split` is test,
+    or else val; all of a set without splits, but if the model learned from it, what was kept apart.
     `flip` and `crops=5` look at each picture several times. `restrict` leaves the choice to the
     classes that the data has; `by_order` is for classes that only go by other names. `real` is a
     file of ImageNet-ReaL labels. With torchrun, several processes share the work, and all get the
@@ -169,30 +169,3 @@ def outcome_of(predictions: Predictions, source: Source) -> Outcome:
         predictions.scores, torch.from_numpy(predictions.labels), torch.tensor(predictions.indices)
     )
     return tally.finish(source, predictions.skipped)
-
-
-def open_part(
-    data: Source | str | PathLike[str], split: str | None, facts: Facts
-) -> tuple[Source, list[str]]:
-    """The pictures to judge by, and what should be known about the choice."""
-    if not isinstance(data, str | PathLike):
-        return data, []
-    learned = facts.provenance.get("fingerprint")
-    if split is None:
-        split = usual_split(data, learned)
-    source = open_source(data, split)
-    notes = [f"split {split}", *source.notes]
-    if learned is not None and fingerprint(source) == learned:
-        notes.append("these are the very pictures that the model has learned from")
-    elif split in ("all", "train") and facts.provenance.get("data") == fspath(data):
-        notes.append("the model has learned from some of these pictures")
-    return source, notes
-
-
-def usual_split(data: str | PathLike[str], learned: str | None) -> str:
-    """test, or val; of a set that states no splits all, unless the model learned from a part."""
-    stated = open_source(data, "all").collection
-    if stated.split is None:
-        known = learned is not None and fingerprint(open_source(data, "train")) == learned
-        return "test" if known else "all"
-    return judged_split(data) or stated.split_names[0]

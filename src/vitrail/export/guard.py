@@ -11,10 +11,10 @@ from vitrail.checkpoints.facts import facts_of
 from vitrail.data.loader import Batch
 from vitrail.data.samples import Source
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.evaluation.api import open_part
 from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
 from vitrail.evaluation.passes import Progress, look_at_all
+from vitrail.evaluation.pictures import open_part
 from vitrail.models.build import Model
 from vitrail.models.modes import standing_still
 from vitrail.words import percent

@@ -123,10 +123,14 @@ def save_memory(memory: Memory, folder: Path) -> bool:
     return True
 
 
+def holds_memory(folder: Path) -> bool:
+    return (folder / MEMORY).is_file()
+
+
 def load_memory(folder: Path, model: Model) -> Memory | None:
     """The memory of a bundle; None if it has none. One of other weights is refused."""
     path = folder / MEMORY
-    if not path.is_file():
+    if not holds_memory(folder):
         return None
     try:
         with safe_open(path, framework="pt") as file:

@@ -5,7 +5,7 @@ would have given; `Memory` says how.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -15,21 +15,24 @@ import numpy as np
 import torch
 
 from vitrail import parallel
-from vitrail.checkpoints.bundle import check_class_names, check_free, holds_model
+from vitrail.checkpoints.bundle import check_class_names, check_free
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
-from vitrail.data.samples import Source
+from vitrail.data.origin import KEPT, from_provenance, origin_of
+from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
+    MEMORY,
     MOST_BYTES,
     Memory,
+    holds_memory,
     load_memory,
     nothing,
     remember,
@@ -40,8 +43,11 @@ from vitrail.probing.shots import draw
 from vitrail.words import listed
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
-ORIGIN = ("data", "from", "source", "format")  # of the old provenance, what stays true
-FORGETFUL = "so many classes cannot be remembered; to teach more, give --using with their pictures"
+ORIGIN = (*KEPT, "from", "source", "format")  # of the old provenance, what stays true
+FORGETFUL = (
+    "so many classes cannot be remembered; to teach more, give --using with their pictures, and "
+    "another --out"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +79,10 @@ def teach(
     >>> teach("runs/first", {"thumb": "thumbs/"}, "taught")
     >>> teach("hf:google/vit-base-patch16-224", {"cup": "cups/", "pen": "pens/"}, "desk", only=True)
 
-    A bundle of `vitrail fewshot` or `teach` remembers what it has seen, and without `out` it is
-    changed in place. Of another model, pictures of the classes it knows are taken from `using`, or
-    from the data it was trained on; `only` leaves those classes behind. `overwrite` replaces what
-    is in `out`.
+    A bundle of `vitrail fewshot` or `teach` remembers what it has seen; it alone is changed in
+    place where `out` is not given. Of another model, pictures of the classes it knows are taken
+    from `using`, or from the data it was trained on; `only` leaves those classes behind.
+    `overwrite` replaces what is in `out`.
     """
     begun = time.monotonic()
     if not classes:
@@ -86,18 +92,14 @@ def teach(
     if parallel.several():
         raise ConfigError("teaching is done by one process; start it without torchrun")
     pupil = load(model).to(place)
+    sources = {name: open_handful(places, name) for name, places in classes.items()}
     memory, notes = remembered(pupil, Path(model), using, only=only)
-    skipped: dict[str, str] = {}
-    pictures = {}
     replaced = tuple(name for name in classes if name in memory.classes)
-    for name, places in classes.items():
-        several = [places] if isinstance(places, str | PathLike) else places
-        source = open_handful(several, name)
-        notes += [f"{name}: {note}" for note in source.notes]
-        found = features_of(pupil, source, cache=False)
+    notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
+    seen = {name: features_of(pupil, source, cache=False) for name, source in sources.items()}
+    for name, found in seen.items():
         memory = memory.with_class(name, torch.from_numpy(found.values))
-        pictures[name], skipped = len(found), skipped | found.skipped
-    graduate, memory, accuracy = fitted(pupil, memory)
+    graduate, memory, accuracy = fitted(pupil, memory, taught=classes)
     check_class_names(facts_of(graduate), graduate.config)
     if not save_memory(memory, folder):  # before the model, which can be made from it again
         notes.append(FORGETFUL)
@@ -105,50 +107,65 @@ def teach(
     return Taught(
         folder=folder,
         classes=memory.classes,
-        pictures=pictures,
+        pictures={name: len(found) for name, found in seen.items()},
         replaced=replaced,
         accuracy=accuracy,
         seconds=time.monotonic() - begun,
         notes=tuple(notes),
-        skipped=skipped,
+        skipped={name: why for found in seen.values() for name, why in found.skipped.items()},
     )
 
 
 def destination(
     model: str | PathLike[str], out: str | PathLike[str] | None, *, overwrite: bool
 ) -> Path:
+    """Where the taught model goes. A head that was trained, or a folder of another library, is
+    never replaced unasked: nothing could bring it back."""
+    remembers = holds_memory(Path(model))
     if out is not None:
-        check_free(Path(out), overwrite=overwrite or Path(out) == Path(model))
+        own = remembers and Path(out).resolve() == Path(model).resolve()
+        check_free(Path(out), overwrite=overwrite or own)
         return Path(out)
-    if not holds_model(Path(model)):
-        raise ConfigError(f"{model} is no bundle that could be changed in place; give --out")
+    if not remembers:
+        raise ConfigError(
+            f"{model} has no {MEMORY}, and only a bundle that remembers what it has seen is "
+            "changed in place; give a folder for the taught model, such as --out taught"
+        )
     return Path(model)
 
 
 def remembered(
     model: Model, folder: Path, using: str | PathLike[str] | None, *, only: bool
 ) -> tuple[Memory, list[str]]:
-    """What the model has seen of the classes it knows, and what was done to find out."""
+    """What the model has seen of the classes it knows, and what was done to find out.
+
+    Pictures of `using` are learned from, and the model's facts then say so.
+    """
     facts = facts_of(model)
     if only or (using is None and not model.config.num_classes):
         return nothing(model), []
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
-    source = source_of(facts, using, model.config.num_features)
-    found = features_of(model, source)
-    where = using if using is not None else facts.provenance["data"]
-    note = f"{len(found):,} pictures of the {len(source.classes):,} classes come from {where}"
-    memory = remember(model, found.values, found.labels, source.classes)
+    where = fspath(using) if using is not None else from_provenance(facts.provenance).data
+    train = train_of(facts, where)
+    found = features_of(model, some_of(train, model.config.num_features))
+    if using is not None:
+        model.facts = learned_too(facts, where, train)
+    note = f"{len(found):,} pictures of the {len(train.classes):,} classes come from {where}"
+    memory = remember(model, found.values, found.labels, train.classes)
     return memory, [note, "the head is a probe now, in place of the one that was trained"]
 
 
-def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> Source:
-    """Some training pictures of all classes that a model knows, no more than can be remembered."""
-    reference = facts.provenance.get("data") if using is None else fspath(using)
+def train_of(facts: Facts, reference: str) -> Samples:
+    """The training pictures of a set; it must show all classes that a model knows.
+
+    Those that were kept apart from the model stay apart.
+    """
     try:
-        if not isinstance(reference, str):
+        if not reference:
             raise DataError("its data is not known")
-        source = open_source(reference, "train")
+        division = from_provenance(facts.provenance).division(reference)
+        source = open_source(reference, "train", splits=division)
         lacking = [name for name in facts.class_names if name not in source.classes]
         if lacking or source.multi_label:
             lost = f"no pictures of {listed(lacking, quoted=True)}"
@@ -158,21 +175,38 @@ def source_of(facts: Facts, using: str | PathLike[str] | None, width: int) -> So
             f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "
             f"like ({error}); give --using with a data set of them, or --only to leave them behind"
         ) from None
-    classes = len(source.classes)
+    return source
+
+
+def some_of(train: Samples, width: int) -> Samples:
+    """As many pictures of each class as can be remembered."""
+    classes = len(train.classes)
     most = max(2, min(PER_CLASS, MOST_BYTES // (4 * width * classes)))
-    return source.take(np.sort(draw(np.asarray(source.labels()), classes, most, seed=0)))
+    return train.take(np.sort(draw(np.asarray(train.labels()), classes, most, seed=0)))
 
 
-def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
+def learned_too(facts: Facts, data: str, train: Samples) -> Facts:
+    """The facts of a model that has learned from these training pictures as well."""
+    before, now = from_provenance(facts.provenance), origin_of(data, train)
+    both = replace(now, samples=tuple(dict.fromkeys((*now.samples, *before.samples))))
+    return replace(facts, provenance=dict(facts.provenance) | both.to_dict())
+
+
+def fitted(
+    model: Model, memory: Memory, taught: Collection[str] = ()
+) -> tuple[Model, Memory, float | None]:
     """The model with the probe of a memory as its head, the memory with what was chosen, and the
-    accuracy over its pictures, each left out in turn; None if not all are known singly."""
+    accuracy over its pictures, each left out in turn; None if not all are known singly.
+
+    `taught` are classes whose pictures were given by hand.
+    """
     if len(memory.classes) < 2:
         name = ", ".join(memory.classes)
         raise ConfigError(f"one class, {name!r}, cannot be told from anything; teach two or more")
     if not memory.whole:
         gram = memory.rows.double().mT @ memory.rows.double()
         probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
-        return headed(model, memory, probe), memory, None
+        return headed(model, memory, probe, taught), memory, None
     values = sorted({memory.l2, *PATH})
     path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
     probe, accuracy = path.probes[path.best], path.accuracies[path.best]
@@ -180,7 +214,7 @@ def fitted(model: Model, memory: Memory) -> tuple[Model, Memory, float | None]:
     if int(memory.counts.min()) > 1:
         found = temperature(path.held_out.numpy(), memory.owners.numpy())
         memory = replace(memory, temperature=found)
-    return headed(model, memory, probe), memory, accuracy
+    return headed(model, memory, probe, taught), memory, accuracy
 
 
 def learned(
@@ -201,14 +235,16 @@ def temperature(scores: np.ndarray, labels: np.ndarray) -> float:
     return fit_temperature(scores, labels, "softmax")
 
 
-def headed(model: Model, memory: Memory, probe: Probe) -> Model:
+def headed(model: Model, memory: Memory, probe: Probe, taught: Collection[str]) -> Model:
     """The model with a probe as its head: an ordinary model in every way."""
     weight, bias = (x / memory.temperature for x in probe.linear())
     changed = with_head(model, weight, bias, memory.classes)
     facts = facts_of(changed)
+    by_hand = {*taught, *from_provenance(facts.provenance).taught}
     told: dict[str, Any] = {
         "head": f"ridge probe on {int(memory.counts.sum()):,} pictures",
         "l2": memory.l2,
+        "taught": [name for name in memory.classes if name in by_hand],
     }
     origin = {key: x for key, x in facts.provenance.items() if key in ORIGIN}
     changed.facts = replace(facts, provenance=origin | told)

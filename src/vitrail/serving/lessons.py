@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.models.build import Model
 from vitrail.prediction.engines import TorchEngine
 from vitrail.prediction.predictor import Predictor
-from vitrail.probing.memory import MOST_BYTES, Memory, save_memory
+from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory
 from vitrail.probing.teaching import fitted, remembered
 from vitrail.serving.bodies import Upload
 from vitrail.serving.refusals import Refusal
@@ -45,13 +45,19 @@ def ready(predictor: Predictor, reference: str, using: str | None) -> tuple[Memo
 
 
 def place_for(folder: Path | None, name: str, reference: str, *, several: bool) -> Path | None:
-    """Where the lessons of a model are kept; never in the place of another model."""
+    """Where the lessons of a model are kept; never in the place of another model, nor in its own
+    if that has a head that was trained."""
     if folder is None:
         return None
     place = folder / name if several else folder
-    own = holds_model(Path(reference)) and place.resolve() == Path(reference).resolve()
-    if not own and holds_model(place):
+    own = place.resolve() == Path(reference).resolve()
+    if holds_model(place) and not own:
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
+    if holds_model(place) and not holds_memory(place):
+        raise ConfigError(
+            f"{place} has no {MEMORY}, and only a bundle that remembers what it has seen is "
+            "changed in place; give --teach-to another folder"
+        )
     return place
 
 
@@ -61,19 +67,19 @@ def teach(
     """Give a served model one lesson; what became of it. In the batcher's thread, so one by one."""
     begun = time.perf_counter()
     served = shelf.get(model)
-    pupil, memory = served.predictor.model, served.memory
+    pupil, before = served.predictor.model, served.memory
     assert pupil is not None
-    assert memory is not None
+    assert before is not None
     features, errors = seen(served.predictor, pupil, uploads, served.tools.limits)
-    replaced = label in memory.classes
-    memory = memory.with_class(label, features)
+    memory = before.with_class(label, features)
     if memory.rows.nbytes > MOST_BYTES:
         raise Refusal(413, "the model has learned all it can remember", reason="size")
     notes, accuracy, predictor = [], None, served.predictor
     if len(memory.classes) < 2:
         notes.append("one class cannot be told from anything; teach another one")
     else:
-        graduate, memory, accuracy = fitted(pupil, memory)
+        waiting = () if len(before.classes) > 1 else before.classes  # for a second one
+        graduate, memory, accuracy = fitted(pupil, memory, taught=(*waiting, label))
         if folder is not None:
             keep(graduate, memory, folder)
         device = str(next(pupil.parameters()).device)
@@ -87,7 +93,7 @@ def teach(
         "seconds": round(time.perf_counter() - begun, 4),
         "classes": list(memory.classes),
         "pictures": len(features),
-        "replaced": replaced,
+        "replaced": label in before.classes,
         "accuracy": accuracy,
         "notes": notes,
         "errors": errors,

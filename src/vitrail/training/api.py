@@ -6,8 +6,9 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.files import same_data
 from vitrail.errors import ConfigError, unknown
-from vitrail.training.folder import check_same_run, read_run, same_data
+from vitrail.training.folder import check_same_run, read_run
 from vitrail.training.recipes import making_way, read_recipe
 from vitrail.training.run import Result, run
 from vitrail.training.settings import Settings

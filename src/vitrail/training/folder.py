@@ -88,11 +88,6 @@ def difference(name: str, was: Any, now: Any) -> str:
     return f"{name}={now!r}"
 
 
-def same_data(one: str, other: str) -> bool:
-    """Whether two references mean the same data set: the same words, or the same place."""
-    return one == other or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
-
-
 def is_run(folder: Path) -> bool:
     return (folder / SETTINGS).exists()
 

@@ -8,7 +8,7 @@ import torch
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
-from vitrail.data.sources import fingerprint
+from vitrail.data.origin import origin_of
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.quick import quick_outcome
@@ -83,8 +83,8 @@ def write(
     write_run(order.out, settings, data=order.data, start=order.start)
     if memory is not None:
         save_memory(memory, order.out)
-    origin = {"data": order.data, "fingerprint": fingerprint(ground.material.train)}
-    provenance = {**origin, "from": order.start, **about}
+    origin = origin_of(order.data, ground.material.train)
+    provenance = {**origin.to_dict(), "from": order.start, **about}
     save(model.to("cpu"), order.out, provenance=provenance)
     model = model.to(device).eval()
     outcomes = {
