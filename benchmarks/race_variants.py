@@ -90,6 +90,6 @@ BEST = {
     },
     "digits": {
         "timm": "light, 5e-4",
-        "transformers": "5e-4, batch 32",
+        "transformers": "5e-4, batch 8",
     },
 }
