@@ -37,7 +37,7 @@ def run(data, tmp_path_factory):
     watch = Notebook()
     folder = tmp_path_factory.mktemp("runs") / "six"
     tiny_run(data, folder, steps=2, watch=watch)
-    assert any("6 channels: so many has every picture" in line for line in watch.lines)
+    assert any("6 channels: the arrays have as many" in line for line in watch.lines)
     return folder
 
 

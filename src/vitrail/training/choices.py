@@ -106,7 +106,7 @@ def choose_model(choices: Choices) -> None:
         if look.channels == 1:
             choices.say("1 channel", "the pictures are gray")
         elif look.channels != 3:
-            choices.say(f"{look.channels} channels", "so many has every picture")
+            choices.say(f"{look.channels} channels", "the arrays have as many")
     if model.name is None:
         model = small_model(choices, model)
         choices.settings = replace(settings, model=model)
