@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -128,4 +129,7 @@ def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
         raise ValueError(f"version {version} of the array format is not known")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers that Python 2 wrote
-        return reader(stream)
+        try:
+            return reader(stream)
+        except TokenError as error:  # from Python 3.12 on it is no SyntaxError that numpy expects
+            raise ValueError("the header of the array is damaged") from error
