@@ -25,7 +25,7 @@ from race_variants import BEST, FINETUNING, VARIANTS
 
 SEEDS = (0, 1, 2)
 TRIED = 100  # the seed that variants are tried with
-SHARES = (1, 2, 3)  # vitrail is run with all of the time, and with less of it
+SHARES = (1, 2, 3, 4, 6)  # vitrail is run with all of the time, and with less of it
 THREADS = 2
 PRETRAINING = 180  # seconds
 FIGURE = Path(__file__).parents[1] / "docs" / "benchmarks" / "race.svg"
@@ -170,8 +170,8 @@ time of training: the clock stands still while a model is judged, by all test pi
 times in a run. The peers get their pictures decoded, and learning rates that fall with the clock
 (vit-pytorch's is constant, as in its readme); each is run with the best of the settings that were
 tried for it on this set (`benchmarks/race_variants.py`). vitrail is given the data and the time:
-all of it, a half and a third, each a run of its own; its time includes looking at the
-data, planning and decoding. Its defaults come from trials, many of them on these sets
+all of it, a half, a third, a quarter and a sixth, each a run of its own; its time includes looking
+at the data, planning and decoding. Its defaults come from trials, many of them on these sets
 ([notebook.md](notebook.md)). GFLOPs are those of a forward pass of one
 picture at full size. {seeds} seeds, taken in turns.
 

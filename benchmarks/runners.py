@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # or torch would do so within the time of whoever needs it first
+import torch.distributed.checkpoint
 
 from peers import make_torchvision_importable
 from race_models import of_equal_work

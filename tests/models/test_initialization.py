@@ -56,6 +56,13 @@ def test_big_visions_positions_are_wider():
     assert model.position.table.std().item() == pytest.approx(192**-0.5, rel=0.02)
 
 
+def test_quick_positions_are_sines_and_the_class_token_has_none():
+    model = create("ViT-Mu/4", init="quick")
+    fixed = create("ViT-Mu/4", position="sincos-2d")
+    assert torch.allclose(model.position.table[1:], fixed.position.at((8, 8))[1:].float())
+    assert model.position.table[0].abs().max() < 0.2
+
+
 def test_timms_values_are_small_normals():
     model = create("ViT-Ti/16", depth=1, init="timm")
     assert model.encoder.blocks[0].attention.qkv.weight.std().item() == pytest.approx(
@@ -98,7 +105,7 @@ def test_mixers_mlps_start_from_lecun():
 
 
 @pytest.mark.parametrize("name", ["ViT-Mu/4", "R+ViT-Ti/16", "BiT-R50x1", "Mixer-S/32"])
-@pytest.mark.parametrize("init", ["google", "big_vision", "timm"])
+@pytest.mark.parametrize("init", ["google", "big_vision", "timm", "quick"])
 def test_no_weight_is_forgotten(name, init):
     if init == "timm" and not hasattr(create(name), "encoder"):
         with pytest.raises(ConfigError, match="is for Vision Transformers"):

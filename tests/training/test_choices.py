@@ -50,6 +50,18 @@ def test_what_was_said_stays():
     assert chosen(said).settings == replace(said, model=replace(said.model, channels=3))
 
 
+def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_named_does_not():
+    quick = chosen().settings
+    assert (quick.model.init, quick.optim.freeze) == ("quick", ("stem.layers.0.weight",))
+    assert quick.optim.kind == "muon"
+    named = chosen(Settings(model=ModelSettings(name="ViT-Ti/16"))).settings
+    assert (named.model.init, named.optim.freeze) == (None, ())
+    patches = chosen(Settings(model=ModelSettings(stem="patches"))).settings
+    assert patches.optim.freeze == ()
+    drawn = chosen(Settings(model=ModelSettings(init="google"))).settings
+    assert (drawn.model.init, drawn.optim.freeze) == ("google", ())
+
+
 def test_an_optimizer_that_was_named_gets_its_own_usual_settings():
     lion = chosen(Settings(optim=Optim(kind="lion"))).settings.optim
     assert (lion.learning_rate, lion.schedule, lion.weight_decay) == (1e-4, "cosine", 0.0)

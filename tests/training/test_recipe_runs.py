@@ -46,7 +46,7 @@ def tiny_model(settings, *, distillation=True):
         classes = 0 if settings.objective == "masked-patches" else CLASSES
         config = config.change(**(changes | small | {"num_classes": classes}))
     model = build(config, device="cpu")
-    initialize(model, settings.model.init, head_bias=settings.model.head_bias)
+    initialize(model, settings.model.init or "google", head_bias=settings.model.head_bias)
     return model
 
 

@@ -13,6 +13,7 @@ from threading import Barrier, Lock
 import torch
 
 MOST = 8  # threads of a pool: a limit on processors by quota does not show in their number
+LITTLE = 1_000_000  # numbers
 STARTING = Lock()
 
 
@@ -22,10 +23,14 @@ def cores() -> int:
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
-    """Torch works alone meanwhile: little things are done before cores have found each other."""
+def cores_for(numbers: int) -> Iterator[None]:
+    """Torch works with one core meanwhile if there is little to do, else with all.
+
+    Little things are done before cores have found each other; and a core that has helped looks
+    out for more to do for milliseconds, in the way of a thread that needs it.
+    """
     usual = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if numbers <= LITTLE else usual)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@
     vit.py             all of these together: the Vision Transformer
     resnet.py          convolutions of the hybrid's stem and of `bit.py`, the baseline
     mixer.py           MLP-Mixer
-    initialization.py  every weight's first value
+    initialization.py  every weight's first value; `whitening.py` filters that fit the pictures
     facts.py           what a model may carry beside its weights, as types
     modes.py           learning or answering, left as it was
     kept.py            memory used again

@@ -31,7 +31,7 @@ PositionKind = Literal["none", "learned", "learned-2d", "relative", "sincos-2d"]
 PositionPlace = Literal["stem", "every-layer", "shared"]
 Pool = Literal["cls", "mean", "map"]
 MlpKind = Literal["gelu", "swiglu"]
-Scheme = Literal["google", "big_vision", "timm"]  # of first values
+Scheme = Literal["google", "big_vision", "timm", "quick"]  # of first values
 
 # Where table 8 of the paper has a number, a placement exists; the first one is the default.
 PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {

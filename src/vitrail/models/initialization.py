@@ -9,7 +9,9 @@
     class token, head      zero, so that the first prediction is uniform over classes
 
 These are the authors' ("google"). big_vision differs in the positions alone; timm draws nearly
-everything from a normal of std 0.02 and leaves the patch embedding to torch.
+everything from a normal of std 0.02 and leaves the patch embedding to torch. "quick" is for short
+training: learned positions start as sines, so that there is something to tell places apart by
+from the first step on.
 """
 
 import math
@@ -22,7 +24,7 @@ from vitrail.errors import ConfigError, unknown
 from vitrail.models.config import Scheme
 from vitrail.models.encoder import Branch, Mlp, SelfAttention, SwiGlu
 from vitrail.models.pooling import AttentionPool
-from vitrail.models.position import Learned2dPosition, LearnedPosition, RelativePosition
+from vitrail.models.position import Learned2dPosition, LearnedPosition, RelativePosition, sines
 from vitrail.models.resnet import StandardizedConv2d, Unit
 from vitrail.models.stems import PatchProjection
 
@@ -55,6 +57,10 @@ def initialize(
     if scheme == "big_vision":
         for table in position_tables(model):
             nn.init.normal_(table, std=table.shape[-1] ** -0.5, generator=generator)
+    if scheme == "quick":
+        for module in model.modules():
+            if isinstance(module, LearnedPosition) and module.table.shape[1] % 4 == 0:
+                module.table[module.prefix :] = sines(module.grid, module.table.shape[1])
     if scheme == "timm":
         if not hasattr(model, "encoder"):
             raise ConfigError("init='timm' is for Vision Transformers; use 'google' here")

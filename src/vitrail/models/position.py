@@ -119,19 +119,24 @@ class Sincos2dPosition(nn.Module):
         return tokens + self.kept.get(None, key, lambda: self.at(grid).to(tokens))
 
     def at(self, grid: Grid) -> Tensor:
-        height, width = grid
-        quarter = self.width // 4
-        exponents = torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1)
-        waves = TEMPERATURE**-exponents  # (D / 4,)
-        columns = torch.arange(width, dtype=torch.float64)[:, None] * waves  # (w, D / 4)
-        rows = torch.arange(height, dtype=torch.float64)[:, None] * waves  # (h, D / 4)
-        across = torch.cat([columns.sin(), columns.cos()], dim=1).expand(height, width, -1)
-        down = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(height, width, -1)
-        patches = torch.cat([across, down], dim=-1).flatten(0, 1)  # (h * w, D)
+        patches = sines(grid, self.width)
         return torch.cat([patches.new_zeros(self.prefix, self.width), patches])  # (T, D)
 
     def tables_at(self, grid: Grid) -> Tables:
         return {}
+
+
+def sines(grid: Grid, channels: int) -> Tensor:
+    """Sines and cosines of the column, then of the row: (h * w, D), D a multiple of four."""
+    height, width = grid
+    quarter = channels // 4
+    exponents = torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1)
+    waves = TEMPERATURE**-exponents  # (D / 4,)
+    columns = torch.arange(width, dtype=torch.float64)[:, None] * waves  # (w, D / 4)
+    rows = torch.arange(height, dtype=torch.float64)[:, None] * waves  # (h, D / 4)
+    across = torch.cat([columns.sin(), columns.cos()], dim=1).expand(height, width, -1)
+    down = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(height, width, -1)
+    return torch.cat([across, down], dim=-1).flatten(0, 1)
 
 
 class Relative(NamedTuple):

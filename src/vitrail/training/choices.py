@@ -27,6 +27,7 @@ WIDE = {
     "ViT-Femto": {"depth": 2, "width": 96, "mlp_width": 384, "heads": 3},
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
 }
+FIRST_FILTERS = "stem.layers.0.weight"  # which learning would only spoil
 KNOWN = 15  # epochs until pictures are known so well that mixing them teaches more
 
 
@@ -45,9 +46,9 @@ class Look:
 def look_at(source: Source) -> Look:
     """A few pictures, evenly spaced, speak for all."""
     sides, channels, begun = [], [], time.monotonic()
-    for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int):
+    for index in some_of(source):
         try:
-            data = source[int(index)].data
+            data = source[index].data
             if isinstance(data, np.ndarray):
                 sides.append(min(data.shape[:2]))
                 channels.append(1 if data.ndim == 2 else data.shape[2])
@@ -71,6 +72,10 @@ def look_at(source: Source) -> Look:
         channels=max(channels),
         multi_label=source.multi_label,
     )
+
+
+def some_of(source: Source) -> list[int]:
+    return np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int).tolist()
 
 
 @dataclass
@@ -131,6 +136,8 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
     defaults = {"image_size": size, "patch_size": patch, "pool": "mean"}
     if name != "ViT-S/16":
         defaults["stem"] = "conv"
+        if choices.settings.objective == "classify":
+            defaults["init"] = "quick"
     shape = WIDE.get(name.partition("/")[0], {})
     if all(getattr(model, key) is None for key in shape):
         defaults |= shape
@@ -138,6 +145,8 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
     size = changed.get("image_size", model.image_size)
     shaped = f" of {shape['depth']} blocks, {shape['width']} wide" if "depth" in changed else ""
     choices.say(f"{name}{shaped}, {size} pixels", why)
+    if "init" in changed:
+        choices.say("quick first weights", "filters that whiten these pictures, sines as positions")
     return replace(model, name=name, **changed)  # pyright: ignore[reportArgumentType]
 
 
@@ -219,7 +228,14 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
         rate = RATES.get(kind, 1e-3) if start is None else FINE_RATES.get(kind, 2e-4)
         optim = replace(optim, learning_rate=rate)
         choices.say(f"learning rate {rate:g}", f"usual for {optim.kind}")
+    if start is None and whitened(settings.model) and not optim.freeze:
+        optim = replace(optim, freeze=(FIRST_FILTERS,))
     choices.settings = replace(settings, optim=optim)
+
+
+def whitened(model: ModelSettings) -> bool:
+    """Whether the first convolution starts as filters that fit the pictures (`learner.py`)."""
+    return model.init == "quick" and model.stem == "conv"
 
 
 def choose_loss(choices: Choices) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vitrail import parallel
-from vitrail.data.threads import threads_with_cores
+from vitrail.data.threads import cores_for, threads_with_cores
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config, VitConfig
 from vitrail.training.objectives import Classification
@@ -103,9 +103,10 @@ class Copies:
             for objective, part in zip(self.objectives, cut, strict=True)
         ]
         (loss, total), *others = [task.result() for task in tasks]
-        for more, gradients in others:
-            loss = loss + more
-            torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]
+        with cores_for(sum(gradient.numel() for gradient in total)):
+            for more, gradients in others:
+                loss = loss + more
+                torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]
         return loss, total
 
     def one(

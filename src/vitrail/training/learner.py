@@ -1,18 +1,25 @@
 """The model that is to learn: made fresh, or taken from anywhere and fitted to the task."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import load
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
-from vitrail.errors import ConfigError
+from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.errors import ConfigError, DataError
 from vitrail.models.build import Model, build, create
 from vitrail.models.checks import pair
-from vitrail.training.choices import Look, choose
+from vitrail.models.stems import ConvStem
+from vitrail.models.vit import VisionTransformer
+from vitrail.models.whitening import whiten
+from vitrail.training.choices import Look, choose, some_of, whitened
 from vitrail.training.settings import Settings
 
 FITTED = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
@@ -57,6 +64,8 @@ def build_learner(
             mean=(0.5,) * model.config.channels,
             std=(0.5,) * model.config.channels,
         )
+        if isinstance(model, VisionTransformer) and whitened(choices.settings.model):
+            whiten(cast(ConvStem, model.stem), some_pictures(source, usual))
     if settings.preprocessing is not None:
         size, channels = pair(model.config.image_size), model.config.channels
         usual = preset(settings.preprocessing, size, channels)
@@ -77,11 +86,21 @@ def fresh(settings: Settings, classes: int) -> Model:
     assert model.name is not None
     return create(
         model.name,
-        init=model.init,
+        init=model.init or "google",
         head_bias=model.head_bias,
         generator=torch.Generator().manual_seed(settings.seed),
         **(model.changes() | {"num_classes": classes}),
     )
+
+
+def some_pictures(source: Samples, preprocessing: Preprocessing) -> Tensor:
+    """A few, evenly spaced, as the model will read them: (B, C, H, W)."""
+    transform = EvaluationTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
+    found = []
+    for index in some_of(source):
+        with suppress(DataError):
+            found.append(transform(source[index].data))
+    return normalize(torch.stack(found), preprocessing)
 
 
 def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], None]) -> Model:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from vitrail import parallel
 from vitrail.data.loader import Batch
-from vitrail.data.threads import one_core
+from vitrail.data.threads import cores_for
 from vitrail.errors import VitrailError
 from vitrail.training.averaging import Average
 from vitrail.training.optimizers import set_rates
 from vitrail.training.plan import Plan
 
-LITTLE = 1_000_000  # weights
 Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
 
 
@@ -40,10 +39,9 @@ class TrainState:
     rate_scale: float = 1.0  # halved when the loss exploded and the run went back
 
     @cached_property
-    def is_little(self) -> bool:
-        """Whether a processor has so few weights to change that cores would wait for each other."""
-        weights = list(self.objective.parameters())
-        return weights[0].is_cpu and sum(weight.numel() for weight in weights) <= LITTLE
+    def weights(self) -> int:
+        """How many there are."""
+        return sum(weight.numel() for weight in self.objective.parameters())
 
 
 @dataclass
@@ -96,9 +94,10 @@ def train_step(
     set_rates(state.optimizers, plan.rate(state.step) * state.rate_scale)
     losses, indices = [], []
     for part in range(plan.accumulate):
-        batch = next(batches)
-        rng = seeded(plan.settings.seed, state.step, part)
-        images, targets = prepare(batch, rng, state.step)
+        with cores_for(state.weights):
+            batch = next(batches)
+            rng = seeded(plan.settings.seed, state.step, part)
+            images, targets = prepare(batch, rng, state.step)
         last = part == plan.accumulate - 1
         with parallel.sync_gradients(state.wrapped, enabled=last):
             with autocast():
@@ -106,7 +105,7 @@ def train_step(
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
-    with one_core() if state.is_little else nullcontext():
+    with cores_for(state.weights):
         norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
     return Step(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
 

@@ -72,8 +72,8 @@ class ModelSettings:
     """A second class token that learns from a teacher (DeiT)."""
     numerics: Library | None = None
     """Whose GELU, epsilons and stretching of positions; a file of weights has those it was for."""
-    init: Scheme = "google"
-    """Whose first values the weights get."""
+    init: Scheme | None = None
+    """Whose first values the weights get, google's if not given; quick is for short training."""
     head_bias: float = 0.0
     """First value of the head's bias: -10 or -6.9 with a sigmoid loss over many classes."""
 
