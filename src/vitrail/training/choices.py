@@ -204,7 +204,7 @@ def usual_epochs(pictures: int) -> float:
 
 
 SMALL_MODEL = 256  # wide: up to here weights are those of a short training, and may be moved far
-RATES = {"muon": 3e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
+RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 
 
@@ -219,6 +219,8 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
             choices.say("Muon", "brings small models to a given accuracy in about half the time")
     if optim.kind == "muon":
         usual = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
+        if start is None and optim.schedule is None:
+            usual |= {"schedule": "constant-linear", "cooldown": 0.6}
     else:
         usual = {"weight_decay": 0.0, "schedule": "cosine"}
     missing = {name: value for name, value in usual.items() if getattr(optim, name) is None}

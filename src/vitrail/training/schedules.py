@@ -19,6 +19,8 @@ from collections.abc import Callable
 from vitrail.errors import ConfigError
 from vitrail.training.settings import Decay, Optim
 
+COOLDOWN = 0.2  # where nothing is said
+
 
 def factor(optim: Optim, step: float, steps: int) -> float:
     """The share of its peak that the learning rate has in `step` (from 0) of `steps`."""
@@ -71,9 +73,10 @@ def progress(optim: Optim, count: float, steps: int) -> float:
 
 def cooled(optim: Optim, count: float, steps: int) -> float:
     """1, and in a line to 0 over the last share of the run."""
-    if not optim.cooldown:
+    share = COOLDOWN if optim.cooldown is None else optim.cooldown
+    if not share:
         return 1.0
-    return min(1.0, max(0.0, (steps - count) / (optim.cooldown * steps)))
+    return min(1.0, max(0.0, (steps - count) / (share * steps)))
 
 
 DECAYS: dict[Decay, Callable[[Optim, float, int], float]] = {

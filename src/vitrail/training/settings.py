@@ -103,8 +103,8 @@ class Optim:
     """The learning rate at which a linear schedule ends."""
     timescale: int = 10_000
     """rsqrt: steps over which the rate falls to 1 / sqrt(2) of its peak."""
-    cooldown: float = 0.2
-    """rsqrt, constant-linear: the last share of the run, which falls linearly to zero."""
+    cooldown: float | None = None
+    """rsqrt, constant-linear: the last share of the run, which falls to zero; 0.2 if not given."""
     stairs: tuple[float, ...] = (0.3, 0.6, 0.9)
     """staircase: shares of the run after which the rate is divided by ten."""
     weight_decay: float | None = None
@@ -133,7 +133,7 @@ class Optim:
             raise ConfigError(f"optim.layer_decay={self.layer_decay} must be in (0, 1]")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"optim.warmup={self.warmup} must be a share of the run, below 1")
-        if not 0 <= self.cooldown <= 1:
+        if self.cooldown is not None and not 0 <= self.cooldown <= 1:
             raise ConfigError(f"optim.cooldown={self.cooldown} must be a share of the run")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ConfigError(f"optim.warmup_steps={self.warmup_steps} must be 0 or more")
