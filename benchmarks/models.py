@@ -10,7 +10,7 @@ from torch import nn
 from peers import LIBRARIES, Shape, make_torchvision_importable
 from timing import claim, in_turns, matrix_call, matrix_rate, spread
 
-ROUNDS = 9
+ROUNDS = 15
 ALONE, PARTS = "products alone", "vitrail, in parts"
 ALONE_PARTS = "products alone, in parts"
 CASES = {

@@ -62,6 +62,17 @@ def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_n
     assert (drawn.model.init, drawn.optim.freeze) == ("google", ())
 
 
+def test_from_scratch_muons_rate_stays_before_it_falls_and_a_said_schedule_is_kept():
+    scratch = chosen().settings.optim
+    assert (scratch.schedule, scratch.cooldown) == ("constant-linear", 0.6)
+    tuned = chosen(start=configuration("ViT-Ti/16")).settings.optim
+    assert (tuned.kind, tuned.schedule, tuned.cooldown) == ("muon", "linear", None)
+    said = chosen(Settings(optim=Optim(schedule="constant-linear"))).settings.optim
+    assert said.cooldown is None
+    said = chosen(Settings(optim=Optim(cooldown=0.1))).settings.optim
+    assert (said.schedule, said.cooldown) == ("constant-linear", 0.1)
+
+
 def test_an_optimizer_that_was_named_gets_its_own_usual_settings():
     lion = chosen(Settings(optim=Optim(kind="lion"))).settings.optim
     assert (lion.learning_rate, lion.schedule, lion.weight_decay) == (1e-4, "cosine", 0.0)
