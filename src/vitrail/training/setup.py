@@ -33,7 +33,7 @@ from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
 from vitrail.training.watch import Watch
-from vitrail.words import percent
+from vitrail.words import listed, percent
 
 GRADIENT = 4  # bytes; each part of a batch has its own
 EVALUATIONS = 20  # at most, in a run of a given length
@@ -256,7 +256,7 @@ def make_state(
     model = learner.model
     if frozen := freeze(model, settings.optim.freeze):
         left = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        watch.say(f"  {len(frozen)} weights are frozen; {left:,} parameters learn")
+        watch.say(f"  frozen: {listed(frozen)}; {left:,} parameters learn")
     objective = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device).train()  # a model that was loaded comes ready to answer
     wrapped = parallel.spread(objective, settings.machine.strategy)
