@@ -38,7 +38,7 @@ HEALTHY = Machine(
     processor=PROCESSOR,
     memory=MachineMemory(total=16 * GIB, limit=8 * GIB, free=6 * GIB),
     accelerators=(),
-    disks=(Disk("runs", "/work/runs", 30 * GIB, True),),
+    disks=(Disk("runs", "/data/runs", 30 * GIB, True),),
     environment={"OMP_NUM_THREADS": "4"},
 )
 SPEEDS = Speeds(
@@ -76,7 +76,7 @@ def test_a_missing_extra_is_no_problem():
         (with_processor(quota=1.5), "may use 2 of the cores", "OMP_NUM_THREADS=2"),
         (with_processor(threads=1), "one thread", "leave OMP_NUM_THREADS out"),
         (with_processor(load=11.5), "11.5 processes", "wait for the others"),
-        (with_disk(free=GIB // 2), "512 MiB are free for /work/runs", "give --out"),
+        (with_disk(free=GIB // 2), "512 MiB are free for /data/runs", "give --out"),
         (
             replace(HEALTHY, memory=MachineMemory(GIB, None, GIB // 4)),
             "256 MiB",
@@ -99,7 +99,7 @@ def test_what_slows_vitrail_down_is_told_with_what_to_do(machine, what, remedy):
 @pytest.mark.parametrize(
     ("machine", "what"),
     [
-        (with_disk(writable=False), "nothing can be written to /work/runs"),
+        (with_disk(writable=False), "nothing can be written to /data/runs"),
         (with_disk(free=2**20), "1 MiB are free"),
         (replace(HEALTHY, packages=(Package("numpy", "2.0", None),)), "numpy is missing"),
         (replace(HEALTHY, packages=(Package("numpy", "2.0", "1.26"),)), "numpy is 1.26"),

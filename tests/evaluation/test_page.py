@@ -392,7 +392,8 @@ def test_the_trade_off_marks_the_surest_four_fifths():
 
 @pytest.mark.parametrize("accuracy", [[1.0, 1.0], [0.0, 0.0], [NAN, 0.5], [0.2, 0.9]])
 def test_any_trade_off_is_a_chart(accuracy):
-    drawn(trade_off(Selective(coverage=np.array([0.5, 1.0]), accuracy=np.array(accuracy)), 0.5))
+    both = Selective(coverage=np.array([0.5, 1.0]), accuracy=np.array(accuracy))
+    assert list(drawn(trade_off(both, 0.5)).iter("text"))
 
 
 def test_no_trade_off_is_no_chart():

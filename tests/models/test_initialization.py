@@ -107,7 +107,7 @@ def test_mixers_mlps_start_from_lecun():
 @pytest.mark.parametrize("name", ["ViT-Mu/4", "R+ViT-Ti/16", "BiT-R50x1", "Mixer-S/32"])
 @pytest.mark.parametrize("init", ["google", "big_vision", "timm", "quick"])
 def test_no_weight_is_forgotten(name, init):
-    if init == "timm" and not hasattr(create(name), "encoder"):
+    if init in ("timm", "quick") and not hasattr(create(name), "encoder"):
         with pytest.raises(ConfigError, match="is for Vision Transformers"):
             create(name, init=init)
         return

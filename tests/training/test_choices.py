@@ -57,7 +57,7 @@ def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_n
     named = chosen(Settings(model=ModelSettings(name="ViT-Ti/16"))).settings
     assert (named.model.init, named.optim.freeze) == (None, ())
     patches = chosen(Settings(model=ModelSettings(stem="patches"))).settings
-    assert patches.optim.freeze == ()
+    assert (patches.model.init, patches.optim.freeze) == (None, ())
     drawn = chosen(Settings(model=ModelSettings(init="google"))).settings
     assert (drawn.model.init, drawn.optim.freeze) == ("google", ())
 

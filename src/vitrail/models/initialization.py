@@ -57,13 +57,13 @@ def initialize(
     if scheme == "big_vision":
         for table in position_tables(model):
             nn.init.normal_(table, std=table.shape[-1] ** -0.5, generator=generator)
+    if scheme in ("timm", "quick") and not hasattr(model, "encoder"):
+        raise ConfigError(f"init={scheme!r} is for Vision Transformers; use 'google' here")
     if scheme == "quick":
         for module in model.modules():
             if isinstance(module, LearnedPosition) and module.table.shape[1] % 4 == 0:
                 module.table[module.prefix :] = sines(module.grid, module.table.shape[1])
     if scheme == "timm":
-        if not hasattr(model, "encoder"):
-            raise ConfigError("init='timm' is for Vision Transformers; use 'google' here")
         start_like_timm(model, generator)
     for head in (getattr(model, "head", None), getattr(model, "distillation_head", None)):
         if head is not None:

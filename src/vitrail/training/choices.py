@@ -136,7 +136,7 @@ def small_model(choices: Choices, model: ModelSettings) -> ModelSettings:
     defaults = {"image_size": size, "patch_size": patch, "pool": "mean"}
     if name != "ViT-S/16":
         defaults["stem"] = "conv"
-        if choices.settings.objective == "classify":
+        if choices.settings.objective == "classify" and model.stem in (None, "conv"):
             defaults["init"] = "quick"
     shape = WIDE.get(name.partition("/")[0], {})
     if all(getattr(model, key) is None for key in shape):

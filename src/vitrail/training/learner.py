@@ -64,11 +64,11 @@ def build_learner(
             mean=(0.5,) * model.config.channels,
             std=(0.5,) * model.config.channels,
         )
-        if isinstance(model, VisionTransformer) and whitened(choices.settings.model):
-            whiten(cast(ConvStem, model.stem), some_pictures(source, usual))
     if settings.preprocessing is not None:
         size, channels = pair(model.config.image_size), model.config.channels
         usual = preset(settings.preprocessing, size, channels)
+    if not start and isinstance(model, VisionTransformer) and whitened(choices.settings.model):
+        whiten(cast(ConvStem, model.stem), some_pictures(source, usual))
     several = source.multi_label and bool(classes)
     model.facts = Facts(preprocessing=usual, class_names=tuple(classes), multi_label=several)
     return Learner(
