@@ -134,7 +134,7 @@ class Optim:
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"optim.warmup={self.warmup} must be a share of the run, below 1")
         if self.cooldown is not None and not 0 <= self.cooldown <= 1:
-            raise ConfigError(f"optim.cooldown={self.cooldown} must be a share of it, 0 to 1")
+            raise ConfigError(f"optim.cooldown={self.cooldown} must be a share, from 0 to 1")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ConfigError(f"optim.warmup_steps={self.warmup_steps} must be 0 or more")
 
