@@ -24,6 +24,7 @@ from vitrail.inspection.relevance import (
     random_map,
     relevance,
 )
+from vitrail.models import encoder, pooling
 from vitrail.models.names import name_of
 
 SHAPES = {
@@ -84,6 +85,8 @@ def dense(model, images, classes, monkeypatch):
     expected = model(images)
     with monkeypatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", written_out)
+        patch.setattr(encoder, "bare", lambda layer: False)  # keys and values in all layers
+        patch.setattr(pooling, "bare", lambda layer: False)
         logits = model(images)
     torch.testing.assert_close(logits, expected)
     logits[torch.arange(len(images)), classes].sum().backward()

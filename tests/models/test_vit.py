@@ -259,6 +259,28 @@ def test_hooks_see_what_modules_gave(tiny):
         torch.testing.assert_close(seen["mlp.fc1"], hidden)
 
 
+@pytest.mark.parametrize("kind", [{}, {"distillation": True}, {"pool": "map"}])
+def test_what_stands_in_the_place_of_keys_and_values_is_asked(tiny, kind):
+    model = awake(tiny.change(**kind))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    expected = model(images)
+    owner, name = model.encoder.blocks[-1].attention, "qkv"
+    if model.config.pool == "map":
+        owner, name = model.pool, "key_value"
+    layer, calls = getattr(owner, name), []
+    handle = layer.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(model(images), expected)
+    assert calls == [1]
+    handle.remove()
+    setattr(owner, name, torch.nn.Sequential(layer, Doubled()))  # as adapters do
+    assert not torch.allclose(model(images), expected)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
 def test_chosen_layers_and_heads_are_checked(tiny):
     model = awake(tiny)
     images = torch.randn(1, 3, 8, 8, dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.errors import ConfigError
 from vitrail.models.activation import gelu
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
-from vitrail.models.kept import may_reuse
+from vitrail.models.kept import bare, may_reuse
 from vitrail.models.position import POSITIONS, Grid, Relative
 
 
@@ -31,20 +31,44 @@ class SelfAttention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(
-        self, tokens: Tensor, relative: Relative | None = None, read: int | None = None
+        self,
+        tokens: Tensor,
+        relative: Relative | None = None,
+        read: int | None = None,
+        scores: Tensor | None = None,
     ) -> Tensor:
         """What the first `read` tokens, or all, have seen.
 
-        `relative` holds a key for each offset, where positions are relative (`position.py`).
+        `relative` holds a key for each offset, where positions are relative (`position.py`);
+        else `scores`, if given, are added to those of attention.
         """
-        query, key, value = self.query_key_value(tokens, read)
-        bias = None if relative is None else relative_scores(query, relative)
-        return self.mix(query, key, value, bias)
+        if read is not None and bare(self.qkv):
+            return self.look(tokens, read, relative, scores)
+        query, key, value = self.query_key_value(tokens)
+        query = query[:, :, :read]
+        if relative is not None:
+            scores = relative_scores(query, relative)
+        return self.mix(query, key, value, scores)
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What each query finds in the values; `bias` is added to the scores."""
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, N, K)
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, scores: Tensor | None = None
+    ) -> Tensor:
+        """What each query finds in the values."""
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scores)  # (B, H, N, K)
         return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
+
+    def look(
+        self, tokens: Tensor, read: int, relative: Relative | None, scores: Tensor | None
+    ) -> Tensor:
+        """What the first `read` tokens (R) have seen, by `look_through`."""
+        width, weight, bias = self.merge.in_features, self.qkv.weight, self.qkv.bias
+        bias_q, bias_kv = (None, None) if bias is None else (bias[:width], bias[width:])
+        query = F.linear(tokens[:, :read], weight[:width], bias_q)
+        query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, R, K)
+        if relative is not None:
+            scores = relative_scores(query, relative)
+        mixed = look_through(weight[width:], bias_kv, query, tokens, scores)
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, R, D)
 
     def attention_map(
         self,
@@ -61,16 +85,32 @@ class SelfAttention(nn.Module):
             scores = scores + relative_scores(query, relative)
         return scores.softmax(dim=-1)  # (B, H, N, N), each row sums to 1
 
-    def query_key_value(self, tokens: Tensor, read: int | None = None) -> tuple[Tensor, ...]:
-        """Three of (B, H, N, K); queries of the first `read` tokens only, if that is given."""
-        if read is None:
-            parts = self.qkv(tokens).chunk(3, dim=-1)
-        else:
-            width, weight, bias = self.merge.in_features, self.qkv.weight, self.qkv.bias
-            bias_q, bias_kv = (None, None) if bias is None else (bias[:width], bias[width:])
-            query = F.linear(tokens[:, :read], weight[:width], bias_q)
-            parts = (query, *F.linear(tokens, weight[width:], bias_kv).chunk(2, dim=-1))
+    def query_key_value(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Three of (B, H, N, K)."""
+        parts = self.qkv(tokens).chunk(3, dim=-1)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+
+
+def look_through(
+    weight: Tensor, bias: Tensor | None, query: Tensor, tokens: Tensor, scores: Tensor | None = None
+) -> Tensor:
+    """What few queries (B, H, R, K) find in tokens (B, N, D) that get no keys and no values.
+
+    Both would be W x, by `weight` (2 D, D) and `bias` (2 D). A query q meets a key as q (W x),
+    which is (q W) x: the few queries go through W in place of the many tokens. And a mean of W x
+    is W times the mean of x. The bias of keys adds the same to all scores of a query, which the
+    softmax does not see. `scores` (B, H, R, N) are added.
+    """
+    heads, channels = query.shape[1], query.shape[3]
+    w_key, w_value = weight.unflatten(0, (2, heads, channels))  # (H, K, D)
+    asked = torch.einsum("bhrk,hkd->bhrd", query, w_key).flatten(1, 2)[:, None]
+    if scores is not None:
+        scores = scores.expand(*query.shape[:3], -1).flatten(1, 2)[:, None]  # (B, 1, H R, N)
+    seen = F.scaled_dot_product_attention(
+        asked, tokens[:, None], tokens[:, None], attn_mask=scores, scale=channels**-0.5
+    )  # (B, 1, H R, D)
+    found = torch.einsum("bhrd,hkd->bhrk", seen[:, 0].unflatten(1, (heads, -1)), w_value)
+    return found if bias is None else found + bias.view(2, heads, 1, channels)[1]
 
 
 def relative_scores(query: Tensor, relative: Relative) -> Tensor:

@@ -59,6 +59,11 @@ def may_reuse(output: Tensor, *modules: nn.Module) -> bool:
     return not GLOBAL_HOOKS and not any(module._forward_hooks for module in modules)
 
 
+def bare(layer: nn.Module) -> bool:
+    """Its weights are all there is: no hook waits for it, and nothing else stands in its place."""
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other

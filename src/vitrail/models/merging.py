@@ -58,7 +58,9 @@ def encode_merging(
     sizes, last = None, len(encoder.blocks) - 1
     for index, block in enumerate(encoder.blocks):
         if index == last and read is not None:
-            tokens, _ = attend(block, tokens, sizes, read)
+            scores = size_scores(sizes, tokens.dtype)
+            seen = block.attention(block.norm1(tokens), read=read, scores=scores)
+            tokens = block.sum(tokens[:, :read], block.branch1(seen))
         else:
             tokens, keys = attend(block, tokens, sizes)
             tokens, sizes = merge_most_similar(tokens, keys, sizes, encoder.merge, prefix)
@@ -66,13 +68,11 @@ def encode_merging(
     return encoder.norm(tokens), sizes
 
 
-def attend(
-    block: Block, tokens: Tensor, sizes: Tensor | None, read: int | None = None
-) -> tuple[Tensor, Tensor]:
+def attend(block: Block, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
     """The first half of a block, equation 2, and the keys (B, H, N, K) it used."""
-    query, key, value = block.attention.query_key_value(block.norm1(tokens), read)
+    query, key, value = block.attention.query_key_value(block.norm1(tokens))
     seen = block.attention.mix(query, key, value, size_scores(sizes, query.dtype))
-    return block.sum(tokens[:, :read], block.branch1(seen)), key
+    return block.sum(tokens, block.branch1(seen)), key
 
 
 def size_scores(sizes: Tensor | None, dtype: torch.dtype) -> Tensor | None:

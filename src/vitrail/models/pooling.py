@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import Pool, VitConfig
-from vitrail.models.encoder import Mlp
+from vitrail.models.encoder import Mlp, look_through
+from vitrail.models.kept import bare
 from vitrail.models.merging import size_scores
 
 
@@ -58,10 +59,15 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
-        query, key, value = self.split_heads(tokens)
-        bias = None if sizes is None else size_scores(sizes[:, self.prefix :], query.dtype)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, H, 1, K)
-        pooled = self.merge(mixed.flatten(1))  # (B, D)
+        scores = None if sizes is None else size_scores(sizes[:, self.prefix :], tokens.dtype)
+        if bare(self.key_value):
+            layer, query = self.key_value, self.ask(tokens)
+            patches = tokens[:, self.prefix :]
+            mixed = look_through(layer.weight, layer.bias, query, patches, scores)
+        else:
+            query, key, value = self.split_heads(tokens)
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scores)
+        pooled = self.merge(mixed.flatten(1))  # (B, H, 1, K) → (B, D)
         return pooled + self.mlp(self.norm(pooled))
 
     def attention_map(self, tokens: Tensor, heads: Sequence[int] | None = None) -> Tensor:
@@ -72,12 +78,14 @@ class AttentionPool(nn.Module):
         return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
 
     def split_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query = self.query(self.probe).expand(tokens.shape[0], 1, -1)
-        key, value = self.key_value(tokens[:, self.prefix :]).chunk(2, dim=-1)
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
-        )
-        return query, key, value  # (B, H, 1, K), (B, H, N, K), (B, H, N, K)
+        parts = self.key_value(tokens[:, self.prefix :]).chunk(2, dim=-1)
+        key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return self.ask(tokens), key, value  # (B, H, 1, K), (B, H, N, K), (B, H, N, K)
+
+    def ask(self, tokens: Tensor) -> Tensor:
+        """The learned query, once for each image: (B, H, 1, K)."""
+        query = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (H, 1, K)
+        return query.expand(tokens.shape[0], -1, -1, -1)
 
 
 POOLS: dict[Pool, type[nn.Module]] = {

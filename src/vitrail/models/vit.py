@@ -44,7 +44,7 @@ class VisionTransformer(nn.Module):
         self.head = linear_or_none(config.num_features, config.num_classes)
         self.distillation_head = linear_or_none(width, config.distillation * config.num_classes)
         # Only these tokens are read after the last block, so only they are computed in it: the
-        # same logits for less work, one fourteenth of a model of 12 blocks.
+        # same logits for less work, one twelfth of a model of 12 blocks.
         self.read = config.placed_prefix if config.pool == "cls" else None
         initialize(self)
 

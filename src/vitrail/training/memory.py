@@ -112,7 +112,7 @@ def keep_memory() -> None:
     """Ask the C library to keep what a step gives back for the next one, for all threads alike.
 
     Otherwise it returns memory to the system after each step, which clears it page by page when
-    it is asked for again (4 % of a step), and each thread hoards a heap of its own: twice the
+    it is asked for again (4 to 13 % of a step), and each thread hoards a heap of its own: twice the
     memory. Only glibc has these settings, and nothing depends on them; whoever has set one
     outside knows better. It holds for the whole process, from now on: the commands that train in
     parts call it, and the library does not, whose process is somebody else's.
