@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vitrail import create
 from vitrail.models.build import build
 from vitrail.models.initialization import initialize
-from vitrail.models.kept import Kept
+from vitrail.models.kept import Kept, bare
 
 
 def counted(kept, source, key):
@@ -150,3 +150,29 @@ def test_every_weight_has_its_first_value_after_all_this():
     model = awake(layer_scale=0.1)
     initialize(model)
     assert torch.equal(model.encoder.blocks[0].branch1.scale, torch.full((32,), 0.1))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        torch.nn.Linear.register_forward_hook,
+        torch.nn.Linear.register_forward_pre_hook,
+        torch.nn.Linear.register_full_backward_hook,
+        torch.nn.Linear.register_full_backward_pre_hook,
+        lambda _, hook: torch.nn.modules.module.register_module_forward_hook(hook),
+    ],
+)
+def test_a_layer_is_bare_until_a_hook_waits_for_it(register):
+    layer = torch.nn.Linear(2, 2)
+    assert bare(layer)
+    handle = register(layer, lambda *_: None)
+    try:
+        assert not bare(layer)
+    finally:
+        handle.remove()
+    assert bare(layer)
+
+
+def test_a_layer_with_another_weight_than_it_shows_is_not_bare():
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    assert not bare(layer)

@@ -42,6 +42,14 @@ def test_operations_of_a_transformer_are_those_of_the_formula():
     assert cost.training == 3 * cost.forward
 
 
+def test_keys_and_values_of_the_attention_pool_are_counted_although_they_are_not_made():
+    tokens, width, hidden = 196, 768, 3072
+    config = configuration("ViT-B/16").change(num_classes=0)
+    pool = 2 * width**2 + 2 * tokens * width**2 + 2 * tokens * width + 2 * width * hidden
+    added = cost_of(config.change(pool="map")).forward - cost_of(config.change(pool="mean")).forward
+    assert added == 2 * pool
+
+
 def test_a_larger_picture_is_counted_as_such():
     config = configuration("ViT-Ti/16")
     assert cost_of(config, 384) == cost_of(config.change(image_size=384))

@@ -61,7 +61,9 @@ def may_reuse(output: Tensor, *modules: nn.Module) -> bool:
 
 def bare(layer: nn.Module) -> bool:
     """Its weights are all there is: no hook waits for it, and nothing else stands in its place."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    before, after = layer._forward_pre_hooks, layer._forward_hooks
+    hooks = (GLOBAL_HOOKS, before, after, layer._backward_pre_hooks, layer._backward_hooks)
+    return type(layer) is nn.Linear and not any(hooks)
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -3,7 +3,8 @@
 The convention is that of table 6 of the paper. A multiply-add is two operations; element-wise work
 (norms, activations, softmax, weight standardization) is not counted; the backward pass is two
 forward passes, because each product has two factors whose gradients are products again. All tokens
-are counted in every layer, although vitrail computes in the last one only those that are read.
+are counted in every layer, although vitrail computes in the last one only those that are read, and
+so are all keys and values: the counter's hooks ask for them (`bare` in `models/kept.py`).
 """
 
 from dataclasses import dataclass
