@@ -21,10 +21,7 @@ CASES = {
 
 def report() -> str:
     """The section of docs/benchmarks.md, measured now."""
-    from vitrail.training.memory import keep_memory
-
     make_torchvision_importable()
-    keep_memory()
     lines = [
         "## Models",
         "",
@@ -37,8 +34,7 @@ def report() -> str:
         "are the network's matrix products and nothing else, one after the other by torch, in",
         "memory that is there already: what is left for a step that does nothing else. *In parts*",
         "is the step as `vitrail train` takes it here, each core with a part of the batch",
-        "(`training/cores.py`). The process keeps the memory that a step gives back, which that",
-        "command asks for (`training/memory.py`) and all five have here.",
+        "(`training/cores.py`).",
         "",
     ]
     for title, (shape, batch) in CASES.items():
