@@ -14,7 +14,9 @@ from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Source
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
+from vitrail.models.checks import pair
 from vitrail.models.config import Config, VitConfig
+from vitrail.training.finetune_plan import Budget, frozen_patterns, plan_finetuning
 from vitrail.training.settings import ModelSettings, Settings, given
 
 LOOKED_AT = 48  # pictures that speak for all
@@ -91,11 +93,24 @@ class Choices:
         self.reasons.append(f"{what}: {why}")
 
 
-def choose(settings: Settings, look: Look, *, gpu: bool, start: Config | None) -> Choices:
-    """Fill in what is None; `start` is the model to fine-tune, if there is one."""
+def choose(
+    settings: Settings,
+    look: Look,
+    *,
+    gpu: bool,
+    start: Config | None,
+    new_head: bool = True,
+    budget: Budget | None = None,
+) -> Choices:
+    """Fill in what is None; `start` is the model to fine-tune, if there is one.
+
+    `new_head` says that its head knows other classes; `budget` is the time there is to tune it.
+    """
     choices = Choices(settings, look, gpu, [])
     if start is None:
         choose_model(choices)
+    else:
+        choose_transfer(choices, start, new_head=new_head, budget=budget)
     choose_length(choices, fine_tuning=start is not None)
     choose_workers(choices)
     choose_optimizer(choices, start)
@@ -163,6 +178,29 @@ def choose_sizes(choices: Choices) -> None:
         sizes = ((0.0, half), (0.5, size))
         choices.settings = replace(settings, image_sizes=sizes)
         choices.say(f"pictures of {half} pixels for the first half", "they cost a quarter")
+
+
+def choose_transfer(
+    choices: Choices, start: Config, *, new_head: bool, budget: Budget | None
+) -> None:
+    """Linear probing, then as much fine-tuning as fits; a recipe or an optimizer decides itself."""
+    settings, look = choices.settings, choices.look
+    auto = settings.optim.kind is None and settings.objective == "classify"
+    if settings.head_init is None:
+        probe = auto and new_head and look.classes > 1 and not look.multi_label
+        settings = replace(settings, head_init="probe" if probe else "zeros")
+        if probe:
+            choices.say("head: closed-form linear probe", "fine-tuning starts where it ends")
+    free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
+    if auto and free and budget is not None and isinstance(start, VitConfig):
+        plan = plan_finetuning(start, budget)
+        model = settings.model
+        if plan.image_size != pair(start.image_size)[0]:
+            model = replace(model, image_size=plan.image_size)
+        optim = replace(settings.optim, freeze=frozen_patterns(plan.frozen_blocks, budget.weights))
+        settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
+        choices.say(plan.name, plan.reason)
+    choices.settings = settings
 
 
 def choose_length(choices: Choices, *, fine_tuning: bool) -> None:

@@ -22,10 +22,12 @@ SETTINGS = "settings.toml"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
 BUNDLE = ("model.safetensors", "config.json", "README.md")
-BESIDE = ("probe.safetensors", "ladder.json")  # of a head that was found in another way
+# Heads that were found in closed form.
+BESIDE = ("probe.safetensors", "probe_head.safetensors", "ladder.json")
 # What the weights and the order of the data depend on: these stay when a run is resumed.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
 FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
+FIXED += ("head_init",)
 FREE_IN_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 

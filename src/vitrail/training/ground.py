@@ -12,21 +12,18 @@ from torch import Tensor
 
 from vitrail.data.loader import usual_workers
 from vitrail.data.samples import Samples
-from vitrail.data.splits import Splits, divide, representative
+from vitrail.data.splits import representative
 from vitrail.errors import DataError
 from vitrail.evaluation.passes import look_at_all
 from vitrail.training.budget import ENDING
-from vitrail.training.choices import FEW, MANY, look_at
+from vitrail.training.choices import look_at
 from vitrail.training.device import synchronize
 from vitrail.training.learner import Learner, build_learner
-from vitrail.training.material import Material, open_material
+from vitrail.training.material import Material, hold_out_dev, open_material
 from vitrail.training.setup import Order
 from vitrail.training.watch import Watch
 from vitrail.words import duration
 
-# Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
-DEV = {FEW: 0.1, MANY: 0.02}  # training pictures below which this share of them is dev
-DEV_OF_MANY = 0.01
 TRIALS = "trials"  # in the ladder's folder, while it is climbed
 WARM_UP, TIMED = 4, 32  # pictures that tell how long a look at one takes
 PROBING = 1 / 4  # share of the time that computing features may take
@@ -91,7 +88,7 @@ def prepare(
         watch.say(f"note: {note}")
     part, dev = apart(material, share)
     look, settings = look_at(material.train), order.settings
-    learner = build_learner(settings, material.train, look, order.start, device, watch.say)
+    learner = build_learner(settings, material, look, order.start, device, watch.say)
     minutes = settings.minutes
     whence = "val" if part is material.train else "cut out of train"
     watch.say(f"{len(part):,} pictures to learn from, {len(dev):,} to choose by: {whence}")
@@ -117,18 +114,13 @@ def apart(material: Material, share: float | None = None) -> tuple[Samples, Samp
 
     A set that has val beside test is divided already; otherwise some of each class is kept apart.
     """
-    train, judged = material.train, material.judged
-    if "val" in judged and "test" in judged:
-        return train, judged["val"]
-    usual = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
-    names = [train.name(index) for index in range(len(train))]
-    kept = divide(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
-    if not kept.any():
+    part, _, dev = hold_out_dev(material, share)
+    if not len(dev):
         raise DataError(
-            f"{material.reference} has {len(train)} training pictures, too few to keep some apart "
+            f"{material.reference} has {len(part)} training pictures, too few to keep some apart "
             "to choose by; the ladder needs three of a class, or pictures in val and in test"
         )
-    return train.take(np.flatnonzero(~kept)), train.take(np.flatnonzero(kept))
+    return part, dev
 
 
 def affordable(ground: Ground, device: torch.device) -> Ground:

@@ -1,6 +1,7 @@
 """How good the model is by now: numbers on the pictures it does not learn from."""
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -46,15 +47,23 @@ class Judge:
         if not self.material.judged:
             return {}
         name = next(iter(self.material.judged))
+        if self.settings.until_accuracy is not None:
+            name = "val"
         if self.settings.objective == "masked-patches":
             return {f"{name}/loss": self.masked_loss(name)}
         return numbers(name, self.of(name, size))
 
-    def all(self) -> tuple[dict[str, Outcome], dict[str, float]]:
-        """What there is to say about every split, at the end; and the numbers of all."""
+    def all(
+        self, known: Mapping[str, Outcome] | None = None
+    ) -> tuple[dict[str, Outcome], dict[str, float]]:
+        """What there is to say about every split, at the end; and the numbers of all.
+
+        Splits that are `known` are not evaluated again.
+        """
         if self.settings.objective == "masked-patches":
             return {}, {f"{name}/loss": self.masked_loss(name) for name in self.material.judged}
-        outcomes = {name: self.of(name) for name in self.material.judged}
+        known = known or {}
+        outcomes = {name: known.get(name) or self.of(name) for name in self.material.judged}
         row = {key: x for name, o in outcomes.items() for key, x in numbers(name, o).items()}
         return outcomes, row
 

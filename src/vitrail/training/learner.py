@@ -1,5 +1,6 @@
 """The model that is to learn: made fresh, or taken from anywhere and fitted to the task."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import load
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -20,6 +22,8 @@ from vitrail.models.stems import ConvStem
 from vitrail.models.vit import VisionTransformer
 from vitrail.models.whitening import whiten
 from vitrail.training.choices import Look, choose, some_of, whitened
+from vitrail.training.finetune_plan import Budget, seconds_per_image
+from vitrail.training.material import Material, hold_out_dev
 from vitrail.training.settings import Settings
 
 FITTED = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
@@ -39,13 +43,16 @@ class Learner:
 
 def build_learner(
     settings: Settings,
-    source: Samples,
+    material: Material,
     look: Look,
     start: str,
     device: torch.device,
     say: Callable[[str], None],
+    *,
+    begun: float | None = None,
 ) -> Learner:
-    """Choose what is open, then make the model or load it."""
+    """Choose what is open, then make the model or load it; the time budget runs since `begun`."""
+    source = material.train
     classes = source.classes if settings.objective == "classify" else ()
     gpu = device.type == "cuda"
     if settings.model.distillation and not settings.loss.teacher:
@@ -53,8 +60,21 @@ def build_learner(
     if start:
         if settings.model.name is not None:
             raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
-        model = fitted(start, settings, len(classes), say)
-        choices = choose(settings, look, gpu=gpu, start=model.config)
+        told: list[str] = []
+        model = fitted(start, settings, len(classes), told.append)
+        choices = choose(
+            settings,
+            look,
+            gpu=gpu,
+            start=model.config,
+            new_head=facts_of(model).class_names != tuple(classes),
+            budget=time_budget(settings, material, look, model, device, begun),
+        )
+        if choices.settings.model.image_size != settings.model.image_size:
+            told.clear()
+            model = fitted(start, choices.settings, len(classes), told.append)
+        for line in told:
+            say(line)
         usual = facts_of(model).preprocessing
     else:
         choices = choose(settings, look, gpu=gpu, start=None)
@@ -77,6 +97,31 @@ def build_learner(
         settings=choices.settings,
         reasons=choices.reasons,
         teacher=teacher(settings),
+    )
+
+
+def time_budget(
+    settings: Settings,
+    material: Material,
+    look: Look,
+    model: Model,
+    device: torch.device,
+    begun: float | None,
+) -> Budget | None:
+    """What fine-tuning may take, measured; None where the run has a length instead."""
+    if settings.minutes is None or settings.optim.kind is not None:
+        return None
+    forward = parallel.from_first(seconds_per_image(model, device)) / parallel.world_size()
+    elapsed = 0.0 if begun is None else time.monotonic() - begun
+    train, _, dev = hold_out_dev(material)
+    evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in material.judged.values()}
+    return Budget(
+        seconds=60 * settings.minutes - parallel.from_first(elapsed),
+        forward=forward,
+        read=parallel.from_first(look.seconds),
+        train=len(train),
+        evaluated=sum(evaluated.values()),
+        weights=tuple(name for name, _ in model.named_parameters()),
     )
 
 

@@ -6,10 +6,14 @@ import numpy as np
 
 from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source, splits_of
-from vitrail.data.splits import Splits
+from vitrail.data.splits import Splits, divide
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.settings import Settings
 from vitrail.words import listed
+
+# Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
+DEV = {20_000: 0.1, 100_000: 0.02}  # training images below which this share of them is dev
+DEV_OF_MANY = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,22 @@ def open_material(reference: str, settings: Settings) -> Material:
     if not judged:
         notes.append("nothing to evaluate on; --dev 0.1 keeps a tenth of the pictures apart")
     return Material(reference=reference, train=train, judged=judged, notes=notes)
+
+
+def hold_out_dev(material: Material, share: float | None = None) -> tuple[Samples, str, Samples]:
+    """What to train on while choosing; the name of the split to choose on, and that split.
+
+    A set with val beside test is split already; otherwise a share of each class of train is held
+    out, which may be no image at all where classes have one or two.
+    """
+    train, judged = material.train, material.judged
+    for name in ("dev", "val"):
+        if name in judged and (name == "dev" or "test" in judged):
+            return train, name, judged[name]
+    usual = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
+    names = [train.name(index) for index in range(len(train))]
+    kept = divide(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
+    return train.take(np.flatnonzero(~kept)), "dev", train.take(np.flatnonzero(kept))
 
 
 def check_goal(settings: Settings, reference: str, judged: dict[str, Samples]) -> None:

@@ -22,6 +22,8 @@ from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, read_run, write_run
+from vitrail.training.head_init import PROBE_HEAD, ProbeHead, set_weights
+from vitrail.training.learner import fitted
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
 from vitrail.training.memory import less_of_it
 from vitrail.training.pace import Window, correct, make_budget
@@ -30,7 +32,7 @@ from vitrail.training.settings import Settings
 from vitrail.training.setup import Order, Setup, set_up
 from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
 from vitrail.training.watch import Watch
-from vitrail.words import listed
+from vitrail.words import listed, percent
 
 EXPLODED = 3.0  # times the first loss; one that large will not come back
 FIRST_STEPS = 10  # whose loss is the first loss
@@ -58,7 +60,7 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
         watch = watch if first and watch is not None else Watch()
         with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
             check_folder(order)
-            setup = set_up(order, watch, device)
+            setup = set_up(order, watch, device, begun=begun)
             if setup.settings.machine.compile:
                 setup = compile_if_it_pays(setup, watch, began=began(order))
             if order.overwrite and first and not order.resume:
@@ -152,6 +154,8 @@ class Run:
                 processes=self.plan.processes,
                 micro_batch=self.setup.micro_batch,
             )
+            if self.setup.probe is not None and not self.state.step:
+                self.setup.probe.save(self.folder)
             self.records = Records(self.folder, after_step=self.state.step)
         if not state.has_state(self.folder):
             self.save()  # a place to go back to; and a full disk shows now
@@ -280,13 +284,36 @@ class Run:
         """Judge, write the bundle and the report; then the state is no longer needed."""
         self.timings["steps"] = self.window.total
         with self.timed("evaluating"):
-            outcomes, row = self.setup.judge.all()
+            outcomes, row = self.setup.judge.all(self.keep_better())
         self.tell(row)
         ending.finish(self, outcomes)
         parallel.wait()
         if parallel.is_first():
             state.remove_state(self.folder)
+            (self.folder / PROBE_HEAD).unlink(missing_ok=True)
         return outcomes
+
+    def keep_better(self) -> dict[str, Outcome]:
+        """Compare with the linear probe on dev; if that is better, return to it.
+
+        Gives what is known of dev. Weights that are spread over processes ("fsdp") stay.
+        """
+        probe, judge = self.setup.probe, self.setup.judge
+        if probe is None or not probe.dev or self.setup.settings.machine.strategy == "fsdp":
+            return {}
+        tuned = judge.of(probe.dev)
+        kept = "linear probe" if probe.beats(tuned) else "fine-tuned model"
+        self.watch.say(
+            f"{probe.dev} accuracy (n={probe.images:,}): fine-tuned {percent(tuned.accuracy)}, "
+            f"linear probe {percent(probe.accuracy)}; the {kept} is kept"
+        )
+        if not probe.beats(tuned):
+            return {probe.dev: tuned}
+        self.state.average = judge.average = None
+        settings, model = self.setup.settings, self.setup.learner.model
+        start = fitted(self.order.start, settings, model.config.num_classes, lambda line: None)
+        set_weights(model, start.state_dict() | probe.final)
+        return {}
 
     # The resumable state
 

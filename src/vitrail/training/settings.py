@@ -18,6 +18,7 @@ Decay = Literal["linear", "cosine", "rsqrt", "constant-linear", "staircase", "co
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["ddp", "fsdp"]
 Prediction = Literal["mean-color", "colors-4x4", "pixels"]
+HeadInit = Literal["probe", "zeros"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +282,8 @@ class Settings:
     """Times to go back and halve the learning rate when the loss explodes."""
     objective: Objective = "classify"
     """Learn classes, or learn to fill in masked patches without any."""
+    head_init: HeadInit | None = None
+    """Fine-tuning: start a new head as a closed-form linear probe, or at zero."""
     preprocessing: str | None = None
     """How pictures are prepared: google, big_vision, timm, torchvision or transformers."""
     model: ModelSettings = field(default_factory=ModelSettings)

@@ -1,6 +1,6 @@
 """Everything a run needs, made in the order in which it is needed, before its first step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,10 +16,16 @@ from vitrail.training.averaging import Average
 from vitrail.training.cores import EachCoreAPart, parts_for
 from vitrail.training.device import choose_precision, scaler_for
 from vitrail.training.feed import Feed, preparation
+from vitrail.training.head_init import (
+    ProbeHead,
+    fit_probe_head,
+    read_probe_head,
+    set_weights,
+)
 from vitrail.training.judge import Judge
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.loop import Prepare, TrainState
-from vitrail.training.material import Material, open_material
+from vitrail.training.material import Material, hold_out_dev, open_material
 from vitrail.training.memory import (
     USABLE,
     activation_bytes,
@@ -32,6 +38,7 @@ from vitrail.training.objectives import Classification, Objective, make_objectiv
 from vitrail.training.optimizers import freeze, make_optimizers
 from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
+from vitrail.training.state import has_state
 from vitrail.training.watch import Watch
 from vitrail.words import listed, percent
 
@@ -67,6 +74,7 @@ class Setup:
     judge: Judge
     precision: torch.dtype
     device: torch.device
+    probe: ProbeHead | None = None  # where the head starts, and what fine-tuning has to beat
 
     @property
     def batch_size(self) -> int:
@@ -87,13 +95,17 @@ class Setup:
         return steps * self.batch_size / len(self.material.train)
 
 
-def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
+def set_up(
+    order: Order, watch: Watch, device: torch.device, *, begun: float | None = None
+) -> Setup:
     """Look at the data, choose what is open, and build the model and what moves it."""
     material = order.material or open_material(order.data, order.settings)
     for note in material.notes:
         watch.say(f"note: {note}")
     look = choices.look_at(material.train)
-    learner = build_learner(order.settings, material.train, look, order.start, device, watch.say)
+    learner = build_learner(
+        order.settings, material, look, order.start, device, watch.say, begun=begun
+    )
     settings, model = learner.settings, learner.model
     varied = choices.choose_variation(settings, look, fine_tuning=bool(order.start))
     precision, why = choose_precision(settings.machine.precision, device)
@@ -107,6 +119,9 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
     introduce(learner, material, reasons, watch)
     if settings.machine.checkpointing:
         forget_activations(model)
+    probe = None
+    if order.start and settings.head_init == "probe":
+        material, probe = probed(order, material, learner, device, watch)
     plan = make_plan(settings, learner, material, device, watch)
     state = make_state(settings, learner, precision, device, watch)
     classes = len(material.train.classes)
@@ -136,7 +151,46 @@ def set_up(order: Order, watch: Watch, device: torch.device) -> Setup:
         ),
         precision=precision,
         device=device,
+        probe=probe,
     )
+
+
+def probed(
+    order: Order, material: Material, learner: Learner, device: torch.device, watch: Watch
+) -> tuple[Material, ProbeHead | None]:
+    """Hold dev out of the training set and start the head as a probe of the rest.
+
+    A resumed run finds the probe in its folder, and the head's weights in its state.
+    """
+    train, name, dev = hold_out_dev(material)
+    cut = train is not material.train
+    if len(dev):
+        judged = {name: dev} | material.judged
+        material = replace(material, train=train, judged=judged)
+    if order.resume and has_state(order.out):
+        return material, read_probe_head(order.out)
+    model, settings = learner.model, learner.settings
+    probe = fit_probe_head(
+        model.to(device),
+        train,
+        dev if len(dev) else None,
+        name,
+        cut=cut,
+        preprocessing=learner.preprocessing,
+        workers=settings.machine.workers,
+        strict=settings.strict,
+        progress=watch.progress,
+    )
+    set_weights(model, probe.init)
+    if probe.dev:
+        found = accuracy_line(probe.accuracy, probe.images)
+        watch.say(f"linear probe of the frozen model: {name} {found}")
+    return material, probe
+
+
+def accuracy_line(accuracy: float, images: int) -> str:
+    """`accuracy 87.4 % (n=293)`"""
+    return f"accuracy {percent(accuracy)} (n={images:,})"
 
 
 def why_parts(parts: int) -> list[str]:

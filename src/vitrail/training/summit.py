@@ -53,7 +53,10 @@ def train_again(
     assert freeze is not None, "a step that is chosen has something to learn"
     problem = "no time is left to train on all pictures"
     if ground.clock.free() >= ground.clock.shortest:
-        settings = replace(order.settings, optim=ground.learner.settings.optim)
+        chosen_before = ground.learner.settings
+        settings = replace(
+            order.settings, optim=chosen_before.optim, head_init=chosen_before.head_init
+        )
         settings = rungs.tuned(settings, rate, freeze, left)
         try:
             result = run(replace(order, settings=settings), ground.watch)

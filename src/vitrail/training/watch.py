@@ -10,6 +10,9 @@ class Watch:
     def say(self, line: str) -> None:
         """A fact, a choice or a warning, as one line for people."""
 
+    def progress(self, done: int, images: int) -> None:
+        """So many of the images of a pass before training, such as feature extraction, are done."""
+
     def begin(self, step: int, steps: int) -> None:
         """Training starts at a step; `steps` may still change if the run has a time to keep."""
 

@@ -1,0 +1,101 @@
+"""How much of a model is fine-tuned in a given time, and at which image size."""
+
+from dataclasses import replace
+
+import pytest
+
+from vitrail.models.names import configuration
+from vitrail.training.choices import Look, choose
+from vitrail.training.finetune_plan import Budget, frozen_patterns, plan_finetuning, work
+from vitrail.training.settings import ModelSettings, Optim, Settings
+
+TINY = configuration("ViT-Ti/16")
+# DeiT-Ti on two cores: 60 images a second at 224 pixels, 2,641 + 293 flowers, 736 to evaluate on.
+FLOWERS = Budget(seconds=300, forward=1 / 60, read=1e-3, train=2641, evaluated=293 + 736)
+LOOK = Look(pictures=2934, classes=5, side=160, seconds=1e-3, channels=3, multi_label=False)
+
+
+def plan(minutes: float, config=TINY, **changes):
+    return plan_finetuning(config, replace(FLOWERS, seconds=60 * minutes, **changes))
+
+
+def test_a_longer_budget_never_gives_a_smaller_image_or_fewer_trained_blocks():
+    plans = [plan(minutes) for minutes in (0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 600)]
+    sizes = [p.image_size for p in plans]
+    frozen = [p.frozen_blocks for p in plans]
+    assert sizes == sorted(sizes)
+    assert frozen == sorted(frozen, reverse=True)
+
+
+def test_a_generous_budget_arrives_at_the_papers_full_fine_tuning():
+    for one in (plan(600), plan(5, forward=1e-4, read=1e-5)):  # ten hours, or a GPU
+        assert one.name == "full"
+        assert one.image_size == 224
+        assert not one.image_sizes
+        assert not one.frozen_blocks
+
+
+def test_a_short_budget_trains_the_last_blocks_at_the_smallest_size():
+    one = plan(0.4)
+    assert one.name == "last"
+    assert one.frozen_blocks == 8
+    assert one.image_size == 128
+
+
+def test_growing_images_end_at_the_size_of_the_checkpoint():
+    for minutes in range(1, 200):
+        if (one := plan(minutes)).name == "growing":
+            assert one.image_sizes[0][0] == 0.0
+            assert one.image_sizes[-1][1] == one.image_size == 224
+            return
+    pytest.fail("no budget of up to 200 minutes grows the images")
+
+
+@pytest.mark.parametrize("minutes", [0.4, 1, 3, 10, 60])
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-B/32", "ViT-L/14"])
+def test_every_size_is_a_whole_number_of_patches_and_none_is_larger_than_the_checkpoints(
+    name, minutes
+):
+    config = configuration(name)
+    one = plan(minutes, config)
+    for size in (one.image_size, *(size for _, size in one.image_sizes)):
+        assert size % config.stride[0] == 0
+        assert size <= config.image_size
+
+
+def test_work_counts_what_a_block_multiplies():
+    tokens, width = 197, 192
+    per_block = tokens * (3 * width**2 + width**2 + 2 * width * 768) + 2 * tokens**2 * width
+    assert work(TINY, 224) * width == per_block
+
+
+def test_only_weights_that_exist_are_frozen():
+    names = ["stem.projection.weight", "cls_token", "encoder.blocks.0.norm1.weight", "head.weight"]
+    assert frozen_patterns(1, names) == ("stem.*", "cls_token", "encoder.blocks.0.*")
+    assert frozen_patterns(0, names) == ()
+
+
+def chosen(settings: Settings, **how):
+    return choose(settings, LOOK, gpu=False, start=TINY, **how).settings
+
+
+def test_a_new_head_starts_as_a_probe_unless_an_optimizer_or_recipe_was_chosen():
+    assert chosen(Settings()).head_init == "probe"
+    assert chosen(Settings(), new_head=False).head_init == "zeros"
+    assert chosen(Settings(optim=Optim(kind="sgd"))).head_init == "zeros"
+    assert chosen(Settings(optim=Optim(kind="sgd"), head_init="probe")).head_init == "probe"
+    several = replace(LOOK, multi_label=True)
+    assert choose(Settings(), several, gpu=False, start=TINY).settings.head_init == "zeros"
+
+
+def test_a_given_image_size_or_frozen_weights_are_not_planned_over():
+    budget = replace(FLOWERS, seconds=30, weights=("stem.w", "encoder.blocks.0.w", "head.w"))
+    planned = chosen(Settings(minutes=0.5), budget=budget)
+    assert planned.model.image_size == 128
+    assert planned.optim.freeze
+    sized = chosen(Settings(minutes=0.5, model=ModelSettings(image_size=224)), budget=budget)
+    assert sized.model.image_size == 224
+    assert not sized.optim.freeze
+    frozen = chosen(Settings(minutes=0.5, optim=Optim(freeze=("stem.*",))), budget=budget)
+    assert frozen.model.image_size is None
+    assert frozen.optim.freeze == ("stem.*",)
