@@ -60,6 +60,24 @@ def test_parts_have_the_loss_and_the_gradients_of_the_whole(any_size, objective,
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13)
 
 
+def test_autocast_reaches_the_threads_of_all_parts(any_size):
+    torch.manual_seed(0)
+    model = create("ViT-Mu/4", image_size=8, num_classes=3)
+    nn.init.normal_(model.head.weight)
+    objective = Classification(model, LossSettings(kind="softmax"))
+    images, labels = batch(6)
+    images = images.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = gradients(objective, objective(images, labels))
+        found = gradients(objective, EachCoreAPart(objective, 2)(images, labels))
+    exact = gradients(objective, objective(images, labels))
+    for name in ("model.head.weight", "model.encoder.blocks.0.mlp.fc1.weight"):
+        close = (found[name] - expected[name]).norm() / exact[name].norm()
+        rounded = (exact[name] - expected[name]).norm() / exact[name].norm()
+        assert close < 0.05  # bfloat16 has 8 bits
+        assert rounded > 1e-4  # and so autocast was on
+
+
 def test_mixed_labels_are_cut_with_their_pictures(any_size, objective):
     images, _ = batch(5)
     shares = torch.rand(5, 3, dtype=torch.float64).softmax(dim=1)
@@ -164,7 +182,8 @@ def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
     settings = Settings(model=ModelSettings(name="ViT-Mu/4"))
     assert parts_for(config, settings, torch.float32, CPU) == 2
     assert parts_for(config.change(dropout=0.1), settings, torch.float32, CPU) == 1
-    assert parts_for(config, settings, torch.bfloat16, CPU) == 1
+    assert parts_for(config, settings, torch.bfloat16, CPU) == 2
+    assert parts_for(config, settings, torch.float16, CPU) == 1
     torch.set_num_threads(1)
     assert parts_for(config, settings, torch.float32, CPU) == 1
 

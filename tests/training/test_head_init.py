@@ -7,8 +7,12 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Notebook, tiny_run, write_colors
 from vitrail.data.sources import open_source
-from vitrail.training import run as running
-from vitrail.training.head_init import PROBE_HEAD, fit_probe_head, read_probe_head
+from vitrail.training.head_init import (
+    PROBE_HEAD,
+    ProbeHead,
+    fit_probe_head,
+    read_probe_head,
+)
 from vitrail.training.settings import MachineSettings, ModelSettings, Optim
 from vitrail.training.survival import Stop
 
@@ -80,7 +84,7 @@ def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, sta
 
 
 def test_a_run_that_beats_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
-    monkeypatch.setattr(running.ProbeHead, "beats", lambda self, tuned: False)
+    monkeypatch.setattr(ProbeHead, "beats", lambda self, tuned: False)
     book = Notebook()
     tune(colors, tmp_path / "run", start, watch=book, steps=3)
     assert any("the fine-tuned model is kept" in line for line in book.lines)

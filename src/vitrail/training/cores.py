@@ -49,8 +49,8 @@ def obstacle(
     config: Config, settings: Settings, precision: torch.dtype, device: torch.device
 ) -> str:
     """Why a batch must stay whole, or nothing."""
-    if device.type != "cpu" or precision != torch.float32:
-        return "it is for float32 on a processor"
+    if device.type != "cpu" or precision == torch.float16:
+        return "it is for float32 and bfloat16 on a processor"
     if not isinstance(config, VitConfig) or settings.objective != "classify":
         return "it is for Vision Transformers that learn classes"
     if settings.loss.teacher or any(getattr(config, name) for name in DRAWS):
@@ -98,8 +98,9 @@ class Copies:
         """The loss of the whole batch, and the gradient of each weight that learns."""
         count = len(self.objectives)
         cut = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
+        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         tasks = [
-            self.threads.submit(self.one, objective, *part, len(part[0]) / len(images))
+            self.threads.submit(self.one, objective, *part, len(part[0]) / len(images), precision)
             for objective, part in zip(self.objectives, cut, strict=True)
         ]
         (loss, total), *others = [task.result() for task in tasks]
@@ -110,14 +111,20 @@ class Copies:
         return loss, total
 
     def one(
-        self, objective: nn.Module, images: Tensor, targets: Tensor, weight: float
+        self,
+        objective: nn.Module,
+        images: Tensor,
+        targets: Tensor,
+        weight: float,
+        precision: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What one part adds to the loss and to the gradients."""
+        """What one part adds to the loss and to the gradients; autocast is per thread."""
         originals = self.original.parameters()
         for own, original in zip(objective.parameters(), originals, strict=True):
             own.data = original.data  # as a rule it is already
         learning = [p for p in objective.parameters() if p.requires_grad]
-        loss = objective(images, targets) * weight
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            loss = objective(images, targets) * weight
         found = torch.autograd.grad(loss, learning, materialize_grads=True)
         return loss.detach(), list(found)
 

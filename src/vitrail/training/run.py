@@ -22,7 +22,7 @@ from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
 from vitrail.training.device import autocast_for
 from vitrail.training.folder import clear_run, is_run, read_run, write_run
-from vitrail.training.head_init import PROBE_HEAD, ProbeHead, set_weights
+from vitrail.training.head_init import PROBE_HEAD, set_weights
 from vitrail.training.learner import fitted
 from vitrail.training.loop import DivergedError, Step, TrainState, seeded, train
 from vitrail.training.memory import less_of_it
