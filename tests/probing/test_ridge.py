@@ -8,7 +8,16 @@ from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import equations, rows
-from vitrail.probing.ridge import BIAS, PATH, USUAL_L2, fit, fit_moments, fit_path
+from vitrail.probing.ridge import (
+    BIAS,
+    PATH,
+    SCALES,
+    USUAL_L2,
+    fit,
+    fit_moments,
+    fit_path,
+    fit_scale,
+)
 
 SHAPES = {"few": (20, 30), "square": (24, 24), "many": (60, 12)}
 LIMITS = {"atol": 1e-9, "rtol": 1e-9}
@@ -279,3 +288,41 @@ def test_rounding_does_not_turn_a_sign(shape):
     x = whitened(features)[:, :-1]
     tiny = torch.tensor([1e-18], dtype=torch.float64)
     assert (spectrum.freedom(slice(0, len(x)), x, tiny) > 0).all()
+
+
+def cross_entropy(path, scale):
+    return float(F.cross_entropy(scale * path.held_out, path.rows.labels))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_scale_minimizes_the_held_out_cross_entropy(shape):
+    path = fit_path(*some(*shape))
+    least = cross_entropy(path, path.scale)
+    assert SCALES[0] < path.scale < SCALES[1]
+    assert least < min(cross_entropy(path, path.scale * factor) for factor in (0.97, 1.03))
+
+
+def test_scale_is_bounded():
+    features, labels = some(n=200, d=12)
+    shuffled = labels[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    assert fit_path(features, shuffled, l2=(0.25,)).scale == SCALES[0]
+    separable = fit_path(100.0 * F.one_hot(labels).float() + 1e-3 * features[:, :4], labels)
+    assert separable.accuracies[separable.best] == 1
+    assert 2 < separable.scale < 5  # one wrong of 200 at a margin of 2, not certainty
+
+
+def test_scale_ignores_the_only_example_of_a_class():
+    features, labels = some()
+    lone = torch.cat([labels, torch.tensor([4])])
+    path = fit_path(torch.cat([features, features[:1] + 9]), lone)
+    expected = fit_scale(path.held_out[:60], labels)
+    assert path.scale == expected
+    assert fit_path(features[:4], torch.arange(4)).scale == 1.0
+
+
+def test_linear_applies_the_scale():
+    features, labels = some()
+    path = fit_path(features, labels)
+    best = path.probes[path.best]
+    logits = F.linear(features.double(), *best.linear(path.scale))
+    torch.testing.assert_close(logits, path.scale * best.scores(features), **LIMITS)

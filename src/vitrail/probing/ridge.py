@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.calibration import fit_temperature
 from vitrail.probing.equations import (
     BIAS,
     Spectrum,
@@ -42,6 +43,7 @@ from vitrail.probing.rows import (
 
 USUAL_L2 = 2.0**10  # big_vision's, for all data sets
 PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+SCALES = (0.5, 100.0)  # bounds of `Path.scale`
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +70,13 @@ class Probe:
             x = part.sub_(self.mean).div_(self.std)
             yield rows, torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1])
 
-    def linear(self) -> tuple[Tensor, Tensor]:
-        """Weight (C, D) and bias (C,) that give the same scores for features as they are."""
-        weight = (self.weights[:-1] / self.std[:, None]).T.contiguous()
-        return weight, BIAS * self.weights[-1] - weight @ self.mean
+    def linear(self, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Weight (C, D) and bias (C,) that map raw features to `scale` times the scores.
+
+        `Path.scale` makes the result calibrated logits.
+        """
+        weight = scale * (self.weights[:-1] / self.std[:, None]).T.contiguous()
+        return weight, scale * BIAS * self.weights[-1] - weight @ self.mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +108,17 @@ class Path:
         for rows, missed, label in left_out(self.rows, self.spectrum, [best]):
             found[rows] = with_targets(missed, label).sub_(1)[:, 0]
         return found
+
+    @cached_property
+    def scale(self) -> float:
+        """Factor that turns the scores of the best probe into calibrated logits.
+
+        Minimizes the cross-entropy of the held-out scores within `SCALES`. Rows that are the only
+        example of their class are ignored; 1 if no row remains.
+        """
+        labels = self.rows.labels
+        judged = self.rows.counts()[labels] > 1
+        return fit_scale(self.held_out[judged], labels[judged]) if judged.any() else 1.0
 
 
 def fit(
@@ -199,6 +215,21 @@ def judge(
         right += (with_targets(missed, label).argmax(2, keepdim=True) == label).sum((0, 2))
     errors = squares / (len(data) * data.classes)
     return tuple(errors.tolist()), tuple(count / len(data) for count in right.tolist())
+
+
+def fit_scale(scores: Tensor, labels: Tensor) -> float:
+    """Factor on scores (n, C) with the least cross-entropy, within `SCALES`.
+
+    If every row is correct, the loss has no minimum; the row with the smallest margin then counts
+    as wrong, since a few correct rows do not justify certainty.
+    """
+    top, order = scores.topk(2, dim=1)
+    if bool((order[:, 0] == labels).all()):
+        closest = int((top[:, 0] - top[:, 1]).argmin())
+        labels = labels.clone()
+        labels[closest] = order[closest, 1]
+    low, high = SCALES
+    return min(max(1 / fit_temperature(scores.numpy(), labels.numpy(), "softmax"), low), high)
 
 
 def check_l2(l2: float) -> None:

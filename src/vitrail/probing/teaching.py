@@ -25,7 +25,6 @@ from vitrail.data.origin import KEPT, from_provenance, origin_of
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.calibration import fit_temperature
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
@@ -212,8 +211,7 @@ def fitted(
     probe, accuracy = path.probes[path.best], path.accuracies[path.best]
     memory = replace(memory, l2=probe.l2)
     if int(memory.counts.min()) > 1:
-        found = temperature(path.held_out.numpy(), memory.owners.numpy())
-        memory = replace(memory, temperature=found)
+        memory = replace(memory, temperature=1 / path.scale)
     return headed(model, memory, probe, taught), memory, accuracy
 
 
@@ -222,17 +220,6 @@ def learned(
 ) -> tuple[Model, Memory]:
     """The model with the best probe of features (n, D) as its head, and what that has seen."""
     return fitted(model, remember(model, values, labels, classes))[:2]
-
-
-def temperature(scores: np.ndarray, labels: np.ndarray) -> float:
-    """What makes probabilities of scores (n, K). If all are right, the closest call counts as
-    wrong: being right so few times is no reason to be certain."""
-    if (scores.argmax(1) == labels).all():
-        ordered = np.sort(scores, axis=1)
-        closest = int((ordered[:, -1] - ordered[:, -2]).argmin())
-        labels = labels.copy()
-        labels[closest] = scores[closest].argsort()[-2]
-    return fit_temperature(scores, labels, "softmax")
 
 
 def headed(model: Model, memory: Memory, probe: Probe, taught: Collection[str]) -> Model:
