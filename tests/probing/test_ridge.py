@@ -1,5 +1,7 @@
 """The closed-form probe, its path, and what it says of rows it has not seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,17 +108,70 @@ def test_weights_and_leave_one_out_are_those_of_scikit_learn(shape):
         np.testing.assert_allclose(probe.weights, weights, rtol=1e-6, atol=1e-9)
 
 
-def test_the_best_is_the_least_wrong_and_of_equal_ones_the_one_with_the_largest_l2():
-    path = fit_path(*some(), l2=(1.0, 2.0, 3.0, 4.0))
-    for errors, best in [((1.0, 0.4, 0.5, 0.6), 1), ((0.9, 0.5, 0.5, 0.6), 2)]:
-        made = type(path)(path.probes, errors, (0.9, 0.1, 0.1, 0.1), path.rows, path.spectrum)
-        assert made.best == best
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_unexplained_is_the_error_after_the_best_scale(shape):
+    features, labels = some(*shape)
+    for l2 in (1.0, 1024.0):
+        path = fit_path(features, labels, l2=(l2,))
+        y, scores = (x - x.mean(1, keepdim=True) for x in (targets(labels, 4), path.held_out))
+        factor = ((y * scores).sum() / scores.square().sum()).clamp_min(0)
+        expected = (factor * scores - y).square().sum() / y.square().sum()
+        assert path.unexplained == pytest.approx((float(expected),), rel=1e-9)
 
 
-def test_one_shot_works():
+def best_l2(unexplained, l2=(64.0, 256.0, 1024.0, 4096.0)):
+    """The l2 chosen for 60 rows of 4 classes with these values."""
+    path = fit_path(*some(), l2=l2)
+    made = replace(path, unexplained=unexplained)
+    return made.probes[made.best].l2
+
+
+def test_best_stays_at_1024_within_noise():
+    assert best_l2((0.50, 0.50, 0.50, 0.50)) == 1024
+    assert best_l2((0.50, 0.49, 0.50, 0.50)) == 1024
+    assert best_l2((0.50, 0.50, 0.50, 0.50)[:2], l2=(64.0, 256.0)) == 256
+    assert best_l2((0.50, 0.50), l2=(512.0, 2048.0)) == 2048, "of equal ones, the largest"
+
+
+def test_best_leaves_1024_on_clear_evidence():
+    assert best_l2((0.50, 0.45, 0.50, 0.50)) == 256
+    assert best_l2((0.30, 0.40, 0.50, 0.60)) == 64
+    assert best_l2((0.50, 0.50, 0.50, 0.40)) == 4096
+
+
+def test_evidence_grows_with_the_rows():
+    features, labels = some(60)
+    chosen = []
+    for times in (1, 40):
+        path = fit_path(features.repeat(times, 1), labels.repeat(times), l2=(256.0, 1024.0))
+        chosen.append(replace(path, unexplained=(0.49, 0.50)).best)
+    assert chosen == [1, 0]
+
+
+def test_best_beats_the_squared_error_on_few_rows():
+    """The squared error takes an l2 that is too small for argmax."""
+    old, new = [], []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        scale = torch.linspace(3, 0.1, 128)  # as in real features, few directions dominate
+        centers = torch.randn(5, 128, generator=generator)
+        labels = torch.arange(650) % 5
+        noise = 4 * torch.randn(650, 128, generator=generator)
+        features = noise * scale + centers[labels] * scale.sqrt()
+        path = fit_path(features[:50], labels[:50])
+        probes = path.probes[int(np.argmin(path.errors))], path.probes[path.best]
+        assert probes[0].l2 < probes[1].l2
+        for probe, found in zip(probes, (old, new), strict=True):
+            found.append(float((probe.predict(features[50:]) == labels[50:]).double().mean()))
+    assert np.mean(new) > np.mean(old) + 0.02
+
+
+def test_one_shot_keeps_1024():
+    """Without its only example, a class cannot be predicted: there is no evidence."""
     features, _ = some(n=4, d=6)
     path = fit_path(features, torch.arange(4))
-    assert path.best == int(np.argmin(path.errors))
+    assert path.unexplained == (1.0,) * len(PATH)
+    assert path.probes[path.best].l2 == USUAL_L2
     assert path.held_out.shape == (4, 4)
 
 

@@ -43,6 +43,8 @@ from vitrail.probing.rows import (
 
 USUAL_L2 = 2.0**10  # big_vision's, for all data sets
 PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+PRIOR_STD = 0.5  # of ln(l2 / 1024) in `Path.best`; chosen on other data (docs/notebook.md)
+TINY = 1e-300  # keeps the logarithm finite
 SCALES = (0.5, 100.0)  # bounds of `Path.scale`
 
 
@@ -86,16 +88,27 @@ class Path:
     probes: tuple[Probe, ...]
     errors: tuple[float, ...]  # mean squared error of each
     accuracies: tuple[float, ...]  # share of rows each gets right
+    unexplained: tuple[float, ...]  # 1 - R^2 of each after the best common factor on its scores
     rows: Rows = field(repr=False)
     spectrum: Spectrum = field(repr=False)
 
     @cached_property
     def best(self) -> int:
-        """Which probe: the one with the least error, of equal ones that with the largest l2.
+        """Index of the probe with the most probable l2; of equal ones, the largest l2.
 
-        Accuracy on few rows left out says too little: it chose worse (docs/notebook.md).
+        The likelihood is Gaussian in the left-out scores, rescaled by the factor that fits the
+        targets best; the prior on ln(l2) is Gaussian around ln(1024). The plain squared error
+        prefers an l2 that is too small: it rewards scores of the right size, which argmax does
+        not need. Few rows have little evidence against 1024 (docs/fewshot.md).
         """
-        return min(range(len(self.probes)), key=lambda i: (self.errors[i], -self.probes[i].l2))
+        degrees = len(self.rows) * (int(self.rows.counts().count_nonzero()) - 1)
+
+        def cost(i: int) -> tuple[float, float]:
+            l2, unexplained = self.probes[i].l2, max(self.unexplained[i], TINY)
+            distance = math.log(l2 / USUAL_L2) / PRIOR_STD
+            return degrees * math.log(unexplained) + distance**2, -l2
+
+        return min(range(len(self.probes)), key=cost)
 
     @cached_property
     def held_out(self) -> Tensor:
@@ -148,7 +161,8 @@ def fit_path(
     system = set_up(data)
     spectrum = decompose(system)
     probes = tuple(probe(system, spectrum.solve(value), value) for value in l2)
-    return Path(probes, *judge(data, spectrum, probes), data, spectrum)
+    errors, accuracies, unexplained = judge(data, spectrum, probes)
+    return Path(probes, errors, accuracies, unexplained, data, spectrum)
 
 
 def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2) -> Probe:
@@ -204,17 +218,26 @@ def with_targets(missed: Tensor, label: Tensor) -> Tensor:
     return missed.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
 
 
-def judge(
-    data: Rows, spectrum: Spectrum, probes: Sequence[Probe]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean squared error and accuracy of each probe on rows left out."""
-    squares = torch.zeros(len(probes), dtype=torch.float64)
+def judge(data: Rows, spectrum: Spectrum, probes: Sequence[Probe]) -> tuple[tuple[float, ...], ...]:
+    """Mean squared error, accuracy and unexplained share of each probe on rows left out.
+
+    Scores and targets are centered per row for the last: argmax ignores what is added to a row.
+    """
+    squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
     right = torch.zeros(len(probes), dtype=torch.int64)
     for _, missed, label in left_out(data, spectrum, probes):
         squares += missed.square().sum((0, 2))
-        right += (with_targets(missed, label).argmax(2, keepdim=True) == label).sum((0, 2))
+        scores = with_targets(missed, label)
+        right += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
+        scores -= scores.mean(2, keepdim=True)
+        own += scores.gather(2, label).sum((0, 2))
+        spread += scores.square().sum((0, 2))
+    # Centered targets are 2 at the label minus 2 / C: their square is 4 (1 - 1 / C) for each row.
+    explained = own.clamp_min(0) ** 2 / (spread * len(data) * (1 - 1 / data.classes))
     errors = squares / (len(data) * data.classes)
-    return tuple(errors.tolist()), tuple(count / len(data) for count in right.tolist())
+    accuracies = right.double() / len(data)
+    unexplained = 1 - explained.nan_to_num(0.0)
+    return tuple(tuple(x.tolist()) for x in (errors, accuracies, unexplained))
 
 
 def fit_scale(scores: Tensor, labels: Tensor) -> float:
