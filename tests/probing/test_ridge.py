@@ -1,5 +1,7 @@
 """The closed-form probe, its path, and what it says of rows it has not seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from vitrail.probing.ridge import (
     PATH,
     SCALES,
     USUAL_L2,
+    USUAL_SCALE,
     fit,
     fit_moments,
     fit_path,
@@ -106,17 +109,94 @@ def test_weights_and_leave_one_out_are_those_of_scikit_learn(shape):
         np.testing.assert_allclose(probe.weights, weights, rtol=1e-6, atol=1e-9)
 
 
-def test_the_best_is_the_least_wrong_and_of_equal_ones_the_one_with_the_largest_l2():
-    path = fit_path(*some(), l2=(1.0, 2.0, 3.0, 4.0))
-    for errors, best in [((1.0, 0.4, 0.5, 0.6), 1), ((0.9, 0.5, 0.5, 0.6), 2)]:
-        made = type(path)(path.probes, errors, (0.9, 0.1, 0.1, 0.1), path.rows, path.spectrum)
-        assert made.best == best
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_unexplained_is_the_error_after_the_best_scale(shape):
+    features, labels = some(*shape)
+    for l2 in (1.0, 1024.0):
+        path = fit_path(features, labels, l2=(l2,))
+        y, scores = (x - x.mean(1, keepdim=True) for x in (targets(labels, 4), balanced(path)))
+        factor = ((y * scores).sum() / scores.square().sum()).clamp_min(0)
+        expected = (factor * scores - y).square().sum() / y.square().sum()
+        assert path.unexplained == pytest.approx((float(expected),), rel=1e-9)
 
 
-def test_one_shot_works():
+def balanced(path):
+    """The held-out scores with the bias of the probe that has seen all rows."""
+    y = targets(path.rows.labels, path.rows.classes)
+    l2, n = path.probes[path.best].l2, len(y)
+    without = BIAS**2 * (y.sum(0) - y) / (BIAS**2 * (n - 1) + l2)
+    return path.held_out - without + BIAS * path.probes[path.best].weights[-1]
+
+
+def test_rebalanced_scores_do_not_punish_strong_penalties():
+    features, labels = some(n=20, d=12)
+    path = fit_path(features, labels, l2=(4.0**8,))
+    assert path.accuracies == (0.0,)  # the class of the row that is left out is the rarest
+    right = (balanced(path).argmax(1) == labels).double().mean()
+    assert right > 0.4
+
+
+def test_labels_of_noise_are_not_explained():
+    unexplained = []
+    for seed in range(40):
+        features = torch.randn(20, 30, generator=torch.Generator().manual_seed(seed))
+        unexplained.append(fit_path(features, torch.arange(20) % 4).unexplained)
+    assert np.mean(unexplained, 0) == pytest.approx(1, abs=0.03)
+
+
+def best_l2(unexplained, l2=(64.0, 256.0, 1024.0, 4096.0)):
+    """The l2 chosen for 60 rows of 4 classes with these values."""
+    path = fit_path(*some(), l2=l2)
+    made = replace(path, unexplained=unexplained)
+    return made.probes[made.best].l2
+
+
+def test_best_stays_at_1024_within_noise():
+    assert best_l2((0.50, 0.50, 0.50, 0.50)) == 1024
+    assert best_l2((0.50, 0.496, 0.50, 0.50)) == 1024
+    assert best_l2((0.50, 0.50, 0.50, 0.50)[:2], l2=(64.0, 256.0)) == 256
+    assert best_l2((0.50, 0.50), l2=(512.0, 2048.0)) == 2048, "of equal ones, the largest"
+
+
+def test_best_leaves_1024_on_clear_evidence():
+    assert best_l2((0.50, 0.45, 0.50, 0.50)) == 256
+    assert best_l2((0.30, 0.40, 0.50, 0.60)) == 64
+    assert best_l2((0.50, 0.50, 0.50, 0.40)) == 4096
+
+
+def test_evidence_grows_with_the_rows():
+    features, labels = some(60)
+    chosen = []
+    for times in (1, 40):
+        path = fit_path(features.repeat(times, 1), labels.repeat(times), l2=(256.0, 1024.0))
+        chosen.append(replace(path, unexplained=(0.497, 0.50)).best)
+    assert chosen == [1, 0]
+
+
+def test_best_beats_the_squared_error_on_few_rows():
+    """The squared error takes an l2 that is too small for argmax."""
+    old, new = [], []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        scale = torch.linspace(3, 0.1, 128)  # as in real features, few directions dominate
+        centers = torch.randn(5, 128, generator=generator)
+        labels = torch.arange(650) % 5
+        noise = 4 * torch.randn(650, 128, generator=generator)
+        features = noise * scale + centers[labels] * scale.sqrt()
+        path = fit_path(features[:50], labels[:50])
+        probes = path.probes[int(np.argmin(path.errors))], path.probes[path.best]
+        assert probes[0].l2 < probes[1].l2
+        for probe, found in zip(probes, (old, new), strict=True):
+            found.append(float((probe.predict(features[50:]) == labels[50:]).double().mean()))
+    assert np.mean(new) > np.mean(old) + 0.02
+
+
+def test_one_shot_keeps_1024():
+    """Without its only example, a class cannot be predicted: there is no evidence."""
     features, _ = some(n=4, d=6)
     path = fit_path(features, torch.arange(4))
-    assert path.best == int(np.argmin(path.errors))
+    assert path.unexplained == (1.0,) * len(PATH)
+    assert path.probes[path.best].l2 == USUAL_L2
     assert path.held_out.shape == (4, 4)
 
 
@@ -291,7 +371,7 @@ def test_rounding_does_not_turn_a_sign(shape):
 
 
 def cross_entropy(path, scale):
-    return float(F.cross_entropy(scale * path.held_out, path.rows.labels))
+    return float(F.cross_entropy(scale * balanced(path), path.rows.labels))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -308,16 +388,15 @@ def test_scale_is_bounded():
     assert fit_path(features, shuffled, l2=(0.25,)).scale == SCALES[0]
     separable = fit_path(100.0 * F.one_hot(labels).float() + 1e-3 * features[:, :4], labels)
     assert separable.accuracies[separable.best] == 1
-    assert 2 < separable.scale < 5  # one wrong of 200 at a margin of 2, not certainty
+    assert 2 < separable.scale < 10  # one wrong of 200, not certainty
 
 
 def test_scale_ignores_the_only_example_of_a_class():
     features, labels = some()
     lone = torch.cat([labels, torch.tensor([4])])
     path = fit_path(torch.cat([features, features[:1] + 9]), lone)
-    expected = fit_scale(path.held_out[:60], labels)
-    assert path.scale == expected
-    assert fit_path(features[:4], torch.arange(4)).scale == 1.0
+    assert path.scale == pytest.approx(fit_scale(balanced(path)[:60], labels))
+    assert fit_path(features[:4], torch.arange(4)).scale == USUAL_SCALE
 
 
 def test_linear_applies_the_scale():

@@ -43,7 +43,9 @@ from vitrail.probing.rows import (
 
 USUAL_L2 = 2.0**10  # big_vision's, for all data sets
 PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+TINY = 1e-300  # keeps the logarithm finite
 SCALES = (0.5, 100.0)  # bounds of `Path.scale`
+USUAL_SCALE = 8.0  # where no row can be left out: the median on test images (docs/notebook.md)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +88,26 @@ class Path:
     probes: tuple[Probe, ...]
     errors: tuple[float, ...]  # mean squared error of each
     accuracies: tuple[float, ...]  # share of rows each gets right
+    unexplained: tuple[float, ...]  # 1 - R^2 of each, scores rebalanced and rescaled
     rows: Rows = field(repr=False)
     spectrum: Spectrum = field(repr=False)
 
     @cached_property
     def best(self) -> int:
-        """Which probe: the one with the least error, of equal ones that with the largest l2.
+        """Index of the probe with the most probable l2; of equal ones, the largest l2.
 
-        Accuracy on few rows left out says too little: it chose worse (docs/notebook.md).
+        Gaussian likelihood of the left-out scores, times a Gaussian prior on ln(l2) with mean
+        ln(1024) and standard deviation 1. Scores are rescaled and rebalanced first: the plain
+        squared error rewards scores of the right size, which argmax ignores, and so prefers an l2
+        that is too small (docs/fewshot.md).
         """
-        return min(range(len(self.probes)), key=lambda i: (self.errors[i], -self.probes[i].l2))
+        degrees = len(self.rows) * (int(self.rows.counts().count_nonzero()) - 1)
+
+        def cost(i: int) -> tuple[float, float]:
+            l2, unexplained = self.probes[i].l2, max(self.unexplained[i], TINY)
+            return degrees * math.log(unexplained) + math.log(l2 / USUAL_L2) ** 2, -l2
+
+        return min(range(len(self.probes)), key=cost)
 
     @cached_property
     def held_out(self) -> Tensor:
@@ -113,12 +125,16 @@ class Path:
     def scale(self) -> float:
         """Factor that turns the scores of the best probe into calibrated logits.
 
-        Minimizes the cross-entropy of the held-out scores within `SCALES`. Rows that are the only
-        example of their class are ignored; 1 if no row remains.
+        Minimizes the cross-entropy of the rebalanced held-out scores within `SCALES`. Rows that
+        are the only example of their class are ignored; `USUAL_SCALE` if no row remains.
         """
         labels = self.rows.labels
         judged = self.rows.counts()[labels] > 1
-        return fit_scale(self.held_out[judged], labels[judged]) if judged.any() else 1.0
+        if not judged.any():
+            return USUAL_SCALE
+        scores = self.held_out[:, None].clone()
+        rebalance(scores, labels[:, None, None], self.rows, [self.probes[self.best]])
+        return fit_scale(scores[judged, 0], labels[judged])
 
 
 def fit(
@@ -148,7 +164,8 @@ def fit_path(
     system = set_up(data)
     spectrum = decompose(system)
     probes = tuple(probe(system, spectrum.solve(value), value) for value in l2)
-    return Path(probes, *judge(data, spectrum, probes), data, spectrum)
+    errors, accuracies, unexplained = judge(data, spectrum, probes)
+    return Path(probes, errors, accuracies, unexplained, data, spectrum)
 
 
 def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2) -> Probe:
@@ -204,17 +221,42 @@ def with_targets(missed: Tensor, label: Tensor) -> Tensor:
     return missed.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
 
 
-def judge(
-    data: Rows, spectrum: Spectrum, probes: Sequence[Probe]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean squared error and accuracy of each probe on rows left out."""
-    squares = torch.zeros(len(probes), dtype=torch.float64)
+def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[Probe]) -> None:
+    """Give left-out scores (m, L, C) the bias of all rows, in place.
+
+    Without a row, its class is rarer, so its bias is lower: with few rows, this alone makes strong
+    penalties look wrong.
+    """
+    l2 = torch.tensor([[probe.l2] for probe in probes], dtype=torch.float64)  # (L, 1)
+    total = 2.0 * data.counts() - len(data)  # of the targets, (C,)
+    every, without = (BIAS**2 / (BIAS**2 * n + l2) for n in (len(data), len(data) - 1))
+    scores += every * total - without * (total + 1)
+    scores.scatter_add_(2, label, (2 * without).expand(label.shape))
+
+
+def judge(data: Rows, spectrum: Spectrum, probes: Sequence[Probe]) -> tuple[tuple[float, ...], ...]:
+    """Mean squared error, accuracy and unexplained share of each probe on rows left out.
+
+    The last is of rebalanced scores, centered per row: argmax ignores what is added to a row. Rows
+    that are the only example of their class do not count for it.
+    """
+    squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
     right = torch.zeros(len(probes), dtype=torch.int64)
-    for _, missed, label in left_out(data, spectrum, probes):
+    counted = (data.counts()[data.labels] > 1).double()  # (n,)
+    for rows, missed, label in left_out(data, spectrum, probes):
         squares += missed.square().sum((0, 2))
-        right += (with_targets(missed, label).argmax(2, keepdim=True) == label).sum((0, 2))
+        scores = with_targets(missed, label)
+        right += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
+        rebalance(scores, label, data, probes)
+        scores -= scores.mean(2, keepdim=True)
+        own += counted[rows] @ scores.gather(2, label)[..., 0]
+        spread += counted[rows] @ scores.square().sum(2)
+    # Centered targets are 2 at the label minus 2 / C: their square is 4 (1 - 1 / C) for each row.
+    explained = own.clamp_min(0) ** 2 / (spread * counted.sum() * (1 - 1 / data.classes))
     errors = squares / (len(data) * data.classes)
-    return tuple(errors.tolist()), tuple(count / len(data) for count in right.tolist())
+    accuracies = right.double() / len(data)
+    unexplained = 1 - explained.nan_to_num(0.0)
+    return tuple(tuple(x.tolist()) for x in (errors, accuracies, unexplained))
 
 
 def fit_scale(scores: Tensor, labels: Tensor) -> float:

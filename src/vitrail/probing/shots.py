@@ -92,8 +92,7 @@ def try_shots(
     probes: Sequence[str] = ("ridge",),
     l2: float = USUAL_L2,
 ) -> Iterator[list[Trial]]:
-    """For each number of shots, how each probe does; ridge at `l2`, and with the best by
-    leave-one-out."""
+    """For each number of shots, the trial of each probe; ridge at `l2` and at `Path.best`."""
     check_protocol(shots, seeds, probes, l2)
     check_features(train, test)
     for count in shots:

@@ -99,7 +99,7 @@ def look(ground: Ground, device: torch.device) -> Seen:
 
 
 def best_ridge(values: np.ndarray, labels: np.ndarray, classes: int) -> Probe:
-    """The closed-form probe with the best l2 by leave-one-out."""
+    """The closed-form probe with the l2 of `Path.best`."""
     path = fit_path(values, labels, classes)
     return path.probes[path.best]
 

@@ -1,0 +1,107 @@
+"""Regret of the few-shot probe's l2: fixed at 1024, by squared error, by `Path.best`, the oracle.
+
+    DATA=folder python benchmarks/penalty.py [model]
+
+prints the table of docs/fewshot.md. Half of the images of each set are for training, the others for
+testing. None of these sets had a part in the design of the rule.
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from race_sets import data_folder
+from vitrail import load
+from vitrail.data.samples import Samples
+from vitrail.data.sources import open_source
+from vitrail.models.build import Model
+from vitrail.probing.features import features_of
+from vitrail.probing.ridge import USUAL_L2, fit_path
+from vitrail.probing.shots import Shots, draw
+
+MODEL = "hf:facebook/deit-tiny-patch16-224"
+SIZE = 128  # pixels: positions are interpolated
+SETS = {
+    "flowers5": ("flowers5_160.tar", ""),
+    "sign-digits": ("sign_digits_100.tar", ""),
+    "CIFAR-10": ("cifar10_10k.npz", ""),
+    **{
+        name: ("photos_60k.tar", f"{name}/")
+        for name in ("natural_images", "monkey10", "clothing", "plantvillage", "plantdoc")
+    },
+    **{name: ("photos_60k.tar", f"{name}/") for name in ("grocery", "dogs")},
+}
+MOST_CLASSES, MOST_IMAGES = 20, 600  # of a set
+SHOTS: tuple[Shots, ...] = (1, 2, 5, 10, 25, "all")
+SEEDS = 5
+COLUMNS = ("fixed 1024", "least squared error", "`Path.best`", "oracle")
+
+
+def report(model: Model) -> str:
+    """The table: mean test accuracy over sets and seeds, in percent."""
+    found: dict[Shots, list[np.ndarray]] = {shots: [] for shots in SHOTS}
+    for name, (file, prefix) in SETS.items():
+        seen = features_of(model, some_of(open_source(data_folder() / file, "all"), prefix))
+        labels = np.unique(seen.labels, return_inverse=True)[1]
+        for task, rows in (("all classes", labels >= 0), ("two classes", labels < 2)):
+            for shots, accuracies in regret(seen.values[rows], labels[rows]):
+                found[shots].append(accuracies.mean(0))
+            print(f"{name}, {task}", file=sys.stderr, flush=True)
+    lines = [f"| shots | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    rows = [(str(shots), np.mean(tasks, 0)) for shots, tasks in found.items()]
+    rows.append(("mean", np.mean(list(chain.from_iterable(found.values())), 0)))
+    return "\n".join([*lines, *(f"| {name} | {percent(mean)} |" for name, mean in rows)])
+
+
+def percent(values: np.ndarray) -> str:
+    return " | ".join(f"{100 * value:.1f}" for value in values)
+
+
+def some_of(source: Samples, prefix: str) -> Samples:
+    """Images of the first classes with a prefix, evenly."""
+    labels = source.numbers()
+    chosen = [c for c, name in enumerate(source.classes) if name.startswith(prefix)][:MOST_CLASSES]
+    rng = np.random.default_rng(0)
+    rows = [rng.permutation(np.flatnonzero(labels == c)) for c in chosen]
+    most = MOST_IMAGES // len(chosen)
+    return source.take(np.sort(np.concatenate([part[:most] for part in rows])))
+
+
+def regret(values: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Shots, np.ndarray]]:
+    """For each number of shots, test accuracies (seeds, columns)."""
+    classes = int(labels.max()) + 1
+    for shots in SHOTS:
+        if shots != "all" and shots > np.bincount(labels).min() // 2:
+            continue
+        found = []
+        for seed in range(SEEDS):
+            order = draw(labels, classes, "all", seed)
+            train = np.zeros(len(labels), bool)
+            for c in range(classes):
+                own = order[labels[order] == c]
+                train[own[: len(own) // 2]] = True
+            rows = np.flatnonzero(train)
+            rows = rows[draw(labels[rows], classes, shots, seed)]
+            path = fit_path(values[rows], labels[rows], classes)
+            right = [
+                float((probe.predict(values[~train]).numpy() == labels[~train]).mean())
+                for probe in path.probes
+            ]
+            fixed = [probe.l2 for probe in path.probes].index(USUAL_L2)
+            picked = (fixed, int(np.argmin(path.errors)), path.best, int(np.argmax(right)))
+            found.append([right[i] for i in picked])
+        yield shots, np.array(found)
+
+
+if __name__ == "__main__":
+    absent = [file for file, _ in SETS.values() if not (data_folder() / file).exists()]
+    if absent:
+        sys.exit(f"Not measured: {data_folder() / absent[0]} is not there; set DATA to its folder")
+    torch.set_num_threads(1)
+    name = sys.argv[1] if len(sys.argv) > 1 else MODEL
+    where = str(Path(name).resolve()) if Path(name).exists() else name
+    print(report(load(where, image_size=SIZE)))
