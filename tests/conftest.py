@@ -1,5 +1,6 @@
 """What all tests share: one thread, the smallest models, and where the golden vectors are."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from vitrail import VitConfig
 
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
+# Tiny models: a second thread costs more than it brings. `make test-cpus` asks for more.
+torch.set_num_threads(int(os.environ.get("VITRAIL_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True, scope="session")
