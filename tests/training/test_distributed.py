@@ -116,7 +116,7 @@ def test_several_processes_must_be_told_the_folder(alone):
         env=os.environ | {"WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 2
     assert done.stderr == "vitrail: several processes must know the run's folder; give --out\n"
