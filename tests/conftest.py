@@ -20,6 +20,14 @@ def features_are_kept_apart(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def float32_on_every_cpu():
+    """Runs train in float32, also where the CPU's instructions would make them choose bfloat16."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cpu.get_capabilities", dict)
+        yield
+
+
 @pytest.fixture
 def tiny() -> VitConfig:
     """The smallest ViT with more than one of everything: two blocks, two heads, four patches."""

@@ -15,6 +15,7 @@ from vitrail.training.records import read_rows
 STEPS = 8
 WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
 WORDS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
+WORDS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
 WORDS += [
     "--mix.cutmix",
     "0",

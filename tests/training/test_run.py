@@ -15,6 +15,7 @@ from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.training import pace
 from vitrail.training.budget import ENDING, Budget
+from vitrail.training.device import choose_precision
 from vitrail.training.folder import read_run
 from vitrail.training.recipes import read_recipe
 from vitrail.training.records import read_rows
@@ -292,6 +293,15 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
     assert result.finished
     assert any("at step 3 " in line and "back to step 0" in line for line in book.lines)
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize(
+    ("instructions", "expected"),
+    [("amx_bf16", torch.bfloat16), ("avx512_bf16", torch.bfloat16), ("avx2", torch.float32)],
+)
+def test_bfloat16_is_chosen_where_the_cpu_multiplies_it(instructions, expected, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
+    assert choose_precision("auto", torch.device("cpu"))[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
