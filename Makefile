@@ -2,6 +2,7 @@
 # make bench   measure against the peers  make format  let ruff lay out the code
 #              (two hours; goes on where it was stopped; DATA=folder holds the race's data sets)
 # make wheel   build it, and use it in an empty environment
+# make test-cpus    the numeric tests with other instruction sets, thread counts and a busy core
 # make reproduction DATA=fashion_mnist.npz    the paper's experiments, an hour and a half
 #
 # Each makes .venv and installs what it needs. PYTHON chooses the interpreter (3.11 or newer).
@@ -11,7 +12,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PYTHONWARNINGS :=
 
-.PHONY: demo test bench wheel reproduction format clean
+.PHONY: demo test test-cpus bench wheel reproduction format clean
 
 demo: .venv/base
 	$(BIN)/vitrail demo --out demo
@@ -21,6 +22,9 @@ test: .venv/dev
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/pytest --numprocesses 2
+
+test-cpus: .venv/dev
+	$(BIN)/python scripts/test_cpus.py
 
 bench: .venv/bench
 	DATA='$(DATA)' $(BIN)/python benchmarks/run.py

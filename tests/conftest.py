@@ -1,5 +1,6 @@
 """What all tests share: one thread, the smallest models, and where the golden vectors are."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from vitrail import VitConfig
 
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
+# Tiny models: a second thread costs more than it brings. `make test-cpus` asks for more.
+torch.set_num_threads(int(os.environ.get("VITRAIL_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,6 +17,14 @@ def features_are_kept_apart(tmp_path_factory):
     """No test reads or leaves features where the user keeps them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def float32_on_every_cpu():
+    """Runs train in float32, also where the CPU's instructions would make them choose bfloat16."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cpu.get_capabilities", dict)
         yield
 
 

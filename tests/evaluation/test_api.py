@@ -45,7 +45,7 @@ def run(*words, processes=1):
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

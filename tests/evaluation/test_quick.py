@@ -137,8 +137,8 @@ try:
     run(Grays(9, (4,)), model, 2, strict=True)
 except DataError as error:
     stopped = str(error)
-values = (got.samples, got.accuracy, round(got.loss, 6), got.confusion.tolist())
-print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, flush=True)
+values = (got.samples, got.accuracy, got.confusion.tolist())
+print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, got.loss, flush=True)
 dist.destroy_process_group()
 leave(0)
 """
@@ -161,12 +161,15 @@ def test_two_processes_with_half_a_model_each_find_what_one_finds():
         )
         for rank in (0, 1)
     ]
-    told = [process.communicate(timeout=100) for process in both]
+    told = [process.communicate(timeout=200) for process in both]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     alone = run(Grays(9, (1, 3)), model, 9)
     assert alone.confusion is not None
-    values = (alone.samples, alone.accuracy, round(alone.loss, 6), alone.confusion.tolist())
+    values = (alone.samples, alone.accuracy, alone.confusion.tolist())
     mistakes = [m.index for m in alone.mistakes]
-    line = f"{values} {mistakes} {sorted(alone.skipped)} picture 4: it is broken\n"
-    assert [out for out, _ in told] == [line, line], told[0][1] + told[1][1]
+    line = f"{values} {mistakes} {sorted(alone.skipped)} picture 4: it is broken"
+    for out, errors in told:
+        found, _, loss = out.rpartition(" ")
+        assert found == line, errors
+        assert float(loss) == pytest.approx(alone.loss, abs=1e-6)

@@ -63,7 +63,7 @@ def run_alone(text, folder, *words):
         env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

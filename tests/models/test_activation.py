@@ -2,9 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.activation import CHUNK, gelu
+from vitrail.models.activation import CHUNK, CUBIC, LINEAR, gelu
 
 KINDS = {"tanh": "tanh", "exact": "none"}
+EPS = torch.finfo(torch.float32).eps
 
 
 def values(count=4001):
@@ -17,8 +18,11 @@ def values(count=4001):
 def test_gelu_is_torchs_to_the_last_digits(kind):
     x = values()
     expected = F.gelu(x.double(), approximate=KINDS[kind])
+    # x times a share of 0 to 1, which is 1 + erf or a sigmoid, right to some roundings of 1.
+    # Torch's own erf is 2.3 eps |x| off, and which digits differ depends on the instruction set.
+    bound = 4 * EPS * x.abs()
     for ours in (gelu(x.clone(), kind), gelu(x.clone().requires_grad_(), kind)):
-        torch.testing.assert_close(ours.double(), expected, atol=3e-7, rtol=1e-6)
+        assert ((ours - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,7 +30,12 @@ def test_its_gradient_is_torchs_to_the_last_digits(kind):
     ours, theirs = values().requires_grad_(), values().double().requires_grad_()
     gelu(ours, kind).sum().backward()
     F.gelu(theirs, approximate=KINDS[kind]).sum().backward()
-    torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-6, rtol=1e-6)
+    # s + y (2 u)' - y (2 u)' s: the last two are up to x (2 u)' and cancel; what is left is the
+    # rounding of their product and of s, one eps each. Exact derivatives are nearer.
+    # Beyond |x| = 6 nothing is left, as s is 0 or 1.
+    x = theirs.detach().abs().clamp(max=6)
+    bound = 2 * EPS * (2 + x * (LINEAR + 3 * CUBIC * x**2))
+    assert ((ours.grad - theirs.grad).abs() <= bound).all()
 
 
 def test_more_values_than_fit_at_once_are_all_done():

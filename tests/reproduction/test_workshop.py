@@ -212,7 +212,7 @@ def test_stopped_anywhere_it_goes_on_and_its_processes_end_with_it(how, colors, 
     script.write_text(LONG.format(tests=tests, steps=40, data=colors, out=str(out)))
     process = begun(script, out / "cells")
     process.send_signal(how)  # to the first process alone
-    process.communicate(timeout=100)
+    process.communicate(timeout=200)
     deadline = time.monotonic() + 60
     while workers_of(process.pid):
         assert time.monotonic() < deadline

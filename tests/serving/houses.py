@@ -90,7 +90,7 @@ class Gate:
     def __call__(self, pieces):
         self.batches.append(list(pieces))
         self.begun.release()
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         return [(piece, len(pieces)) for piece in pieces]
 
 
@@ -103,15 +103,15 @@ def held(house):
         house.batcher.submit(gate, ["hold"])
 
     asyncio.run(hold())
-    assert gate.begun.acquire(timeout=10)
+    assert gate.begun.acquire(timeout=60)
     try:
         yield gate
     finally:
         gate.open.set()
 
 
-def wait_for(condition, seconds=10):
-    """Wait until something is true."""
+def wait_for(condition, seconds=60):
+    """Wait until something is true; so long only where it never will be."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -29,7 +29,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

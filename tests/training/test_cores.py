@@ -142,9 +142,10 @@ def test_an_error_in_a_part_is_the_error_of_the_step(any_size, objective):
 
 @pytest.fixture
 def two_threads():
+    usual = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(1)
+    torch.set_num_threads(usual)
 
 
 def test_a_run_in_parts_learns_what_a_whole_one_does_and_repeats_to_the_bit(

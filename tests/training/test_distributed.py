@@ -15,6 +15,7 @@ from vitrail.training.records import read_rows
 STEPS = 8
 WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
 WORDS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
+WORDS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
 WORDS += [
     "--mix.cutmix",
     "0",
@@ -116,7 +117,7 @@ def test_several_processes_must_be_told_the_folder(alone):
         env=os.environ | {"WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 2
     assert done.stderr == "vitrail: several processes must know the run's folder; give --out\n"

@@ -1,8 +1,10 @@
 """A run from settings to bundle: what it leaves behind, what it refuses, what it says."""
 
+import itertools
 import json
 import tomllib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
+from vitrail.training import pace
+from vitrail.training.budget import ENDING, Budget
+from vitrail.training.device import choose_precision
 from vitrail.training.folder import read_run
 from vitrail.training.recipes import read_recipe
 from vitrail.training.records import read_rows
@@ -123,11 +128,14 @@ def test_a_run_tells_how_its_batches_were_divided_and_leaves_that_open(
     assert read_recipe(str(path)).machine.micro_batch is None
 
 
-def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path):
+def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path, monkeypatch):
+    ticks = itertools.count(step=0.01)  # each look at the clock is a hundredth of a second later
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr(pace, "Budget", partial(Budget, clock=lambda: next(ticks)))
     book = Notebook()
     result = tiny_run(colors, tmp_path / "run", watch=book, steps=None, minutes=0.15)
     assert any("0.15 minutes are enough for about" in line for line in book.lines)
-    assert 9 * 0.7 < result.seconds < 9 * 1.3  # nine seconds, beside other tests
+    assert 9 - ENDING - 1 < result.seconds <= 9  # what is kept for the ending takes no time here
     assert book.rows[-1]["learning_rate"] < 0.2 * max(row["learning_rate"] for row in book.rows)
 
 
@@ -285,6 +293,15 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
     assert result.finished
     assert any("at step 3 " in line and "back to step 0" in line for line in book.lines)
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize(
+    ("instructions", "expected"),
+    [("amx_bf16", torch.bfloat16), ("avx512_bf16", torch.bfloat16), ("avx2", torch.float32)],
+)
+def test_bfloat16_is_chosen_where_the_cpu_multiplies_it(instructions, expected, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
+    assert choose_precision("auto", torch.device("cpu"))[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

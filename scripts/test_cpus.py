@@ -1,0 +1,93 @@
+"""Run the numeric tests with other instruction sets, other thread counts and a busy core.
+
+    python scripts/test_cpus.py                 every run
+    python scripts/test_cpus.py default busy    runs whose name contains a word
+
+One line for each run; the output of those that fail comes after it, and the exit status is 1.
+Variables of torch, oneDNN, MKL and OpenBLAS choose the instructions, up to those of this CPU;
+onnxruntime always uses the best there are.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = {
+    "models": "activation grids kept merging patch_dropout position vit whitening",
+    "checkpoints": "adapt google",
+    "data": "mixing transforms",
+    "training": "averaging cores losses masked muon objectives optimizers",
+    "evaluation": "api calibration outcome quick views",
+    "probing": "fewshot probes ridge teaching",
+    "inspection": "attention_study relevance rollout scoring tokens weights",
+    "export": "int8 pixels sessions",
+    "prediction": "engines predictor",
+    "reference": "attention_peers torchvision",
+}
+
+
+def instructions(torch: str, onednn: str, mkl: str, openblas: str) -> dict[str, str]:
+    return {
+        "ATEN_CPU_CAPABILITY": torch,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "MKL_CBWR": mkl,
+        "OPENBLAS_CORETYPE": openblas,
+    }
+
+
+SSE = instructions("default", "SSE41", "COMPATIBLE", "Prescott")
+AVX2 = instructions("avx2", "AVX2", "AVX2", "Haswell")
+RUNS = {  # name → instructions, torch's threads
+    "default, 1 thread": (SSE, 1),
+    "avx2, 2 threads": (AVX2, 2),
+    "native, 1 thread": ({}, 1),
+    "native, 2 threads": ({}, 2),
+    "native, 4 threads": ({}, 4),
+    "native, 1 thread, busy core": ({}, 1),
+}
+
+
+def main(*words: str) -> None:
+    files = [f"tests/{place}/test_{x}.py" for place, xs in TESTS.items() for x in xs.split()]
+    failed = False
+    for name, (chosen, threads) in RUNS.items():
+        if words and not any(word in name for word in words):
+            continue
+        environment = os.environ | chosen | {"VITRAIL_TEST_THREADS": str(threads)}
+        begun = time.monotonic()
+        with busy_core(name.endswith("busy core")):
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "--tb=short", *files],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+        result = (done.stdout.splitlines() or [done.stderr])[-1].partition(" in ")[0]
+        print(f"{name:28} {time.monotonic() - begun:6.0f} s  {result}", flush=True)
+        if done.returncode:
+            failed = True
+            print(done.stdout + done.stderr, flush=True)
+    sys.exit(failed)
+
+
+@contextmanager
+def busy_core(wanted: bool):
+    """Keep one core busy meanwhile."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
