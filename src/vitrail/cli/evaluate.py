@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -34,7 +34,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(DataOptions):
     """Measure a model on pictures: accuracy, calibration, classes, mistakes."""
 
     model: ModelReference

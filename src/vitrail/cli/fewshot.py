@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.words import percent
 
@@ -20,7 +20,7 @@ COLUMN = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fewshot:
+class Fewshot(DataOptions):
     """Fit a classifier to a few pictures of each class, in closed form, and measure it."""
 
     model: ModelReference
