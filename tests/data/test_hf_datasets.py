@@ -140,7 +140,7 @@ def test_a_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
     pyarrow.write_table(table.data.table, path)  # `to_parquet` would put the bytes in
     source = open_source(path, "all")
     assert source[0].data == png(1)
-    with pytest.raises(DataError, match="which is outside .*--allow-outside"):
+    with pytest.raises(DataError, match=r"which is outside .*--allow-outside"):
         source[1]
     with allow_outside():
         assert open_source(path, "all")[1].data == b"secret"

@@ -171,8 +171,8 @@ def is_inside(path: str, root: str) -> bool:
 
 def outside(where: str, name: str, root: str) -> DataError:
     return DataError(
-        f"{where} names {name}, which is outside {root}; give --allow-outside, or in Python "
-        "`with vitrail.allow_outside():`, if you trust it"
+        f"{where} names {name}, which is outside {root}; if you trust it, give --allow-outside "
+        "(in Python: with vitrail.allow_outside())"
     )
 
 

@@ -204,10 +204,8 @@ def roots_of(reference: str) -> tuple[str, ...]:
     if not reference.startswith(PREFIX):
         path = Path(reference)
         return (os.path.realpath(path.parent if path.is_file() else path),)
-    config, hub = (
-        library(reference).config,
-        need("huggingface_hub.constants", extra="data", what=""),
-    )
+    config = library(reference).config
+    hub = need("huggingface_hub.constants", extra="data", what=reference)
     caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
     return tuple(map(os.path.realpath, caches))
 

@@ -31,6 +31,7 @@ LABEL = ("label", "class", "labels", "classes", "class_name")
 SEVERAL = ("labels", "classes")  # even where each picture has one
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 CLASSES = ("classes.json", "classes.txt")
+MOST_COLUMNS = 1000  # each takes time in every row, even one that ends before it
 
 
 class Row(NamedTuple):
@@ -116,6 +117,9 @@ def csv_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     tabs = "\t" in header and "," not in header
     reader = csv.DictReader(io.StringIO(text), delimiter="\t" if tabs else fallback)
     try:
+        if len(reader.fieldnames or ()) > MOST_COLUMNS:
+            count = len(reader.fieldnames or ())
+            raise DataError(f"{name} has {count:,} columns; at most {MOST_COLUMNS:,} are read")
         for values in reader:
             if None in values:
                 raise DataError(
