@@ -308,7 +308,7 @@ class Records(pickle._Unpickler):  # Python's own: C's has no way to refuse an i
             raise pickle.UnpicklingError(f"its .metadata would change a {type(record).__name__}")
         super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
 
-    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 @contextmanager

@@ -270,7 +270,7 @@ class Unpickler(pickle._Unpickler):  # Python's own: C's would trust the file's 
             raise DataError(f"it would change a {type(found).__name__}")
         super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
 
-    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
