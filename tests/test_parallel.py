@@ -1,6 +1,8 @@
 """Two processes learn what one learns, however the model is spread over them."""
 
+import io
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +204,37 @@ def test_a_device_is_chosen_or_refused_in_one_line(monkeypatch):
         parallel.start("cuda")
     with pytest.raises(ConfigError, match="device=cuda:3: this machine has 1 GPUs"):
         parallel.start("cuda:3")
+
+
+RECORDS = "torch.distributed.checkpoint.metadata"
+
+
+def build(module: str, name: str, attribute: str, value: bytes, *, call: bytes = b"") -> bytes:
+    """A pickle that sets an attribute of what a global is, or gives when it is called."""
+    text = attribute.encode()
+    state = b"N}X" + len(text).to_bytes(4, "little") + text + value + b"s\x86"
+    return f"c{module}\n{name}\n".encode() + call + state + b"b."
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (build(RECORDS, "MetadataIndex", "__init__", b"K\x07"), "type"),
+        (build(RECORDS, "_MEM_FORMAT_ENCODING", "evil", b"K\x07"), "EnumType"),
+        (build("torch.serialization", "_get_layout", "__defaults__", b"K\x07\x85"), "function"),
+        (build(RECORDS, "_MEM_FORMAT_ENCODING", "_value_", b"K\x63", call=b"K\x00\x85R"),
+         "_MEM_FORMAT_ENCODING"),
+        (build("torch", "float32", "evil", b"K\x07"), "dtype"),
+    ],
+)  # fmt: skip
+def test_a_state_cannot_change_classes_and_functions(data, kind):
+    """BUILD on an allowed global would stay changed for the whole process."""
+    from torch.distributed.checkpoint import metadata
+
+    format = metadata._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    changeable = (vars(metadata.MetadataIndex), vars(torch.serialization._get_layout), vars(format))
+    before = [dict(values) for values in changeable]
+    with pytest.raises(pickle.UnpicklingError, match=f"its .metadata would change a {kind}"):
+        parallel.Records(io.BytesIO(data)).load()
+    assert [dict(values) for values in changeable] == before
+    assert torch.serialization._get_layout.__defaults__ is None

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoints.load import load as load
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
+    from vitrail.data.files import allow_outside as allow_outside
     from vitrail.data.preprocessing import Preprocessing as Preprocessing
     from vitrail.data.sources import open_source as open_source
     from vitrail.errors import CheckpointError as CheckpointError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 WHERE = {
+    "allow_outside": "data.files",
     "create": "models.build",
     "evaluate": "evaluation.api",
     "export_model": "export.api",

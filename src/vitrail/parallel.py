@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -283,9 +284,10 @@ def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
         load(tensors, storage_reader=Reader(folder), no_dist=not several())
 
 
-class Records(pickle.Unpickler):
+class Records(pickle._Unpickler):  # Python's own: C's has no way to refuse an instruction
     """Knows nothing but tensors' names, shapes and places: not even torch's record of bytes,
-    which are objects to be unpickled in their turn."""
+    which are objects to be unpickled in their turn. State is set on new records only: on a class,
+    a function or a member of an enumeration, it would stay for the whole process."""
 
     MAY = re.compile(
         r"torch\.(Size|b?float\d+|u?int\d+|bool)|torch\.serialization\._get_layout"
@@ -299,6 +301,14 @@ class Records(pickle.Unpickler):
         if "." in name or not self.MAY.fullmatch(f"{module}.{name}"):
             raise pickle.UnpicklingError(f"its .metadata asks for {module}.{name}")
         return super().find_class(module, name)
+
+    def load_build(self) -> None:
+        record: Any = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(record, type) or not is_dataclass(record):
+            raise pickle.UnpicklingError(f"its .metadata would change a {type(record).__name__}")
+        super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
+
+    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 @contextmanager

@@ -19,9 +19,11 @@ from vitrail.data.packing import write_classes, write_shards
 from vitrail.data.samples import Sample
 from vitrail.data.sources import fingerprint, open_source
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
 
 class Tiny:
-    """Pictures of 8 bytes: enough to see whether the right one comes back."""
+    """A PNG's signature and 8 bytes: enough to see whether the right one comes back."""
 
     classes = tuple(f"class {number}" for number in range(100))
     multi_label = False
@@ -33,7 +35,7 @@ class Tiny:
         return self.length
 
     def __getitem__(self, index: int, /) -> Sample:
-        return Sample(index.to_bytes(8, "little"), index % 100, self.name(index))
+        return Sample(SIGNATURE + index.to_bytes(8, "little"), index % 100, self.name(index))
 
     def name(self, index: int, /) -> str:
         return f"{index:09}.png"
@@ -59,7 +61,7 @@ def stream(folder: Path, samples: int) -> tuple[float, float]:
     early = 0.0
     for step, index in enumerate(np.random.default_rng(0).permutation(samples).tolist()):
         data, label, _ = source[index]
-        assert data == index.to_bytes(8, "little")
+        assert data == SIGNATURE + index.to_bytes(8, "little")
         assert label == index % 100
         if step == samples // 10:
             early = peak()

@@ -3,11 +3,13 @@ import os
 import pickle
 import random
 import struct
+import zipfile
 
 import numpy as np
 import pytest
 from tiny_sets import pixels, shared
 
+from vitrail.data import published
 from vitrail.data.sources import open_source, splits_of
 from vitrail.errors import DataError
 
@@ -281,3 +283,39 @@ def test_the_shared_arrays_are_read(tmp_path, name, train, test, shape):
     source = open_source(path, "test")
     assert source[test - 1].data.shape == shape
     assert len(source.classes) == 10
+
+
+@pytest.mark.parametrize("size", [2**29, 2**31])
+def test_an_npz_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, size):
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, shape, dtype in (("x", (size // 2**20, 1024, 1024), "|u1"), ("y", (0,), "<i8")):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                about = {"descr": dtype, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, about)
+                for _ in range(shape[0]):
+                    file.write(bytes(2**20))
+    assert path.stat().st_size < 2**24
+    with pytest.raises(DataError, match=r"more than 20 times its size; .* np\.savez"):
+        open_source(path, "all")
+
+
+def test_an_npz_of_too_many_arrays_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.data.array_files.MOST_ARRAYS", 3)
+    np.savez(tmp_path / "a.npz", x=pixels(2), y=[0, 1])
+    assert len(open_source(tmp_path / "a.npz", "all")) == 2
+    np.savez(tmp_path / "b.npz", x=pixels(2), y=[0, 1], a=[], b=[])
+    with pytest.raises(DataError, match="4 arrays in one file; at most 3"):
+        open_source(tmp_path / "b.npz")
+
+
+def test_a_pickle_of_cifar_cannot_change_our_classes(tmp_path):
+    """BUILD sets attributes of whatever is on the stack, also of a class."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    evil = b"\x80\x02c_codecs\nencode\nN}X\x04\0\0\0evilK\x01s\x86b."
+    for name in ("data_batch_1", "test_batch"):
+        (folder / name).write_bytes(evil)
+    with pytest.raises(DataError, match="it would change a type"):
+        open_source(folder)
+    assert not hasattr(published.Latin1, "evil")

@@ -4,6 +4,7 @@ import sys
 import pytest
 from tiny_sets import png
 
+from vitrail.data.files import allow_outside
 from vitrail.data.hf_datasets import stream
 from vitrail.data.packing import pack
 from vitrail.data.sources import fingerprint, open_source, splits_of
@@ -124,3 +125,22 @@ def test_what_the_library_cannot_open_is_told_in_one_line(datasets, tmp_path):
         with pytest.raises(DataError, match=words) as error:
             open_source(reference)
         assert "\n" not in str(error.value)
+
+
+def test_a_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
+    (tmp_path / "id_rsa").write_bytes(b"secret")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "inside.png").write_bytes(png(1))
+    files = [tmp_path / "set" / "inside.png", tmp_path / "id_rsa"]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    rows = {"image": [{"bytes": None, "path": str(file)} for file in files], "label": ["a", "b"]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "set" / "train.parquet"
+    pyarrow.write_table(table.data.table, path)  # `to_parquet` would put the bytes in
+    source = open_source(path, "all")
+    assert source[0].data == png(1)
+    with pytest.raises(DataError, match=r"which is outside .*--allow-outside"):
+        source[1]
+    with allow_outside():
+        assert open_source(path, "all")[1].data == b"secret"

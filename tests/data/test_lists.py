@@ -1,8 +1,13 @@
 import json
+import os
 
 import pytest
-from tiny_sets import png
+from tiny_sets import make_folder, png
 
+from tiny_models import awake
+from vitrail import save
+from vitrail.cli import main
+from vitrail.data.files import allow_outside
 from vitrail.data.sources import open_source, splits_of
 from vitrail.errors import DataError
 
@@ -144,3 +149,128 @@ def test_a_missing_picture_of_a_list_is_told_when_it_is_read(tmp_path):
     assert source.labels().tolist() == [0]
     with pytest.raises(DataError, match="there is no file"):
         source[0]
+
+
+KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nsecret\n"
+
+
+@pytest.fixture
+def outsider(tmp_path):
+    """A data set folder with one image, and a private key beside the folder."""
+    (tmp_path / "id_rsa").write_bytes(KEY)
+    (tmp_path / "elsewhere.png").write_bytes(png(7))
+    return make_folder(tmp_path / "set", {"cat": 1})
+
+
+def links(folder):
+    (folder / "link.png").symlink_to(folder.parent / "elsewhere.png")
+    (folder / "linked").symlink_to(folder.parent)
+    (folder / "inner.png").symlink_to(folder / "cat" / "000.png")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../elsewhere.png", "cat/../../elsewhere.png", "{}/elsewhere.png", "link.png",
+     "linked/elsewhere.png", "linked/../elsewhere.png", "linked/gone.png"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_list_may_not_leave_its_folder_unless_allowed(outsider, name, kind):
+    links(outsider)
+    name = name.format(outsider.parent)
+    text = json.dumps({"file": name, "label": "x"}) if kind == "jsonl" else f"file,class\n{name},x"
+    (outsider / f"labels.{kind}").write_text(text)
+    with pytest.raises(DataError, match=r"which is outside .*--allow-outside") as error:
+        open_source(outsider, "all")
+    assert "\n" not in str(error.value)
+    with allow_outside():
+        source = open_source(outsider, "all")
+    if os.path.exists(outsider / name):
+        assert source[0].data == png(7)  # decided when it was opened
+
+
+@pytest.mark.parametrize("name", ["cat/000.png", "./cat/../cat/000.png", "{}/cat/000.png",
+                                  "inner.png", "linked/set/cat/000.png"])  # fmt: skip
+def test_a_path_that_comes_back_into_the_folder_is_inside(outsider, name):
+    links(outsider)
+    (outsider / "labels.csv").write_text(f"file,class\n{name.format(outsider)},x\n")
+    assert open_source(outsider, "all")[0].data == png(0)
+
+
+def test_a_list_in_a_linked_folder_is_inside_itself(outsider, tmp_path):
+    (outsider / "labels.csv").write_text("file,class\ncat/000.png,x\n")
+    (tmp_path / "alias").symlink_to(outsider)
+    assert open_source(tmp_path / "alias", "all")[0].data == png(0)
+
+
+def test_linked_class_folders_are_the_users_own(outsider, tmp_path):
+    make_folder(tmp_path / "store", {"dog": 2})
+    (outsider / "dog").symlink_to(tmp_path / "store" / "dog")
+    assert len(open_source(outsider, "all")) == 3
+
+
+def test_pack_copies_no_private_key(outsider, tmp_path, capsys):
+    """Reported attack: a downloaded labels.csv names the key of whoever packs it."""
+    listed = outsider / "labels.csv"
+    listed.write_text("file,class\ncat/000.png,a\n../id_rsa,b\n")
+    shards = tmp_path / "shards"
+    assert main(["pack", str(outsider), str(shards), "--split", "all"]) == 2
+    assert "--allow-outside" in capsys.readouterr().err
+    assert not list(shards.glob("*.tar"))
+    packed = ["pack", str(outsider), str(shards), "--split", "all", "--allow-outside"]
+    assert main(packed) == 0
+    assert "left out, not an image: ../id_rsa" in capsys.readouterr().out
+    assert len(open_source(shards, "all")) == 1
+    assert KEY not in (shards / "all-000000.tar").read_bytes()
+
+
+def test_pack_leaves_out_what_is_no_image_and_names_it(tmp_path, capsys):
+    folder = make_folder(tmp_path / "set", {"train/cat": 3})
+    for name in ("001.jpg", "zz.png"):
+        (folder / "train" / "cat" / name).write_bytes(KEY)
+    shards = tmp_path / "shards"
+    assert main(["pack", str(folder), str(shards), "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["left_out"] == ["train/cat/001.jpg", "train/cat/zz.png"]
+    assert done["splits"]["train"]["samples"] == 3 == len(open_source(shards))
+    make_folder(tmp_path / "none", {"train/cat": 1})
+    (tmp_path / "none/train/cat/000.png").write_bytes(KEY)
+    assert main(["pack", str(tmp_path / "none"), str(tmp_path / "other")]) == 2
+    assert "none of its 1 files is an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["check", "evaluate MODEL", "train", "fewshot MODEL", "finetune --from MODEL"],
+)
+def test_commands_refuse_files_outside(outsider, words, capsys, tiny):
+    (outsider / "labels.csv").write_text("file,class\ncat/000.png,a\n../elsewhere.png,b\n")
+    save(awake(tiny), outsider.parent / "model")
+    words = words.replace("MODEL", str(outsider.parent / "model")).split()
+    assert main([*words, str(outsider)]) == 2
+    assert "--allow-outside" in capsys.readouterr().err
+
+
+def test_check_reads_files_outside_when_allowed(outsider, capsys):
+    (outsider / "labels.csv").write_text("file,class\ncat/000.png,a\n../elsewhere.png,b\n")
+    assert main(["check", str(outsider), "--allow-outside"]) == 0
+    assert main(["check", str(outsider)]) == 2  # the permission ends with the command
+
+
+def test_classes_may_be_numbers_of_thousands_of_digits(tmp_path):
+    names = ["9" * 5000, "10", "9", "09"]
+    text = "file,label\n" + "".join(f"pictures/0.png,{name}\n" for name in names)
+    assert open_source(write(tmp_path, "a.csv", text), "all").classes == ("09", "9", "10", names[0])
+
+
+def test_a_table_of_many_columns_is_refused_at_once(tmp_path):
+    """Every row costs time for every column: 220 KB of this took four minutes."""
+    columns = ",".join(f"c{number}" for number in range(2000))
+    path = write(tmp_path, "a.csv", f"file,label,{columns}\n" + "a,b\n" * 100)
+    with pytest.raises(DataError, match="has 2,002 columns; at most 1,000 are read"):
+        open_source(path)
+
+
+def test_a_pipe_called_like_a_list_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(DataError):
+        open_source(tmp_path / "a.csv")

@@ -264,3 +264,24 @@ def test_opening_data_does_not_load_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_folders_may_be_deeper_than_pythons_stack(tmp_path):
+    deepest = make_folder(tmp_path, {"cat": 2}) / "cat" / "/".join(["a"] * 1100)
+    subprocess.run(["mkdir", "-p", deepest], check=True)
+    (deepest / "1.png").write_bytes(png(1))
+    try:
+        assert len(open_source(tmp_path, "all")) == 3
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "cat"], check=True)  # pytest would recurse, too
+
+
+def test_links_that_multiply_are_refused(tmp_path):
+    """Two links in each of 30 folders are 2**30 ways to walk."""
+    make_folder(tmp_path, {"set/cat": 1, **{f"store/{number}": 0 for number in range(30)}})
+    for number in range(29):
+        for name in "ab":
+            (tmp_path / f"store/{number}/{name}").symlink_to(tmp_path / f"store/{number + 1}")
+    (tmp_path / "set/cat/more").symlink_to(tmp_path / "store/0")
+    with pytest.raises(DataError, match="more than 100 times"):
+        open_source(tmp_path / "set")

@@ -1,3 +1,4 @@
+import errno
 from dataclasses import replace
 
 import numpy as np
@@ -314,3 +315,30 @@ def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):
     (home / "red" / "0.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"none of 1 pictures could be read"):
         vitrail.teach(model, {"red": home / "red"}, home / "out")
+
+
+@pytest.mark.parametrize("too_large", [True, False])
+def test_a_full_disk_leaves_the_memory_as_it_was(model, home, monkeypatch, too_large):
+    places = {name: paint(home / name, name) for name in ("red", "green")}
+    vitrail.teach(model, places, home / "one")
+    before = {path.name: path.read_bytes() for path in (home / "one").iterdir()}
+    if too_large:
+        monkeypatch.setattr(memories, "MOST_BYTES", 100)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vitrail.checkpoints.files.save_file", full)  # what writes the model
+    with pytest.raises(CheckpointError, match="No space left"):
+        vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
+    assert {path.name: path.read_bytes() for path in (home / "one").iterdir()} == before
+
+
+def test_a_memory_that_is_older_than_its_model_is_refused(model, home):
+    places = {name: paint(home / name, name) for name in ("red", "green")}
+    vitrail.teach(model, places, home / "one")
+    old = (home / "one" / "probe.safetensors").read_bytes()
+    vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
+    (home / "one" / "probe.safetensors").write_bytes(old)  # killed between the two
+    with pytest.raises(CheckpointError, match=r"older than the model .* nothing of 'blue'"):
+        vitrail.teach(home / "one", {"blue": home / "blue"})

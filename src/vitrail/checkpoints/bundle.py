@@ -88,7 +88,7 @@ def read_bundle(weights: Weights, header: dict[str, Any]) -> Model:
     if HEADER in header:
         try:
             inner = json.loads(header[HEADER])
-        except ValueError:
+        except (ValueError, RecursionError):
             raise CheckpointError("the header of the bundle's weights is broken") from None
         if not isinstance(inner, dict):
             raise CheckpointError("the header of the bundle's weights is broken")

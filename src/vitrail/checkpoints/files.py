@@ -27,11 +27,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.data.array_files import read_header
+from vitrail.data.array_files import check_unpacked, read_header
 from vitrail.data.files import whole_or_absent as written_whole
 from vitrail.errors import CheckpointError, DataError
 
-MOST_UNPACKED = 20  # times a file's size that its arrays may have; more is an attack
 SAFETENSORS_TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -164,13 +163,6 @@ def read_npz(path: Path) -> Weights:
                 raise CheckpointError(f"{path}: {name} is not as long as it says")
             entries[name] = Entry(shape, npz_reader(file, info))
     return Weights(entries)
-
-
-def check_unpacked(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Refuse an archive that is small on disk and endless in memory."""
-    total = sum(info.file_size for info in members)
-    if total > MOST_UNPACKED * path.stat().st_size + 2**28:
-        raise CheckpointError(f"{path} would grow beyond reason when unpacked")
 
 
 def npz_reader(file: OpenFile, info: zipfile.ZipInfo) -> Callable[[], Tensor]:

@@ -129,7 +129,7 @@ def our_metadata(settings: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(settings[OUR_METADATA])
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         values = None
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise CheckpointError(f"the file's header holds no description under {OUR_METADATA!r}")

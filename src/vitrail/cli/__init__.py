@@ -39,6 +39,7 @@ from vitrail.cli.text import MANNER, WIDTH, chosen, manner
 from vitrail.cli.train import Finetune, Train, Training
 from vitrail.cli.vtab import Vtab
 from vitrail.cli.welcome import welcome
+from vitrail.data.files import allow_outside
 from vitrail.errors import VitrailError, unknown
 
 COMMANDS = {
@@ -102,7 +103,8 @@ def run(argv: Sequence[str]) -> int:
         if MANNER.verbose:
             told = "".join(f"\n  {line}" for line in chosen(command))
             print(f"vitrail {__version__}: {argv[0]}{told}", file=sys.stderr)
-        status = command.run()
+        with allow_outside(getattr(command, "allow_outside", False)):
+            status = command.run()
         sys.stdout.flush()
     except VitrailError as error:
         if MANNER.verbose:

@@ -1,5 +1,6 @@
-"""What commands take without an option's name, called in help as docs/commands.md calls it."""
+"""What several commands take: words without an option's name, and the options about data."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,3 +11,11 @@ DataReference = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA
 FileToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
 FolderToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
 TasksFile = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TASKS")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What commands that read data sets take."""
+
+    allow_outside: bool = False
+    """Read files that a list names outside its own folder; only for lists you trust."""

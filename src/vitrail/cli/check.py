@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.arguments import DataReference
+from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.status import UnmetError
 from vitrail.cli.text import WIDTH, Progress, paragraph, printable
 from vitrail.words import cut
@@ -19,7 +19,7 @@ EXAMPLES = 5  # of each problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(DataOptions):
     """Look for unreadable files, duplicates, leaks between splits and odd labels."""
 
     data: DataReference

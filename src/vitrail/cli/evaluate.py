@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -34,7 +34,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(DataOptions):
     """Measure a model on pictures: accuracy, calibration, classes, mistakes."""
 
     model: ModelReference
@@ -177,7 +177,7 @@ class Evaluate:
 
         from vitrail.checkpoints.heads import with_temperature
         from vitrail.checkpoints.save import save
-        from vitrail.probing.memory import load_memory, save_memory
+        from vitrail.probing.memory import load_memory, memory_beside
 
         if findings.calibration is None:
             raise ConfigError(
@@ -189,9 +189,13 @@ class Evaluate:
                 "the model may be; find the temperature on pictures it gets wrong, too"
             )
         temperature = findings.calibration.temperature
-        if (memory := load_memory(Path(self.model), model)) is not None:
-            save_memory(replace(memory, temperature=memory.temperature * temperature), out)
-        save(with_temperature(model, temperature), out)
+        calibrated = with_temperature(model, temperature)
+        if (memory := load_memory(Path(self.model), model)) is None:
+            save(calibrated, out)
+            return
+        memory = replace(memory, temperature=memory.temperature * temperature)
+        with memory_beside(memory, out):
+            save(calibrated, out)
 
 
 def report(findings: "Findings", title: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference
 from vitrail.cli.text import Progress, paragraph, printable
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.words import duration, percent, size
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(DataOptions):
     """Write a model for onnxruntime or torch, compared with the original before it says done."""
 
     model: ModelReference

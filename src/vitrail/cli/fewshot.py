@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.words import percent
 
@@ -20,7 +20,7 @@ COLUMN = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fewshot:
+class Fewshot(DataOptions):
     """Fit a classifier to a few pictures of each class, in closed form, and measure it."""
 
     model: ModelReference
@@ -135,17 +135,17 @@ class Fewshot:
         """The bundle of the largest number of shots; what should be known about it."""
         from vitrail.checkpoints.save import save
         from vitrail.data.origin import origin_of
-        from vitrail.probing.memory import save_memory
+        from vitrail.probing.memory import memory_beside
         from vitrail.probing.shots import draw
         from vitrail.probing.teaching import FORGETFUL, learned
 
         most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
         rows = draw(train.labels, len(train.classes), most, seed=0)
         headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
-        notes = [] if save_memory(memory, out) else [FORGETFUL]
         about = {"shots": most, "from": self.model}
-        save(headed, out, provenance=origin_of(self.data, source).to_dict() | about)
-        return notes
+        with memory_beside(memory, out) as kept:
+            save(headed, out, provenance=origin_of(self.data, source).to_dict() | about)
+        return [] if kept else [FORGETFUL]
 
     def tell(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference
 from vitrail.cli.text import Progress, aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
@@ -21,7 +21,7 @@ Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect:
+class Inspect(DataOptions):
     """Look inside a model: attention, filters, positions, and whether the maps are true."""
 
     model: ModelReference

@@ -3,16 +3,19 @@
 import json
 from dataclasses import dataclass
 
-from vitrail.cli.arguments import DataReference, FolderToWrite
-from vitrail.cli.text import tell
+from vitrail.cli.arguments import DataOptions, DataReference, FolderToWrite
+from vitrail.cli.text import printable, tell
 from vitrail.words import MIB, size
 
 MAX_BYTES = 256 * MIB  # that of data/packing.py, which imports more than an option should
+MOST_NAMED = 20  # files that were left out; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
-    """Write a data set as .tar shards in WebDataset layout; pictures are copied as they are."""
+class Pack(DataOptions):
+    """Write a data set as .tar shards in WebDataset layout; pictures are copied as they are.
+
+    Files that are no images are left out and named."""
 
     source: DataReference
     """What to pack: a folder of class folders, a list, .npz, builtin:sign-digits or another."""
@@ -29,6 +32,7 @@ class Pack:
         from vitrail.data.packing import pack
 
         splits: dict[str, dict[str, int]] = {}
+        left_out: list[str] = []
         for shard in pack(
             self.source, self.destination, split=self.split, max_bytes=self.max_bytes
         ):
@@ -36,10 +40,16 @@ class Pack:
             counts["shards"] += 1
             counts["samples"] += shard.samples
             counts["bytes"] += shard.bytes
+            left_out += shard.left_out
             if not self.json:
                 tell(f"{shard.path}  {shard.samples:,} pictures  {size(shard.bytes)}")
         if self.json:
-            print(json.dumps({"destination": str(self.destination), "splits": splits}, indent=1))
+            done = {"destination": str(self.destination), "splits": splits, "left_out": left_out}
+            print(json.dumps(done, indent=1))
             return
+        for name in left_out[:MOST_NAMED]:
+            print(printable(f"left out, not an image: {name}"))
+        if len(left_out) > MOST_NAMED:
+            print(f"left out, not images: {len(left_out) - MOST_NAMED:,} more; --json lists all")
         counted = ", ".join(f"{counts['samples']:,} {split}" for split, counts in splits.items())
         print(f"done: {self.destination} ({counted}); it can be given wherever a data set can")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
@@ -31,7 +31,7 @@ MOST_ERRORS = 20  # that are named; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(DataOptions):
     """Say what pictures show: files, folders, patterns, or a list on standard input."""
 
     model: ModelReference

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from vitrail.cli.arguments import DataOptions
 from vitrail.cli.live import clock
 from vitrail.cli.text import MANNER, WIDTH, aside, printable, tell
 from vitrail.errors import ConfigError, unknown
@@ -22,7 +23,7 @@ BUILTIN = "builtin:sign-digits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class Reproduce(DataOptions):
     """Repeat an experiment of the paper at the scale of a laptop, or check it at its own.
 
     table1, table2, table5, table6: published numbers, and what can be checked of them. figure3,

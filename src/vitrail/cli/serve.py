@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vitrail.cli.arguments import DataOptions
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -18,7 +19,7 @@ TOKEN = "VITRAIL_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve:
+class Serve(DataOptions):
     """Answer pictures over HTTP; open its address in a browser to try it."""
 
     models: Annotated[tyro.conf.Positional[tuple[str, ...]], MODEL]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.words import duration, percent
@@ -20,7 +20,7 @@ CLASS = tyro.conf.arg(metavar="CLASS=PICTURES")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teach:
+class Teach(DataOptions):
     """Add classes to a model, or replace some, by a few pictures of each."""
 
     model: ModelReference

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import tyro
 
-from vitrail.cli.arguments import DataReference
+from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.data.files import same_data
@@ -28,7 +28,7 @@ BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(DataOptions):
     """What both commands take."""
 
     data: DataReference = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import ModelReference, TasksFile
+from vitrail.cli.arguments import DataOptions, ModelReference, TasksFile
 from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
@@ -21,7 +21,7 @@ LONGEST_GROUP = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vtab:
+class Vtab(DataOptions):
     """Fit a model to small tasks by the protocol of VTAB-1k, and tell the mean over them."""
 
     model: ModelReference

@@ -20,6 +20,8 @@ import numpy as np
 from vitrail.data.files import cannot_read
 from vitrail.errors import DataError
 
+MOST_UNPACKED = 20  # times a file's size that its arrays may have; more is an attack
+MOST_ARRAYS = 50_000  # of a file; looking at each header takes a tenth of a millisecond
 BROKEN = (  # what zipfile, zlib and NumPy throw at files that are not what they seem
     OSError,
     ValueError,
@@ -69,6 +71,7 @@ def npz_arrays(path: Path) -> dict[str, LazyArray]:
     """The arrays of an .npz, by name; those that are stored as they are will not be copied."""
     found = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        check_unpacked(path, archive.infolist())
         for info in archive.infolist():
             with archive.open(info) as stream:
                 shape, fortran, dtype = read_header(stream)
@@ -87,6 +90,18 @@ def npz_arrays(path: Path) -> dict[str, LazyArray]:
             else:
                 found[name] = LazyArray(shape, dtype, unpack, path, info.filename)
     return found
+
+
+def check_unpacked(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that is small on disk and endless in memory."""
+    total = sum(info.file_size for info in members)
+    if len(members) > MOST_ARRAYS:
+        raise ValueError(f"{len(members):,} arrays in one file; at most {MOST_ARRAYS:,} are read")
+    if total > MOST_UNPACKED * path.stat().st_size + 2**28:
+        raise ValueError(
+            f"it unpacks to {total:,} bytes, more than {MOST_UNPACKED} times its size; "
+            "if you trust it, store it uncompressed with np.savez"
+        )
 
 
 def npy_array(path: Path) -> LazyArray:

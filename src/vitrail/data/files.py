@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from vitrail.extras import need
 
 MOST_OPEN = 256  # files at once; systems commonly allow 1024
 MOST_BYTES = 2**30  # of one picture; more is a mistake or an attack
+OUTSIDE = ContextVar("OUTSIDE", default=False)  # whether data sets may name files anywhere
 
 
 class Storage(Protocol):
@@ -141,6 +143,37 @@ class Cloud:
             return question(system, key)
         except Exception as error:  # whatever the library behind the address throws
             raise cannot_read(address, error) from None
+
+
+@contextmanager
+def allow_outside(allowed: bool = True) -> Iterator[None]:
+    """Let data sets opened in this block name files outside their own folder.
+
+    >>> with vitrail.allow_outside():
+    ...     vitrail.train("labels.csv", "runs/first")
+
+    Without it, a list is refused that could read any file of this machine.
+    """
+    token = OUTSIDE.set(allowed)
+    try:
+        yield
+    finally:
+        OUTSIDE.reset(token)
+
+
+def is_inside(path: str, root: str) -> bool:
+    """Whether a path with its links resolved is `root`, which has none, or below it."""
+    try:
+        return os.path.join(os.path.realpath(path), "").startswith(os.path.join(root, ""))
+    except ValueError:  # a NUL byte: no such file can be read
+        return True
+
+
+def outside(where: str, name: str, root: str) -> DataError:
+    return DataError(
+        f"{where} names {name}, which is outside {root}; if you trust it, give --allow-outside "
+        "(in Python: with vitrail.allow_outside())"
+    )
 
 
 def same_data(one: str, other: str) -> bool:

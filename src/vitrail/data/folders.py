@@ -19,6 +19,7 @@ from vitrail.data.samples import Collection, Names, Texts, is_picture, same_but_
 from vitrail.data.splits import SPLITS, canonical, place
 from vitrail.errors import DataError
 
+MOST_VISITS = 100  # of one folder by different links: two in each of 30 folders make 2**30 paths
 EXPECTED = "expected a folder for each class with pictures in it"
 
 
@@ -102,21 +103,34 @@ def stated_splits(root: Path) -> dict[str, str]:
 
 def pictures(root: Path, folder: str, left_out: Counter[str]) -> Iterator[str]:
     """Paths below `root` of the pictures in a folder of it, in order; other files are counted."""
-
-    def walk(place: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-        for entry in entries(os.path.join(root, place)):
-            path = f"{place}/{entry.name}" if place else entry.name
-            if is_folder(entry):
-                about = entry.stat()
-                here = (about.st_dev, about.st_ino)
-                if here not in above:  # a link to a folder it is in has no end
-                    yield from walk(path, (*above, here))
-            elif is_picture(entry.name):
-                yield path
-            else:
-                left_out[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
-
-    yield from walk(folder, ())
+    visits: Counter[tuple[int, int]] = Counter()
+    above: list[tuple[int, int]] = []  # the folders that the walk is in, below the first
+    stack = [(folder, iter(entries(os.path.join(root, folder))))]
+    while stack:
+        place, rest = stack[-1]
+        entry = next(rest, None)
+        if entry is None:
+            stack.pop()
+            del above[-1:]
+            continue
+        path = f"{place}/{entry.name}" if place else entry.name
+        if is_folder(entry):
+            about = entry.stat()
+            here = (about.st_dev, about.st_ino)
+            if here in above:  # a link to a folder it is in has no end
+                continue
+            visits[here] += 1
+            if visits[here] > MOST_VISITS:
+                raise DataError(
+                    f"links in {os.path.join(root, folder)} lead to {entry.name} more than "
+                    f"{MOST_VISITS} times; remove those that are not needed"
+                )
+            above.append(here)
+            stack.append((path, iter(entries(os.path.join(root, path)))))
+        elif is_picture(entry.name):
+            yield path
+        else:
+            left_out[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
 
 
 def entries(path: str | Path) -> list[os.DirEntry[str]]:

@@ -4,13 +4,14 @@ Pictures come as the bytes they were stored in; nothing is decoded here. The lib
 imported only when it is needed; it is in the extra `data`.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.files import Disk
+from vitrail.data.files import OUTSIDE, Disk, is_inside, outside
 from vitrail.data.folders import split_order
 from vitrail.data.lists import LABEL, by_name, labels_of
 from vitrail.data.samples import Collection, LabelTable, Rows, Sample
@@ -35,10 +36,13 @@ class TableStore:
 
     in_memory = False
 
-    def __init__(self, tables: Sequence[Any], column: str, rows: Rows) -> None:
+    def __init__(
+        self, tables: Sequence[Any], column: str, rows: Rows, roots: tuple[str, ...]
+    ) -> None:
         self.tables = tuple(tables)
         self.column = column
         self.rows = rows
+        self.roots = roots
 
     def read(self, row: int) -> bytes:
         part, place = self.rows.place(row)
@@ -46,7 +50,7 @@ class TableStore:
             cell = self.tables[part][place][self.column]
         except Exception as error:  # whatever pyarrow throws
             raise failed(f"row {self.rows[row]}", error) from None
-        return picture_in(cell, self.rows[row])
+        return picture_in(cell, self.rows[row], self.roots)
 
     def sizes(self, rows: np.ndarray) -> None:
         return None
@@ -55,7 +59,7 @@ class TableStore:
 class Stream:
     """The samples of a split one after the other, none of them kept."""
 
-    def __init__(self, table: Any, columns: Columns, split: str) -> None:
+    def __init__(self, table: Any, columns: Columns, split: str, roots: tuple[str, ...]) -> None:
         if columns.classes is None:
             raise DataError(
                 f"the column {columns.label} does not name its classes, which a stream needs; "
@@ -64,6 +68,7 @@ class Stream:
         self.table = table
         self.columns = columns
         self.split = split
+        self.roots = roots
         self.classes = columns.classes
         self.multi_label = columns.several
 
@@ -71,7 +76,7 @@ class Stream:
         for number, row in enumerate(self.table):
             name, label = f"{self.split}/{number}", row[self.columns.label]
             label = tuple(label) if self.multi_label else label
-            yield Sample(picture_in(row[self.columns.image], name), label, name)
+            yield Sample(picture_in(row[self.columns.image], name, self.roots), label, name)
 
 
 def is_table_folder(folder: Path) -> bool:
@@ -112,7 +117,7 @@ def from_hf(reference: str) -> Collection:
         names=rows,
         labels=labels.numbered(places, classes, reference),
         classes=classes,
-        store=TableStore(pictures, columns.image, rows),
+        store=TableStore(pictures, columns.image, rows, roots_of(reference)),
         split_names=tuple(splits) if splits != [""] else (),
         split=stated if splits != [""] else None,
         notes=tuple(notes),
@@ -129,7 +134,8 @@ def stream(reference: str, split: str = "train") -> Stream:
     if table.features is None:
         table = table._resolve_features()
     columns = columns_of(table.features, reference)
-    return Stream(undecoded(table, columns.image), columns, canonical(split))
+    pictures = undecoded(table, columns.image)
+    return Stream(pictures, columns, canonical(split), roots_of(reference))
 
 
 def load(reference: str, *, streaming: bool = False) -> Any:
@@ -191,11 +197,26 @@ def undecoded(table: Any, column: str) -> Any:
     return table.cast_column(column, library("pictures").Image(decode=False))
 
 
-def picture_in(cell: Any, name: str) -> bytes:
-    """The bytes of a picture, which may lie in a file of their own."""
+def roots_of(reference: str) -> tuple[str, ...]:
+    """The folders whose files a table may name: its own, or the caches of the hub."""
+    if OUTSIDE.get():
+        return ("/",)
+    if not reference.startswith(PREFIX):
+        path = Path(reference)
+        return (os.path.realpath(path.parent if path.is_file() else path),)
+    config = library(reference).config
+    hub = need("huggingface_hub.constants", extra="data", what=reference)
+    caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
+    return tuple(map(os.path.realpath, caches))
+
+
+def picture_in(cell: Any, name: str, roots: tuple[str, ...]) -> bytes:
+    """The bytes of a picture, which may lie in a file of their own below one of `roots`."""
     if isinstance(cell, dict) and cell.get("bytes"):
         return cell["bytes"]
     if isinstance(cell, dict) and cell.get("path"):
+        if not any(is_inside(cell["path"], root) for root in roots):
+            raise outside(name, cell["path"], roots[0])
         return Disk().read_all(cell["path"])
     raise DataError(f"{name} holds no picture")
 

@@ -4,7 +4,8 @@
     train/daisy/1.jpg,daisy,train     {"file": "2.jpg", "labels": []}
 
 Several labels stand in one cell with `;` or `|` between them, or in a JSON array. The order of the
-classes is that of a `classes.txt` or `classes.json` beside the list, if there is one.
+classes is that of a `classes.txt` or `classes.json` beside the list, if there is one. Files outside
+the folder of the list, also by way of a link, are refused unless `files.allow_outside` allows them.
 """
 
 import csv
@@ -12,12 +13,14 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.files import Disk, Storage, cannot_read
+from vitrail.data.files import OUTSIDE, Disk, Storage, cannot_read, is_inside, outside
 from vitrail.data.folders import FolderStore, split_order
 from vitrail.data.samples import Collection, LabelTable, Texts, class_order, same_but_for_case
 from vitrail.data.splits import canonical
@@ -28,6 +31,7 @@ LABEL = ("label", "class", "labels", "classes", "class_name")
 SEVERAL = ("labels", "classes")  # even where each picture has one
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 CLASSES = ("classes.json", "classes.txt")
+MOST_COLUMNS = 1000  # each takes time in every row, even one that ends before it
 
 
 class Row(NamedTuple):
@@ -42,8 +46,8 @@ class Row(NamedTuple):
 def from_list(path: Path) -> Collection:
     """The pictures that a CSV or JSON-lines file lists."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = io.TextIOWrapper(io.BytesIO(Disk().read_all(str(path))), "utf-8-sig").read()
+    except UnicodeDecodeError as error:
         raise cannot_read(path, error) from None
     names, table, splits = Texts(), LabelTable(), SplitTable()
     for row in rows_of(text, path.name):
@@ -53,6 +57,8 @@ def from_list(path: Path) -> Collection:
         splits.add(row.split)
     if not names:
         raise DataError(f"{path} lists no pictures")
+    if not OUTSIDE.get():
+        check_inside(path, names)
     classes, places = by_name(table, classes_beside(str(path.parent), Disk()))
     split_names, split = splits.numbered(str(path))
     return Collection(
@@ -64,6 +70,27 @@ def from_list(path: Path) -> Collection:
         split=split,
         notes=tuple(same_but_for_case(classes)),
     )
+
+
+def check_inside(path: Path, names: Texts) -> None:
+    """Refuse a list with files outside its folder. Files are resolved one by one only in folders
+    that hold links: asking the system about each of a million takes longer than reading the list.
+    """
+    folder = str(path.parent)
+    root = os.path.realpath(folder)
+
+    @cache
+    def look(parent: str) -> tuple[bool, bool]:
+        """Whether a folder is inside, and whether some of its files may be links."""
+        place, links = os.path.join(folder, parent), True
+        with suppress(OSError, ValueError), os.scandir(place) as entries:
+            links = any(entry.is_symlink() for entry in entries)
+        return is_inside(place, root), links
+
+    for name in names:
+        inside, links = look(os.path.dirname(name))
+        if not inside or (links and not is_inside(os.path.join(folder, name), root)):
+            raise outside(str(path), name, folder)
 
 
 def rows_of(text: str, name: str) -> Iterator[Row]:
@@ -90,6 +117,9 @@ def csv_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     tabs = "\t" in header and "," not in header
     reader = csv.DictReader(io.StringIO(text), delimiter="\t" if tabs else fallback)
     try:
+        if len(reader.fieldnames or ()) > MOST_COLUMNS:
+            count = len(reader.fieldnames or ())
+            raise DataError(f"{name} has {count:,} columns; at most {MOST_COLUMNS:,} are read")
         for values in reader:
             if None in values:
                 raise DataError(

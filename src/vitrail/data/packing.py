@@ -3,21 +3,22 @@
     train-000000.tar: 000000000.jpg 000000000.cls 000000001.jpg …
     classes.json: ["daisy", "rose"]
 
-Pictures are copied as they are; arrays become PNG. The same samples give the same bytes.
+Pictures are copied as they are; arrays become PNG. Files that do not begin like an image are left
+out and named. The same samples give the same bytes.
 """
 
 import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.files import whole_or_absent
-from vitrail.data.headers import format_of
-from vitrail.data.samples import Sample, Source, is_picture
+from vitrail.data.headers import READABLE, format_of
+from vitrail.data.samples import Sample, Source
 from vitrail.data.sources import open_source, splits_of
 from vitrail.data.splits import canonical
 from vitrail.data.thumbnails import to_png
@@ -45,6 +46,7 @@ class Shard(NamedTuple):
     split: str
     samples: int
     bytes: int
+    left_out: tuple[str, ...] = ()  # files that are no images, up to the end of this shard
 
 
 def pack(
@@ -69,26 +71,36 @@ def pack(
 
 def write_shards(source: Source, folder: Path, name: str, max_bytes: int) -> Iterator[Shard]:
     """Write the samples as `name-000000.tar`, `name-000001.tar`, …"""
-    number = start = 0
-    while start < len(source):
+    left_out: list[str] = []
+    entries = entries_of(source, left_out)
+    entry, number = next(entries, None), 0
+    if entry is None:
+        raise DataError(
+            f"nothing to pack in split {name!r}: none of its {len(left_out):,} files is an image, "
+            f"such as {left_out[0]}; give {READABLE} files"
+        )
+    while entry is not None:
         path = folder / f"{name}-{number:06}.tar"
+        samples = written = 0
         with whole_or_absent(path) as temporary, temporary.open("wb") as file:
-            end = write_shard(file, source, start, max_bytes)
-        yield Shard(path, name, end - start, path.stat().st_size)
-        number, start = number + 1, end
+            while entry is not None and (not samples or written + len(entry) <= max_bytes):
+                file.write(entry)
+                samples, written = samples + 1, written + len(entry)
+                entry = next(entries, None)
+            file.write(bytes(2 * BLOCK))  # the mark of the end
+        yield Shard(path, name, samples, path.stat().st_size, tuple(left_out))
+        left_out.clear()
+        number += 1
 
 
-def write_shard(file: BinaryIO, source: Source, start: int, max_bytes: int) -> int:
-    """Write samples from `start` on until the shard is full; the first that is not in it."""
-    written, end = 0, start
-    while end < len(source):
-        entry = b"".join(member(name, data) for name, data in to_members(source[end], end))
-        if end > start and written + len(entry) > max_bytes:
-            break
-        file.write(entry)
-        written, end = written + len(entry), end + 1
-    file.write(bytes(2 * BLOCK))  # the mark of the end
-    return end
+def entries_of(source: Source, left_out: list[str]) -> Iterator[bytes]:
+    """Each sample as the bytes of its tar members; the names of others are added to `left_out`."""
+    for index in range(len(source)):
+        sample = source[index]
+        if isinstance(sample.data, bytes) and format_of(sample.data) is None:
+            left_out.append(sample.name)
+        else:
+            yield b"".join(member(name, data) for name, data in to_members(sample, index))
 
 
 def member(name: str, data: bytes) -> bytes:
@@ -113,20 +125,14 @@ def to_members(sample: Sample, index: int) -> list[tuple[str, bytes]]:
     if isinstance(data, np.ndarray):
         ending, data = "png", to_png(as_image(data))
     else:
-        ending = kind(sample)
+        format = format_of(data)
+        assert format is not None, "entries_of leaves others out"
+        ending = ENDINGS[format]
     if isinstance(sample.label, tuple):
         label = ("json", json.dumps({"labels": list(sample.label)}).encode())
     else:
         label = ("cls", str(sample.label).encode())
     return [(f"{index:09}.{ending}", data), (f"{index:09}.{label[0]}", label[1])]
-
-
-def kind(sample: Sample) -> str:
-    """The ending that fits the bytes, else the one in the name."""
-    assert isinstance(sample.data, bytes)
-    if (found := format_of(sample.data)) is not None:
-        return ENDINGS[found]
-    return sample.name.rpartition(".")[2].lower() if is_picture(sample.name) else "jpg"
 
 
 def as_image(pixels: np.ndarray) -> Image.Image:

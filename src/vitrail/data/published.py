@@ -256,12 +256,21 @@ STAND_INS: dict[tuple[str, str], Any] = {
 
 
 class Unpickler(pickle._Unpickler):  # Python's own: C's would trust the file's numbers
-    """Reads numbers, texts, lists, dictionaries and arrays; refuses whatever else is asked."""
+    """Reads numbers, texts, lists, dictionaries and arrays; refuses whatever else is asked, such as
+    to change a class, which would stay for the whole process."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
             raise DataError(f"it asks for {module}.{name}, and loading it could run code")
         return STAND_INS[module, name]
+
+    def load_build(self) -> None:
+        found: Any = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(found, PickledArray | PickledType):
+            raise DataError(f"it would change a {type(found).__name__}")
+        super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
+
+    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 def read_pickle(path: Path) -> dict[str, Any]:

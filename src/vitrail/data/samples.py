@@ -266,8 +266,13 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
     """Names in the order classes have: by number if all are numbers, else by letter."""
     names = set(names)
     if all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
+        return tuple(sorted(names, key=by_number))
     return tuple(sorted(names))
+
+
+def by_number(digits: str) -> tuple[int, str, str]:
+    """Orders digits as numbers; `int` refuses to read thousands of them."""
+    return len(digits.lstrip("0")), digits.lstrip("0"), digits
 
 
 def told(classes: tuple[str, ...]) -> str:

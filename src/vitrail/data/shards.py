@@ -28,7 +28,7 @@ from vitrail.data.lists import (
     classes_in,
     rows_of,
 )
-from vitrail.data.samples import Collection, LabelTable, Texts, same_but_for_case
+from vitrail.data.samples import Collection, LabelTable, Texts, by_number, same_but_for_case
 from vitrail.data.splits import SPLITS, canonical
 from vitrail.data.tars import SEVERAL, TarIndex, tar_index
 from vitrail.errors import DataError
@@ -220,12 +220,12 @@ def classes_of(
     if not any(index.labels.bytes for index in indexes.values()):
         return by_name(table, known)
     if known is None and all(label.isascii() and label.isdigit() for label in table.seen):
-        most = max(map(int, table.seen), default=0)
-        if most >= MOST_CLASSES:
+        most = max(table.seen, key=by_number, default="0").lstrip("0") or "0"
+        if len(most) > len(str(MOST_CLASSES)) or int(most) >= MOST_CLASSES:
             raise DataError(
-                f"label {most} is no number of a class; name the classes in classes.txt"
+                f"label {most:.30} is no number of a class; name the classes in classes.txt"
             )
-        known = tuple(str(number) for number in range(most + 1))
+        known = tuple(str(number) for number in range(int(most) + 1))
     classes, places = by_name(table, known)
     return classes, places | {str(number): number for number in range(len(classes))}
 

@@ -7,7 +7,7 @@ headers are understood. A file that is cut off is told apart from a whole one.
 
 import json
 import os
-import zipfile
+import re
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitrail.data.array_files import BROKEN, npz_arrays
 from vitrail.data.files import Disk, Storage, whole_or_absent
 from vitrail.data.lists import LABEL, LISTS, labels_of
 from vitrail.data.samples import Texts, is_picture
@@ -28,7 +29,10 @@ ZEROS = bytes(BLOCK)
 REGULAR = (b"0", b"\0", b"7")
 WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
 MOST_TEXT = 2**28  # bytes of a text inside a tar; a list of a million pictures has 2**26
+MOST_LABEL = 2**24  # bytes of what stands beside one picture, and of a header's values
+MOST_NAME = 2**16  # bytes of a member's name; systems commonly allow 4096
 TEXTS = {"classes.txt", "classes.json", *(f"labels{ending}" for ending in LISTS)}
+PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 SEVERAL = "\x1f"  # stands before each of several labels
 
 
@@ -112,9 +116,9 @@ def add_member(
     elif base in TEXTS:
         index.texts.setdefault(base, text_of(member, window).removeprefix("\ufeff"))
     elif ending == "cls":
-        group.label = text_of(member, window).strip()
+        group.label = text_of(member, window, MOST_LABEL).strip()
     elif ending == "json":
-        group.label = group.label or label_in_json(text_of(member, window))
+        group.label = group.label or label_in_json(text_of(member, window, MOST_LABEL))
     else:
         index.others += 1
 
@@ -129,7 +133,7 @@ class Group:
 
     def close(self, index: TarIndex) -> None:
         for place in range(self.pictures):
-            index.labels.append(self.label)
+            index.labels.append(self.label if place == 0 else "")  # others are not looked at
             index.first.append(place == 0)
 
 
@@ -140,9 +144,12 @@ def split_key(name: str) -> tuple[str, str, str]:
     return (name, "", "") if dot < 0 else (name[:dot], ".", name[dot + 1 :].lower())
 
 
-def text_of(member: TarMember, window: "Window") -> str:
-    if member.size > MOST_TEXT:
-        raise DataError(f"{window.path}: {member.name} is too long for a text about pictures")
+def text_of(member: TarMember, window: "Window", most: int = MOST_TEXT) -> str:
+    if member.size > most:
+        raise DataError(
+            f"{window.path}: {member.name} has {member.size:,} bytes, and at most {most:,} are "
+            "read; it is damaged, or no data set"
+        )
     return window.at(member.offset, member.size).decode("utf-8", "surrogateescape")
 
 
@@ -197,7 +204,7 @@ def members(window: Window) -> Iterator[TarMember]:
                 raise DataError(f"{window.path} is no .tar file, or compressed: unpack it first")
             raise EOFError("is damaged")
         kind = block[156:157]
-        size = int(pax["size"]) if pax.get("size", "").isdigit() else number(block[124:136])
+        size = int(pax["size"]) if "size" in pax else number(block[124:136])
         name = pax.get("path") or long_name or header_name(block)
         start = position + BLOCK
         if kind in WITHOUT_DATA:
@@ -206,9 +213,10 @@ def members(window: Window) -> Iterator[TarMember]:
             raise EOFError(f"breaks off within {name}")
         position = start + (size + BLOCK - 1) // BLOCK * BLOCK
         if kind == b"L":
-            long_name = text_of(TarMember("a long name", start, size), window).rstrip("\0")
+            member = TarMember("a long name", start, size)
+            long_name = text_of(member, window, MOST_NAME).rstrip("\0")
         elif kind == b"x":
-            pax = pax_values(text_of(TarMember("a pax header", start, size), window))
+            pax = pax_values(text_of(TarMember("a pax header", start, size), window, MOST_LABEL))
         else:
             if kind in REGULAR and not name.endswith("/"):
                 yield TarMember(name.removeprefix("./"), start, size)
@@ -242,15 +250,18 @@ def header_name(block: bytes) -> str:
 
 
 def pax_values(text: str) -> dict[str, str]:
-    """`30 path=some/long/name` per line, the length of the line in bytes first."""
-    values, rest = {}, text.encode("utf-8", "surrogateescape")
-    while rest:
-        length, space, _ = rest.partition(b" ")
-        if not space or not length.isdigit() or int(length) <= len(length):
+    """Path and size of `30 path=some/long/name` per line, the length of the line in bytes first."""
+    values, data, place = {}, text.encode("utf-8", "surrogateescape"), 0
+    while length := PAX_LENGTH.match(data, place):
+        end = place + int(length[1])
+        if end < length.end():
             break
-        key, _, value = rest[len(length) + 1 : int(length) - 1].partition(b"=")
-        values[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        rest = rest[int(length) :]
+        key, _, value = data[length.end() : end - 1].partition(b"=")
+        if key in (b"path", b"size"):
+            values[key.decode()] = value.decode("utf-8", "surrogateescape")
+        place = end
+    if not re.fullmatch("[0-9]{1,19}", values.get("size", "0")):
+        del values["size"]
     return values
 
 
@@ -272,22 +283,42 @@ def write_index(place: Path, index: TarIndex, stamp: list[int]) -> None:
 
 
 def read_index(place: Path, stamp: list[int]) -> TarIndex | None:
-    """What `write_index` wrote about this very file; None if it is not there or of another."""
+    """What `write_index` wrote about this very file; None if it is not there, of another, or such
+    that it cannot be true: it may have come with the tar, from anybody."""
     try:
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-            if kept["stamp"].tolist() != stamp:
-                return None
-            about = json.loads(kept["about"].tobytes())
-            index = TarIndex(
-                offsets=array("q", kept["offsets"].tobytes()),
-                sizes=array("q", kept["sizes"].tobytes()),
-                first=bytearray(kept["first"].tobytes()),
-                **about,
-            )
-            index.names.bytes = bytearray(kept["names"].tobytes())
-            index.names.ends = array("q", kept["name_ends"].tobytes())
-            index.labels.bytes = bytearray(kept["labels"].tobytes())
-            index.labels.ends = array("q", kept["label_ends"].tobytes())
-            return index
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        if not place.is_file():
+            return None
+        kept = {name: found.values for name, found in npz_arrays(place).items()}
+        if kept["stamp"].tolist() != stamp:
+            return None
+        about = json.loads(kept["about"].tobytes())
+        index = TarIndex(
+            offsets=array("q", kept["offsets"].tobytes()),
+            sizes=array("q", kept["sizes"].tobytes()),
+            first=bytearray(kept["first"].tobytes()),
+            texts={str(name): str(text) for name, text in about["texts"].items()},
+            others=int(about["others"]),
+            damage=str(about["damage"]),
+        )
+        index.names.bytes = bytearray(kept["names"].tobytes())
+        index.names.ends = array("q", kept["name_ends"].tobytes())
+        index.labels.bytes = bytearray(kept["labels"].tobytes())
+        index.labels.ends = array("q", kept["label_ends"].tobytes())
+    except (*BROKEN, DataError):
         return None
+    return index if is_possible(index, size=stamp[1]) else None
+
+
+def is_possible(index: TarIndex, size: int) -> bool:
+    """Whether an index can be of a tar of `size` bytes."""
+    offsets, sizes = np.frombuffer(index.offsets, np.int64), np.frombuffer(index.sizes, np.int64)
+    columns = (index.sizes, index.first, index.names, index.labels)
+    if any(len(column) != len(offsets) for column in columns):
+        return False
+    for texts in (index.names, index.labels):
+        ends = np.frombuffer(texts.ends, np.int64)
+        if len(ends) and (ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(texts.bytes)):
+            return False
+    return not len(offsets) or bool(
+        offsets.min() >= 0 and sizes.min() >= 0 and (sizes <= size - offsets).all()
+    )

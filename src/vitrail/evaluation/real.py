@@ -48,7 +48,7 @@ def real_hits(
 def read_real(path: Path) -> list[list[int]]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as real labels: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, list) for entry in entries):
         raise DataError(f"{path} must be a list with a list of classes for each picture")

@@ -50,5 +50,12 @@ def from_texts(texts: Mapping[str, str], where: str) -> Description:
         values = {key: json.loads(text) for key, text in texts.items()}
         config = from_dict(values["model"])
         return Description(config, facts_from_dict(values), bool(values["int8"]))
-    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        ConfigError,
+    ) as error:
         raise CheckpointError(f"{where} describes no possible model: {error}") from None

@@ -10,17 +10,19 @@ Shapes: n pictures, D features, K classes, M rows.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.files import write_file
+from vitrail.checkpoints.files import whole_or_absent
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
 from vitrail.probing.features import backbone
@@ -106,21 +108,33 @@ def shortened(memory: Memory) -> Memory:
     return replace(memory, rows=torch.cat(rows), owners=torch.cat(owners))
 
 
-def save_memory(memory: Memory, folder: Path) -> bool:
-    """Keep a memory in a bundle's folder, in place of another; False if it is too large."""
+@contextmanager
+def memory_beside(memory: Memory, folder: Path) -> Iterator[bool]:
+    """Write a memory, and put it in the place of the old one if the block saves its model.
+
+    Nothing changes where either cannot be written. False: it is too large, and the old one goes.
+    """
     memory = shortened(memory)
     if memory.rows.nbytes > MOST_BYTES:
+        yield False
         (folder / MEMORY).unlink(missing_ok=True)
-        return False
-    tensors = {name: getattr(memory, name) for name in ("counts", "sums", "rows", "owners")}
+        return
+    tensors = {n: getattr(memory, n).contiguous() for n in ("counts", "sums", "rows", "owners")}
     about = {
         "classes": list(memory.classes),
         "l2": memory.l2,
         "temperature": memory.temperature,
         "backbone": memory.backbone,
     }
-    write_file(folder / MEMORY, tensors, {"vitrail-probe": json.dumps(about)})
-    return True
+    with whole_or_absent(folder / MEMORY) as temporary:
+        save_file(tensors, temporary, {"vitrail-probe": json.dumps(about)})
+        yield True
+
+
+def save_memory(memory: Memory, folder: Path) -> bool:
+    """Keep a memory in a bundle's folder, in place of another; False if it is too large."""
+    with memory_beside(memory, folder) as kept:
+        return kept
 
 
 def holds_memory(folder: Path) -> bool:
@@ -137,11 +151,16 @@ def load_memory(folder: Path, model: Model) -> Memory | None:
             about = json.loads(file.metadata()["vitrail-probe"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         memory = Memory(**tensors, **about | {"classes": tuple(about["classes"])})
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if memory.backbone != made_by(model):
         raise CheckpointError(
             f"{path} remembers features of other weights than the model beside it; delete it, and "
             "teach the classes again"
+        )
+    if lost := set(facts_of(model).class_names) - set(memory.classes):
+        raise CheckpointError(  # its writer was killed after the model, before the memory
+            f"{path} is older than the model beside it and knows nothing of {min(lost)!r}; delete "
+            "it, and teach the classes again"
         )
     return memory

@@ -33,9 +33,9 @@ from vitrail.probing.memory import (
     Memory,
     holds_memory,
     load_memory,
+    memory_beside,
     nothing,
     remember,
-    save_memory,
 )
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
 from vitrail.probing.shots import draw
@@ -100,9 +100,9 @@ def teach(
         memory = memory.with_class(name, torch.from_numpy(found.values))
     graduate, memory, accuracy = fitted(pupil, memory, taught=classes)
     check_class_names(facts_of(graduate), graduate.config)
-    if not save_memory(memory, folder):  # before the model, which can be made from it again
-        notes.append(FORGETFUL)
-    save(graduate, folder)
+    with memory_beside(memory, folder) as kept:
+        save(graduate, folder)
+    notes += [] if kept else [FORGETFUL]
     return Taught(
         folder=folder,
         classes=memory.classes,

@@ -65,7 +65,7 @@ def read_run(folder: Path) -> tuple[Settings, str, str]:
         raise ConfigError(
             f"{folder} holds no run to resume: it has no {SETTINGS}; leave --resume out"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 

@@ -100,7 +100,7 @@ def saves_of(place: Path) -> int:
     """How many saves there had been; 0 if the state cannot say."""
     try:
         return int(json.loads((place / NOTE).read_text(encoding="utf-8"))["saves"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return 0
 
 
@@ -135,7 +135,7 @@ def read_note(place: Path) -> dict[str, Any]:
         note = json.loads((place / NOTE).read_text(encoding="utf-8"))
         if note["digest"] == digest_of_note(note):
             return note
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
     raise CheckpointError(f"{NOTE} is not what was written")
 

@@ -1,6 +1,7 @@
 """The top of the ladder: the step that was chosen, on the whole training set, as a bundle."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.quick import quick_outcome
 from vitrail.models.build import Model
-from vitrail.probing.memory import Memory, save_memory
+from vitrail.probing.memory import Memory, memory_beside
 from vitrail.probing.others import fit_logistic
 from vitrail.probing.teaching import learned
 from vitrail.training import rungs
@@ -84,11 +85,10 @@ def write(
     if order.overwrite:
         clear_run(order.out)
     write_run(order.out, settings, data=order.data, start=order.start)
-    if memory is not None:
-        save_memory(memory, order.out)
     origin = origin_of(order.data, ground.material.train)
     provenance = {**origin.to_dict(), "from": order.start, **about}
-    save(model.to("cpu"), order.out, provenance=provenance)
+    with nullcontext() if memory is None else memory_beside(memory, order.out):
+        save(model.to("cpu"), order.out, provenance=provenance)
     model = model.to(device).eval()
     outcomes = {
         name: quick_outcome(

@@ -74,7 +74,7 @@ def read_tasks(path: Path) -> list[Task]:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
     if others := values.keys() - {"task"}:
         raise ConfigError(f"{path}: {unknown('key', min(others), ['task'])}")
