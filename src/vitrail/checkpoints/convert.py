@@ -21,8 +21,9 @@ from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import SUFFIXES
 from vitrail.checkpoints.formats import table_for
 from vitrail.checkpoints.huggingface_processor import cannot_prepare
-from vitrail.checkpoints.load import Loaded, Reference, open_reference
+from vitrail.checkpoints.load import Loaded, Reference, open_reference, set_preprocessing
 from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, save, table_name
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
@@ -43,6 +44,7 @@ class Conversion:
     changes: list[str]
     lost: list[str]
     notes: list[str]  # what is not in the result though it belongs to the model
+    notice: str = ""  # where the preprocessing comes from, if the source does not state it
     difference: float | None = None  # of the logits, relative to the largest; None: not written
 
 
@@ -53,12 +55,15 @@ def convert(
     *,
     from_format: str | None = None,
     heads: int | None = None,
+    preprocessing: str | Preprocessing | None = None,
     allow_loss: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
     """Write the source's model in another format, and check that it is the same model."""
     destination_file(destination, to)  # a wrong one is told before any work is done
     loaded = open_reference(source, format=from_format, heads=heads)
+    if preprocessing is not None:
+        set_preprocessing(loaded.model, preprocessing)
     lost = losses(loaded.model, to, destination)
     refuse(lost, to, allow_loss)
     planned = Conversion(
@@ -69,6 +74,7 @@ def convert(
         [f"{change.part}: {change.what} ({change.how})" for change in loaded.changes],
         lost,
         notes_on(loaded, destination, to),
+        "" if preprocessing is not None else loaded.notice,
     )
     if dry_run:
         return planned

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataReference, ModelReference, Preset
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -60,6 +60,7 @@ class Evaluate:
     """sigmoid for a model that was trained with it: a yes or no for each class."""
     save_temperature: Path | None = None
     """Write the model with calibrated probabilities to this bundle, which may be the model's."""
+    preprocessing: Preset = None
     engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
@@ -114,6 +115,7 @@ class Evaluate:
             self.model,
             engine=self.engine or "",
             merge=self.merge,
+            preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
             tell=aside,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataReference, ModelReference
+from vitrail.cli.arguments import DataReference, ModelReference, Preset
 from vitrail.cli.text import Progress, aside, paragraph, printable, tell
 from vitrail.words import percent
 
@@ -39,8 +39,7 @@ class Fewshot:
     """Show what raw pixels in place of the model's features would give."""
     image_size: int | None = None
     """Pixels along each side, if not those of the model: its positions are stretched."""
-    preprocessing: str = ""
-    """fewshot prepares pictures as the protocol does; without it, as the model was trained."""
+    preprocessing: Preset = None
     out: Path | None = None
     """Write a bundle: the model with ridge, best, of the largest number of shots as its head."""
     overwrite: bool = False
@@ -90,17 +89,13 @@ class Fewshot:
     def look(self, sources: "tuple[Samples, Samples]") -> "tuple[Model, Features, Features]":
         """The model, and its features of the pictures to learn from and to be judged by."""
         from vitrail import parallel
-        from vitrail.checkpoints.facts import facts_of
         from vitrail.checkpoints.load import load
-        from vitrail.data.preprocessing import preset
-        from vitrail.models.checks import pair
         from vitrail.probing.features import features_of
 
         device = parallel.start(self.device)
-        model = load(self.model, image_size=self.image_size, tell=aside).to(device)
-        if self.preprocessing:
-            how = preset(self.preprocessing, pair(model.config.image_size), model.config.channels)
-            model.facts = replace(facts_of(model), preprocessing=how)
+        model = load(
+            self.model, image_size=self.image_size, preprocessing=self.preprocessing, tell=aside
+        ).to(device)
         found = []
         for source in sources:
             progress = Progress()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import ModelReference, Preset
 from vitrail.cli.text import Progress, aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
@@ -49,6 +49,7 @@ class Inspect:
     """Share of the smallest attention weights that rollout leaves out."""
     score: bool = False
     """Test whether the maps tell the truth: insertion, deletion, random weights."""
+    preprocessing: Preset = None
     json: bool = False
     """Print one JSON object instead of words."""
 
@@ -60,7 +61,7 @@ class Inspect:
 
         if is_run(self.out) or holds_model(self.out):
             raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
-        model = load(self.model, tell=aside)
+        model = load(self.model, preprocessing=self.preprocessing, tell=aside)
         data, note = (self.data, "") if self.data else usual_data(model)
         progress = Progress()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import ModelReference, Preset
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
 from vitrail.errors import ConfigError, DataError
@@ -50,6 +50,7 @@ class Predict:
     """One JSON object on a line for each picture."""
     features: Path | None = None
     """Write the vector of each picture to this .npz, in place of answers."""
+    preprocessing: Preset = None
     engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
@@ -75,6 +76,7 @@ class Predict:
             self.model,
             engine=self.engine or "",
             merge=self.merge,
+            preprocessing=self.preprocessing,
             guard=Guard(data=self.data, max_drop=self.max_drop),
             device=self.device,
             tell=aside,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitrail.cli.arguments import ModelReference
+from vitrail.cli.arguments import ModelReference, Preset
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.words import duration, percent
@@ -33,6 +33,7 @@ class Teach:
     """A data set with pictures of the classes the model knows, where it does not remember any."""
     only: bool = False
     """Leave the classes behind that the model knows, and learn just these."""
+    preprocessing: Preset = None
     overwrite: bool = False
     """Replace the model that --out holds."""
     device: str = ""
@@ -50,6 +51,7 @@ class Teach:
             self.out,
             using=self.using,
             only=self.only,
+            preprocessing=self.preprocessing,
             overwrite=self.overwrite,
             device=self.device,
         )

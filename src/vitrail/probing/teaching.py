@@ -22,6 +22,7 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
 from vitrail.data.origin import KEPT, from_provenance, origin_of
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
@@ -71,6 +72,7 @@ def teach(
     *,
     using: str | PathLike[str] | None = None,
     only: bool = False,
+    preprocessing: str | Preprocessing | None = None,
     overwrite: bool = False,
     device: str = "",
 ) -> Taught:
@@ -82,7 +84,7 @@ def teach(
     A bundle of `vitrail fewshot` or `teach` remembers what it has seen; it alone is changed in
     place where `out` is not given. Of another model, pictures of the classes it knows are taken
     from `using`, or from the data it was trained on; `only` leaves those classes behind.
-    `overwrite` replaces what is in `out`.
+    `preprocessing` is as in `load`; `overwrite` replaces what is in `out`.
     """
     begun = time.monotonic()
     if not classes:
@@ -91,7 +93,7 @@ def teach(
     place = parallel.start(device)
     if parallel.several():
         raise ConfigError("teaching is done by one process; start it without torchrun")
-    pupil = load(model).to(place)
+    pupil = load(model, preprocessing=preprocessing).to(place)
     sources = {name: open_handful(places, name) for name, places in classes.items()}
     memory, notes = remembered(pupil, Path(model), using, only=only)
     replaced = tuple(name for name in classes if name in memory.classes)
