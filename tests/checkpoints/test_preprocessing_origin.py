@@ -9,20 +9,22 @@ from small_models import FAMILIES, VIT, awake
 
 from vitrail import CheckpointError, ConfigError, Preprocessing, load, save
 from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.formats import table_for
+from vitrail.checkpoints.rules import write
 from vitrail.cli import main
 from vitrail.data.preprocessing import PRESETS, Preset, preset
 
-TIMM = VIT.change(numerics="timm")
+WIDE = VIT.change(width=64, heads=1)  # the usual number of heads, which no file need say
+TIMM = WIDE.change(numerics="timm")
 HEADLESS = TIMM.change(num_classes=0)
 SCALED = TIMM.change(layer_scale=1e-5, image_size=16)
-HF = VIT.change(numerics="transformers")
+HF = WIDE.change(numerics="transformers")
 OWN = Preprocessing(size=(8, 8), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
 
 
 def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"):
     """A file of weights alone, with names changed, tensors added, or inside a training state."""
-    save(awake(config), folder / name, format)
-    tensors = torch.load(folder / name, weights_only=True)
+    tensors = write(awake(config), table_for(config, format).rules(config))
     if rename:
         tensors = {rename(name): tensor for name, tensor in tensors.items()}
     tensors |= {name: torch.zeros(1, 1, 8) for name in extra}
@@ -73,8 +75,18 @@ ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
         "timm",
         "warning",
     ),
+    "timm, BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="timm")),
+        "timm",
+        "recognized BiT by its tensor stages.0.blocks.0.",
+    ),
+    "big_transfer's BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="big_transfer"), "bit_pytorch"),
+        "big_vision",
+        "",
+    ),
     "timm, hybrid": (
-        lambda f: bare(f, FAMILIES["hybrid root"].change(numerics="timm")),
+        lambda f: bare(f, FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)),
         "timm",
         "recognized AugReg hybrid by its tensor patch_embed.backbone.",
     ),
@@ -162,7 +174,7 @@ ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
     "Google's Mixer": (lambda f: google(f, "mixer"), "google", ""),
     "Google's BiT": (lambda f: google(f, "bit"), "google", ""),
     "torchvision": (
-        lambda f: bare(f, VIT.change(numerics="torchvision"), "torchvision"),
+        lambda f: bare(f, WIDE.change(numerics="torchvision"), "torchvision"),
         "torchvision",
         "",
     ),
