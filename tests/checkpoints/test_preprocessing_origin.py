@@ -251,8 +251,11 @@ def test_what_the_user_chooses_is_taken_without_a_warning(tmp_path, given):
 
 
 def test_a_preset_fits_the_size_that_the_model_is_adapted_to(tmp_path):
-    model = load(bare(tmp_path, TIMM), image_size=16, preprocessing="dino", tell=lambda line: None)
+    path, lines = bare(tmp_path, TIMM), []
+    model = load(path, image_size=16, preprocessing="dino", tell=lines.append)
     assert model.facts.preprocessing == preset("dino", (16, 16))
+    load(path, image_size=18 * 4, tell=lines.append)
+    assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
 
 
 def test_wrong_preprocessing_is_refused(tmp_path):

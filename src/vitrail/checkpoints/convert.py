@@ -21,7 +21,14 @@ from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import SUFFIXES
 from vitrail.checkpoints.formats import table_for
 from vitrail.checkpoints.huggingface_processor import cannot_prepare
-from vitrail.checkpoints.load import Loaded, Reference, open_reference, set_preprocessing
+from vitrail.checkpoints.load import (
+    Loaded,
+    Reference,
+    open_reference,
+    prepared,
+    preprocessing_notice,
+    set_preprocessing,
+)
 from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, save, table_name
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -62,8 +69,11 @@ def convert(
     """Write the source's model in another format, and check that it is the same model."""
     destination_file(destination, to)  # a wrong one is told before any work is done
     loaded = open_reference(source, format=from_format, heads=heads)
+    notice = ""
     if preprocessing is not None:
         set_preprocessing(loaded.model, preprocessing)
+    else:
+        notice = preprocessing_notice(loaded.model, loaded.family, source)
     lost = losses(loaded.model, to, destination)
     refuse(lost, to, allow_loss)
     planned = Conversion(
@@ -74,7 +84,7 @@ def convert(
         [f"{change.part}: {change.what} ({change.how})" for change in loaded.changes],
         lost,
         notes_on(loaded, destination, to),
-        "" if preprocessing is not None else loaded.notice,
+        notice,
     )
     if dry_run:
         return planned
@@ -122,7 +132,7 @@ def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
         return ["timm always antialiases when it resizes; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
-    notes = ["preprocessing is not part of such a file"]
+    notes = [f"preprocessing is not part of such a file: {prepared(loaded.model)}"]
     if facts.class_names:
         notes.append(f"the {len(facts.class_names)} class names are not part of such a file")
     return notes

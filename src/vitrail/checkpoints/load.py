@@ -38,7 +38,7 @@ class Loaded:
     format: str  # "bundle", "google", …
     rules: list[Rule] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    notice: str = ""  # where the preprocessing comes from, if the checkpoint does not state it
+    family: Family | None = None  # that the preprocessing follows from, where it is not stated
 
 
 def load(
@@ -89,8 +89,8 @@ def load(
             say(line)
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
-    elif loaded.notice:
-        say(loaded.notice)
+    elif notice := preprocessing_notice(model, loaded.family, reference):
+        say(notice)
     return model.eval()
 
 
@@ -112,7 +112,7 @@ def open_reference(
         weights.settings["heads"] = heads
     if bundle.is_bundle(weights) and format in (None, "bundle"):
         model = bundle.read_bundle(weights, header)
-        return Loaded(model, "bundle", bundle.rules(model.config), notice=warning(model, text))
+        return Loaded(model, "bundle", bundle.rules(model.config))
     if format == "bundle":
         raise CheckpointError(f"{reference} is no bundle: it has no config.json of vitrail's")
     model, found, tidied = read_model(weights, format)
@@ -120,7 +120,7 @@ def open_reference(
     told = [Change(name, "left out", why) for name, why in tidied.left_out.items()]
     told += [Change(name, "guessed", how) for name, how in tidied.guessed.items()]
     rules = table_for(model.config, found).rules(model.config)
-    return Loaded(model, found, rules, told, recognized(model, family) or warning(model, text))
+    return Loaded(model, found, rules, told, family)
 
 
 def nothing_at(text: str) -> CheckpointError:
@@ -217,15 +217,10 @@ def foreign_facts(model: Model, weights: Weights, format: str, source: str) -> F
     return family
 
 
-def recognized(model: Model, family: Family | None) -> str:
-    """One line about preprocessing that follows from the family of a checkpoint."""
-    if family is None:
-        return ""
-    return f"recognized {family.name} by {family.evidence}; preprocessing: {prepared(model)}"
-
-
-def warning(model: Model, source: str) -> str:
-    """One line about preprocessing that nothing confirms; empty if something does."""
+def preprocessing_notice(model: Model, family: Family | None, source: Reference) -> str:
+    """One line about preprocessing that the checkpoint does not state; empty if it does."""
+    if family is not None:
+        return f"recognized {family.name} by {family.evidence}; preprocessing: {prepared(model)}"
     if facts_of(model).provenance.get(PREPROCESSING) != ASSUMED:
         return ""
     return (

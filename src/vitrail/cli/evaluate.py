@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitrail.cli.arguments import DataReference, ModelReference, Preset
-from vitrail.cli.text import Progress, aside, paragraph, printable, tell
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.words import cut, percent
@@ -109,7 +110,6 @@ class Evaluate:
                 self.save_temperature, overwrite=here, instead="give --save-temperature another"
             )
         parallel.start(self.device)
-        progress = Progress() if parallel.is_first() else None
         guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
@@ -120,26 +120,26 @@ class Evaluate:
             device=self.device,
             tell=aside,
         )
-        findings = evaluate(
-            predictor.runner,
-            self.data,
-            self.split,
-            flip=self.flip,
-            crops=self.crops,
-            restrict=self.restrict,
-            by_order=self.by_order,
-            real=self.real,
-            loss=self.loss,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            backend=self.backend,
-            strict=self.strict,
-            device=self.device,
-            progress=progress,
-        )
-        if progress is None:
+        with Progress() as progress:
+            findings = evaluate(
+                predictor.runner,
+                self.data,
+                self.split,
+                flip=self.flip,
+                crops=self.crops,
+                restrict=self.restrict,
+                by_order=self.by_order,
+                real=self.real,
+                loss=self.loss,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                backend=self.backend,
+                strict=self.strict,
+                device=self.device,
+                progress=progress if parallel.is_first() else None,
+            )
+        if not parallel.is_first():
             return
-        progress.done()
         written = [str(path) for path in self.written(predictor, findings)]
         if self.json:
             about = {"model": self.model, "data": self.data}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.arguments import ModelReference, Preset
-from vitrail.cli.text import Progress, aside, paragraph, printable
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.words import duration, percent, size
 
@@ -46,19 +47,18 @@ class Export:
         model = self.model
         if self.preprocessing is not None:
             model = load(model, preprocessing=self.preprocessing, tell=aside)
-        progress = Progress()
-        done = export_model(
-            model,
-            self.out,
-            to=self.to,
-            int8=self.int8,
-            data=self.data,
-            max_drop=self.max_drop,
-            preprocessing=self.with_preprocessing,
-            overwrite=self.overwrite,
-            progress=progress,
-        )
-        progress.done()
+        with Progress() as progress:
+            done = export_model(
+                model,
+                self.out,
+                to=self.to,
+                int8=self.int8,
+                data=self.data,
+                max_drop=self.max_drop,
+                preprocessing=self.with_preprocessing,
+                overwrite=self.overwrite,
+                progress=progress,
+            )
         if self.json:
             print(json.dumps(asdict(done) | {"path": str(done.path)}, indent=1))
             return

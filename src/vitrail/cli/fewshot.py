@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitrail.cli.arguments import DataReference, ModelReference, Preset
-from vitrail.cli.text import Progress, aside, paragraph, printable, tell
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.words import percent
 
 if TYPE_CHECKING:
@@ -97,10 +98,9 @@ class Fewshot:
             self.model, image_size=self.image_size, preprocessing=self.preprocessing, tell=aside
         ).to(device)
         found = []
-        for source in sources:
-            progress = Progress()
-            found.append(
-                features_of(
+        for part, source in zip(("training", "test"), sources, strict=True):
+            with Progress(f"{part} images") as progress:
+                features = features_of(
                     model,
                     source,
                     cache=self.cache,
@@ -108,19 +108,21 @@ class Fewshot:
                     workers=self.workers,
                     progress=progress if parallel.is_first() else None,
                 )
-            )
-            progress.done()
+            found.append(features)
         return model, *found
 
     def add_pixels(
         self, model: "Model", sources: "tuple[Samples, Samples]", trials: list[list["Trial"]]
     ) -> None:
         """A column of what raw pixels give, by ridge with the best l2."""
+        from vitrail import parallel
         from vitrail.probing.features import pixels_of
         from vitrail.probing.shots import try_shots
 
         channels = model.config.channels
-        pair = [pixels_of(s, channels=channels, workers=self.workers) for s in sources]
+        with Progress("images (raw pixels)") as progress:
+            how = {"workers": self.workers, "progress": progress if parallel.is_first() else None}
+            pair = [pixels_of(source, channels=channels, **how) for source in sources]
         for row, found in zip(
             trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True
         ):

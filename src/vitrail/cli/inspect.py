@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitrail.cli.arguments import ModelReference, Preset
-from vitrail.cli.text import Progress, aside, paragraph, printable
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
 
@@ -66,23 +67,23 @@ class Inspect:
         progress = Progress()
 
         def tell(what: str, done: int, total: int) -> None:
-            progress.what = f"pictures ({what})"
+            progress.what = f"images ({what})"
             progress(done, total)
 
-        found = inspect_model(
-            model,
-            self.pictures,
-            data=data,
-            images=self.images,
-            methods=self.methods,
-            classes=self.classes,
-            layers=self.layers,
-            fuse=self.fuse,
-            discard=self.discard,
-            score=self.score,
-            progress=tell,
-        )
-        progress.done()
+        with progress:
+            found = inspect_model(
+                model,
+                self.pictures,
+                data=data,
+                images=self.images,
+                methods=self.methods,
+                classes=self.classes,
+                layers=self.layers,
+                fuse=self.fuse,
+                discard=self.discard,
+                score=self.score,
+                progress=tell,
+            )
         written = list(write_folder(self.out, found))
         if self.json:
             print(json.dumps(as_json(found) | {"written": [str(p) for p in written]}, indent=1))

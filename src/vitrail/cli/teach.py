@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitrail.cli.arguments import ModelReference, Preset
+from vitrail.cli.progress import Progress
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.words import duration, percent
@@ -45,16 +46,18 @@ class Teach:
         from vitrail.probing.teaching import teach
 
         places = as_places(self.classes)
-        taught = teach(
-            self.model,
-            places,
-            self.out,
-            using=self.using,
-            only=self.only,
-            preprocessing=self.preprocessing,
-            overwrite=self.overwrite,
-            device=self.device,
-        )
+        with Progress() as progress:
+            taught = teach(
+                self.model,
+                places,
+                self.out,
+                using=self.using,
+                only=self.only,
+                preprocessing=self.preprocessing,
+                overwrite=self.overwrite,
+                device=self.device,
+                progress=progress,
+            )
         if self.json:
             print(json.dumps(asdict(taught) | {"folder": str(taught.folder)}, indent=1))
             return
