@@ -220,7 +220,8 @@ def test_the_average_of_torchs_averaged_model_is_taken_without_its_count(tmp_pat
 def test_an_average_that_was_never_made_is_passed_over(tmp_path):
     path = torch_file(tmp_path, lambda t: {"state_dict": t, "state_dict_ema": None, "model": {}})
     lines = []
-    assert same_weights(load(path, tell=lines.append), awake(TIMM))
+    model = load(path, preprocessing="timm", tell=lines.append)
+    assert same_weights(model, awake(TIMM))
     assert lines == []
 
 

@@ -15,8 +15,9 @@ import tyro
 from vitrail.cli import COMMANDS, SWITCHES, main, with_switches
 from vitrail.cli.completion import SAVE, Completion, all_words
 from vitrail.cli.live import Live
+from vitrail.cli.progress import EVERY, Progress
 from vitrail.cli.serve import Serve
-from vitrail.cli.text import EVERY, Progress, chosen, manner
+from vitrail.cli.text import chosen, manner
 from vitrail.cli.train import Train
 from vitrail.cli.welcome import GROUPS, welcome
 from vitrail.planning.machine import VARIABLES
@@ -85,7 +86,9 @@ def test_quiet_leaves_the_result(argv, pictures, capsys):
 
 def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
     def go_on():
-        Progress(last=-EVERY)(3, 10)
+        progress = Progress()
+        progress.shown -= EVERY
+        progress(3, 10)
         live = Live(aside=True)
         live.say("a choice")
         live.evaluated({"epoch": 1.0, "val/loss": 2.5})
@@ -95,7 +98,7 @@ def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
         go_on()
     assert capsys.readouterr() == ("", "")
     go_on()
-    told = "3 of 10 pictures\na choice\n  val loss 2.500, after epoch 1.0\n"
+    told = "3 of 10 images\na choice\n  val loss 2.500, after epoch 1.0\n"
     assert capsys.readouterr() == ("", told)
 
 

@@ -9,6 +9,7 @@ shapes.py            a description from names and shapes
 files.py             tensors in files, safely; files whole or absent
 bundle.py, card.py   our own format, and the model card in it
 facts.py             preprocessing, class names, provenance
+families.py          which preprocessing is meant, where a checkpoint does not state it
 heads.py             the same model with another head
 hub.py               hf:owner/name
 google*.py, timm*.py, huggingface*.py, torchvision_vit.py, bit_pytorch.py   the tables

@@ -1,6 +1,7 @@
 """The model card: what a bundle is, for people."""
 
 from vitrail.checkpoints.facts import Facts
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import build
 from vitrail.models.checks import pair
 from vitrail.models.config import BitConfig, Config, VitConfig
@@ -21,8 +22,8 @@ def model_card(config: Config, facts: Facts, folder: str) -> str:
         "image": f"{height} x {width} pixels, {config.channels} channels",
         "classes": f"{config.num_classes:,}" if config.num_classes else "none: it gives features",
         "numerics": ", ".join(numerics_words(config)),
-        "resize": resize_words(facts),
-        "normalization": f"mean {numbers(prepare.mean)}, std {numbers(prepare.std)}",
+        "resize": resize_words(prepare),
+        "normalization": normalization_words(prepare),
     }
     rows |= {
         key.replace("_", " "): str(value)
@@ -57,14 +58,17 @@ def numerics_words(config: Config) -> list[str]:
     return [hidden, f"LayerNorm epsilon {numerics.norm_eps:g}"]
 
 
-def resize_words(facts: Facts) -> str:
-    prepare = facts.preprocessing
+def normalization_words(prepare: Preprocessing) -> str:
+    return f"mean {numbers(prepare.mean)}, std {numbers(prepare.std)}"
+
+
+def resize_words(prepare: Preprocessing) -> str:
     high, wide = prepare.resize_to or prepare.size
     how = f"both sides to {high} x {wide}"
     if prepare.resize == "short-side":
         how = f"short side to {min(high, wide)}"
     height, width = prepare.size
-    cut = "" if prepare.resize_to is None else f", then the middle {height} x {width}"
+    cut = "" if prepare.resize_to is None else f", center crop {height} x {width}"
     smooth = "" if prepare.antialias else ", no antialiasing"
     return f"{how} ({prepare.interpolation}{smooth}){cut}"
 

@@ -21,8 +21,16 @@ from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import SUFFIXES
 from vitrail.checkpoints.formats import table_for
 from vitrail.checkpoints.huggingface_processor import cannot_prepare
-from vitrail.checkpoints.load import Loaded, Reference, open_reference
+from vitrail.checkpoints.load import (
+    Loaded,
+    Reference,
+    open_reference,
+    prepared,
+    preprocessing_notice,
+    set_preprocessing,
+)
 from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, save, table_name
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
 from vitrail.models.checks import pair
@@ -43,6 +51,7 @@ class Conversion:
     changes: list[str]
     lost: list[str]
     notes: list[str]  # what is not in the result though it belongs to the model
+    notice: str = ""  # where the preprocessing comes from, if the source does not state it
     difference: float | None = None  # of the logits, relative to the largest; None: not written
 
 
@@ -53,12 +62,18 @@ def convert(
     *,
     from_format: str | None = None,
     heads: int | None = None,
+    preprocessing: str | Preprocessing | None = None,
     allow_loss: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
     """Write the source's model in another format, and check that it is the same model."""
     destination_file(destination, to)  # a wrong one is told before any work is done
     loaded = open_reference(source, format=from_format, heads=heads)
+    notice = ""
+    if preprocessing is not None:
+        set_preprocessing(loaded.model, preprocessing)
+    else:
+        notice = preprocessing_notice(loaded.model, loaded.family, source)
     lost = losses(loaded.model, to, destination)
     refuse(lost, to, allow_loss)
     planned = Conversion(
@@ -69,6 +84,7 @@ def convert(
         [f"{change.part}: {change.what} ({change.how})" for change in loaded.changes],
         lost,
         notes_on(loaded, destination, to),
+        notice,
     )
     if dry_run:
         return planned
@@ -116,7 +132,7 @@ def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
         return ["timm always antialiases when it resizes; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
-    notes = ["preprocessing is not part of such a file"]
+    notes = [f"preprocessing is not part of such a file: {prepared(loaded.model)}"]
     if facts.class_names:
         notes.append(f"the {len(facts.class_names)} class names are not part of such a file")
     return notes

@@ -19,6 +19,9 @@ from vitrail.models.checks import pair
 if TYPE_CHECKING:
     from vitrail.data.given import Picture
 
+# In the provenance of a model whose checkpoint did not state its preprocessing.
+PREPROCESSING, ASSUMED = "preprocessing", "assumed"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -88,6 +91,11 @@ def from_dict(values: Mapping[str, Any]) -> Facts:
         provenance=provenance,
         multi_label=multi_label,
     )
+
+
+def confirmed(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of a model whose preprocessing is no assumption any more."""
+    return {key: value for key, value in provenance.items() if key != PREPROCESSING}
 
 
 def facts_of(model: Model) -> Facts:

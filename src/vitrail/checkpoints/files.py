@@ -78,6 +78,7 @@ class Weights:
     settings: dict[str, Any] = field(default_factory=dict)  # config.json, or a file's metadata
     left_out: dict[str, str] = field(default_factory=dict)  # tensors no model needs, and why
     guessed: dict[str, str] = field(default_factory=dict)  # what the file leaves open, and how read
+    layout: tuple[str, ...] = ()  # keys of a training state, one of which holds the tensors
 
 
 class OpenFile:
@@ -256,7 +257,9 @@ def read_torch(path: Path) -> Weights:
         return read
 
     entries = {name: Entry(tuple(t.shape), reader(name)) for name, t in seen.items()}
-    return Weights(entries, left_out=left_out, guessed=choice_among(states_in(content)))
+    states = states_in(content)
+    layout = tuple(map(str, content)) if states else ()
+    return Weights(entries, left_out=left_out, guessed=choice_among(states), layout=layout)
 
 
 def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:

@@ -10,13 +10,15 @@ from typing import Any
 from vitrail.checkpoints import bundle, hub
 from vitrail.checkpoints.adapt import Change, adapt, under_numerics
 from vitrail.checkpoints.bundle import CONFIG, holds_model
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.card import normalization_words, resize_words
+from vitrail.checkpoints.facts import ASSUMED, PREPROCESSING, Facts, confirmed, facts_of
 from vitrail.checkpoints.facts import from_dict as facts_from_dict
+from vitrail.checkpoints.families import CERTAIN, Family, recognize, states_preprocessing
 from vitrail.checkpoints.files import SUFFIXES, Entry, Weights, clear_errors, read_file, read_json
 from vitrail.checkpoints.formats import FORMATS, OUR_METADATA, our_metadata, read_model, table_for
 from vitrail.checkpoints.huggingface_processor import PROCESSOR
 from vitrail.checkpoints.rules import Rule
-from vitrail.data.preprocessing import preset
+from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.checks import Size, pair
@@ -36,6 +38,7 @@ class Loaded:
     format: str  # "bundle", "google", …
     rules: list[Rule] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    family: Family | None = None  # that the preprocessing follows from, where it is not stated
 
 
 def load(
@@ -49,6 +52,7 @@ def load(
     patch_size: Size | None = None,
     keep_representation: bool = False,
     numerics: str | Numerics | None = None,
+    preprocessing: str | Preprocessing | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Model:
     """The model a reference stands for, with its weights; `model.facts` is what else is known.
@@ -63,8 +67,11 @@ def load(
 
     `format` says what a file is where it cannot be recognized, `heads` how many attention heads a
     model has where a file does not say. `numerics`, a name in `NUMERICS` or a value, takes the
-    place of those that the file's library has. The other arguments fit the model to a new task;
-    whatever is changed is told, to standard error unless `tell` says otherwise.
+    place of those that the file's library has. `preprocessing`, a name that `preset` knows or a
+    value, does the same for how images are prepared; a checkpoint that does not state it is loaded
+    with what is usual for its family, and a warning if that is not known. The other arguments fit
+    the model to a new task; whatever is changed is told, to standard error unless `tell` says
+    otherwise.
     """
     loaded = open_reference(reference, format=format, heads=heads)
     model, numeric = under_numerics(loaded.model, numerics)
@@ -76,10 +83,14 @@ def load(
         patch_size=patch_size,
         keep_representation=keep_representation,
     )
+    say = tell or (lambda line: print(line, file=sys.stderr))
     if changes := [*loaded.changes, *numeric, *changes]:
-        say = tell or (lambda line: print(line, file=sys.stderr))
         for line in (f"{name_of(model.config)} from {reference}", *map(str, changes)):
             say(line)
+    if preprocessing is not None:
+        set_preprocessing(model, preprocessing)
+    elif notice := preprocessing_notice(model, loaded.family, reference):
+        say(notice)
     return model.eval()
 
 
@@ -105,10 +116,11 @@ def open_reference(
     if format == "bundle":
         raise CheckpointError(f"{reference} is no bundle: it has no config.json of vitrail's")
     model, found, tidied = read_model(weights, format)
-    model.facts = facts_from(weights.settings, found, model, text)
+    family = foreign_facts(model, weights, found, text)
     told = [Change(name, "left out", why) for name, why in tidied.left_out.items()]
     told += [Change(name, "guessed", how) for name, how in tidied.guessed.items()]
-    return Loaded(model, found, table_for(model.config, found).rules(model.config), told)
+    rules = table_for(model.config, found).rules(model.config)
+    return Loaded(model, found, rules, told, family)
 
 
 def nothing_at(text: str) -> CheckpointError:
@@ -146,19 +158,21 @@ def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
     header: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     guessed: dict[str, str] = {}
+    layout: tuple[str, ...] = ()
     for path in weight_files(folder):
         weights = read_file(path)
         entries |= weights.entries
         header |= weights.settings
         left_out |= weights.left_out
         guessed |= weights.guessed
+        layout = weights.layout
     settings = {}
     if holds_model(folder):
         settings = read_json(folder / CONFIG)
         header.pop(OUR_METADATA, None)  # config.json decides: somebody may have changed it
     if (folder / PROCESSOR).exists():
         settings[PROCESSOR] = read_json(folder / PROCESSOR)
-    return Weights(entries, header | settings, left_out, guessed), header
+    return Weights(entries, header | settings, left_out, guessed, layout), header
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -175,18 +189,60 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def facts_from(settings: dict[str, Any], format: str, model: Model, source: str) -> Facts:
-    """What a foreign file says beside its weights, or what its origin usually does."""
+def foreign_facts(model: Model, weights: Weights, format: str, source: str) -> Family | None:
+    """Give a model the facts of a foreign checkpoint; the family that its preprocessing is of.
+
+    None where the preprocessing is stated, where the format has only one, and where it is assumed.
+    """
     name = source if hub.is_address(source) else Path(source).name
-    provenance = {"source": name or source, "format": format}
-    config = model.config
+    provenance: dict[str, Any] = {"source": name or source, "format": format}
+    config, settings, family = model.config, weights.settings, None
+    size, channels = pair(config.image_size), config.channels
     ours = our_metadata(settings)
     if ours is not None and "preprocessing" in ours:
         facts = facts_from_dict(ours)
     else:
         facts = table_for(config, format).read_facts(settings, config)
-    if facts is None:
-        kind = FORMATS[format].preprocessing
-        facts = Facts(preprocessing=preset(kind, pair(config.image_size), config.channels))
+        stated = facts is not None and states_preprocessing(settings, format)
+        if facts is None:
+            facts = Facts(preprocessing=preset(FORMATS[format].preprocessing, size, channels))
+        if not stated and format not in CERTAIN:
+            family = recognize(weights, format, Path(name).name)
+            if family is None:
+                provenance[PREPROCESSING] = ASSUMED
+            else:
+                facts = replace(facts, preprocessing=preset(family.preset, size, channels))
     names = facts.class_names if len(facts.class_names) == config.num_classes else ()
-    return replace(facts, class_names=names, provenance=dict(facts.provenance) | provenance)
+    model.facts = replace(facts, class_names=names, provenance=dict(facts.provenance) | provenance)
+    return family
+
+
+def preprocessing_notice(model: Model, family: Family | None, source: Reference) -> str:
+    """One line about preprocessing that the checkpoint does not state; empty if it does."""
+    if family is not None:
+        return f"recognized {family.name} by {family.evidence}; preprocessing: {prepared(model)}"
+    if facts_of(model).provenance.get(PREPROCESSING) != ASSUMED:
+        return ""
+    return (
+        f"warning: {source} does not state its preprocessing; assuming {prepared(model)}; "
+        f"if that is wrong, choose another with --preprocessing (in Python preprocessing=): "
+        f"{', '.join(PRESETS)}"
+    )
+
+
+def prepared(model: Model) -> str:
+    how = facts_of(model).preprocessing
+    return f"{normalization_words(how)}, resize {resize_words(how)}"
+
+
+def set_preprocessing(model: Model, given: str | Preprocessing) -> None:
+    """Take another preprocessing, by name or value, in place of what the checkpoint came with."""
+    config, facts = model.config, facts_of(model)
+    how = given
+    if isinstance(how, str):
+        how = preset(how, pair(config.image_size), config.channels)
+    if len(how.mean) != config.channels:
+        raise ConfigError(
+            f"preprocessing for {len(how.mean)} channels does not fit a model of {config.channels}"
+        )
+    model.facts = replace(facts, preprocessing=how, provenance=confirmed(facts.provenance))

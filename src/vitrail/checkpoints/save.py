@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.checkpoints import google, hub
 from vitrail.checkpoints.bundle import check_class_names, save_bundle
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.facts import Facts, confirmed, facts_of
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
 from vitrail.checkpoints.formats import OUR_METADATA, table_for
 from vitrail.checkpoints.rules import unwrapped, write
@@ -51,7 +51,8 @@ def save(
     if class_names is not None:
         facts = replace(facts, class_names=tuple(class_names))
     if preprocessing is not None:
-        facts = replace(facts, preprocessing=preprocessing)
+        provenance = confirmed(facts.provenance) | dict(provenance or {})
+        facts = replace(facts, preprocessing=preprocessing, provenance={})
     if provenance is not None:
         facts = replace(facts, provenance=dict(facts.provenance) | dict(provenance))
     check_class_names(facts, model.config)

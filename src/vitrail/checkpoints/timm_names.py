@@ -2,6 +2,7 @@
 
     module., backbone., model., _orig_mod.   wrappers: data parallel, DINO, Lightning, torch.compile
     head.mlp.…, head.last_layer.…            DINO's projection: left out, with mask_token
+    decoder_blocks.…, decoder_embed.…        MAE's decoder: left out
     blocks.<chunk>.<i>.…                     DINOv2 where it was split among devices
     register_tokens, mlp.w12, mlp.w3         DINOv2's own
     blocks.<i>.gamma_1                       DeiT-III's own
@@ -34,6 +35,7 @@ TODAY = (
 )
 LEFT_OUT = (
     (r"^mask_token$", "stands for hidden patches, in pre-training only"),
+    (r"^decoder_(?:embed|blocks|norm|pred|pos_embed)", "MAE's decoder, for pre-training"),
     (r"^(?:head|dino_head|ibot_head)\.(?:mlp|last_layer)\.", "DINO's projection, for pre-training"),
 )
 PATCHES = "patch_embed.proj.weight"

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.arguments import DataOptions, DataReference
+from vitrail.cli.progress import Progress
 from vitrail.cli.status import UnmetError
-from vitrail.cli.text import WIDTH, Progress, paragraph, printable
+from vitrail.cli.text import WIDTH, paragraph, printable
 from vitrail.words import cut
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ class Check(DataOptions):
 
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit} leaves no picture to look at; give 1 or more")
-        progress = Progress()
-        health = examine(self.data, limit=self.limit, progress=progress)
-        progress.done()
+        with Progress() as progress:
+            health = examine(self.data, limit=self.limit, progress=progress)
         page = None
         if self.out is not None:
             from vitrail.data.sheet import write_page

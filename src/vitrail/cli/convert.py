@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import FileToWrite, ModelReference
+from vitrail.cli.arguments import FileToWrite, ModelReference, Preset
+from vitrail.cli.text import aside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Convert:
     """The format of the source, where it is not recognized."""
     heads: int | None = None
     """How many attention heads the model has, where the source does not say."""
+    preprocessing: Preset = None
     allow_loss: bool = False
     """Give up numerics the format cannot express; weights are never given up."""
     dry_run: bool = False
@@ -44,9 +46,12 @@ class Convert:
             self.to,
             from_format=self.source_format,
             heads=self.heads,
+            preprocessing=self.preprocessing,
             allow_loss=self.allow_loss,
             dry_run=self.dry_run,
         )
+        if done.notice:
+            aside(done.notice)
         if self.json:
             print(json.dumps(asdict(done) | {"destination": str(self.destination)}, indent=1))
             return

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitrail.cli.progress import Progress
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import tell
 from vitrail.errors import ConfigError, DataError
@@ -60,7 +61,10 @@ class Demo:
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         picture(model, samples).save(self.out / "attention.png")
         tell("looking inside the model")
-        inside = inspect_model(model, data=test, images=LOOKED_AT)
+        with Progress() as progress:
+            inside = inspect_model(
+                model, data=test, images=LOOKED_AT, progress=lambda what, *done: progress(*done)
+            )
         *_, page = write_folder(self.out / "inspection", inside)
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
-from vitrail.cli.text import Progress, aside, paragraph, printable, tell
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference, Preset
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.words import cut, percent
@@ -60,6 +61,7 @@ class Evaluate(DataOptions):
     """sigmoid for a model that was trained with it: a yes or no for each class."""
     save_temperature: Path | None = None
     """Write the model with calibrated probabilities to this bundle, which may be the model's."""
+    preprocessing: Preset = None
     engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
@@ -108,36 +110,36 @@ class Evaluate(DataOptions):
                 self.save_temperature, overwrite=here, instead="give --save-temperature another"
             )
         parallel.start(self.device)
-        progress = Progress() if parallel.is_first() else None
         guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
             merge=self.merge,
+            preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
             tell=aside,
         )
-        findings = evaluate(
-            predictor.runner,
-            self.data,
-            self.split,
-            flip=self.flip,
-            crops=self.crops,
-            restrict=self.restrict,
-            by_order=self.by_order,
-            real=self.real,
-            loss=self.loss,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            backend=self.backend,
-            strict=self.strict,
-            device=self.device,
-            progress=progress,
-        )
-        if progress is None:
+        with Progress() as progress:
+            findings = evaluate(
+                predictor.runner,
+                self.data,
+                self.split,
+                flip=self.flip,
+                crops=self.crops,
+                restrict=self.restrict,
+                by_order=self.by_order,
+                real=self.real,
+                loss=self.loss,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                backend=self.backend,
+                strict=self.strict,
+                device=self.device,
+                progress=progress if parallel.is_first() else None,
+            )
+        if not parallel.is_first():
             return
-        progress.done()
         written = [str(path) for path in self.written(predictor, findings)]
         if self.json:
             about = {"model": self.model, "data": self.data}

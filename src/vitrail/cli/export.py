@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.arguments import DataOptions, ModelReference
-from vitrail.cli.text import Progress, paragraph, printable
+from vitrail.cli.arguments import DataOptions, ModelReference, Preset
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.words import duration, percent, size
 
@@ -31,6 +32,7 @@ class Export(DataOptions):
     """Pictures to measure int8 by: their test split; without it, those of the training."""
     max_drop: float = MOST_DROP
     """Refuse int8 if it loses more than this share of the accuracy."""
+    preprocessing: Preset = None
     with_preprocessing: bool = False
     """The file takes the pixels of a picture of any size, and prepares them itself."""
     overwrite: bool = False
@@ -39,21 +41,24 @@ class Export(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
+        from vitrail.checkpoints.load import load
         from vitrail.export.api import export_model
 
-        progress = Progress()
-        done = export_model(
-            self.model,
-            self.out,
-            to=self.to,
-            int8=self.int8,
-            data=self.data,
-            max_drop=self.max_drop,
-            preprocessing=self.with_preprocessing,
-            overwrite=self.overwrite,
-            progress=progress,
-        )
-        progress.done()
+        model = self.model
+        if self.preprocessing is not None:
+            model = load(model, preprocessing=self.preprocessing, tell=aside)
+        with Progress() as progress:
+            done = export_model(
+                model,
+                self.out,
+                to=self.to,
+                int8=self.int8,
+                data=self.data,
+                max_drop=self.max_drop,
+                preprocessing=self.with_preprocessing,
+                overwrite=self.overwrite,
+                progress=progress,
+            )
         if self.json:
             print(json.dumps(asdict(done) | {"path": str(done.path)}, indent=1))
             return

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataOptions, DataReference, ModelReference
-from vitrail.cli.text import Progress, aside, paragraph, printable, tell
+from vitrail.cli.arguments import DataOptions, DataReference, ModelReference, Preset
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.words import percent
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ class Fewshot(DataOptions):
     """Show what raw pixels in place of the model's features would give."""
     image_size: int | None = None
     """Pixels along each side, if not those of the model: its positions are stretched."""
-    preprocessing: str = ""
-    """fewshot prepares pictures as the protocol does; without it, as the model was trained."""
+    preprocessing: Preset = None
     out: Path | None = None
     """Write a bundle: the model with ridge, best, of the largest number of shots as its head."""
     overwrite: bool = False
@@ -90,22 +90,17 @@ class Fewshot(DataOptions):
     def look(self, sources: "tuple[Samples, Samples]") -> "tuple[Model, Features, Features]":
         """The model, and its features of the pictures to learn from and to be judged by."""
         from vitrail import parallel
-        from vitrail.checkpoints.facts import facts_of
         from vitrail.checkpoints.load import load
-        from vitrail.data.preprocessing import preset
-        from vitrail.models.checks import pair
         from vitrail.probing.features import features_of
 
         device = parallel.start(self.device)
-        model = load(self.model, image_size=self.image_size, tell=aside).to(device)
-        if self.preprocessing:
-            how = preset(self.preprocessing, pair(model.config.image_size), model.config.channels)
-            model.facts = replace(facts_of(model), preprocessing=how)
+        model = load(
+            self.model, image_size=self.image_size, preprocessing=self.preprocessing, tell=aside
+        ).to(device)
         found = []
-        for source in sources:
-            progress = Progress()
-            found.append(
-                features_of(
+        for part, source in zip(("training", "test"), sources, strict=True):
+            with Progress(f"{part} images") as progress:
+                features = features_of(
                     model,
                     source,
                     cache=self.cache,
@@ -113,19 +108,21 @@ class Fewshot(DataOptions):
                     workers=self.workers,
                     progress=progress if parallel.is_first() else None,
                 )
-            )
-            progress.done()
+            found.append(features)
         return model, *found
 
     def add_pixels(
         self, model: "Model", sources: "tuple[Samples, Samples]", trials: list[list["Trial"]]
     ) -> None:
         """A column of what raw pixels give, by ridge with the best l2."""
+        from vitrail import parallel
         from vitrail.probing.features import pixels_of
         from vitrail.probing.shots import try_shots
 
         channels = model.config.channels
-        pair = [pixels_of(s, channels=channels, workers=self.workers) for s in sources]
+        with Progress("images (raw pixels)") as progress:
+            how = {"workers": self.workers, "progress": progress if parallel.is_first() else None}
+            pair = [pixels_of(source, channels=channels, **how) for source in sources]
         for row, found in zip(
             trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True
         ):

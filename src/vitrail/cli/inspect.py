@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference
-from vitrail.cli.text import Progress, aside, paragraph, printable
+from vitrail.cli.arguments import DataOptions, ModelReference, Preset
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import aside, paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.training.folder import is_run
 
@@ -49,6 +50,7 @@ class Inspect(DataOptions):
     """Share of the smallest attention weights that rollout leaves out."""
     score: bool = False
     """Test whether the maps tell the truth: insertion, deletion, random weights."""
+    preprocessing: Preset = None
     json: bool = False
     """Print one JSON object instead of words."""
 
@@ -60,28 +62,28 @@ class Inspect(DataOptions):
 
         if is_run(self.out) or holds_model(self.out):
             raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
-        model = load(self.model, tell=aside)
+        model = load(self.model, preprocessing=self.preprocessing, tell=aside)
         data, note = (self.data, "") if self.data else usual_data(model)
         progress = Progress()
 
         def tell(what: str, done: int, total: int) -> None:
-            progress.what = f"pictures ({what})"
+            progress.what = f"images ({what})"
             progress(done, total)
 
-        found = inspect_model(
-            model,
-            self.pictures,
-            data=data,
-            images=self.images,
-            methods=self.methods,
-            classes=self.classes,
-            layers=self.layers,
-            fuse=self.fuse,
-            discard=self.discard,
-            score=self.score,
-            progress=tell,
-        )
-        progress.done()
+        with progress:
+            found = inspect_model(
+                model,
+                self.pictures,
+                data=data,
+                images=self.images,
+                methods=self.methods,
+                classes=self.classes,
+                layers=self.layers,
+                fuse=self.fuse,
+                discard=self.discard,
+                score=self.score,
+                progress=tell,
+            )
         written = list(write_folder(self.out, found))
         if self.json:
             print(json.dumps(as_json(found) | {"written": [str(p) for p in written]}, indent=1))

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BufferedReader, StringIO, TextIOWrapper
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference, Preset
+from vitrail.cli.progress import Progress
 from vitrail.cli.status import UNMET
-from vitrail.cli.text import MANNER, WIDTH, Progress, aside, printable
+from vitrail.cli.text import MANNER, WIDTH, aside, printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.words import cut
@@ -50,6 +52,7 @@ class Predict(DataOptions):
     """One JSON object on a line for each picture."""
     features: Path | None = None
     """Write the vector of each picture to this .npz, in place of answers."""
+    preprocessing: Preset = None
     engine: EngineKind | None = None
     """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
     merge: int = 0
@@ -75,23 +78,26 @@ class Predict(DataOptions):
             self.model,
             engine=self.engine or "",
             merge=self.merge,
+            preprocessing=self.preprocessing,
             guard=Guard(data=self.data, max_drop=self.max_drop),
             device=self.device,
             tell=aside,
         )
         pictures: Iterable[Any] = find(self.pictures, standard_input)
-        tally = Tally(engine=predictor.engine.name)
+        printed = self.features is None and sys.stdout.isatty()  # there, the lines are progress
+        tally = Tally(engine=predictor.engine.name, progress=None if printed else Progress())
         if "-" not in self.pictures:
             pictures = list(pictures)
             tally.total = len(pictures)
-        if self.features is not None:
-            self.write_features(predictor, pictures, tally)
-        else:
-            answers = predictor.stream(
-                pictures, top=self.top, threshold=self.threshold, batch_size=self.batch_size
-            )
-            for line in self.written(tally.watch(answers), tally):
-                print(line)
+        with tally.progress or nullcontext():
+            if self.features is not None:
+                self.write_features(predictor, pictures, tally)
+            else:
+                answers = predictor.stream(
+                    pictures, top=self.top, threshold=self.threshold, batch_size=self.batch_size
+                )
+                for line in self.written(tally.watch(answers), tally):
+                    print(line)
         sys.stdout.flush()
         for line in tally.lines():
             print(line, file=sys.stderr if self.csv or self.json else sys.stdout)
@@ -135,7 +141,8 @@ class Predict(DataOptions):
                     names.append(name)
             if seen.found is not None:
                 rows.append(seen.found.numpy())
-        tally.progress.done()
+        if tally.progress is not None:
+            tally.progress.done()
         if not rows:
             return
         vectors = np.concatenate(rows)
@@ -155,13 +162,12 @@ class Tally:
     named: list[str] = field(default_factory=list)  # the first of them, and why
     unsure: int = 0
     begun: float = field(default_factory=time.monotonic)
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress | None = None
 
     def watch(self, answers: Iterable["Answer"]) -> Iterator["Answer"]:
         for answer in answers:
             self.count(answer.name, answer.error, sure=bool(answer.labels))
             yield answer
-        self.progress.done()
 
     def count(self, name: str, error: str, *, sure: bool) -> None:
         self.pictures += 1
@@ -171,7 +177,7 @@ class Tally:
                 self.named.append(f"{name}: {error}")
         elif not sure:
             self.unsure += 1
-        if not sys.stdout.isatty():  # there, the lines themselves tell
+        if self.progress is not None:
             self.progress(self.pictures, self.total)
 
     def lines(self) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions
+from vitrail.cli.arguments import DataOptions, Preset
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
@@ -28,6 +28,7 @@ class Serve(DataOptions):
     """0.0.0.0 lets other machines in; then give a --token."""
     port: int = 8000
     """0 takes any that is free."""
+    preprocessing: Preset = None
     engine: EngineKind | None = None
     """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
     merge: int = 0
@@ -110,6 +111,7 @@ class Serve(DataOptions):
                 reference,
                 engine=self.engine or "",
                 merge=self.merge,
+                preprocessing=self.preprocessing,
                 guard=guard,
                 device=self.device,
                 tell=tell,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference
+from vitrail.cli.arguments import DataOptions, ModelReference, Preset
+from vitrail.cli.progress import Progress
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
 from vitrail.words import duration, percent
@@ -33,6 +34,7 @@ class Teach(DataOptions):
     """A data set with pictures of the classes the model knows, where it does not remember any."""
     only: bool = False
     """Leave the classes behind that the model knows, and learn just these."""
+    preprocessing: Preset = None
     overwrite: bool = False
     """Replace the model that --out holds."""
     device: str = ""
@@ -44,15 +46,18 @@ class Teach(DataOptions):
         from vitrail.probing.teaching import teach
 
         places = as_places(self.classes)
-        taught = teach(
-            self.model,
-            places,
-            self.out,
-            using=self.using,
-            only=self.only,
-            overwrite=self.overwrite,
-            device=self.device,
-        )
+        with Progress() as progress:
+            taught = teach(
+                self.model,
+                places,
+                self.out,
+                using=self.using,
+                only=self.only,
+                preprocessing=self.preprocessing,
+                overwrite=self.overwrite,
+                device=self.device,
+                progress=progress,
+            )
         if self.json:
             print(json.dumps(asdict(taught) | {"folder": str(taught.folder)}, indent=1))
             return

@@ -1,19 +1,17 @@
-"""What commands write for people beside their results: progress, paragraphs, plain letters.
+"""What commands write for people beside their results: paragraphs, plain letters.
 
-What is no result goes through `tell`, `aside` or `Progress`, which keep still when a command is
-called with --quiet. Results and errors are printed.
+What is no result goes through `tell`, `aside` or `Progress` (progress.py), which keep still when a
+command is called with --quiet. Results and errors are printed.
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from textwrap import wrap
 from typing import Any
 
 WIDTH = 80
-EVERY = 5.0  # seconds between lines of progress; a tenth of it on a terminal
 SECRET = "token"  # the option that nobody else should read
 
 
@@ -48,29 +46,6 @@ def aside(line: str) -> None:
     """The same where standard output belongs to the result."""
     if not MANNER.quiet:
         print(line, file=sys.stderr, flush=True)
-
-
-@dataclass
-class Progress:
-    """How far it is: one line that changes on a terminal, else a new line now and then."""
-
-    what: str = "pictures"
-    last: float = field(default_factory=time.monotonic)
-    shown: bool = False
-
-    def __call__(self, done: int, total: int | None = None) -> None:
-        terminal, now = sys.stderr.isatty(), time.monotonic()
-        if MANNER.quiet or now - self.last < (EVERY / 10 if terminal else EVERY):
-            return
-        self.last, self.shown = now, terminal
-        of = "" if total is None else f" of {total:,}"
-        line = f"{done:,}{of} {self.what}"
-        print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-
-    def done(self) -> None:
-        if self.shown:
-            print(f"\r{' ' * (WIDTH - 1)}\r", end="", file=sys.stderr, flush=True)
 
 
 def chosen(options: Any, prefix: str = "") -> Iterator[str]:

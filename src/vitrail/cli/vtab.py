@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitrail.cli.arguments import DataOptions, ModelReference, TasksFile
-from vitrail.cli.text import WIDTH, Progress, aside, paragraph, printable
+from vitrail.cli.progress import Progress
+from vitrail.cli.text import WIDTH, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.training.settings import MachineSettings
@@ -82,8 +83,8 @@ class Vtab(DataOptions):
         )
         if self.machine.parts != 1:
             keep_memory()
-        report = measure(bench, tasks, self.seeds)
-        progress.done()
+        with progress:
+            report = measure(bench, tasks, self.seeds)
         if self.json:
             print(json.dumps(report.to_dict() | {"written": str(bench.out)}, indent=1))
             return

@@ -12,10 +12,36 @@ from vitrail.errors import ConfigError, unknown
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Resize = Literal["direct", "short-side"]
+Preset = Literal[
+    "google",
+    "big_vision",
+    "fewshot",
+    "timm",
+    "torchvision",
+    "transformers",
+    "deit",
+    "dino",
+    "clip",
+]
 Numbers = tuple[float, ...]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+# Resize, its target as a share of the crop (None: no crop), filter, antialiasing, mean and std.
+PRESETS: dict[str, tuple[Resize, tuple[int, int] | None, Interpolation, bool, Any]] = {
+    "google": ("direct", None, "bilinear", False, HALF),
+    "big_vision": ("short-side", (8, 7), "area", True, HALF),
+    "fewshot": ("direct", (8, 7), "bilinear", False, HALF),
+    "timm": ("short-side", (10, 9), "bicubic", True, HALF),
+    "torchvision": ("short-side", (8, 7), "bilinear", True, IMAGENET),
+    "transformers": ("direct", None, "bilinear", True, HALF),
+    "deit": ("short-side", (10, 9), "bicubic", True, IMAGENET),
+    "dino": ("short-side", (8, 7), "bicubic", True, IMAGENET),
+    "clip": ("short-side", (1, 1), "bicubic", True, CLIP),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,43 +91,29 @@ def from_dict(values: Mapping[str, Any]) -> Preprocessing:
 
 
 def preset(name: str, size: tuple[int, int], channels: int = 3) -> Preprocessing:
-    """What the named library does to a picture for a model of this size.
+    """What the named library does to an image for a model of this size.
 
     google          straight to the size, aspect not kept, [-1, 1]: the paper's evaluation
-    big_vision      short side to 8/7 of the size, middle cut out, [-1, 1]
-    fewshot         straight to 8/7 of the size, middle cut out, [-1, 1]: the few-shot protocol
-    timm            short side to 10/9 of the size, middle cut out, [-1, 1]
-    torchvision     short side to 8/7 of the size, middle cut out, ImageNet statistics
+    big_vision      short side to 8/7 of the size, center crop, [-1, 1]
+    fewshot         straight to 8/7 of the size, center crop, [-1, 1]: the few-shot protocol
+    timm            short side to 10/9 of the size, center crop, [-1, 1]: AugReg
+    torchvision     short side to 8/7 of the size, center crop, ImageNet statistics
     transformers    straight to the size, [-1, 1]
+    deit            as timm, ImageNet statistics: DeiT, DeiT III
+    dino            short side to 8/7 of the size, bicubic, ImageNet statistics: DINO, DINOv2, MAE
+    clip            short side to the size, center crop, CLIP's statistics
+
+    The statistics are those of RGB; any other number of channels gets 0.5.
     """
-    half = (0.5,) * channels
-    imagenet = channels == 3 and name == "torchvision"
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if imagenet else (half, half)
-
-    def larger(up: int, down: int) -> tuple[int, int]:
-        return size[0] * up // down, size[1] * up // down
-
-    match name:
-        case "google":
-            return Preprocessing(size=size, antialias=False, mean=mean, std=std)
-        case "transformers":
-            return Preprocessing(size=size, mean=mean, std=std)
-        case "fewshot":
-            return Preprocessing(
-                size=size, resize_to=larger(8, 7), antialias=False, mean=mean, std=std
-            )
-        case "big_vision" | "timm" | "torchvision":
-            kinds: dict[str, Interpolation] = {"big_vision": "area", "timm": "bicubic"}
-            return Preprocessing(
-                size=size,
-                resize="short-side",
-                resize_to=larger(10, 9) if name == "timm" else larger(8, 7),
-                interpolation=kinds.get(name, "bilinear"),
-                mean=mean,
-                std=std,
-            )
-    raise unknown(
-        "preprocessing",
-        name,
-        ["google", "big_vision", "fewshot", "timm", "torchvision", "transformers"],
+    if name not in PRESETS:
+        raise unknown("preprocessing", name, PRESETS)
+    resize, share, interpolation, antialias, (mean, std) = PRESETS[name]
+    return Preprocessing(
+        size=size,
+        resize=resize,
+        resize_to=share and (size[0] * share[0] // share[1], size[1] * share[0] // share[1]),
+        interpolation=interpolation,
+        antialias=antialias,
+        mean=mean if channels == 3 else (0.5,) * channels,
+        std=std if channels == 3 else (0.5,) * channels,
     )

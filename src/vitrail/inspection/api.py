@@ -257,7 +257,7 @@ def look_at_each(
     if isinstance(model, VisionTransformer) and shown:
         colors = token_colors(model, torch.stack([picture.image for picture in shown]))
     for place, picture in enumerate(shown):
-        tell("pictures", place, len(shown))
+        tell("maps", place, len(shown))
         found = first_look(model, picture)
         if isinstance(model, VisionTransformer):
             assert colors is not None

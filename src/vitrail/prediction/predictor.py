@@ -15,6 +15,7 @@ from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
 from vitrail.data.given import Picture, name_of, read, several
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.threads import reading_threads
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
@@ -36,7 +37,7 @@ class Predictor:
     `model` is a model, any reference to one, or an .onnx file of `vitrail export`. `engine` is
     torch, onnx, onnx-int8, or auto, which takes the fastest; `guard` says how much accuracy int8
     may cost and on which pictures that is measured. `merge` merges so many tokens in each layer.
-    `tell` hears what was chosen.
+    `preprocessing` is as in `load`. `tell` hears what was chosen.
 
     A model that is given as such is not copied. It is moved to the device, keeps its own `merge`
     unless one is given, and is in the mode it was in after each answer; call its `eval()` first to
@@ -50,20 +51,31 @@ class Predictor:
         engine: Choice = "",
         merge: int | None = None,
         guard: Guard | None = None,
+        preprocessing: str | Preprocessing | None = None,
         device: str = "",
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.model: Model | None = None
         self.device = torch.device("cpu")
-        if isinstance(model, str | PathLike) and str(model).endswith(".onnx"):
+        exported = isinstance(model, str | PathLike) and str(model).endswith(".onnx")
+        if preprocessing is not None and (exported or isinstance(model, nn.Module)):
+            raise ConfigError(
+                "preprocessing is for a checkpoint; an .onnx file holds its own, and a model has "
+                "it in model.facts"
+            )
+        if isinstance(model, str | PathLike) and exported:
             if merge or engine not in ("", "onnx"):
                 raise ConfigError(f"{model} is run by onnxruntime, as it is; leave the engine out")
-            exported = open_onnx(model)
-            self.engine: Engine = exported
-            self.facts: Facts = exported.facts
-            self.channels, self.num_classes = exported.channels, exported.num_classes
+            session = open_onnx(model)
+            self.engine: Engine = session
+            self.facts: Facts = session.facts
+            self.channels, self.num_classes = session.channels, session.num_classes
         else:
-            self.model = model if isinstance(model, nn.Module) else load(model)
+            self.model = (
+                model
+                if isinstance(model, nn.Module)
+                else load(model, preprocessing=preprocessing, tell=tell)
+            )
             self.device = parallel.start(device)
             self.engine = open_engine(
                 self.model,

@@ -22,9 +22,11 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
 from vitrail.data.origin import KEPT, from_provenance, origin_of
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.passes import Progress
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
@@ -70,8 +72,10 @@ def teach(
     *,
     using: str | PathLike[str] | None = None,
     only: bool = False,
+    preprocessing: str | Preprocessing | None = None,
     overwrite: bool = False,
     device: str = "",
+    progress: Progress | None = None,
 ) -> Taught:
     """Teach a model classes by pictures: files or folders for each; the result is a bundle.
 
@@ -81,7 +85,8 @@ def teach(
     A bundle of `vitrail fewshot` or `teach` remembers what it has seen; it alone is changed in
     place where `out` is not given. Of another model, pictures of the classes it knows are taken
     from `using`, or from the data it was trained on; `only` leaves those classes behind.
-    `overwrite` replaces what is in `out`.
+    `preprocessing` is as in `load`; `overwrite` replaces what is in `out`. `progress`
+    is called with the number of images done, and of how many, in each pass.
     """
     begun = time.monotonic()
     if not classes:
@@ -90,12 +95,15 @@ def teach(
     place = parallel.start(device)
     if parallel.several():
         raise ConfigError("teaching is done by one process; start it without torchrun")
-    pupil = load(model).to(place)
+    pupil = load(model, preprocessing=preprocessing).to(place)
     sources = {name: open_handful(places, name) for name, places in classes.items()}
-    memory, notes = remembered(pupil, Path(model), using, only=only)
+    memory, notes = remembered(pupil, Path(model), using, only=only, progress=progress)
     replaced = tuple(name for name in classes if name in memory.classes)
     notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
-    seen = {name: features_of(pupil, source, cache=False) for name, source in sources.items()}
+    seen = {
+        name: features_of(pupil, source, cache=False, progress=progress)
+        for name, source in sources.items()
+    }
     for name, found in seen.items():
         memory = memory.with_class(name, torch.from_numpy(found.values))
     graduate, memory, accuracy = fitted(pupil, memory, taught=classes)
@@ -134,7 +142,12 @@ def destination(
 
 
 def remembered(
-    model: Model, folder: Path, using: str | PathLike[str] | None, *, only: bool
+    model: Model,
+    folder: Path,
+    using: str | PathLike[str] | None,
+    *,
+    only: bool,
+    progress: Progress | None = None,
 ) -> tuple[Memory, list[str]]:
     """What the model has seen of the classes it knows, and what was done to find out.
 
@@ -147,7 +160,7 @@ def remembered(
         return memory, []
     where = fspath(using) if using is not None else from_provenance(facts.provenance).data
     train = train_of(facts, where)
-    found = features_of(model, some_of(train, model.config.num_features))
+    found = features_of(model, some_of(train, model.config.num_features), progress=progress)
     if using is not None:
         model.facts = learned_too(facts, where, train)
     note = f"{len(found):,} pictures of the {len(train.classes):,} classes come from {where}"

@@ -1,0 +1,304 @@
+"""The preprocessing of each kind of checkpoint, and whether loading says where it comes from."""
+
+import json
+from typing import get_args
+
+import pytest
+import torch
+from small_models import FAMILIES, VIT, awake
+
+from vitrail import CheckpointError, ConfigError, Preprocessing, load, save
+from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.formats import table_for
+from vitrail.checkpoints.rules import write
+from vitrail.cli import main
+from vitrail.data.preprocessing import PRESETS, Preset, preset
+
+WIDE = VIT.change(width=64, heads=1)  # the usual number of heads, which no file need say
+TIMM = WIDE.change(numerics="timm")
+HEADLESS = TIMM.change(num_classes=0)
+SCALED = TIMM.change(layer_scale=1e-5, image_size=16)
+HF = WIDE.change(numerics="transformers")
+OWN = Preprocessing(size=(8, 8), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+
+
+def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"):
+    """A file of weights alone, with names changed, tensors added, or inside a training state."""
+    tensors = write(awake(config), table_for(config, format).rules(config))
+    if rename:
+        tensors = {rename(name): tensor for name, tensor in tensors.items()}
+    tensors |= {name: torch.zeros(1, 1, 8) for name in extra}
+    torch.save(layout(tensors) if layout else tensors, folder / name)
+    return folder / name
+
+
+def timm_folder(folder, drop=()):
+    save(awake(TIMM), folder / "timm", "timm", preprocessing=OWN)
+    settings = json.loads((folder / "timm" / "config.json").read_text())
+    for key in drop:
+        del settings["pretrained_cfg"][key]
+    (folder / "timm" / "config.json").write_text(json.dumps(settings))
+    return folder / "timm"
+
+
+def hf_folder(folder, *, processor=True, model_type="vit", name="hf"):
+    save(awake(HF), folder / name, "huggingface", preprocessing=OWN)
+    settings = json.loads((folder / name / "config.json").read_text()) | {"model_type": model_type}
+    (folder / name / "config.json").write_text(json.dumps(settings))
+    if not processor:
+        (folder / name / "preprocessor_config.json").unlink()
+    return folder / name
+
+
+def google(folder, family):
+    numerics = "big_transfer" if family == "bit" else "google"
+    save(awake(FAMILIES[family].change(numerics=numerics)), folder / "model.npz", "google")
+    return folder / "model.npz"
+
+
+def our_file(folder, name, format="timm"):
+    save(awake(TIMM), folder / name, format, preprocessing=OWN)
+    return folder / name
+
+
+def dinov2_names(name):
+    return name.replace("reg_token", "register_tokens")
+
+
+ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
+    "timm, config.json": (timm_folder, OWN, ""),
+    "timm, no mean in config.json": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
+    "timm, weights alone": (lambda f: bare(f, TIMM), "timm", "warning"),
+    "timm, headless": (lambda f: bare(f, HEADLESS), "timm", "warning"),
+    "timm, Mixer": (
+        lambda f: bare(f, FAMILIES["mixer"].change(numerics="timm")),
+        "timm",
+        "warning",
+    ),
+    "timm, BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="timm")),
+        "timm",
+        "recognized BiT by its tensor stages.0.blocks.0.",
+    ),
+    "big_transfer's BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="big_transfer"), "bit_pytorch"),
+        "big_vision",
+        "",
+    ),
+    "timm, hybrid": (
+        lambda f: bare(f, FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)),
+        "timm",
+        "recognized AugReg hybrid by its tensor patch_embed.backbone.",
+    ),
+    "timm, distilled DeiT": (
+        lambda f: bare(f, TIMM.change(distillation=True)),
+        "deit",
+        "recognized DeiT by its tensor dist_token",
+    ),
+    "DeiT's layout": (
+        lambda f: bare(f, TIMM, layout=lambda t: {"model": t}),
+        "deit",
+        "recognized DeiT by its layout {'model': …}",
+    ),
+    "another training state": (
+        lambda f: bare(f, TIMM, layout=lambda t: {"model": t, "epoch": 3}),
+        "timm",
+        "warning",
+    ),
+    "DeiT's file name": (
+        lambda f: bare(f, TIMM, name="deit_tiny_patch16_224-a1311bcf.pth"),
+        "deit",
+        "recognized DeiT by its name deit_tiny_patch16_224-a1311bcf.pth",
+    ),
+    "DeiT III": (
+        lambda f: bare(f, SCALED, rename=lambda n: n.replace("ls1.gamma", "gamma_1")),
+        "deit",
+        "recognized DeiT III by its tensor blocks.0.gamma_1",
+    ),
+    "DeiT III in timm's names": (
+        lambda f: bare(f, SCALED),
+        "deit",
+        "recognized DeiT III by its tensor blocks.0.ls1.gamma and a head",
+    ),
+    "DINO's training state": (
+        lambda f: bare(
+            f,
+            HEADLESS,
+            rename=lambda n: f"backbone.{n}",
+            layout=lambda t: {"teacher": t, "epoch": 3},
+        ),
+        "dino",
+        "recognized DINO by its state dict 'teacher'",
+    ),
+    "DINO with its projection": (
+        lambda f: bare(f, HEADLESS, extra=["head.mlp.0.weight"]),
+        "dino",
+        "recognized DINO by its tensor head.mlp.0.weight",
+    ),
+    "DINO's file name": (
+        lambda f: bare(f, HEADLESS, name="dino_deitsmall16_pretrain.pth"),
+        "dino",
+        "recognized DINO by its name",
+    ),
+    "DINOv2": (
+        lambda f: bare(f, SCALED.change(num_classes=0), extra=["mask_token"]),
+        "dino",
+        "recognized DINOv2 by its tensor mask_token",
+    ),
+    "DINOv2 with registers": (
+        lambda f: bare(f, SCALED.change(num_classes=0, registers=4), rename=dinov2_names),
+        "dino",
+        "recognized DINOv2 by its tensor register_tokens",
+    ),
+    "DINOv2 in timm's names": (
+        lambda f: bare(f, SCALED.change(num_classes=0)),
+        "dino",
+        "recognized DINOv2 by its tensor blocks.0.ls1.gamma and no head",
+    ),
+    "MAE": (
+        lambda f: bare(
+            f,
+            HEADLESS,
+            extra=["mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight"],
+        ),
+        "dino",
+        "recognized MAE by its tensor decoder_embed.weight",
+    ),
+    "MAE's encoder": (
+        lambda f: bare(f, HEADLESS, layout=lambda t: {"model": t}),
+        "dino",
+        "recognized MAE by its layout",
+    ),
+    "Google's ViT": (lambda f: google(f, "vit"), "google", ""),
+    "Google's hybrid": (lambda f: google(f, "hybrid root"), "google", ""),
+    "Google's Mixer": (lambda f: google(f, "mixer"), "google", ""),
+    "Google's BiT": (lambda f: google(f, "bit"), "google", ""),
+    "torchvision": (
+        lambda f: bare(f, WIDE.change(numerics="torchvision"), "torchvision"),
+        "torchvision",
+        "",
+    ),
+    "Hugging Face": (hf_folder, OWN, ""),
+    "Hugging Face, no processor": (
+        lambda f: hf_folder(f, processor=False),
+        "transformers",
+        "warning",
+    ),
+    "Hugging Face, DeiT": (
+        lambda f: hf_folder(f, processor=False, model_type="deit"),
+        "dino",
+        "recognized DeiT by model_type='deit' in config.json",
+    ),
+    "Hugging Face, MAE": (
+        lambda f: hf_folder(f, processor=False, model_type="vit_mae"),
+        "dino",
+        "recognized MAE by model_type='vit_mae' in config.json",
+    ),
+    "Hugging Face, DINO's name": (
+        lambda f: hf_folder(f, processor=False, name="dino-vits16"),
+        "dino",
+        "recognized DINO by its name dino-vits16",
+    ),
+    "Hugging Face, weights alone": (
+        lambda f: bare(f, HF, "huggingface"),
+        "transformers",
+        "warning",
+    ),
+    "bundle": (lambda f: our_file(f, "bundle", "bundle"), OWN, ""),
+    "our file in timm's format": (lambda f: our_file(f, "model.safetensors"), OWN, ""),
+    "our .pth in timm's format": (lambda f: our_file(f, "model.pth"), "timm", "warning"),
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_preprocessing_follows_from_the_origin(tmp_path, origin):
+    make, expected, said = ORIGINS[origin]
+    path, lines = make(tmp_path), []
+    model = load(path, tell=lines.append)
+    size = model.config.image_size
+    if isinstance(expected, str):
+        expected = preset(expected, (size, size) if isinstance(size, int) else size)
+    if expected is not None:
+        assert model.facts.preprocessing == expected
+    about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
+    assert len(about) == bool(said)
+    assert all(line.startswith(said) for line in about)
+    assumed = model.facts.provenance.get("preprocessing") == "assumed"
+    assert assumed == (said == "warning")
+
+
+def test_the_warning_names_the_assumption_and_the_option(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    load(path, tell=lines.append)
+    (line,) = lines
+    for words in (
+        f"warning: {path} does not state its preprocessing",
+        "mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)",
+        "resize short side to 8 (bicubic), center crop 8 x 8",
+        "--preprocessing",
+        ", ".join(PRESETS),
+    ):
+        assert words in line
+
+
+@pytest.mark.parametrize("given", ["deit", OWN], ids=["preset", "value"])
+def test_what_the_user_chooses_is_taken_without_a_warning(tmp_path, given):
+    lines = []
+    model = load(bare(tmp_path, TIMM), preprocessing=given, tell=lines.append)
+    assert lines == []
+    assert model.facts.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
+    assert "preprocessing" not in model.facts.provenance
+
+
+def test_a_preset_fits_the_size_that_the_model_is_adapted_to(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    model = load(path, image_size=16, preprocessing="dino", tell=lines.append)
+    assert model.facts.preprocessing == preset("dino", (16, 16))
+    load(path, image_size=18 * 4, tell=lines.append)
+    assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
+
+
+def test_wrong_preprocessing_is_refused(tmp_path):
+    path = bare(tmp_path, TIMM)
+    with pytest.raises(ConfigError, match="unknown preprocessing 'diet'; did you mean 'deit'"):
+        load(path, preprocessing="diet", tell=lambda line: None)
+    gray = Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,))
+    with pytest.raises(ConfigError, match="for 1 channels does not fit a model of 3"):
+        load(path, preprocessing=gray, tell=lambda line: None)
+
+
+def test_a_bundle_of_assumed_preprocessing_warns_until_it_is_chosen(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    convert(path, tmp_path / "bundle", "bundle")
+    model = load(tmp_path / "bundle", tell=lines.append)
+    assert lines[0].startswith(f"warning: {tmp_path / 'bundle'} does not state")
+    save(model, tmp_path / "chosen", preprocessing=model.facts.preprocessing)
+    convert(path, tmp_path / "converted", "bundle", preprocessing="timm")
+    for folder in ("chosen", "converted"):
+        again = load(tmp_path / folder, tell=lines.append)
+        assert again.facts == model.facts.__class__(
+            preprocessing=preset("timm", (8, 8)), provenance=again.facts.provenance
+        )
+        assert "preprocessing" not in again.facts.provenance
+    assert len(lines) == 1
+
+
+def test_convert_passes_the_warning_on(tmp_path, capsys):
+    path = str(bare(tmp_path, TIMM))
+    words = ["convert", path, str(tmp_path / "out"), "--to", "bundle", "--json"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("warning: ")
+    assert json.loads(told.out)["notice"] == told.err.strip()
+    assert main([*words, "--preprocessing", "deit"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_other_formats_are_refused_as_before(tmp_path):
+    path = bare(tmp_path, TIMM, extra=["norm_pre.weight"])
+    with pytest.raises(CheckpointError, match=r"norm_pre\), as CLIP's have"):
+        load(path)
+
+
+def test_presets_are_listed_for_the_command_line():
+    assert get_args(Preset) == tuple(PRESETS)
