@@ -11,7 +11,6 @@ import struct
 import zlib
 from functools import cache
 
-import numpy as np
 from odd_images import RGB, chunk, saved
 from PIL import Image
 
@@ -173,7 +172,7 @@ def tiffs():
         "TIFF big, of 2**62 tags",
         (b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**62) + bytes(range(1, 251)) * 4000),
     )
-    many = {tag: 1 for tag in range(300, 65_000)}
+    many = dict.fromkeys(range(300, 65000), 1)
     yield "TIFF of 65,000 tags", tiff(many | tags, b"")
     small = {256: 300, 257: 300, 258: 8, 259: 1, 262: 1, 277: 1, 322: 1, 323: 1}
     yield (
