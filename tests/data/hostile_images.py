@@ -160,10 +160,12 @@ def tiffs():
     overlapping = half | {273: [16] * count, 279: [2**17] * count}
     yield "TIFF of 100,000 overlapping strips", tiff(overlapping, bytes(2**17))
     rows = 2**15
-    empty = b"\x78\x01" + b"\0\0\0\xff\xff" * 140_000  # deflate blocks of no bytes
+    row = b"\x01\x10\0\xef\xff" + bytes(16) + zlib.adler32(bytes(16)).to_bytes(4)
+    empty = b"\x78\x01" + b"\0\0\0\xff\xff" * 140_000 + row  # deflate blocks of no bytes
     long = {256: 16, 257: rows, 278: 1, 273: [16] * rows, 279: [len(empty)] * rows}
     yield "TIFF of 32,768 strips of the same empty blocks", tiff(tags | long, empty)
-    clear = bytes.fromhex("8040201008040201") * 87_000  # LZW codes that clear the table
+    clear = bytes.fromhex("804020100804020100") * 77_000  # LZW codes that clear the table
+    clear += bytes(18)
     yield (
         "TIFF of 32,768 strips of the same LZW codes",
         tiff(tags | long | {259: 5, 279: [len(clear)] * rows}, clear),
@@ -197,11 +199,9 @@ def avifs():
 
 def resized(avif, height, width):
     """The same pixels in a container that says another size, for images and for tracks."""
-    avif = re.sub(rb"(ispe\0{4}).{8}", rb"\1" + struct.pack(">LL", width, height), avif, flags=re.S)
-    return re.sub(
-        rb"(tkhd.{76}).{8}", rb"\1" + struct.pack(">LL", width << 16, height << 16), avif,
-        flags=re.S,
-    )  # fmt: skip
+    image, track = (struct.pack(">LL", width << shift, height << shift) for shift in (0, 16))
+    avif = re.sub(rb"(ispe\0{4}).{8}", rb"\1" + image, avif, flags=re.S)
+    return re.sub(rb"(tkhd(?:\0.{75}|\x01.{87})).{8}", rb"\1" + track, avif, flags=re.S)
 
 
 def many_extents(avif, count):

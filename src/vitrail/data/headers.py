@@ -5,11 +5,12 @@ later frames are left out: they are where decoders warn, reserve memory and fail
 depends on them. This file knows the containers; `decoding.py` knows the pixels.
 """
 
+import io
 import math
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from vitrail.errors import DataError
@@ -38,11 +39,17 @@ OTHERS = {  # what else people try
     "an archive": rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf",
 }
 MAX_SCANS = 100  # of a JPEG; ten are usual, and each costs time for all pixels
+MAX_SEGMENTS = 100_000  # segments, chunks or blocks of a file, each a step in Python
+MAX_TILES = 300_000  # strips or tiles of a TIFF, and values of a tag
+MAX_RLE_PIXELS = 2 * 2**20  # of a run-length encoded BMP, which Pillow decodes in Python
 EXIF_ORIENTATION = 274  # the same number in EXIF and in TIFF
 TIFF_TYPES = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes of a value
 TIFF_SINGLE = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 512, 513, 514, 531}
 TIFF_SEVERAL = {258, 273, 279, 320, 324, 325, 338, 339, 347, 519, 520, 521, 529, 530, 532}
+TIFF_CODES = {3: "H", 4: "L", 16: "Q"}  # of whole numbers, as `struct` calls them
 MAX_SAMPLES = 6  # per pixel of a TIFF: more than any kind that Pillow reads
+
+Tag = tuple[int, int, bytes]  # type, count, and the values or where they are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +62,8 @@ class Header:
     orientation: int = 1  # EXIF: 1 is upright
     layers: int | None = None  # JPEG: 1 gray, 3 color, 4 CMYK
     height_at: int | None = None  # JPEG in one scan, top to bottom: where `data` has its height
+    coded: int = 0  # pixels a decoder holds at once, if more than `size`: tiles, AV1 frames
+    work: int = 0  # pixels a decoder computes, if more than that: each scan or frame counts
 
 
 def format_of(data: bytes) -> str | None:
@@ -68,7 +77,7 @@ def read_header(data: bytes) -> Header:
     if format is None:
         raise DataError(stranger(data))
     try:
-        return READERS.get(format, lambda data: Header(format=format, data=data))(data)
+        return READERS[format](data)
     except (struct.error, IndexError, OverflowError, ValueError):
         raise too_short(format) from None
 
@@ -79,6 +88,10 @@ def too_short(format: str) -> DataError:
 
 def damaged(format: str, what: str) -> DataError:
     return DataError(f"{a(format)} with {what}; copy or download it again")
+
+
+def too_many(format: str) -> DataError:
+    return DataError(f"{a(format)} of more than {MAX_SEGMENTS:,} segments; save it again")
 
 
 def a(format: str) -> str:
@@ -102,33 +115,47 @@ def stranger(data: bytes) -> str:
 def read_jpeg(data: bytes) -> Header:
     """Markers up to the first scan. JFIF and Adobe stay: they say what the colors mean."""
     kept, exif, frame, progressive, dropped, at = [b"\xff\xd8"], b"", None, False, False, 2
+    size = 2  # of what is kept
     height_at = 0, 0  # in what is kept, and in the file
-    while (marker := data[(at := data.index(b"\xff", at)) + 1]) != 0xDA:
-        if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD8:
-            at += 1 if marker == 0xFF else 2  # padding, or a marker without content
+    for _ in range(MAX_SEGMENTS):
+        found = re.compile(rb"\xff+").search(data, at)  # a marker may have any padding before it
+        if found is None:
+            raise too_short("JPEG")
+        at = found.end() - 1
+        dropped |= at > found.start()
+        if (marker := data[at + 1]) == 0xDA:
+            break
+        if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
+            at += 2  # a marker without content
             continue
         (length,) = struct.unpack_from(">H", data, at + 2)
         content = data[at + 4 : at + 2 + length]
         if marker == 0xD9 or length < 2:
             raise damaged("JPEG", "damaged markers")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            if frame is not None:
+                raise damaged("JPEG", "two frame headers")
             frame, progressive = struct.unpack_from(">BHHB", content), marker in (0xC2, 0xCA)
-            height_at = sum(map(len, kept)) + 5, at + 5
+            height_at = size + 5, at + 5
         if marker == 0xE1 and content.startswith(b"Exif\0\0"):
             exif = exif or content
         is_note = 0xE0 <= marker <= 0xEF or marker == 0xFE
         if not is_note or (marker, content[:5]) in ((0xE0, b"JFIF\0"), (0xEE, b"Adobe")):
             kept.append(data[at : at + 2 + length])
+            size += 2 + length
         else:
             dropped = True
         at += 2 + length
+    else:
+        raise too_many("JPEG")
     if frame is None or 0 in frame:
         raise damaged("JPEG", "no size in its header")
     if data.rfind(b"\xff\xd9", at) < 0:  # no end of the image: decoders would fill up with gray
         raise too_short("JPEG")
     bits, height, width, layers = frame
     has_scans = progressive or data[at + 4] < layers
-    if has_scans and data.count(b"\xff\xda", at) > MAX_SCANS:
+    scans = data.count(b"\xff\xda", at) if has_scans else 1
+    if scans > MAX_SCANS:
         raise DataError(f"a JPEG of more than {MAX_SCANS} scans; save it again, not progressive")
     if bits != 8 or layers not in (1, 3, 4):
         raise DataError(f"a JPEG of {layers} layers of {bits} bits; save it as 8-bit RGB")
@@ -139,16 +166,17 @@ def read_jpeg(data: bytes) -> Header:
         orientation=orientation(exif),
         layers=layers,
         height_at=None if has_scans else height_at[not dropped],
+        work=scans * height * width,
     )
 
 
 def read_png(data: bytes) -> Header:
     """Chunks up to the end: header, palette, transparent color and pixels."""
-    kept, exif, at, kind = [data[:8]], b"", 8, b""
+    kept, exif, at = [data[:8]], b"", 8
     first, width, height, depth, color = struct.unpack_from(">4sLLBB", data, 12)
     if first != b"IHDR":
         raise damaged("PNG", "a damaged header")
-    while kind != b"IEND":
+    for _ in range(MAX_SEGMENTS):
         length, kind = struct.unpack_from(">L4s", data, at)
         chunk = data[at : at + 12 + length]
         if len(chunk) < 12 + length:
@@ -159,7 +187,11 @@ def read_png(data: bytes) -> Header:
             chunk = scaled_transparency(chunk, depth, color)
         if kind in (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"):
             kept.append(chunk)
+        if kind == b"IEND":
+            break
         at += 12 + length
+    else:
+        raise too_many("PNG")
     return Header(
         format="PNG",
         data=b"".join(kept),
@@ -172,13 +204,13 @@ def scaled_transparency(chunk: bytes, depth: int, color: int) -> bytes:
     """The transparent color in the range of the decoded pixels, which Pillow leaves to us."""
     if zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:]):
         raise damaged("PNG", "a wrong checksum")
-    values = struct.unpack(f">{(len(chunk) - 12) // 2}H", chunk[8:-4])
+    values = struct.unpack(f">{min(len(chunk) - 12, 6) // 2}H", chunk[8:-4][:6])
     if depth == 16 and color == 2:
         values = [value >> 8 for value in values]  # Pillow decodes RGB to the high bytes
     elif depth in (2, 4):
         values = [value * 255 // (2**depth - 1) & 0xFFFF for value in values]
     content = b"tRNS" + struct.pack(f">{len(values)}H", *values)
-    return chunk[:4] + content + zlib.crc32(content).to_bytes(4)
+    return (len(content) - 4).to_bytes(4) + content + zlib.crc32(content).to_bytes(4)
 
 
 def read_gif(data: bytes) -> Header:
@@ -186,18 +218,23 @@ def read_gif(data: bytes) -> Header:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 128 else 0)
     palette, control = data[10:at], b""
-    while data[at] != 0x2C:  # an image
+    for _ in range(MAX_SEGMENTS):
+        found = re.compile(rb"[,;!]").search(data, at)  # anything else is a stray byte
+        if found is None:
+            raise too_short("GIF")
+        at = found.start()
+        if data[at] == 0x2C:  # an image
+            break
         if data[at] == 0x3B:
             raise damaged("GIF", "no picture in it")
-        if data[at] != 0x21:  # an extension; anything else is a stray byte
-            at += 1
-            continue
         if data[at + 1 : at + 3] == b"\xf9\x04":
             control = b"!\xf9\x04" + bytes([data[at + 3] & 1]) + data[at + 4 : at + 7] + b"\0"
         at += 2
         while data[at]:
             at += data[at] + 1
         at += 1
+    else:
+        raise too_many("GIF")
     left, top, across, down = struct.unpack_from("<4H", data, at + 1)
     width, height = max(width, left + across), max(height, top + down)
     screen = data[:6] + struct.pack("<HH", width, height) if max(width, height) < 2**16 else b""
@@ -212,10 +249,14 @@ def read_webp(data: bytes) -> Header:
     match data[15:16]:
         case b"X":
             width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
-            while at + 8 <= len(data):
+            for _ in range(MAX_SEGMENTS):
+                if at + 8 > len(data):
+                    break
                 kind, length = struct.unpack_from("<4sL", data, at)
                 exif = data[at + 8 : at + 8 + length] if kind == b"EXIF" else exif
                 at += 8 + length + length % 2
+            else:
+                raise too_many("WebP")
         case b"L":
             (bits,) = struct.unpack_from("<L", data, 21)
             width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
@@ -224,12 +265,161 @@ def read_webp(data: bytes) -> Header:
     return Header(format="WebP", data=data, size=(height, width), orientation=orientation(exif))
 
 
+def read_bmp(data: bytes) -> Header:
+    """Only checked: Pillow reads the rest."""
+    if data[14] >= 40:
+        width, height, _, compression = struct.unpack_from("<llLL", data, 18)
+        if compression in (1, 2) and abs(width * height) > MAX_RLE_PIXELS:
+            raise DataError(
+                f"a run-length encoded BMP of {width} x {abs(height)} pixels, above the limit of "
+                f"{MAX_RLE_PIXELS:,}; save it as PNG"
+            )
+    return Header(format="BMP", data=data)
+
+
 def read_avif(data: bytes) -> Header:
     """EXIF is renamed away: in AVIF the container says which way is up. The largest part counts."""
     renamed = re.sub(rb"(infe.{8}(?:..)?)Exif", rb"\1none", data, flags=re.S)
-    parts = [struct.unpack(">LL", part) for part in re.findall(rb"ispe\0{4}(.{8})", data, re.S)]
+    parts = (struct.unpack(">LL", part[1]) for part in re.finditer(rb"ispe\0{4}(.{8})", data, re.S))
     width, height = max(parts, key=math.prod, default=(0, 0))
-    return Header(format="AVIF", data=renamed, size=(height, width))
+    sizes, frames = [0], 0
+    for payload in av1_payloads(data):
+        for kind, content in av1_units(payload):
+            if kind == 1:
+                sizes.append(math.prod(av1_size(content)))
+            frames += kind in (3, 6)
+    return Header(
+        format="AVIF",
+        data=renamed,
+        size=(height, width),
+        coded=max(sizes),
+        work=max(sizes) * frames,
+    )
+
+
+def av1_payloads(data: bytes) -> Iterator[bytes]:
+    """What an AV1 decoder is given: the items of an AVIF, and the first sample of its tracks."""
+    offsets, size, total, idat = [], 0, 0, 0
+    for kind, start, end in sorted(boxes(data, 0, len(data))):  # idat before iloc
+        if kind == b"idat":
+            idat = start
+        elif kind == b"iloc":
+            for item in locations(data[start:end], idat):
+                parts = [data[at : at + length] if length else data[at:] for at, length in item]
+                total += sum(map(len, parts))
+                if total > 2 * len(data):
+                    raise damaged("AVIF", "overlapping items")
+                yield b"".join(parts)
+        elif kind in (b"stco", b"co64"):
+            offsets.append(
+                struct.unpack_from(">L" if kind == b"stco" else ">Q", data, start + 8)[0]
+            )
+        elif kind == b"stsz":
+            each, _, first = struct.unpack_from(">LLL", data, start + 4)
+            size = max(size, each or first)
+    for at in offsets:
+        yield data[at : at + size]
+
+
+def boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """The boxes of a file and where their content is, with those inside of some of them."""
+    for _ in range(MAX_SEGMENTS):
+        if at + 8 > end:
+            return
+        size, kind = struct.unpack_from(">L4s", data, at)
+        start = at + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        at = min(at + max(size, 8), end) if size else end
+        yield kind, start, at
+        if kind in (b"meta", b"moov", b"trak", b"mdia", b"minf", b"stbl"):
+            yield from boxes(data, start + 4 * (kind == b"meta"), at)
+    raise too_many("AVIF")
+
+
+def locations(iloc: bytes, idat: int) -> Iterator[list[tuple[int, int]]]:
+    """Of each item, where its parts are and how long; a length of 0 is up to the end."""
+    stream = io.BytesIO(iloc)
+
+    def take(size: int) -> int:
+        if stream.tell() + size > len(iloc):
+            raise too_short("AVIF")
+        return int.from_bytes(stream.read(size))
+
+    version, _, sizes = take(1), take(3), take(2)
+    offset_size, length_size, base_size, index_size = (
+        sizes >> shift & 15 for shift in (12, 8, 4, 0)
+    )
+    for _ in range(take(4 if version == 2 else 2)):
+        take(4 if version == 2 else 2)
+        in_idat = version > 0 and take(2) & 15 == 1
+        take(2)
+        base = take(base_size) + idat * in_idat
+        item = []
+        for _ in range(take(2)):
+            take(index_size if version > 0 else 0)
+            item.append((base + take(offset_size), take(length_size)))
+        yield item
+
+
+def av1_units(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """The open bitstream units (OBUs) of an AV1 stream: type, and how the content begins."""
+    at = 0
+    for _ in range(MAX_SEGMENTS):
+        if at >= len(payload) or payload[at] & 0x80:
+            return
+        head, size, shift = payload[at], len(payload), 0
+        at += 2 if head & 4 else 1
+        if head & 2:
+            size = 0
+            for shift in range(0, 56, 7):  # a number in base 128, its lowest digit first
+                digit = payload[at]
+                at, size = at + 1, size | (digit & 127) << shift
+                if digit < 128:
+                    break
+        yield head >> 3 & 15, payload[at : at + min(size, 512)]
+        at += size
+    raise too_many("AVIF")
+
+
+def av1_size(sequence: bytes) -> tuple[int, int]:
+    """The largest frame that an AV1 sequence header allows (AV1 specification, section 5.5)."""
+    bits, left = int.from_bytes(sequence), 8 * len(sequence)
+
+    def take(count: int) -> int:
+        nonlocal left
+        left -= count
+        if left < 0:
+            raise too_short("AVIF")
+        return bits >> left & (1 << count) - 1
+
+    take(4)
+    if take(1):  # a still image with a short header
+        take(5)
+    else:
+        model = delay = 0
+        if take(1):  # timing
+            take(64)
+            if take(1):
+                zeros = 0
+                while not take(1):
+                    zeros += 1
+                take(zeros if zeros < 32 else 0)
+            if model := take(1):
+                delay = take(5) + 1
+                take(42)
+        display = take(1)
+        for _ in range(take(5) + 1):
+            take(12)
+            if take(5) > 7:
+                take(1)
+            if model and take(1):
+                take(2 * delay + 1)
+            if display and take(1):
+                take(4)
+    width, height = take(4) + 1, take(4) + 1
+    return take(width) + 1, take(height) + 1
 
 
 def read_tiff(data: bytes) -> Header:
@@ -244,7 +434,7 @@ def read_tiff(data: bytes) -> Header:
             total += size
             if struct.unpack(word, value)[0] + size > len(data) or total > len(data):
                 raise too_short("TIFF")
-        if count > 1 and (tag in TIFF_SINGLE or type == 1):
+        if count > 1 and (tag in TIFF_SINGLE or type == 1 or count > MAX_TILES):
             raise damaged("TIFF", f"a damaged tag {tag}")
         if size:
             kept.append(struct.pack(order + ("HHQ8s" if big else "HHL4s"), tag, type, count, value))
@@ -253,6 +443,7 @@ def read_tiff(data: bytes) -> Header:
     )
     if samples > MAX_SAMPLES:
         raise DataError(f"a TIFF of {samples} samples per pixel; save it as RGB")
+    coded, work = tiff_work(data, order, room, tags)
     start = data[:room] + struct.pack(word, len(data))
     count = struct.pack(order + ("Q" if big else "H"), len(kept))
     return Header(
@@ -260,7 +451,37 @@ def read_tiff(data: bytes) -> Header:
         data=b"".join([start, data[len(start) :], count, *kept, bytes(room)]),
         size=(height, width),
         orientation=turn if 1 <= turn <= 8 else 1,
+        coded=coded,
+        work=work,
     )
+
+
+def tiff_work(data: bytes, order: str, room: int, tags: dict[int, Tag]) -> tuple[int, int]:
+    """Pixels of the largest strip or tile, and of all of them."""
+    width, height, rows, tile_width, tile_height, samples, planar, compression = (
+        number(order, tags.get(tag)) for tag in (256, 257, 278, 322, 323, 277, 284, 259)
+    )
+    planes = max(1, samples) if planar == 2 else 1
+    sides = [(width, min(rows or height, height))] if 273 in tags else []
+    if {322, 323} & tags.keys():
+        sides.append((tile_width or width, tile_height or height))
+    stored = max(tags.get(tag, (0, 0, b""))[1] for tag in (273, 324))
+    coded = work = 0
+    for across, down in sides:
+        count = planes * -(-width // max(1, across)) * -(-height // max(1, down))
+        if max(count, stored) > MAX_TILES:
+            raise DataError(
+                f"a TIFF of {max(count, stored):,} strips or tiles, above the limit of "
+                f"{MAX_TILES:,}; save it with larger ones"
+            )
+        coded = max(coded, across * down)
+        if compression in (6, 7):
+            stored = max(stored, planes * data.count(b"\xff\xda"))  # scans of all JPEGs in it
+        work = max(work, across * down * max(count, stored) // planes)
+    counts = [numbers(data, order, room, tags[tag]) for tag in (279, 325) if tag in tags]
+    if compression > 1 and any(sum(min(n, len(data)) for n in c) > 2 * len(data) for c in counts):
+        raise damaged("TIFF", "overlapping strips")  # decoders would read the same bytes each time
+    return coded, work
 
 
 def orientation(exif: bytes) -> int:
@@ -276,25 +497,37 @@ def orientation(exif: bytes) -> int:
     return turn if 1 <= turn <= 8 else 1
 
 
-def directory(tiff: bytes) -> tuple[str, bool, dict[int, tuple[int, int, bytes]]]:
+def directory(tiff: bytes) -> tuple[str, bool, dict[int, Tag]]:
     """The first directory of a TIFF or EXIF: byte order, BigTIFF or not, and its tags."""
     order = "<" if tiff.startswith(b"II") else ">"
     big = tiff[2:4] in (b"+\0", b"\0+")
     (start,) = struct.unpack_from(order + ("Q" if big else "L"), tiff, 8 if big else 4)
     (count,) = struct.unpack_from(order + ("Q" if big else "H"), tiff, start)
     entry = struct.Struct(order + ("HHQ8s" if big else "HHL4s"))
-    tags: dict[int, tuple[int, int, bytes]] = {}
-    for i in range(count):
+    tags: dict[int, Tag] = {}
+    for i in range(min(count, 2**16)):  # as many as there are numbers for tags
         tag, *value = entry.unpack_from(tiff, start + (8 if big else 2) + i * entry.size)
         tags.setdefault(tag, tuple(value))
     return order, big, tags
 
 
-def number(order: str, value: tuple[int, int, bytes] | None) -> int:
+def number(order: str, value: Tag | None) -> int:
     """A single whole number in a tag; 0 if it is not one."""
     type, count, content = value or (0, 0, b"")
-    code = {3: "H", 4: "L", 16: "Q"}.get(type)
+    code = TIFF_CODES.get(type)
     return struct.unpack_from(order + code, content)[0] if code and count == 1 else 0
+
+
+def numbers(data: bytes, order: str, room: int, value: Tag) -> tuple[int, ...]:
+    """All whole numbers in a tag, which has `room` bytes for them and else says where they are."""
+    type, count, content = value
+    code, at = TIFF_CODES.get(type), 0
+    if code is None:
+        return ()
+    if count * TIFF_TYPES[type] > room:
+        (at,) = struct.unpack(order + TIFF_CODES[{4: 4, 8: 16}[room]], content)
+        content = data
+    return struct.unpack_from(f"{order}{count}{code}", content, at)
 
 
 READERS: dict[str, Callable[[bytes], Header]] = {
@@ -302,6 +535,7 @@ READERS: dict[str, Callable[[bytes], Header]] = {
     "PNG": read_png,
     "WebP": read_webp,
     "GIF": read_gif,
+    "BMP": read_bmp,
     "TIFF": read_tiff,
     "AVIF": read_avif,
 }
