@@ -11,7 +11,7 @@ import struct
 import zlib
 from functools import cache
 
-from odd_images import RGB, chunk, saved
+from odd_images import GRAY, RGB, chunk, saved
 from PIL import Image
 
 SIDE = 8192  # 8192 x 8192 is the default pixel limit
@@ -184,17 +184,62 @@ def tiffs():
 
 
 def avifs():
-    large = saved(Image.new("L", (4096, 4096), 90), "AVIF", speed=10, quality=30)
+    fast = {"speed": 10, "quality": 30}
+    large = saved(Image.new("L", (4096, 4096), 90), "AVIF", **fast)
     yield "AVIF that says 16 x 16 and codes 4096 x 4096", resized(large, 16, 16)
-    second = Image.new("L", (2048, 2048), 30)
-    moving = saved(
-        Image.new("L", (2048, 2048), 90), "AVIF", speed=10, quality=30, save_all=True,
-        append_images=[second],
-    )  # fmt: skip
+    start = large.index(b"mdat") + 4
+    size = 4 + large[start + 3]  # of what comes before the only frame
+    frame = large[start + size :]
+    repeated = large[start : start + size] + frame * (500_000 // len(frame))
+    yield "AVIF of 1,500 frames in one image", with_stream(large, repeated)
+    first, second = (Image.new("L", (2048, 2048), gray) for gray in (90, 30))
+    moving = saved(first, "AVIF", save_all=True, append_images=[second], **fast)
     yield "AVIF animated, that says 16 x 16 and codes 2048 x 2048", resized(moving, 16, 16)
-    small = saved(RGB, "AVIF")
+    small = saved(GRAY, "AVIF")
+    yield "AVIF of a frame larger than its sequence", with_stream(small, oversized_frame())
     yield "AVIF with 62,500 sizes", small + b"ispe\0\0\0\0\0\0\0\1\0\0\0\1" * (MEGABYTE // 16)
     yield "AVIF of 60,000 extents of one item", many_extents(small, 60_000)
+    deep = b"".join(struct.pack(">L4s", MEGABYTE, b"moov") for _ in range(MEGABYTE // 8))
+    yield "AVIF of 125,000 nested boxes", small + deep
+
+
+def with_stream(avif, stream):
+    """An image of another AV1 stream."""
+    start = avif.index(b"mdat") + 4
+    length = struct.pack(">L", len(avif) - start)
+    place = avif.index(length, avif.index(b"iloc"))
+    avif = avif[:place] + struct.pack(">L", len(stream)) + avif[place + 4 : start - 8]
+    return avif + struct.pack(">L4s", 8 + len(stream), b"mdat") + stream
+
+
+def oversized_frame(side=4096):
+    """The first frame of an animation of 64 x 32, changed to state a size of its own."""
+    image = Image.fromarray(GRAY)
+    moving = saved(image, "AVIF", save_all=True, append_images=[image.rotate(180)])
+    start = moving.index(b"mdat") + 4
+    size, length = moving[start + 3], moving[start + 5 + moving[start + 3]]
+    assert length < 128  # one byte
+    header, frame = (
+        "".join(f"{byte:08b}" for byte in moving[at : at + count])
+        for at, count in ((start + 4, size), (start + 6 + size, length))
+    )
+    place = 5 + 1 + 1 + 5 + 12 + 5 + (int(header[24:29], 2) > 7)  # of the bits of a side
+    assert header[5:7] == "00"  # neither timing nor delays
+    width = header[place : place + 8]
+    assert width == "01010100", width  # 6 bits for 64, and 5 bits for 32
+    wide = f"{63:016b}{31:016b}"
+    header = header[:place] + "1111" * 2 + wide + header[place + 8 + 11 :]
+    rest = place + 8 + 32 + 1 + 7  # no frame numbers; coding tools
+    hints = int(header[rest + 3 + (2 if header[rest + 3] == "1" else 3) :][:3], 2) + 1
+    frame = "0001001" + frame[7 : 7 + hints] + f"{side - 1:016b}" * 2 + frame[7 + hints :]
+    units = [(0x12, ""), (0x0A, header), (0x32, frame)]
+    return b"".join(obu(head, bits) for head, bits in units)
+
+
+def obu(head, bits):
+    content = int("0" + bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8))
+    assert len(content) < 128
+    return bytes([head, len(content)]) + content
 
 
 def resized(avif, height, width):

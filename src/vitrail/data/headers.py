@@ -5,14 +5,14 @@ later frames are left out: they are where decoders warn, reserve memory and fail
 depends on them. This file knows the containers; `decoding.py` knows the pixels.
 """
 
-import io
 import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vitrail.data.av1 import avif_cost
 from vitrail.errors import DataError
 
 READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
@@ -282,144 +282,8 @@ def read_avif(data: bytes) -> Header:
     renamed = re.sub(rb"(infe.{8}(?:..)?)Exif", rb"\1none", data, flags=re.S)
     parts = (struct.unpack(">LL", part[1]) for part in re.finditer(rb"ispe\0{4}(.{8})", data, re.S))
     width, height = max(parts, key=math.prod, default=(0, 0))
-    sizes, frames = [0], 0
-    for payload in av1_payloads(data):
-        for kind, content in av1_units(payload):
-            if kind == 1:
-                sizes.append(math.prod(av1_size(content)))
-            frames += kind in (3, 6)
-    return Header(
-        format="AVIF",
-        data=renamed,
-        size=(height, width),
-        coded=max(sizes),
-        work=max(sizes) * frames,
-    )
-
-
-def av1_payloads(data: bytes) -> Iterator[bytes]:
-    """What an AV1 decoder is given: the items of an AVIF, and the first sample of its tracks."""
-    offsets, size, total, idat = [], 0, 0, 0
-    for kind, start, end in sorted(boxes(data, 0, len(data))):  # idat before iloc
-        if kind == b"idat":
-            idat = start
-        elif kind == b"iloc":
-            for item in locations(data[start:end], idat):
-                parts = [data[at : at + length] if length else data[at:] for at, length in item]
-                total += sum(map(len, parts))
-                if total > 2 * len(data):
-                    raise damaged("AVIF", "overlapping items")
-                yield b"".join(parts)
-        elif kind in (b"stco", b"co64"):
-            offsets.append(
-                struct.unpack_from(">L" if kind == b"stco" else ">Q", data, start + 8)[0]
-            )
-        elif kind == b"stsz":
-            each, _, first = struct.unpack_from(">LLL", data, start + 4)
-            size = max(size, each or first)
-    for at in offsets:
-        yield data[at : at + size]
-
-
-def boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """The boxes of a file and where their content is, with those inside of some of them."""
-    for _ in range(MAX_SEGMENTS):
-        if at + 8 > end:
-            return
-        size, kind = struct.unpack_from(">L4s", data, at)
-        start = at + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, start)
-            start += 8
-        at = min(at + max(size, 8), end) if size else end
-        yield kind, start, at
-        if kind in (b"meta", b"moov", b"trak", b"mdia", b"minf", b"stbl"):
-            yield from boxes(data, start + 4 * (kind == b"meta"), at)
-    raise too_many("AVIF")
-
-
-def locations(iloc: bytes, idat: int) -> Iterator[list[tuple[int, int]]]:
-    """Of each item, where its parts are and how long; a length of 0 is up to the end."""
-    stream = io.BytesIO(iloc)
-
-    def take(size: int) -> int:
-        if stream.tell() + size > len(iloc):
-            raise too_short("AVIF")
-        return int.from_bytes(stream.read(size))
-
-    version, _, sizes = take(1), take(3), take(2)
-    offset_size, length_size, base_size, index_size = (
-        sizes >> shift & 15 for shift in (12, 8, 4, 0)
-    )
-    for _ in range(take(4 if version == 2 else 2)):
-        take(4 if version == 2 else 2)
-        in_idat = version > 0 and take(2) & 15 == 1
-        take(2)
-        base = take(base_size) + idat * in_idat
-        item = []
-        for _ in range(take(2)):
-            take(index_size if version > 0 else 0)
-            item.append((base + take(offset_size), take(length_size)))
-        yield item
-
-
-def av1_units(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """The open bitstream units (OBUs) of an AV1 stream: type, and how the content begins."""
-    at = 0
-    for _ in range(MAX_SEGMENTS):
-        if at >= len(payload) or payload[at] & 0x80:
-            return
-        head, size, shift = payload[at], len(payload), 0
-        at += 2 if head & 4 else 1
-        if head & 2:
-            size = 0
-            for shift in range(0, 56, 7):  # a number in base 128, its lowest digit first
-                digit = payload[at]
-                at, size = at + 1, size | (digit & 127) << shift
-                if digit < 128:
-                    break
-        yield head >> 3 & 15, payload[at : at + min(size, 512)]
-        at += size
-    raise too_many("AVIF")
-
-
-def av1_size(sequence: bytes) -> tuple[int, int]:
-    """The largest frame that an AV1 sequence header allows (AV1 specification, section 5.5)."""
-    bits, left = int.from_bytes(sequence), 8 * len(sequence)
-
-    def take(count: int) -> int:
-        nonlocal left
-        left -= count
-        if left < 0:
-            raise too_short("AVIF")
-        return bits >> left & (1 << count) - 1
-
-    take(4)
-    if take(1):  # a still image with a short header
-        take(5)
-    else:
-        model = delay = 0
-        if take(1):  # timing
-            take(64)
-            if take(1):
-                zeros = 0
-                while not take(1):
-                    zeros += 1
-                take(zeros if zeros < 32 else 0)
-            if model := take(1):
-                delay = take(5) + 1
-                take(42)
-        display = take(1)
-        for _ in range(take(5) + 1):
-            take(12)
-            if take(5) > 7:
-                take(1)
-            if model and take(1):
-                take(2 * delay + 1)
-            if display and take(1):
-                take(4)
-    width, height = take(4) + 1, take(4) + 1
-    return take(width) + 1, take(height) + 1
+    coded, work = avif_cost(data)
+    return Header(format="AVIF", data=renamed, size=(height, width), coded=coded, work=work)
 
 
 def read_tiff(data: bytes) -> Header:
