@@ -39,6 +39,16 @@ def scan(component, band, bits):
     )
 
 
+def many_scans(side, layers, count=100):
+    """A progressive JPEG that says of every band of every block, again and again, that it ends."""
+    blocks = (side // 8) ** 2
+    ends = ("0" + "1" * 14) * -(-blocks // (2**15 - 1))
+    parts = [scan(i + 1, (0, 0, 0), "0" * blocks) for i in range(layers)]
+    parts += [scan(i % layers + 1, (1, 63, 0x10), ends) for i in range(count - layers)]
+    head = b"\xff\xd8" + GRAY_TABLES + frame_header(2, side, side, layers)
+    return head + b"".join(parts) + b"\xff\xd9"
+
+
 def jpegs():
     small = saved(RGB, "JPEG")
     tables, rest = small[:2], small[2:]
@@ -54,16 +64,9 @@ def jpegs():
         segments = bytes([0xFF, mark, 0, 2]) * (MEGABYTE // 4)
         yield f"JPEG of 250,000 {name}", tables + segments + rest
     yield "JPEG of 500,000 restart markers", tables + b"\xff\xd0" * (MEGABYTE // 2) + rest
-    blocks = (SIDE // 8) ** 2
-    refinement = ("0" + "1" * 14) * -(-blocks // (2**15 - 1))  # every band of every block ends
     for layers in (1, 3):
-        head = b"\xff\xd8" + GRAY_TABLES + frame_header(2, SIDE, SIDE, layers)
-        first = b"".join(
-            scan(i, (0, 0, 0), "0" * blocks) for i in range(1, layers + 1)
-        )  # fmt: skip
-        more = [scan(i % layers + 1, (1, 63, 0x10), refinement) for i in range(100 - layers)]
         name = f"JPEG of 100 scans, 8192 x 8192, {layers} components"
-        yield name, head + first + b"".join(more) + b"\xff\xd9"
+        yield name, many_scans(SIDE, layers)
     head = b"\xff\xd8" + GRAY_TABLES + frame_header(0, SIDE, SIDE, 3)
     empty = b"".join(scan(i % 3 + 1, (0, 63, 0), "") for i in range(99))
     yield "JPEG of 99 baseline scans without data", head + empty + b"\xff\xd9"
@@ -170,10 +173,11 @@ def tiffs():
         "TIFF of 32,768 strips of the same LZW codes",
         tiff(tags | long | {259: 5, 279: [len(clear)] * rows}, clear),
     )
-    yield (
-        "TIFF big, of 2**62 tags",
-        (b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**62) + bytes(range(1, 251)) * 4000),
-    )
+    jpeg = many_scans(SIDE, 1)
+    whole = {256: SIDE, 257: SIDE, 278: SIDE, 259: 7, 273: 16, 279: len(jpeg)}
+    yield "TIFF of a JPEG of 100 scans", tiff(tags | whole, jpeg)
+    endless = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**62)
+    yield "TIFF big, of 2**62 tags", endless + bytes(range(1, 251)) * 4000
     many = dict.fromkeys(range(300, 65000), 1)
     yield "TIFF of 65,000 tags", tiff(many | tags, b"")
     small = {256: 300, 257: 300, 258: 8, 259: 1, 262: 1, 277: 1, 322: 1, 323: 1}
