@@ -135,12 +135,13 @@ def tiff(tags, content, *, big=False):
     """A TIFF of `content` at byte 16; a tag's values are a number or a list of numbers."""
     code = "Q" if big else "L"
     at = 16 + len(content)
-    entries, values = b"", b""
+    entries, values = bytearray(), bytearray()
     for tag, value in sorted(tags.items()):
         several = value if isinstance(value, list) else [value]
         packed = struct.pack(f"<{len(several)}{code}", *several)
         if len(several) > 1:
-            values, packed = values + packed, struct.pack("<" + code, at + len(values))
+            place = struct.pack("<" + code, at + len(values))
+            values, packed = values + packed, place
         entries += struct.pack("<HH" + code, tag, 16 if big else 4, len(several)) + packed
     head = b"II+\0\x08\0\0\0" if big else b"II*\0"
     head += struct.pack("<" + code, at + len(values))

@@ -223,7 +223,7 @@ def opened(header: Header) -> Iterator[ImageFile.ImageFile]:
     if not OPTIONAL.get(header.format, True):
         raise DataError(f"{a(header.format)}, which this Pillow was built without; save it as PNG")
     base, per_megapixel = CPU_SECONDS
-    seconds = base + per_megapixel * math.prod(header.size or (0,)) / 1e6
+    seconds = base + per_megapixel * math.prod(header.size or (MAX_PIXELS,)) / 1e6
     try:
         image = PLUGINS[header.format](LimitedFile(header.data, seconds))
     except DataError:

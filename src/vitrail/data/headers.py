@@ -328,26 +328,33 @@ def tiff_work(data: bytes, order: str, room: int, tags: dict[int, Tag]) -> tuple
     width, height, rows, tile_width, tile_height, samples, planar, compression = (
         number(order, tags.get(tag)) for tag in (256, 257, 278, 322, 323, 277, 284, 259)
     )
+    offsets, sizes = (
+        [n for tag in pair if tag in tags for n in numbers(data, order, room, tags[tag])]
+        for pair in ((273, 324), (279, 325))
+    )
+    if compression > 1 and sum(min(size, len(data)) for size in sizes) > 2 * len(data):
+        raise damaged("TIFF", "overlapping strips")  # decoders would read the same bytes each time
+    scans = 0
+    if compression == 7 and len(sizes) == len(offsets) and all(sizes):  # JPEG
+        strips = zip(offsets, sizes, strict=True)
+        scans = sum(data.count(b"\xff\xda", at, at + size) for at, size in strips)
+    elif compression in (6, 7):
+        scans = data.count(b"\xff\xda")
     planes = max(1, samples) if planar == 2 else 1
-    sides = [(width, min(rows or height, height))] if 273 in tags else []
+    parts = [(width, min(rows or height, height))] if 273 in tags else []
     if {322, 323} & tags.keys():
-        sides.append((tile_width or width, tile_height or height))
-    stored = max(tags.get(tag, (0, 0, b""))[1] for tag in (273, 324))
+        parts.append((tile_width or width, tile_height or height))
     coded = work = 0
-    for across, down in sides:
+    for across, down in parts:
         count = planes * -(-width // max(1, across)) * -(-height // max(1, down))
-        if max(count, stored) > MAX_TILES:
+        count = max(count, len(offsets))
+        if count > MAX_TILES:
             raise DataError(
-                f"a TIFF of {max(count, stored):,} strips or tiles, above the limit of "
-                f"{MAX_TILES:,}; save it with larger ones"
+                f"a TIFF of {count:,} strips or tiles, above the limit of {MAX_TILES:,}; "
+                "save it with larger ones"
             )
         coded = max(coded, across * down)
-        if compression in (6, 7):
-            stored = max(stored, planes * data.count(b"\xff\xda"))  # scans of all JPEGs in it
-        work = max(work, across * down * max(count, stored) // planes)
-    counts = [numbers(data, order, room, tags[tag]) for tag in (279, 325) if tag in tags]
-    if compression > 1 and any(sum(min(n, len(data)) for n in c) > 2 * len(data) for c in counts):
-        raise damaged("TIFF", "overlapping strips")  # decoders would read the same bytes each time
+        work = max(work, across * down * max(count // planes, scans))
     return coded, work
 
 
@@ -392,7 +399,7 @@ def numbers(data: bytes, order: str, room: int, value: Tag) -> tuple[int, ...]:
     if code is None:
         return ()
     if count * TIFF_TYPES[type] > room:
-        (at,) = struct.unpack(order + TIFF_CODES[{4: 4, 8: 16}[room]], content)
+        (at,) = struct.unpack(order + ("Q" if room == 8 else "L"), content)
         content = data
     return struct.unpack_from(f"{order}{count}{code}", content, at)
 
