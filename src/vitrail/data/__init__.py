@@ -9,7 +9,7 @@
     packing.py        a data set written as shards
     given.py          what a person may give as a picture; handful.py a few of one class
     decoding.py       an encoded picture → the right pixels, or a reason why not
-    headers.py        what a file tells before it is decoded
+    headers.py        what a file tells before it is decoded; av1.py what an AVIF costs
     preprocessing.py  how a picture becomes input: the value that travels with the weights
     transforms.py     pictures → bytes of a model's size, random or not
     variation.py      how training pictures are varied, as values

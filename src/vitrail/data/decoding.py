@@ -16,6 +16,7 @@ import ctypes
 import io
 import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,9 @@ from vitrail.errors import ConfigError, DataError, unknown
 Decoder = Literal["auto", "quick", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
 MAX_SIDE = 65_535  # JPEG's and GIF's own limit; keeps a row, and decoders in Python, small
+MIN_CODED = 2**20  # pixels that may always be computed on the way: one large tile
+MAX_PASSES = 16  # over `max_pixels` pixels: scans of a JPEG, frames of an AVIF
+CPU_SECONDS = 5.0, 1.0  # per image, and more per megapixel: ten times what a slow machine needs
 SMALLEST_SCALED = 16  # pixels on the short side, below which libraries round scales differently
 STEP = 8  # rows that become a whole number of rows at every scale
 CUT_SHORT = r"extraneous bytes before marker 0xd[0-79]"  # what libjpeg says of rows it was not told
@@ -128,6 +132,7 @@ def open_picture(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Picture:
     header = read_header(data)
     mode = {1: "L", 3: "RGB", 4: "CMYK"}.get(header.layers or 0, "")
     check_size(header.format, header.size, max_pixels)
+    check_work(header, max(max_pixels, MIN_CODED))
     size, turn = header.size, header.orientation
     if not mode:
         with opened(header) as image:
@@ -170,6 +175,46 @@ def check_size(format: str, size: tuple[int, int] | None, max_pixels: int) -> No
         )
 
 
+def check_work(header: Header, max_pixels: int) -> None:
+    """Refuse an image that takes far more memory or time than its sides tell."""
+    if header.coded > max_pixels:
+        raise DataError(
+            f"{a(header.format)} with a tile or frame of {header.coded:,} pixels, above the limit "
+            f"of {max_pixels:,}; save it as PNG or JPEG"
+        )
+    if header.work > MAX_PASSES * max_pixels:
+        raise DataError(
+            f"{a(header.format)} of {header.work:,} pixels in all scans, tiles or frames, above "
+            f"the limit of {MAX_PASSES * max_pixels:,}; save it as PNG or baseline JPEG"
+        )
+
+
+class LimitedFile(io.BytesIO):
+    """A file in memory that can be read for so many CPU seconds of the current thread.
+
+    This ends loops in Python that ask for more bytes: Pillow's over segments, chunks and run
+    lengths, and over blocks of 64 kB for JPEG, PNG, GIF and BMP. It cannot interrupt one call into
+    C, and WebP, AVIF, compressed TIFF and simplejpeg decode a whole image in one call. For those
+    there are only the limits of `check_size` and `check_work`.
+    """
+
+    def __init__(self, data: bytes, seconds: float) -> None:
+        super().__init__(data)
+        self.seconds = seconds
+        self.deadline = time.thread_time() + seconds
+        self.reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        is_small = size is not None and 0 <= size < 256  # the clock costs more than these
+        if not (is_small and self.reads % 256) and time.thread_time() > self.deadline:
+            raise DataError(
+                f"an image that took more than {self.seconds:.0f} CPU seconds to decode; "
+                "save it again as PNG or JPEG"
+            )
+        return super().read(size)
+
+
 @contextmanager
 def opened(header: Header) -> Iterator[ImageFile.ImageFile]:
     """The picture in Pillow. Its decoders raise anything, RuntimeError too: all are caught here."""
@@ -177,8 +222,12 @@ def opened(header: Header) -> Iterator[ImageFile.ImageFile]:
         silence_libtiff()
     if not OPTIONAL.get(header.format, True):
         raise DataError(f"{a(header.format)}, which this Pillow was built without; save it as PNG")
+    base, per_megapixel = CPU_SECONDS
+    seconds = base + per_megapixel * math.prod(header.size or (MAX_PIXELS,)) / 1e6
     try:
-        image = PLUGINS[header.format](io.BytesIO(header.data))
+        image = PLUGINS[header.format](LimitedFile(header.data, seconds))
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(
             f"{a(header.format)} whose header is damaged or of a rare kind; save it as PNG or JPEG"
