@@ -56,8 +56,8 @@ class Serve:
     allow_origin: tuple[str, ...] = ()
     """Web sites whose pages may ask, such as https://example.org."""
     allow_host: tuple[str, ...] = ()
-    """Names it may be called by, such as example.org behind a proxy. On 127.0.0.1 and without a
-    token it answers to its own alone, or pages elsewhere could pass for its own."""
+    """Host names to answer to, such as example.org behind a proxy. Without a token, only IP
+    addresses and the machine's own names are accepted besides (DNS rebinding)."""
     allow_teach: bool = False
     """Let clients teach classes by a few pictures."""
     teach_to: Path | None = None

@@ -48,6 +48,12 @@ def serve(
             if settings.is_open:
                 warning = "anybody who reaches this machine may use the server; --token would ask"
                 print(f"vitrail: {warning} who they are", file=sys.stderr)
+                names = ", ".join(sorted(settings.names or ()))
+                print(
+                    f"vitrail: accepted Host headers: IP addresses, {names}; "
+                    "add others with --allow-host, or set a token",
+                    file=sys.stderr,
+                )
             say(f"http://{f'[{host}]' if ':' in host else told_host(host)}:{port}")
             sys.setswitchinterval(SWITCH_SECONDS)
             stoppable(make_app(house), house).run([listener])

@@ -1,7 +1,9 @@
 """What can be set of a server. Nothing here is heavy, so that options can be checked at once."""
 
 import re
+import socket
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -89,20 +91,33 @@ class Settings:
 
     @property
     def names(self) -> frozenset[str] | None:
-        """What a client may call the server in the header Host; None: whatever it likes.
+        """Host headers that are accepted; None accepts any.
 
-        A web page elsewhere can let its own name mean this machine (DNS rebinding); it would then
-        pass for a page of this server. So a server that only this machine can ask, and that wants
-        no token, answers to its own names alone.
+        Under DNS rebinding, a web page elsewhere lets its own name resolve to this machine, and
+        would pass for a page of this server. It cannot know the token, so the check is for servers
+        without one: off loopback, IP addresses are accepted besides these names (`allows_host`).
         """
-        if self.token or not self.is_loopback:
+        if self.token:
             return None
-        return frozenset(name.lower() for name in (*OWN, self.host, *self.hosts))
+        names = {*OWN, self.host, *self.hosts}
+        if not self.is_loopback:
+            names |= machine_names()
+        return frozenset(name.lower() for name in names if name)
+
+    def allows_host(self, name: str, names: frozenset[str]) -> bool:
+        """Whether a request with this host name is answered; `names` are those of `names`."""
+        return name in names or (not self.is_loopback and is_address(name))
 
     @property
     def is_open(self) -> bool:
         """Whether anybody who reaches the machine may use it."""
         return not self.is_loopback and not self.token
+
+
+@cache
+def machine_names() -> frozenset[str]:
+    """What this machine calls itself; asks the DNS, so only once."""
+    return frozenset((socket.gethostname(), socket.getfqdn()))
 
 
 def is_address(host: str) -> bool:
