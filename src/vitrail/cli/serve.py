@@ -45,6 +45,10 @@ class Serve:
     """Seconds for a request to arrive, and again to be answered."""
     grace: float = 30.0
     """Seconds to finish what has begun, when told to stop."""
+    watchdog: float = 120.0
+    """Seconds after which a batch, explanation or lesson counts as stuck and its thread is
+    replaced; at least --timeout. With three stuck threads, or one for five times as long, the
+    server ends with status 70, to be restarted."""
     max_megabytes: float = 20.0
     """Size of a request."""
     max_pictures: int = 64
@@ -92,6 +96,7 @@ class Serve:
             examples=self.examples,
             batch=self.batch,
             grace=self.grace,
+            watchdog=self.watchdog,
             log="off" if MANNER.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MIB),

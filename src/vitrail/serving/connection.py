@@ -155,9 +155,17 @@ class Connection(HttpToolsProtocol):
 class Stoppable(Server):
     """Told to stop, it says so to those who ask, finishes what it has begun, and ends well."""
 
-    def __init__(self, config: Config, drain: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Config, drain: Callable[[], None], watch: Callable[[], bool]
+    ) -> None:
         super().__init__(config)
-        self.drain = drain
+        self.drain, self.watch = drain, watch
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; True stops the server."""
+        if self.watch():
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not uvicorn's, which would let the signal end the process after all was done."""

@@ -63,6 +63,7 @@ class Settings:
     examples: str = ""  # data to take pictures to try from; empty: see `examples.given`; or "none"
     batch: int = 0  # pictures at once; 0: measured
     grace: float = 30.0  # seconds to finish what was let in, when told to stop
+    watchdog: float = 120.0  # seconds after which a thread at the same work is stuck
     log: Log = "text"
     limits: Limits = field(default_factory=Limits)
 
@@ -71,6 +72,11 @@ class Settings:
             raise ConfigError(f"port={self.port} does not exist; give 1 to 65535, or 0 for any")
         if self.batch < 0 or self.grace < 0:
             raise ConfigError("batch and grace are numbers from 0 up")
+        if self.watchdog < self.limits.timeout:
+            raise ConfigError(
+                f"watchdog={self.watchdog:g} would abandon work that clients still wait for; "
+                f"give at least timeout={self.limits.timeout:g}"
+            )
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("the token must be plain letters, digits and signs")
         for name in self.hosts:
