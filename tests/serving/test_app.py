@@ -1,5 +1,6 @@
 import json
 import re
+import socket
 import threading
 
 import pytest
@@ -216,11 +217,28 @@ def test_a_server_answers_to_its_own_names_and_to_those_it_was_given(host):
         assert client.get("/models", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("settings", [{"host": "0.0.0.0"}, {"token": "s3cret"}])
-def test_a_server_for_others_or_with_a_token_may_be_called_anything(settings):
-    with a_house(hosts=(), **settings) as house:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_with_a_token_any_host_name_is_accepted(host):
+    with a_house(hosts=(), host=host, token="s3cret") as house:
         headers = {"host": "evil.example", "authorization": "Bearer s3cret"}
         assert TestClient(make_app(house)).get("/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("evil.example", 403), ("evil.example:8000", 403), ("192.168.0.7.evil.example", 403)),
+        *(("[evil.example]:8000", 403), ("localhost:8000", 200), ("192.168.0.7:8000", 200)),
+        *(("10.1.2.3", 200), ("[fe80::1]:8000", 200), ("Proxy.org:80", 200)),
+        *((socket.gethostname(), 200), (f"{socket.getfqdn()}:8000", 200)),
+    ],
+)
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::", ""])
+def test_an_open_server_accepts_addresses_and_known_names_only(bound, host, status):
+    with a_house(hosts=("proxy.org",), host=bound) as house:
+        client = TestClient(make_app(house))
+        for path in ("/models", "/health", "/"):
+            assert client.get(path, headers={"host": host}).status_code == status
 
 
 def test_who_does_not_say_a_name_is_no_browser():

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -26,8 +27,9 @@ PREDICT = raw("/predict", picture(), "image/png")
 def ask(port, *pieces, wait=10.0):
     """All that comes back for raw bytes, until the server hangs up or `wait` is over."""
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as link:
-        for piece in pieces:
-            link.sendall(piece)
+        with suppress(ConnectionError):
+            for piece in pieces:
+                link.sendall(piece)
         found = b""
         try:
             while data := link.recv(65536):
@@ -193,6 +195,60 @@ def test_what_is_no_http_is_told_so_as_json():
         found = ask(port, b"hello, is this a server?\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 400 ")
         assert found.endswith(b'{"error":"that is no HTTP request"}')
+
+
+CHUNKED = (
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+    b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(picture()), picture())
+)
+
+
+def test_trailers_do_not_pass_for_headers():
+    with a_house(token="secret") as house, listening_to(house) as port:
+        trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
+        reply = ask(port, CHUNKED + trailers, wait=1)
+        assert reply.startswith(b"HTTP/1.1 401 ")
+        assert b"x-request-id: trailer" not in reply
+
+
+def test_trailers_are_dropped_and_the_connection_stays_usable():
+    with a_house() as house, listening_to(house) as port:
+        reply = ask(port, CHUNKED + b"checksum: 7\r\n\r\n", get("/health"), wait=1)
+        assert reply.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.parametrize("trailer", [b"a: " + b"b" * 60_000, b"a: b\r\n" * 10_000])
+def test_trailers_are_limited_like_headers(trailer):
+    with a_house() as house, listening_to(house) as port:
+        begun = time.monotonic()
+        reply = ask(port, CHUNKED, *[trailer] * 400)
+        assert reply.startswith(b"HTTP/1.1 431 ") or reply == b"RESET"
+        assert time.monotonic() - begun < 5
+        wait_for(lambda: house.room.pictures == house.room.bytes == house.in_flight == 0)
+
+
+def test_a_large_body_before_a_pipelined_request_does_not_count_as_its_head():
+    with a_house() as house, listening_to(house) as port:
+        large = raw("/predict", picture(size=(300, 300)), "image/png")
+        assert len(large) > connections.LONGEST_HEAD
+        assert ask(port, large + get("/health"), wait=2).count(b"HTTP/1.1 200 ") == 2
+
+
+def test_pipelined_requests_are_limited():
+    """One read may hold thousands; the first are answered in order, then the server hangs up."""
+    most = connections.MAX_PIPELINED
+    with a_house(token="secret") as house, a_server(house) as (server, port):
+        reply = ask(port, get("/models") * 14_000)
+        assert most <= reply.count(b"HTTP/1.1 401 ") <= 2 * most
+        assert reply.count(b"connection: close") == 1
+        assert server.server_state.total_requests <= 2 * most
+        few = ask(port, get("/health") * most, wait=1)
+        assert few.count(b"HTTP/1.1 200 ") == most
+
+
+def test_a_broken_request_behind_a_pending_one_does_not_get_its_answer():
+    with a_house() as house, listening_to(house) as port, held(house):
+        assert b"HTTP" not in ask(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
 
 
 def test_more_connections_than_there_are_places_for_are_refused(monkeypatch):

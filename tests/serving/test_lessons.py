@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,12 @@ from starlette.testclient import TestClient
 import vitrail
 from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
+from vitrail.probing import teaching
 from vitrail.probing.memory import remember, save_memory
 from vitrail.serving import lessons
 from vitrail.serving.app import make_app
 from vitrail.serving.bodies import Upload
+from vitrail.serving.refusals import Refusal
 from vitrail.serving.settings import Limits
 from vitrail.serving.shelf import Served
 
@@ -85,16 +89,19 @@ def test_a_lesson_that_cannot_be_given_changes_nothing(taught, query, pictures, 
     assert house.shelf.get(None) is before
 
 
-def test_pictures_of_lessons_have_no_more_pixels_than_others():
-    with a_house(teach=True, limits=Limits(pixels=100)) as house:
-        served = house.shelf.get(None)
-        uploads = [Upload("large", picture(size=(20, 20))), Upload("small", picture())]
-        found, errors = lessons.seen(
-            served.predictor, served.predictor.model, uploads, served.tools.limits
-        )
-        assert len(found) == 1
-        assert errors[0]["name"] == "large"
-        assert "above the limit of 100 pixels" in errors[0]["error"]
+def test_pictures_of_lessons_have_no_more_pixels_than_others(taught):
+    house, _ = taught
+    memory = house.shelf.get(None).memory
+    with a_house(teach=True, limits=Limits(pixels=100)) as strict:
+        strict.add(Served("tiny", strict.shelf.get(None).predictor, strict.tools, memory=memory))
+        pictures = [
+            ("pictures", ("large", picture(size=(20, 20)))),
+            *files("blue", count=1),
+        ]
+        found = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
+        assert found["pictures"] == 1
+        assert found["errors"][0]["name"] == "large"
+        assert "above the limit of 100 pixels" in found["errors"][0]["error"]
 
 
 def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):
@@ -111,6 +118,86 @@ def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):
     assert refused.status_code == 503
     assert str(tmp_path) not in refused.text
     assert house.shelf.get(None) is before
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_lesson_that_cannot_be_written_leaves_the_folder_as_it_was(
+    taught, tmp_path, monkeypatch, kept
+):
+    house, client = taught
+    folder = house.places["tiny"] = tmp_path / "kept"
+    folder.mkdir()
+    if kept:
+        assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+        (folder / "notes.txt").write_text("of somebody else")
+    before, served = contents(folder), house.shelf.get(None)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lessons, "save", full)  # after the memory was written
+        assert client.post("/teach?name=gray", files=files("red")).status_code == 503
+    assert contents(folder) == before
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").mkdir()  # the last file but one cannot be moved in
+    before = contents(folder)
+    refused = client.post("/teach?name=gray", files=files("red"))
+    assert refused.status_code == 503
+    assert "was not learned" in refused.json()["error"]
+    assert contents(folder) == before
+    assert {path.name for path in folder.iterdir()} == {*before, "config.json"}
+    assert house.shelf.get(None) is served
+    (folder / "config.json").rmdir()
+    assert client.post("/teach?name=gray", files=files("red")).status_code == 200
+    assert "gray" in vitrail.Predictor(folder, device="cpu").classes
+
+
+def test_a_model_that_cannot_be_served_is_not_kept(taught, tmp_path, monkeypatch):
+    house, client = taught
+    folder = house.places["tiny"] = tmp_path / "kept"
+
+    def fails(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(lessons, "Predictor", fails)
+    assert client.post("/teach?name=blue", files=files("blue")).status_code == 500
+    assert not folder.exists()
+
+
+def test_a_lesson_by_an_abandoned_thread_does_not_undo_a_later_one(taught):
+    """It began before the other one, and comes back after it."""
+    house, client = taught
+    stuck, begun, release = house.shelf.get(None), threading.Event(), threading.Event()
+    refused = []
+
+    def late(model, memory, taught):
+        begun.set()
+        assert release.wait(20)
+        return teaching.fitted(model, memory, taught=taught)
+
+    def teach_late():
+        images = [house.readers.submit(picture("red"), stuck.answering.prepare)]
+        uploads = [Upload("x", picture("red"))]
+        try:
+            lessons.teach(house.shelf, "tiny", "gray", uploads, images, None)
+        except Refusal as refusal:
+            refused.append(refusal.status)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lessons, "fitted", late)
+        thread = threading.Thread(target=teach_late)
+        thread.start()
+        assert begun.wait(20)
+    assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+    release.set()
+    thread.join(20)
+    assert refused == [503]
+    assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
 
 
 def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():

@@ -47,6 +47,10 @@ class Serve(DataOptions):
     """Seconds for a request to arrive, and again to be answered."""
     grace: float = 30.0
     """Seconds to finish what has begun, when told to stop."""
+    watchdog: float = 120.0
+    """Seconds after which a batch, explanation or lesson counts as stuck and its thread is
+    replaced; at least --timeout. With three stuck threads, or one for five times as long, the
+    server ends with status 70, to be restarted."""
     max_megabytes: float = 20.0
     """Size of a request."""
     max_pictures: int = 64
@@ -58,8 +62,8 @@ class Serve(DataOptions):
     allow_origin: tuple[str, ...] = ()
     """Web sites whose pages may ask, such as https://example.org."""
     allow_host: tuple[str, ...] = ()
-    """Names it may be called by, such as example.org behind a proxy. On 127.0.0.1 and without a
-    token it answers to its own alone, or pages elsewhere could pass for its own."""
+    """Host names to answer to, such as example.org behind a proxy. Without a token, only IP
+    addresses and the machine's own names are accepted besides (DNS rebinding)."""
     allow_teach: bool = False
     """Let clients teach classes by a few pictures."""
     teach_to: Path | None = None
@@ -94,6 +98,7 @@ class Serve(DataOptions):
             examples=self.examples,
             batch=self.batch,
             grace=self.grace,
+            watchdog=self.watchdog,
             log="off" if MANNER.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MIB),

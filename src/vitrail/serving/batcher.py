@@ -4,13 +4,18 @@ Whenever the engine is free it takes what there is, up to its batch. So a lone r
 nothing, and a busy server runs full batches without a timer. Everything that needs the
 machine's cores (batches, explanations, lessons) goes through this one thread, so that none slows
 down another. What nobody waits for any more is not begun.
+
+Work that is stuck cannot be interrupted: its thread is abandoned. The requests get an error and
+another thread goes on; the abandoned one ends when its work returns, and the result is dropped.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from threading import Condition, Thread
+from concurrent.futures import Future
+from functools import partial
+from threading import Condition, Thread, current_thread
 from typing import Any, Protocol
 
 from vitrail.serving.meters import Meters
@@ -28,7 +33,10 @@ class Work(Protocol):
         ...
 
     def __call__(self, pieces: Sequence[Any], /) -> Sequence[Any]:
-        """The result of each piece; an exception in its place if only that one failed."""
+        """The result of each piece; an exception in its place if only that one failed.
+
+        A future in its place defers the piece: it waits again once the future is done.
+        """
         ...
 
 
@@ -63,6 +71,12 @@ class Batcher:
         self.change = Condition()
         self.stopped = False
         self.pace = 0.0  # pictures per second, lately
+        self.batch: list[tuple[Order, int]] = []  # what the thread is working on
+        self.since = 0.0  # when that began, on the monotonic clock
+        self.abandoned: dict[Thread, float] = {}  # stuck threads, since when they work
+        self.start()
+
+    def start(self) -> None:
         self.thread = Thread(target=self.run, name="batcher", daemon=True)
         self.thread.start()
 
@@ -81,6 +95,21 @@ class Batcher:
             with self.change:
                 self.waiting = deque(item for item in self.waiting if item[0] is not order)
 
+    @property
+    def seconds(self) -> float:
+        """How long the current batch has been running."""
+        with self.change:
+            return time.monotonic() - self.since if self.batch else 0.0
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up the current batch and its thread: its requests get an error."""
+        with self.change:
+            if not (batch := self.batch):
+                return
+            self.abandoned[self.thread], self.batch = self.since, []
+            self.start()
+        deliver(dict.fromkeys((order for order, _ in batch), error))
+
     def stop(self) -> None:
         """End the thread when it is done with what it is doing."""
         with self.change:
@@ -93,20 +122,30 @@ class Batcher:
             begun = time.perf_counter()
             work = batch[0][0].work
             for order, _ in batch:
-                order.batch = max(order.batch, len(batch))
                 if self.meters is not None:
                     self.meters.stages.see(begun - order.since, "wait")
             try:
                 results = work([order.pieces[place] for order, place in batch])
             except Exception as error:
                 results = [error] * len(batch)
-            finished = self.settle(batch, results)
-            if work.most > 1:
-                seen = len(batch) / max(time.perf_counter() - begun, 1e-6)
+            if not self.complete():
+                return
+            finished, count = self.settle(batch, results)
+            if work.most > 1 and count:
+                seen = count / max(time.perf_counter() - begun, 1e-6)
                 self.pace = seen if not self.pace else self.pace + SMOOTHING * (seen - self.pace)
                 if self.meters is not None:
-                    self.meters.batches.see(len(batch))
+                    self.meters.batches.see(count)
             deliver(finished)
+
+    def complete(self) -> bool:
+        """End the current batch; False if this thread was abandoned meanwhile."""
+        with self.change:
+            self.abandoned.pop(current_thread(), None)
+            if self.thread is not current_thread():
+                return False
+            self.batch = []
+            return True
 
     def take(self) -> list[tuple[Order, int]]:
         """The piece that waits longest and others of its kind; nothing at the end."""
@@ -121,21 +160,35 @@ class Batcher:
                 order, place = self.waiting.popleft()
                 (batch if order.work is work else others).append((order, place))
             self.waiting.extendleft(reversed(others))
+            self.batch, self.since = batch, time.monotonic()
             return batch
 
     def settle(
         self, batch: Sequence[tuple[Order, int]], results: Sequence[Any]
-    ) -> dict[Order, BaseException | None]:
-        """Put results where they belong; the orders that are complete, or have failed."""
+    ) -> tuple[dict[Order, BaseException | None], int]:
+        """Put results where they belong; the orders that are complete, or have failed, and how many
+        pieces were not deferred."""
         finished: dict[Order, BaseException | None] = {}
+        count = sum(not isinstance(result, Future) for result in results)
         for (order, place), result in zip(batch, results, strict=True):
+            if isinstance(result, Future):
+                result.add_done_callback(partial(self.requeue, order, place))
+                continue
+            order.batch = max(order.batch, count)
             order.results[place] = result
             order.left -= 1
             if isinstance(result, Exception):
                 finished[order] = result
             elif not order.left:
                 finished.setdefault(order, None)
-        return finished
+        return finished, count
+
+    def requeue(self, order: Order, place: int, _: "Future[Any]") -> None:
+        """A deferred piece is next, unless nobody waits for it any more."""
+        with self.change:
+            if not order.done.done():
+                self.waiting.appendleft((order, place))
+                self.change.notify()
 
 
 def deliver(finished: dict[Order, BaseException | None]) -> None:

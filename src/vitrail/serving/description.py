@@ -138,7 +138,7 @@ PROBLEMS = {
     413: "too many bytes or too many pictures",
     415: "neither a picture nor a form",
     422: "no picture can be read, or a parameter is impossible",
-    503: "too many are waiting, or the server is stopping; see Retry-After",
+    503: "too many are waiting, or the server is stopping or stuck; see Retry-After",
     504: "no answer in time",
 }
 ASKING = (401, 403, 503)  # what every route but the open ones may answer

@@ -67,7 +67,7 @@ class Guard:
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Why a request is not even looked at."""
         path, house = scope["path"], self.house
-        if self.names is not None and called(headers) not in self.names:
+        if self.names is not None and not house.settings.allows_host(called(headers), self.names):
             text = "asked by a name that is not this server's; say localhost, or --allow-host NAME"
             return Refusal(403, text, reason="host")
         if house.draining and path not in ALIVE:

@@ -71,6 +71,13 @@ def write(record: Record, seconds: float, how: Log) -> None:
         )
 
 
+def write_event(text: str, how: Log) -> None:
+    """Something about the server itself: always logged."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": now, "event": text}) if how == "json" else f"vitrail: {text}"
+    print(line, file=sys.stderr, flush=True)
+
+
 def write_bug(record: Record, error: BaseException, how: Log) -> None:
     """A fault of ours: always told, whole."""
     trace = "".join(traceback.format_exception(error))

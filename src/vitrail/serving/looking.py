@@ -21,7 +21,7 @@ from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.layers import Layer, grid_of, lag, walk, with_attention
-from vitrail.inspection.pictures import as_seen, prepared, seen
+from vitrail.inspection.pictures import Picture, as_seen, prepared, seen
 from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import read_by_head, rollout
 from vitrail.models.build import Model
@@ -37,18 +37,18 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
     return GENERAL if model.head is None else FOR_CLASSES + GENERAL
 
 
-def explain(model: Model, data: bytes, *, method: str | None, label: str | None) -> bytes:
+def explain(model: Model, data: bytes | Picture, *, method: str | None, label: str | None) -> bytes:
     """The picture in gray, and warm colors where it counts, as a PNG.
 
     `method` is the most telling that the model has, if it is None; `label` is the class that is
-    asked about, the likeliest if it is None.
+    asked about, the likeliest if it is None. The image may be `prepared` already.
     """
     vit = unmerged(with_attention(model, "explanations"))
     method = method or methods_of(vit)[0]
     if method not in methods_of(vit):
         raise unknown("method", method, methods_of(vit))
     classes = None if label is None else asked(vit, method, label)
-    picture = prepared(vit, data)
+    picture = data if isinstance(data, Picture) else prepared(vit, data)
     values = METHODS[method](vit, picture.image[None], classes)[0]  # (h, w)
     values = values.float().cpu().numpy()
     return to_png(overlay(picture.pixels, values, picture.box, "heat", lag=lag(vit)))
@@ -68,7 +68,7 @@ def asked(vit: VisionTransformer, method: str, label: str) -> Tensor:
 
 
 @torch.inference_mode()
-def attention(model: Model, data: bytes) -> dict[str, Any]:
+def attention(model: Model, data: bytes, image: Tensor | None = None) -> dict[str, Any]:
     """Where what the head reads looks, in every layer and head, ready for JSON.
 
     `maps` is base64 of bytes (L, H, h, w), the largest of each map 255; `peaks` (L, H) is the
@@ -76,10 +76,10 @@ def attention(model: Model, data: bytes) -> dict[str, Any]:
     layers. `box` is the part of the picture that the model sees: top, left, height and width, as
     shares of its sides; `lag` is how far, in patches, what tokens see lies above and to the left of
     their patches. What the head reads is the class token, or the mean of the patches, or what
-    attention pooling makes of them.
+    attention pooling makes of them. `image` is the picture `as_seen`, if that is known already.
     """
     vit = unmerged(with_attention(model, "attention maps"))
-    image = as_seen(vit, data)[None]  # (1, C, H, W)
+    image = (as_seen(vit, data) if image is None else image)[None]  # (1, C, H, W)
     (last,) = deque(walk(vit, image), maxlen=1)
     read = read_by_head(vit, last.tokens, "mean")[0]  # (N,)
     grid, prefix = grid_of(vit, image), vit.config.num_prefix

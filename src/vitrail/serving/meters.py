@@ -74,7 +74,13 @@ class Histogram:
 class Meters:
     """Everything that is counted."""
 
-    def __init__(self, *, queue: Callable[[], float], in_flight: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        queue: Callable[[], float],
+        in_flight: Callable[[], float],
+        stuck: Callable[[], float],
+    ) -> None:
         self.requests = Counter("vitrail_requests_total", "Requests.", ("route", "status"))
         self.rejected = Counter("vitrail_rejected_total", "Requests refused.", ("reason",))
         self.pictures = Counter("vitrail_pictures_total", "Pictures that were looked at.")
@@ -88,6 +94,7 @@ class Meters:
         self.batches = Histogram("vitrail_batch_pictures", "Pictures at once.", SIZES)
         self.queue = Gauge("vitrail_queue_pictures", "Pictures let in, not yet answered.", queue)
         self.in_flight = Gauge("vitrail_requests_in_flight", "Requests under way.", in_flight)
+        self.stuck = Gauge("vitrail_stuck_threads", "Threads beyond the watchdog's limit.", stuck)
         self.memory = Gauge("process_resident_memory_bytes", "Memory in use.", resident)
 
     def text(self) -> str:

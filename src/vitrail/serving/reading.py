@@ -37,10 +37,13 @@ def add_state(app: FastAPI, house: House) -> None:
 
     @app.get(
         "/health",
-        responses=told.answer(told.State) | told.problems(403),
+        responses=told.answer(told.State) | told.problems(403, 503),
         summary="Whether it lives",
     )
     async def health() -> Response:
+        if house.lost:
+            text = "too many threads are stuck; the server ends and must be restarted"
+            raise Refusal(503, text, reason="lost", headers={"Retry-After": "60"})
         return json_response(as_json({"status": "alive"}))
 
     @app.get(
@@ -57,6 +60,9 @@ def add_state(app: FastAPI, house: House) -> None:
         if not house.warm:
             text = "the models are warming up"
             raise Refusal(503, text, reason="warming", headers={"Retry-After": "1"})
+        if house.stalled or house.lost:
+            text = "the threads that compute answers are stuck"
+            raise Refusal(503, text, reason="stuck", headers={"Retry-After": "30"})
         return json_response(as_json({"status": "ready"}))
 
     @app.get(

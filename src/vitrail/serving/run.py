@@ -1,6 +1,7 @@
 """The server process: models and socket, from the first word to the last."""
 
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 1024  # connections that the system keeps until they are looked at
 KEEP_ALIVE = 15  # seconds a connection may be idle
+STUCK_STATUS = 70  # EX_SOFTWARE of sysexits.h
 NEEDED = ("fastapi", "httptools", "python_multipart", "uvicorn")
 SWITCH_SECONDS = 5e-4  # Python's threads take turns faster than usual, so that none waits for long
 
@@ -48,11 +50,22 @@ def serve(
             if settings.is_open:
                 warning = "anybody who reaches this machine may use the server; --token would ask"
                 print(f"vitrail: {warning} who they are", file=sys.stderr)
+                names = ", ".join(sorted(settings.names or ()))
+                print(
+                    f"vitrail: accepted Host headers: IP addresses, {names}; "
+                    "add others with --allow-host, or set a token",
+                    file=sys.stderr,
+                )
             say(f"http://{f'[{host}]' if ':' in host else told_host(host)}:{port}")
             sys.setswitchinterval(SWITCH_SECONDS)
             stoppable(make_app(house), house).run([listener])
         finally:
             house.close()
+    if house.lost or house.readers.busy or house.batcher.abandoned:
+        # The interpreter would wait for stuck threads; a supervisor restarts on this status.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(STUCK_STATUS if house.lost else 0)
 
 
 def check_installed() -> None:
@@ -141,4 +154,4 @@ def stoppable(app: Any, house: "House") -> "Stoppable":
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(house.settings.grace)),
     )
-    return Stoppable(config, drain)
+    return Stoppable(config, drain, house.watch)

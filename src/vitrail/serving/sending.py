@@ -6,6 +6,7 @@ dependencies would take as long as a small model takes for a picture.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from torch import Tensor
 
+from vitrail.inspection.pictures import Picture, as_seen, prepared
 from vitrail.models.build import Model
 from vitrail.prediction.answers import USUAL_TOP, Answer
 from vitrail.serving import description as told
@@ -80,19 +83,20 @@ async def features(house: House, request: Request, asked: Asked) -> Response:
 async def explain(house: House, request: Request, asked: AskedForOverlay) -> Response:
     """Where a model looks, for a class."""
 
-    def draw(model: Model, data: bytes) -> bytes:
-        return looking.explain(model, data, method=asked.method, label=asked.label)
+    def draw(model: Model, data: bytes, image: Picture) -> bytes:
+        return looking.explain(model, image, method=asked.method, label=asked.label)
 
-    return Response(await alone(house, request, asked, draw), media_type="image/png")
+    png = await alone(house, request, asked, prepared, draw)
+    return Response(png, media_type="image/png")
 
 
 async def attention(house: House, request: Request, asked: Asked) -> Response:
     """Where every head looks."""
 
-    def maps(model: Model, data: bytes) -> bytes:
-        return as_json(looking.attention(model, data))
+    def maps(model: Model, data: bytes, image: Tensor) -> bytes:
+        return as_json(looking.attention(model, data, image))
 
-    return json_response(await alone(house, request, asked, maps))
+    return json_response(await alone(house, request, asked, as_seen, maps))
 
 
 async def lesson(house: House, request: Request, asked: AskedForLesson) -> Response:
@@ -107,15 +111,23 @@ async def lesson(house: House, request: Request, asked: AskedForLesson) -> Respo
     place = house.enter(request, heavy=True)
     uploads = await house.pictures(request, place)
     folder = house.places.get(served.name)
-    job = Alone(lambda: as_json(teach(house.shelf, served.name, label, uploads, folder)))
-    (result,) = await house.do(request, job, [None])
-    return json_response(result)
+    prepare = served.answering.prepare
+    images = [house.readers.submit(upload.data, prepare) for upload in uploads]
+
+    def learn() -> bytes:
+        return as_json(teach(house.shelf, served.name, label, uploads, images, folder))
+
+    return json_response(await heavy(house, request, learn, images))
 
 
 async def alone(
-    house: House, request: Request, asked: Asked, work: Callable[[Model, bytes], bytes]
+    house: House,
+    request: Request,
+    asked: Asked,
+    prepare: Callable[[Model, bytes], Any],
+    work: Callable[[Model, bytes, Any], bytes],
 ) -> bytes:
-    """What a heavy function makes of the one picture of a request."""
+    """What a heavy function makes of the one picture of a request, once that is prepared."""
     model = house.shelf.get(asked.model).predictor.model
     if model is None:
         raise Refusal(422, "an exported model can only be asked for answers and features")
@@ -124,8 +136,19 @@ async def alone(
     if len(uploads) != 1:
         raise Refusal(400, f"{len(uploads)} pictures came; send one", reason="form")
     data = uploads[0].data
-    job = Alone(lambda: work(model, checked(data, house.limits)))
-    (result,) = await house.do(request, job, [None])
+    image = house.readers.submit(data, lambda data: prepare(model, checked(data, house.limits)))
+    return await heavy(house, request, lambda: work(model, data, image.result()), [image])
+
+
+async def heavy(
+    house: House, request: Request, work: Callable[[], bytes], images: "Sequence[Future[Any]]"
+) -> bytes:
+    """The result of a function that runs alone, once its images are decoded."""
+    try:
+        (result,) = await house.do(request, Alone(work, images), [None])
+    finally:
+        for image in images:
+            image.cancel()
     return result
 
 

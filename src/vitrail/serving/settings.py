@@ -1,7 +1,9 @@
 """What can be set of a server. Nothing here is heavy, so that options can be checked at once."""
 
 import re
+import socket
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -61,6 +63,7 @@ class Settings:
     examples: str = ""  # data to take pictures to try from; empty: see `examples.given`; or "none"
     batch: int = 0  # pictures at once; 0: measured
     grace: float = 30.0  # seconds to finish what was let in, when told to stop
+    watchdog: float = 120.0  # seconds after which a thread at the same work is stuck
     log: Log = "text"
     limits: Limits = field(default_factory=Limits)
 
@@ -69,6 +72,11 @@ class Settings:
             raise ConfigError(f"port={self.port} does not exist; give 1 to 65535, or 0 for any")
         if self.batch < 0 or self.grace < 0:
             raise ConfigError("batch and grace are numbers from 0 up")
+        if self.watchdog < self.limits.timeout:
+            raise ConfigError(
+                f"watchdog={self.watchdog:g} would abandon work that clients still wait for; "
+                f"give at least timeout={self.limits.timeout:g}"
+            )
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("the token must be plain letters, digits and signs")
         for name in self.hosts:
@@ -89,20 +97,33 @@ class Settings:
 
     @property
     def names(self) -> frozenset[str] | None:
-        """What a client may call the server in the header Host; None: whatever it likes.
+        """Host headers that are accepted; None accepts any.
 
-        A web page elsewhere can let its own name mean this machine (DNS rebinding); it would then
-        pass for a page of this server. So a server that only this machine can ask, and that wants
-        no token, answers to its own names alone.
+        Under DNS rebinding, a web page elsewhere lets its own name resolve to this machine, and
+        would pass for a page of this server. It cannot know the token, so the check is for servers
+        without one: off loopback, IP addresses are accepted besides these names (`allows_host`).
         """
-        if self.token or not self.is_loopback:
+        if self.token:
             return None
-        return frozenset(name.lower() for name in (*OWN, self.host, *self.hosts))
+        names = {*OWN, self.host, *self.hosts}
+        if not self.is_loopback:
+            names |= machine_names()
+        return frozenset(name.lower() for name in names if name)
+
+    def allows_host(self, name: str, names: frozenset[str]) -> bool:
+        """Whether a request with this host name is answered; `names` are those of `names`."""
+        return name in names or (not self.is_loopback and is_address(name))
 
     @property
     def is_open(self) -> bool:
         """Whether anybody who reaches the machine may use it."""
         return not self.is_loopback and not self.token
+
+
+@cache
+def machine_names() -> frozenset[str]:
+    """What this machine calls itself; asks the DNS, so only once."""
+    return frozenset((socket.gethostname(), socket.getfqdn()))
 
 
 def is_address(host: str) -> bool:

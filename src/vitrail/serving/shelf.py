@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from vitrail.errors import unknown
@@ -70,6 +71,7 @@ class Shelf:
 
     def __init__(self, models: Mapping[str, Served]) -> None:
         self.models = dict(models)
+        self.lock = Lock()  # held while a lesson is written down and its model replaced
 
     @property
     def names(self) -> list[str]:

@@ -1,14 +1,14 @@
 """What is done to the pictures of many requests at once, in the batcher's thread.
 
 Decoding and running take turns, each with all cores: the threads of a matrix product wait for
-each other, so that one which shares its core with a decoder holds up all. It also keeps no more
-than a batch of decoded pictures in memory.
+each other, so that one which shares its core with a decoder holds up all. An image whose decoding
+holds up its batch is left behind and joins a later one.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,21 +21,25 @@ from vitrail.errors import DataError
 from vitrail.prediction.answers import Answer
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.meters import Meters
+from vitrail.serving.readers import Readers
 from vitrail.serving.settings import MOST_PIXELS, Limits
 
 SIZES = (1, 2, 4, 8, 16, 32)
 USUAL_BATCH = 8
 ENOUGH = 0.99  # of the best pace: a lone request never waits for a batch to fill
 MEASURED = 2.0  # seconds
+STALL = 0.05  # seconds in which no image of a batch is decoded, after which it runs without them
 
 
-class Piece(NamedTuple):
+@dataclass(slots=True)
+class Piece:
     """One picture of a request, and how its answer is made."""
 
     name: str
     data: bytes
     top: int = 1
     threshold: float | None = None
+    image: "Future[Tensor] | None" = None  # decoded, or about to be
 
 
 class Vector(NamedTuple):
@@ -50,7 +54,7 @@ class Vector(NamedTuple):
 class Tools:
     """What all work is done with."""
 
-    readers: Executor
+    readers: Readers
     limits: Limits
     meters: Meters
 
@@ -64,10 +68,7 @@ class Pictures(ABC):
     def __call__(self, pieces: Sequence[Piece]) -> list[Any]:
         """What `told` makes of those that can be read, `unread` of the others."""
         begun = time.perf_counter()
-        if len(pieces) == 1:
-            prepared = [self.prepare(pieces[0])]
-        else:
-            prepared = list(self.tools.readers.map(self.prepare, pieces))
+        prepared = self.prepared(pieces)
         images = {place: x for place, x in enumerate(prepared) if isinstance(x, Tensor)}
         results: list[Any] = [
             self.unread(piece, found) if isinstance(found, DataError) else found
@@ -83,15 +84,25 @@ class Pictures(ABC):
         meters.stages.see(ready - begun, "prepare")
         meters.stages.see(time.perf_counter() - ready, "run")
         meters.pictures.add(amount=len(images))
-        meters.unreadable.add(amount=len(pieces) - len(images))
+        deferred = sum(isinstance(image, Future) for image in prepared)
+        meters.unreadable.add(amount=len(pieces) - len(images) - deferred)
         return results
 
-    def prepare(self, piece: Piece) -> Tensor | Exception:
-        """uint8 (C, H, W); or the error, which must not harm the others."""
-        try:
-            return self.predictor.prepare(checked(piece.data, self.tools.limits))
-        except Exception as error:
-            return error
+    def prepared(self, pieces: Sequence[Piece]) -> list["Tensor | BaseException | Future[Tensor]"]:
+        """uint8 (C, H, W) for each; or the error, or the future of what is still being decoded."""
+        futures: list[Future[Tensor]] = []
+        for piece in pieces:
+            if piece.image is None:
+                piece.image = self.tools.readers.submit(piece.data, self.prepare)
+            futures.append(piece.image)
+        waiting, before = {*futures}, 0
+        while waiting and len(waiting) != before:  # as long as some get done
+            before = len(waiting)
+            waiting = wait(waiting, timeout=STALL).not_done
+        return [outcome(future) for future in futures]
+
+    def prepare(self, data: bytes) -> Tensor:
+        return self.predictor.prepare(checked(data, self.tools.limits))
 
     @abstractmethod
     def told(self, images: Tensor, pieces: Sequence[Piece]) -> Sequence[Any]:
@@ -100,6 +111,15 @@ class Pictures(ABC):
     @abstractmethod
     def unread(self, piece: Piece, error: DataError) -> Any:
         """The result of a picture that cannot be read."""
+
+
+def outcome(future: "Future[Tensor]") -> "Tensor | BaseException | Future[Tensor]":
+    """The result or the error; the future itself if it has neither yet."""
+    if not future.done():
+        return future
+    if future.cancelled():
+        return CancelledError()  # nobody waits for it any more
+    return future.exception() or future.result()
 
 
 class Answering(Pictures):
@@ -132,15 +152,16 @@ class Featuring(Pictures):
 
 
 class Alone:
-    """A function that is called once, with nothing beside it."""
+    """A function that is called once, with nothing beside it, after its images are decoded."""
 
     most = 1
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[], Any], decoding: "Sequence[Future[Any]]" = ()) -> None:
+        self.function, self.decoding = function, decoding
 
     def __call__(self, pieces: Sequence[Any]) -> list[Any]:
-        return [self.function()]
+        late = [future for future in self.decoding if not future.done()]
+        return late[:1] or [self.function()]
 
 
 def checked(data: bytes, limits: Limits) -> bytes:

@@ -1,0 +1,124 @@
+"""Threads that decode images, apart from the batch thread, within a shared pixel budget.
+
+A decoder cannot be interrupted. An image that takes long keeps its thread, and a spare thread takes
+over from it, so that only its own request waits; the surplus thread ends when the image is done.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Condition, Thread, current_thread
+from typing import Any, NamedTuple
+
+from vitrail.data.decoding import open_picture
+from vitrail.data.threads import MOST, cores, threads_with_cores
+from vitrail.errors import DataError
+
+BUDGET_IMAGES = 2  # images of the largest allowed size that may be decoded at once
+SLOW = 1.0  # seconds at one image after which a thread gets a spare
+MAX_SPARES = 4
+
+
+class Job(NamedTuple):
+    """A function of an encoded image, and the future of its result."""
+
+    data: bytes
+    function: Callable[[bytes], Any]
+    future: "Future[Any]"
+
+
+class Readers:
+    """A pool of decoding threads, one per core and spares for slow ones."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self.free_pixels = BUDGET_IMAGES * max_pixels
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self.change = Condition()
+        self.busy: dict[Thread, float] = {}  # since when each thread works on its image
+        self.count, self.threads, self.closed = min(cores(), MOST), 0, False
+        self.start(self.count)
+
+    def start(self, count: int) -> None:
+        with self.change:
+            self.threads += count
+        pool = threads_with_cores(count, each=1, name="reader")
+        for _ in range(count):
+            pool.submit(self.run)
+        pool.shutdown(wait=False)  # its threads go on until `run` returns
+
+    def submit(self, data: bytes, function: Callable[[bytes], Any]) -> "Future[Any]":
+        """Call `function` with an encoded image in one of the threads."""
+        job = Job(data, function, Future())
+        self.jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """End the threads; images that have not begun are dropped."""
+        self.closed = True
+        for _ in range(self.threads):
+            self.jobs.put(None)
+
+    def seconds(self) -> list[float]:
+        """How long each busy thread has been working on its image."""
+        now = time.monotonic()
+        with self.change:
+            return [now - since for since in self.busy.values()]
+
+    def stalled(self, seconds: float) -> bool:
+        """Whether every thread, spares included, has been at the same image for so long."""
+        return sum(age > seconds for age in self.seconds()) >= self.count + MAX_SPARES
+
+    def add_spares(self) -> None:
+        """Keep one thread per core available beside the slow ones."""
+        slow = min(MAX_SPARES, sum(age > SLOW for age in self.seconds()))
+        if (missing := self.count + slow - self.threads) > 0 and not self.closed:
+            self.start(missing)
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None and not self.closed:
+            if job.future.set_running_or_notify_cancel():
+                with self.change:
+                    self.busy[current_thread()] = time.monotonic()
+                self.decode(job)
+                with self.change:
+                    del self.busy[current_thread()]
+            del job  # and the image with it, while this thread waits for another
+            if self.is_surplus():
+                return
+
+    def is_surplus(self) -> bool:
+        """Whether this thread can end, because slow ones have come back."""
+        slow = min(MAX_SPARES, sum(age > SLOW for age in self.seconds()))
+        with self.change:
+            surplus = self.threads > self.count + slow
+            self.threads -= surplus
+        return surplus
+
+    def decode(self, job: Job) -> None:
+        """Run a job within the pixel budget; waits for its share of it."""
+        pixels = 0
+        try:
+            pixels = self.pixels(job.data)
+            with self.change:
+                self.change.wait_for(lambda: pixels <= self.free_pixels)
+                self.free_pixels -= pixels
+            try:
+                result = job.function(job.data)
+            finally:
+                with self.change:
+                    self.free_pixels += pixels
+                    self.change.notify_all()
+        except Exception as error:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+
+    def pixels(self, data: bytes) -> int:
+        """Pixels of an image by its header; 0 if it will be refused without being decoded."""
+        try:
+            image = open_picture(data, max_pixels=self.max_pixels)
+        except DataError:
+            return 0
+        return image.height * image.width
