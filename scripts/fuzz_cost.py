@@ -36,7 +36,7 @@ WORKER = Path(__file__).with_name("fuzz_targets.py")
 MAX_BYTES = MB
 STEEP = 1.5  # exponent of cost over bytes; 1 is linear, 2 quadratic
 KILL = 2  # times the bound at which the worker gives up
-WALL_SECONDS = 120.0  # for one input, asleep or not
+WALL_SECONDS = 240.0  # for one input, asleep or waiting for a busy machine
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 ROUNDS = 3  # a finding is the smallest of so many measurements
 
@@ -61,6 +61,8 @@ class Bound:
 
 BOUNDS = {
     "image": Bound(cpu=16.0, memory=16 * MB, memory_per_byte=20.0, memory_per_pixel=30.0),
+    "npz": Bound(cpu=120.0, memory=320 * MB),  # a small archive may unpack to 256 MB
+    "idx": Bound(cpu=120.0, memory=320 * MB),
     "http": Bound(memory=8 * MB, memory_per_byte=4.0),
     "http-drip": Bound(cpu_per_mb=240.0, memory=8 * MB, memory_per_byte=4.0),  # 16,384 reads a MB
     "server": Bound(memory=16 * MB, memory_per_byte=8.0),
