@@ -19,6 +19,7 @@ import os
 import random
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -147,13 +148,18 @@ class Worker:
         ready, *_ = select.select([self.process.stdout], [], [], WALL_SECONDS)
         line = self.process.stdout.readline() if ready else b""
         if not line:
-            self.stop()
-            return Cost(
-                math.ceil(limit), 0, self.unit, f"killed after {limit:.1f} CPU s", len(data)
-            )
+            return Cost(limit, 0, self.unit, f"killed: {self.death(bool(ready), limit)}", len(data))
         cost = Cost(**json.loads(line), size=len(data))
         self.unit = cost.reference
         return cost
+
+    def death(self, ended: bool, limit: float) -> str:
+        """Why there is no answer."""
+        code = self.process.wait() if ended else None
+        self.stop()
+        if code is None:
+            return f"no answer within {WALL_SECONDS:.0f} s"
+        return f"more than {limit:.1f} CPU s" if code == -signal.SIGXCPU else f"exit code {code}"
 
     def stop(self) -> None:
         if self.process is not None:
@@ -181,16 +187,17 @@ def excess(target: str, cost: Cost) -> tuple[str, str] | None:
 
 
 def largest(family: Family, max_bytes: int) -> int:
-    """The largest n whose input fits."""
+    """The largest n whose input fits, found without making much larger ones."""
     n, size = 1, len(family.make(1))
-    while n < family.most and size < max_bytes:
-        step = min(64 * n, family.most)
+    while n < family.most:
+        step = min(8 * n, family.most)
         grown = len(family.make(step))
-        if grown > max_bytes:
-            slope = (grown - size) / (step - n)
-            return max(n, min(step, int(n + (max_bytes - size) / slope)))
+        slope = (grown - size) / (step - n)
+        fits = int(n + (max_bytes - size) / slope) if slope > 0 else family.most
+        if fits <= 8 * step:
+            return max(1, min(fits, family.most))
         n, size = step, grown
-    return min(n, family.most)
+    return family.most
 
 
 def examine(family: Family, worker: Worker, n: int, tally: Tally | None = None) -> Finding | None:
@@ -201,11 +208,14 @@ def examine(family: Family, worker: Worker, n: int, tally: Tally | None = None) 
         note(tally, cost)
     broken = excess(family.target, cost)
     for _ in range(ROUNDS - 1):
-        if broken is None or broken[0] in ("killed", "crash"):
+        if broken is None or broken[0] == "crash":
             break
         if broken[0] == "memory":
             worker.stop()  # memory that was kept for others would not count
-        cost = min(cost, worker.run(family.target, data), key=lambda cost: cost.units)
+        again = worker.run(family.target, data)
+        if again.outcome.startswith("killed"):
+            break
+        cost = min(cost, again, key=lambda cost: cost.units)
         broken = excess(family.target, cost)
     if broken is None and cost.units > NOTEWORTHY:
         broken = steepness(family, worker, n, cost)
