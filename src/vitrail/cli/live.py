@@ -35,6 +35,7 @@ class Live(Watch):
         able = self.console.file.isatty() and not self.console.is_dumb_terminal
         self.terminal = able and not MANNER.quiet
         self.view: Any = None
+        self.reading: Any = None  # the progress of feature extraction
         self.losses: list[float] = []
         self.verdicts: list[Mapping[str, Any]] = []
         self.row: Mapping[str, Any] = {}
@@ -60,6 +61,15 @@ class Live(Watch):
             return line
         inner = " " * (len(line) - len(line.lstrip()) + 2)
         return "\n".join(wrap(line, self.console.width, subsequent_indent=inner)) or line
+
+    def progress(self, done: int, images: int) -> None:
+        from vitrail.cli.progress import Progress
+
+        if self.reading is None:
+            self.reading = Progress()
+        self.reading(done, images)
+        if done >= images:
+            self.reading.done()
 
     def begin(self, step: int, steps: int) -> None:
         if self.terminal:
@@ -90,6 +100,8 @@ class Live(Watch):
             self.console.print(f"  {verdict(row)}", markup=False, soft_wrap=True)
 
     def end(self) -> None:
+        if self.reading is not None:
+            self.reading.done()
         if self.view is not None:
             self.view.update(self.draw())
             self.view.stop()

@@ -87,6 +87,7 @@ class Seen:
 def look(ground: Ground, device: torch.device) -> Seen:
     model, settings = ground.learner.model.to(device), ground.learner.settings
     how = {"workers": settings.machine.workers, "strict": settings.strict}
+    how["progress"] = ground.watch.progress
     part, dev = (features_of(model, source, **how) for source in (ground.shown, ground.dev))
     model.to("cpu")  # the device is for the runs now
     whole = (part, dev) if ground.cut else (part,)
