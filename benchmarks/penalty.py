@@ -3,7 +3,7 @@
     DATA=folder python benchmarks/penalty.py [model]
 
 prints the table of docs/fewshot.md. Half of the images of each set are for training, the others for
-testing. None of these sets had a part in the design of the rule.
+testing. None of these sets had a part in the choice of the rule.
 """
 
 import sys
