@@ -180,7 +180,8 @@ def test_decoding_ends_after_its_cpu_seconds(format, monkeypatch):
 
 
 def test_the_clock_is_read_for_single_bytes_too():
-    file = decoding.LimitedFile(bytes(1000), seconds=-1.0)
+    file = decoding.LimitedFile(bytes(1000))
+    file.limit(-1.0)
     with pytest.raises(DataError, match="CPU seconds"):
         [file.read(1) for _ in range(1000)]
 

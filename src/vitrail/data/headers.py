@@ -118,12 +118,12 @@ def read_jpeg(data: bytes) -> Header:
     size = 2  # of what is kept
     height_at = 0, 0  # in what is kept, and in the file
     for _ in range(MAX_SEGMENTS):
-        found = re.compile(rb"\xff+").search(data, at)  # a marker may have any padding before it
-        if found is None:
-            raise too_short("JPEG")
-        at = found.end() - 1
-        dropped |= at > found.start()
-        if (marker := data[at + 1]) == 0xDA:
+        at = data.index(b"\xff", at)
+        if (marker := data[at + 1]) == 0xFF:  # padding, of any length
+            padding = re.compile(rb"\xff+").match(data, at)
+            at = padding.end() - 1 if padding else at
+            marker, dropped = data[at + 1], True
+        if marker == 0xDA:
             break
         if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
             at += 2  # a marker without content
