@@ -3,7 +3,8 @@
 #     docker build -t vitrail .
 #     docker run --rm -p 8000:8000 -e VITRAIL_TOKEN=change-me -v "$PWD/runs/first:/model:ro" vitrail
 
-FROM python:3.12-slim
+# Pinned by digest; to refresh it, run `docker pull python:3.12-slim` and copy the digest it prints.
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 WORKDIR /build
 COPY constraints.txt pyproject.toml README.md LICENSE ./

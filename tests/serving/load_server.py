@@ -2,10 +2,12 @@
 
     python tests/serving/load_server.py runs/first             # some minutes
     python tests/serving/load_server.py runs/first --quick     # a minute, on any machine
+    python tests/serving/load_server.py runs/first --only hostile
 
     throughput   32 clients, against the same predictor offline, batched, on the same cores
     overload     four times the capacity: prompt 503s, bounded memory, recovery
     garbage      20,000 requests, one in twenty of them broken: no 500, no leak, no crash
+    hostile      one request in twenty hostile: p99 of the others at most doubled, memory flat
     vanishing    clients that are killed while they send: nobody else notices
     stopping     SIGTERM under load: every request that was let in is answered
 
@@ -15,6 +17,8 @@ are too short to mean much, and throughput and memory are only told, not held.
 
 import argparse
 import asyncio
+import contextlib
+import importlib.util
 import io
 import itertools
 import json
@@ -23,8 +27,9 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +45,8 @@ LEAST_SHARE = 0.85  # of the throughput offline
 LARGEST_GROWTH = 400 * 2**20  # bytes that overload may take; what is let in is at most 256 MB
 LARGEST_LEAK = 30 * 2**20  # bytes after thousands of requests
 PROMPT = 0.5  # seconds for 99 of 100 refusals
+LARGEST_SLOWDOWN = 2.0  # of the p99 of good requests, by hostile ones beside them
+HOSTILE_IMAGES = Path(__file__).parents[1] / "data" / "hostile_images.py"
 
 OFFLINE = """
 import itertools, json, sys, time
@@ -158,11 +165,19 @@ def garbage(server: Server, requests: list[bytes], count: int) -> Iterator[Check
     yield Check("it lives", f"{server.get('/ready')}", "ready", server.get("/ready")[0] == 200)
 
 
-def mixture(requests: list[bytes], count: int, seed: int) -> Iterator[bytes]:
-    """Requests, good ones and some broken."""
+def mixture(
+    requests: list[bytes], count: int, seed: int, images: Sequence[bytes] = ()
+) -> Iterator[bytes]:
+    """Requests, good ones and one in twenty broken; half of those with one of `images`, if any."""
     draw, bad = random.Random(seed), broken(requests, random.Random(seed + 1))
     for number in range(count):
-        yield next(bad) if draw.random() < 0.05 else requests[number % len(requests)]
+        if draw.random() >= 0.05:
+            yield requests[number % len(requests)]
+        elif images and draw.random() < 0.5:
+            path = draw.choice(("/predict", "/predict", "/features", "/explain", "/attention"))
+            yield raw(path, draw.choice(images))
+        else:
+            yield next(bad)
 
 
 def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
@@ -200,6 +215,100 @@ def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
                 head("/features", len(dented), kind) + dented,
             )
         )
+
+
+def hostile(
+    server: Server, requests: list[bytes], images: list[bytes], seconds: float
+) -> Iterator[Check]:
+    """Rounds of good requests alone, and with one in twenty hostile; both with the same clients."""
+    good = {id(request) for request in requests}
+    alone, beside = Results(), Results()
+    for turn in range(4):  # the first warms up
+        for results, load in (
+            (alone, itertools.cycle(requests)),
+            (beside, mixture(requests, sys.maxsize, seed=turn, images=images)),
+        ):
+            stop = threading.Event()
+            rude = threading.Thread(target=misuse, args=(server.port, stop))
+            if results is beside:
+                rude.start()
+            found = run(closed_loop(server.port, load, clients=CLIENTS, seconds=seconds / 3))
+            stop.set()
+            if results is beside:
+                rude.join()
+            if turn:
+                results.replies += found.replies
+                results.seconds += found.seconds
+        if not turn:
+            before = server.memory()
+    yield Check("good requests alone", told(alone))
+    others = Results([reply for reply in beside.replies if id(reply.request) in good])
+    others.seconds = beside.seconds
+    count = len(beside.replies) - len(others.replies)
+    yield Check(f"beside {count} hostile ones", told(others))
+    slowdown = milliseconds(others.of(200), 0.99) / max(milliseconds(alone.of(200), 0.99), 1e-9)
+    yield Check(
+        "p99 of good requests, ratio",
+        f"{slowdown:.2f}",
+        f"<= {LARGEST_SLOWDOWN:g}",
+        slowdown <= LARGEST_SLOWDOWN,
+    )
+    yield Check(
+        "statuses, good", f"{others.counts()}", "200, 503", {*others.counts()} <= {200, 503}
+    )
+    counts = beside.counts()
+    odd = {status for status in counts if status >= 500 and status != 503}
+    yield Check("statuses, all", f"{counts}", "no 5xx but 503", not odd)
+    growth = server.memory() - before
+    yield Check(
+        "memory before and after",
+        f"{before / 2**20:.0f} and {(before + growth) / 2**20:.0f} MB",
+        f"< +{LARGEST_LEAK / 2**20:.0f} MB",
+        growth < LARGEST_LEAK,
+    )
+    state = [server.get(path)[0] for path in ("/ready", "/health")]
+    yield Check("/ready, /health", f"{state}", "200", state == [200, 200])
+
+
+def misuse(port: int, stop: threading.Event) -> None:
+    """Break the rules of HTTP, ten times a second, over connections of their own."""
+    chunked = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    attacks = (
+        b"GET /models HTTP/1.1\r\nhost: localhost\r\n\r\n" * 5000,
+        chunked + b"1\r\nx\r\n0\r\na: " + b"b" * 2**20,
+        chunked + b"1\r\nx\r\n0\r\nauthorization: Bearer x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20,
+        bytes(range(256)) * 100,
+    )
+    for attack in itertools.cycle(attacks):
+        if stop.wait(0.1):
+            return
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=1) as link,
+        ):
+            link.sendall(attack)
+            link.recv(2**16)
+
+
+def hostile_images(path: Path) -> list[bytes]:
+    """The images of a module with `hostile_images()`; without it, a few of our own."""
+    if path.is_file():
+        sys.path.insert(0, str(path.parent))  # it imports its neighbors
+        spec = importlib.util.spec_from_file_location("hostile_images", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return list(module.hostile_images().values())
+    from PIL import Image
+
+    images = []
+    for format, mode in (("PNG", "RGBA"), ("BMP", "1"), ("GIF", "P"), ("JPEG", "RGB")):
+        buffer = io.BytesIO()
+        Image.new(mode, (4000, 4000)).save(buffer, format)
+        images += [buffer.getvalue(), buffer.getvalue()[: buffer.tell() // 2]]
+    return images
 
 
 def vanishing(server: Server, requests: list[bytes], count: int) -> Iterator[Check]:
@@ -280,13 +389,17 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--data", help="pictures to send; the model's own if not given")
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--quick", action="store_true", help="a minute instead of many")
+    parser.add_argument("--only", action="append", metavar="PART", help="of the parts above")
+    parser.add_argument("--images", type=Path, default=HOSTILE_IMAGES, help="hostile_images.py")
     options = parser.parse_args(words)
     quick, data = options.quick, options.data or data_of(options.model)
     requests = [raw("/predict", picture) for picture in pictures_of(data)]
     print(
         f"{len(requests)} pictures of {data}, {sum(map(len, requests)) / len(requests):.0f} bytes"
     )
-    pace = offline(options.model, data, 4 if quick else 20)
+    timed = not options.only or {"throughput", "overload"} & {*options.only}
+    pace = offline(options.model, data, 4 if quick else 20) if timed else 0.0
+    images = hostile_images(options.images)
     serve = (options.model, "--engine", options.engine, "--log", "off", "--examples", "none")
     failed = 0
     with serving(*serve) as server:
@@ -294,13 +407,17 @@ def main(words: list[str] | None = None) -> int:
             "throughput": throughput(server, requests, pace, 4 if quick else 20),
             "overload": overload(server, requests, pace, 4 if quick else 20),
             "garbage": garbage(server, requests, 600 if quick else 20_000),
+            "hostile": hostile(server, requests, images, 6 if quick else 60),
             "vanishing": vanishing(server, requests, 50 if quick else 500),
             "stopping": stopping(server, requests),
         }
         for name, checks in parts.items():
+            if options.only and name not in options.only:
+                continue
             print(f"\n{name}")
             for check in checks:
-                lax = quick and (name == "throughput" or "memory" in check.what)
+                timing = name == "throughput" or "memory" in check.what or "ratio" in check.what
+                lax = quick and timing
                 mark = "" if not check.wanted else "ok" if check.holds else "told" if lax else "NO"
                 failed += mark == "NO"
                 wanted = f"  wanted: {check.wanted}" if check.wanted else ""

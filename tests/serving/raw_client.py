@@ -22,6 +22,7 @@ class Reply:
     body: bytes
     seconds: float
     sent: float  # when, on the clock of `time.perf_counter`
+    request: bytes = b""
 
 
 class Connection(asyncio.Protocol):
@@ -60,7 +61,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
         async with asyncio.timeout(LONGEST):
             found = await self.waiting
-        return Reply(*found, time.perf_counter() - begun, begun)
+        return Reply(*found, time.perf_counter() - begun, begun, request)
 
 
 OPENED: ContextVar[list[Connection]] = ContextVar("opened")
