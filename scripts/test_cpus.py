@@ -21,10 +21,10 @@ TESTS = {
     "checkpoints": "adapt google",
     "data": "mixing transforms",
     "training": "averaging cores losses masked muon objectives optimizers",
-    "evaluation": "api calibration outcome quick views",
+    "evaluation": "calibration outcome views",
     "probing": "fewshot probes ridge teaching",
     "inspection": "attention_study relevance rollout scoring tokens weights",
-    "export": "int8 pixels sessions",
+    "export": "int8 onnx_models sessions",
     "prediction": "engines predictor",
     "reference": "attention_peers torchvision",
 }
