@@ -13,6 +13,7 @@ one.
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -26,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from fuzz_inputs import Family, named, random_family, seeds
@@ -234,7 +234,7 @@ def steepness(family: Family, worker: Worker, n: int, full: Cost) -> tuple[str, 
         points.append(min(costs, key=lambda cost: cost.units))
     exponents = [
         math.log(max(b.cpu, 1e-6) / max(a.cpu, 1e-6)) / math.log(b.size / a.size)
-        for a, b in pairwise(points)
+        for a, b in itertools.pairwise(points)
     ]
     if min(exponents) < STEEP or points[-1].units < NOTEWORTHY:
         return None
@@ -253,23 +253,22 @@ def note(tally: Tally, cost: Cost) -> None:
 
 
 def cases(targets: Sequence[str], seed: int, max_bytes: int) -> Iterator[tuple[Family, int]]:
-    """First every named family at its largest, then random ones for ever."""
+    """Every named family once at its largest, among random ones for ever."""
     families = [family for family in named().values() if family.target in targets]
-    for family in families:
-        yield family, largest(family, max_bytes)
-    number = 0
-    while True:
+    random.Random(seed).shuffle(families)
+    waiting = list(families)
+    for number in itertools.count():
         rng = random.Random(f"{seed} {number}")
-        target = targets[number % len(targets)]
-        family = random_family(target, rng)
-        if rng.random() < 0.2:
-            family = rng.choice([f for f in families if f.target == target] or [family])
+        if waiting and number % 4 == 0:
+            family = waiting.pop()
+            yield family, largest(family, max_bytes)
+            continue
+        family = random_family(rng.choice(targets), rng)
+        if families and rng.random() < 0.1:
+            family = rng.choice(families)  # at another size
         top = largest(family, max_bytes)
-        yield (
-            family,
-            top if rng.random() < 0.5 else int(math.exp(rng.uniform(0, math.log(top + 1)))),
-        )
-        number += 1
+        smaller = int(math.exp(rng.uniform(0, math.log(top + 1))))
+        yield family, top if rng.random() < 0.5 else smaller
 
 
 def save(finding: Finding, folder: Path) -> Path:
