@@ -123,6 +123,19 @@ def test_features_are_written_whole(predict, bundle, pictures, tmp_path):
     assert np.allclose(vectors, vitrail.Predictor(bundle).features(sorted(pictures.iterdir())))
 
 
+def test_a_checkpoint_without_preprocessing_warns_on_standard_error(pictures, tmp_path, capsys):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, width=64, heads=1)
+    path = tmp_path / "model.pth"
+    vitrail.save(model, path, "timm", allow_loss=True)
+    words = ["predict", str(path), str(pictures), "--json"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert f"warning: {path} does not state its preprocessing" in told.err
+    assert [json.loads(line)["error"] for line in told.out.splitlines()] == [None] * 5
+    assert main([*words, "--preprocessing", "deit"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, capsys):
     listed = "\n".join(str(path) for path in sorted(pictures.iterdir())[:2]).encode()
     coming = io.TextIOWrapper(io.BufferedReader(io.BytesIO(listed)))

@@ -10,6 +10,7 @@ from torch.testing import assert_close as close
 
 import vitrail
 from vitrail import ConfigError, DataError, Facts, Predictor, Preprocessing
+from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.evaluation.api import evaluate
 
@@ -206,6 +207,15 @@ def test_a_bundle_is_all_that_is_needed(model, folder, tmp_path):
     loaded = Predictor(tmp_path / "bundle")
     assert loaded(folder / "0.png").guesses == Predictor(model)(folder / "0.png").guesses
     assert loaded.classes == CLASSES
+
+
+def test_preprocessing_may_be_chosen_for_a_checkpoint(model, tmp_path):
+    vitrail.save(model, tmp_path / "bundle")
+    predictor = Predictor(tmp_path / "bundle", preprocessing="deit")
+    assert predictor.facts.preprocessing == preset("deit", (8, 8))
+    for given in (model, "model.onnx"):
+        with pytest.raises(ConfigError, match="preprocessing is for a checkpoint"):
+            Predictor(given, preprocessing="deit")
 
 
 def test_a_model_without_classes_says_so_instead_of_inventing_some(folder):

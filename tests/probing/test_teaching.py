@@ -64,6 +64,16 @@ def test_classes_taught_one_by_one_are_as_if_taught_together(model, home):
     same(head(home / "steps"), head(home / "together"))
 
 
+def test_teaching_reports_progress_and_confirms_the_preprocessing(model, home):
+    vitrail.save(vitrail.load(model), home / "assumed", provenance={"preprocessing": "assumed"})
+    places, progress = {name: paint(home / name, name) for name in COLORS}, []
+    vitrail.teach(
+        home / "assumed", places, home / "out", progress=lambda *done: progress.append(done)
+    )
+    assert progress == [(6, 6)] * len(COLORS)
+    assert "preprocessing" not in vitrail.load(home / "out").facts.provenance
+
+
 def test_a_class_learned_anew_forgets_only_its_own_pictures(model, home):
     wrong = {"red": paint(home / "wrong", "gray"), "green": paint(home / "green", "green")}
     vitrail.teach(model, wrong, home / "mended")
