@@ -160,6 +160,7 @@ def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], No
     model = load(
         start,
         num_classes=classes,
+        preprocessing=settings.preprocessing,
         tell=say,
         **{name: changes[name] for name in FITTED if name in changes},
     )
