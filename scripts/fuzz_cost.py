@@ -2,7 +2,7 @@
 
     python scripts/fuzz_cost.py --minutes 5
     python scripts/fuzz_cost.py --minutes 30 --targets image tar --seed 1 --json report.json
-    python scripts/fuzz_cost.py --replay findings/image-jpeg-scans-1f2e3d4c.bin --targets image
+    python scripts/fuzz_cost.py --replay /tmp/findings/image-jpeg-scans-1f2e3d4c.bin --targets image
 
 Every input runs in a worker process (`fuzz_targets.py`). It is a finding if it costs more CPU time
 or memory than its size allows, if twice the input costs three times as much, or if it ends in
@@ -176,7 +176,7 @@ def excess(target: str, cost: Cost) -> tuple[str, str] | None:
     """Which bound an input breaks, and the numbers."""
     bound = bound_of(target)
     if cost.outcome.startswith("killed"):
-        return "killed", cost.outcome
+        return "killed", cost.outcome.removeprefix("killed: ")
     if cost.outcome.startswith("crash"):
         return "crash", cost.outcome
     if cost.units > (most := bound.cpu_for(cost.size)):
@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--max-bytes", type=int, default=MAX_BYTES)
-    parser.add_argument("--out", type=Path, default=Path("findings"))
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir(), "findings"))
     parser.add_argument("--json", type=Path, help="write the report here")
     parser.add_argument("--replay", type=Path, help="measure one saved input, of the first target")
     arguments = parser.parse_args()
