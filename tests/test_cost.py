@@ -27,6 +27,9 @@ KNOWN = (  # attacks that once worked
     "http pipelined",
     "http-drip trailer value",
     "http trailers",
+    "csv short rows",
+    "large class number",
+    "idx bomb",
 )
 QUICK = ("image", "tar", "csv", "jsonl", "npz", "npy", "form", "http")
 RANDOM = 120  # inputs in all

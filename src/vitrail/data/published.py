@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.array_files import BROKEN, LazyArray, look_at
+from vitrail.data.array_files import BROKEN, MOST_UNPACKED, LazyArray, look_at
 from vitrail.data.arrays import PixelArrays, from_pixels
 from vitrail.data.files import cannot_read
 from vitrail.data.lists import classes_in
@@ -109,6 +109,11 @@ def idx_array(path: Path) -> LazyArray:
         raise cannot_read(path, error) from None
     size, begin = math.prod(shape), 4 + 4 * len(shape)
     if path.suffix == ".gz":
+        if size > MOST_UNPACKED * path.stat().st_size + 2**28:
+            raise DataError(
+                f"{path} announces {size:,} bytes of pixels, more than {MOST_UNPACKED} times its "
+                "size; unpack it yourself if you trust it"
+            )
         return LazyArray(shape, BYTES, unzip, path, begin, shape)
     if path.stat().st_size < begin + size:
         raise DataError(f"{path} is cut off: {size:,} bytes of pixels were announced")

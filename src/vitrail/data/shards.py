@@ -34,6 +34,7 @@ from vitrail.data.tars import SEVERAL, TarIndex, tar_index
 from vitrail.errors import DataError
 
 MOST_CLASSES = 1_000_000  # that may be counted up to; a larger number is no class but an id
+SPARSE_CLASSES = 100_000  # the same where fewer than a tenth of the classes have an image
 MOST_SHARDS = 1_000_000  # that one pattern may stand for
 
 
@@ -221,7 +222,8 @@ def classes_of(
         return by_name(table, known)
     if known is None and all(label.isascii() and label.isdigit() for label in table.seen):
         most = max(table.seen, key=by_number, default="0").lstrip("0") or "0"
-        if len(most) > len(str(MOST_CLASSES)) or int(most) >= MOST_CLASSES:
+        limit = min(MOST_CLASSES, max(SPARSE_CLASSES, 10 * len(table.seen)))
+        if len(most) > len(str(limit)) or int(most) >= limit:
             raise DataError(
                 f"label {most:.30} is no number of a class; name the classes in classes.txt"
             )
