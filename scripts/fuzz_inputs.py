@@ -196,6 +196,16 @@ CODECS: dict[bytes, tuple[Split, Join]] = {
 
 
 def codec(target: str, data: bytes) -> tuple[Split, Join]:
+    """How to take an input apart and put it together; damaged ones by plain pieces."""
+    split, join = structured(target, data)
+    try:
+        join(split(data))
+    except (ValueError, IndexError, struct.error):
+        return split_bytes, b"".join
+    return split, join
+
+
+def structured(target: str, data: bytes) -> tuple[Split, Join]:
     if target in ("csv", "jsonl", "config", "http", "http-drip", "form", "server"):
         return split_text, b"".join
     if target == "tar":
