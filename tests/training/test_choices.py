@@ -65,7 +65,7 @@ def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_n
 def test_from_scratch_muons_rate_stays_before_it_falls_and_a_said_schedule_is_kept():
     scratch = chosen().settings.optim
     assert (scratch.schedule, scratch.cooldown) == ("constant-linear", 0.6)
-    tuned = chosen(start=configuration("ViT-Ti/16")).settings.optim
+    tuned = chosen(start=configuration("ViT-Pico/8")).settings.optim
     assert (tuned.kind, tuned.schedule, tuned.cooldown) == ("muon", "linear", None)
     said = chosen(Settings(optim=Optim(schedule="constant-linear"))).settings.optim
     assert said.cooldown is None
@@ -126,7 +126,16 @@ def test_fine_tuning_leaves_the_model_alone_and_takes_small_steps():
     assert settings.model == ModelSettings()
     assert settings.optim.kind == "adamw"
     assert settings.optim.learning_rate == 2e-4
-    assert (settings.batch_size, settings.epochs) == (16, 4.0)
+    assert settings.optim.layer_decay == 0.75
+    assert (settings.batch_size, settings.epochs) == (32, 4.0)
+
+
+def test_a_narrower_pre_trained_model_takes_larger_steps_and_a_given_rate_is_kept():
+    tiny = chosen(start=configuration("ViT-Ti/16")).settings.optim
+    assert (tiny.kind, tiny.learning_rate, tiny.layer_decay) == ("adamw", 8e-4, 0.75)
+    said = Settings(optim=Optim(learning_rate=1e-5, layer_decay=1.0))
+    said = chosen(said, start=configuration("ViT-Ti/16")).settings.optim
+    assert (said.learning_rate, said.layer_decay) == (1e-5, 1.0)
 
 
 def test_a_small_model_is_fine_tuned_as_it_would_be_trained():

@@ -111,7 +111,7 @@ def choose(
         choose_model(choices)
     else:
         choose_transfer(choices, start, new_head=new_head, budget=budget)
-    choose_length(choices, fine_tuning=start is not None)
+    choose_length(choices, start)
     choose_workers(choices)
     choose_optimizer(choices, start)
     choose_loss(choices)
@@ -203,10 +203,11 @@ def choose_transfer(
     choices.settings = settings
 
 
-def choose_length(choices: Choices, *, fine_tuning: bool) -> None:
+def choose_length(choices: Choices, start: Config | None) -> None:
     settings, look = choices.settings, choices.look
+    fine_tuning = start is not None
     if settings.batch_size is None:
-        usual = 16 if fine_tuning else usual_batch(look)
+        usual = 16 if start is not None and is_small(start) else usual_batch(look)
         size = max(1, min(usual, look.pictures))
         settings = replace(settings, batch_size=size)
         choices.say(f"batches of {size}", f"{look.pictures:,} training pictures")
@@ -241,20 +242,30 @@ def usual_epochs(pictures: int) -> float:
     return float(min(100, max(3, round(8 * math.sqrt(FEW / pictures)))))
 
 
-SMALL_MODEL = 256  # wide: up to here weights are those of a short training, and may be moved far
+SHORT_TRAINING = 3_000_000  # encoder weights: up to here those of a short training, free to move
 RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
+# AdamW on real weights: 8e-4 for ViT-Ti, less for wider models; blocks further down learn less.
+TRANSFER_RATE, TRANSFER_WIDTH, TRANSFER_DECAY = 8e-4, 192, 0.75
 
 
 def choose_optimizer(choices: Choices, start: Config | None) -> None:
     settings = choices.settings
     optim = settings.optim
     if optim.kind is None:
-        small = start is None or (isinstance(start, VitConfig) and start.width <= SMALL_MODEL)
+        small = start is None or is_small(start)
         fits = small and settings.objective == "classify" and not optim.freeze
         optim = replace(optim, kind="muon" if fits else "adamw")
         if fits:
             choices.say("Muon", "brings small models to a given accuracy in about half the time")
+        elif isinstance(start, VitConfig) and settings.objective == "classify":
+            rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
+            decay = optim.layer_decay or TRANSFER_DECAY
+            optim = replace(optim, learning_rate=optim.learning_rate or rate, layer_decay=decay)
+            choices.say(
+                f"AdamW, learning rate {optim.learning_rate:g}, layer decay {decay:g}",
+                f"usual for pre-trained weights of width {start.width}",
+            )
     if optim.kind == "muon":
         usual = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
         if start is None and optim.schedule is None:
@@ -271,6 +282,11 @@ def choose_optimizer(choices: Choices, start: Config | None) -> None:
     if start is None and whitened(settings.model) and not optim.freeze:
         optim = replace(optim, freeze=(FIRST_FILTERS,))
     choices.settings = replace(settings, optim=optim)
+
+
+def is_small(start: Config) -> bool:
+    """Whether a model has so few weights that a short training made them."""
+    return isinstance(start, VitConfig) and 12 * start.depth * start.width**2 <= SHORT_TRAINING
 
 
 def whitened(model: ModelSettings) -> bool:

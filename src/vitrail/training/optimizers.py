@@ -104,7 +104,7 @@ def groups(named: Named, rate: float, optim: Optim, distances: Mapping[str, int]
     """Parameters that share a peak learning rate and a weight decay."""
     found: dict[tuple[float, float], Group] = {}
     for name, parameter in named:
-        peak = rate * optim.layer_decay ** distances[name]
+        peak = rate * (optim.layer_decay or 1.0) ** distances[name]
         decay = (optim.weight_decay or 0.0) if is_kernel(name, parameter) else 0.0
         start = {"params": [], "lr": peak, "peak": peak, "weight_decay": decay}
         found.setdefault((peak, decay), start)["params"].append(parameter)

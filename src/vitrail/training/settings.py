@@ -118,8 +118,8 @@ class Optim:
     """SGD's memory; Muon's is 0.8."""
     clip_norm: float | None = None
     """Scale gradients down to this norm, all together."""
-    layer_decay: float = 1.0
-    """Factor on the learning rate for each block further from the head."""
+    layer_decay: float | None = None
+    """Factor on the learning rate for each block further from the head; 1 for none."""
     freeze: tuple[str, ...] = ()
     """Patterns of weights that stay as they are, such as stem.* or *.mlp.*"""
 
@@ -130,7 +130,7 @@ class Optim:
                 raise ConfigError(f"optim.{name}={value} must be a positive number")
         if self.weight_decay is not None and self.weight_decay < 0:
             raise ConfigError(f"optim.weight_decay={self.weight_decay} must not be negative")
-        if not 0 < self.layer_decay <= 1:
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ConfigError(f"optim.layer_decay={self.layer_decay} must be in (0, 1]")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"optim.warmup={self.warmup} must be a share of the run, below 1")
