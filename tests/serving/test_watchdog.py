@@ -223,7 +223,6 @@ def test_a_process_with_stuck_threads_ends_with_a_status_to_restart_on(tmp_path)
     vitrail.save(tiny_model(), tmp_path / "tiny")
     code = """
 import sys, threading
-sys.path.insert(0, sys.argv[2])
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.run import serve
 from vitrail.serving.settings import Limits, Settings
@@ -233,7 +232,7 @@ class Stuck(Predictor):
 settings = Settings(port=0, grace=1, watchdog=0.5, limits=Limits(timeout=0.5), batch=1)
 serve({"tiny": sys.argv[1]}, settings, predictor=Stuck, say=lambda line: print(line, flush=True))
 """
-    words = [sys.executable, "-c", code, str(tmp_path / "tiny"), "."]
+    words = [sys.executable, "-c", code, str(tmp_path / "tiny")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
         try:
             port = next(int(line.rpartition(":")[2]) for line in it.stdout if "http" in line)
