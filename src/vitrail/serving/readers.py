@@ -16,7 +16,7 @@ from vitrail.data.threads import MOST, cores, threads_with_cores
 from vitrail.errors import DataError
 
 BUDGET_IMAGES = 2  # images of the largest allowed size that may be decoded at once
-SLOW = 1.0  # seconds at one image after which a thread gets a spare
+SLOW = 0.25  # seconds at one image after which a thread gets a spare
 MAX_SPARES = 4
 
 
