@@ -13,6 +13,7 @@ from PIL import Image
 from raw_client import closed_loop, connect, form, get, raw, run
 
 import vitrail
+from vitrail.data import decoding
 from vitrail.errors import ConfigError
 from vitrail.serving import connection as connections
 from vitrail.serving import readers
@@ -116,6 +117,22 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
         assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
         release.set()
         thread.join(20)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
+def test_images_are_never_decoded_in_the_batch_thread(monkeypatch, path):
+    threads = []
+    read = decoding.read_header
+
+    def noted(data):
+        threads.append(threading.current_thread().name)
+        return read(data)
+
+    with a_house() as house, listening_to(house) as port:
+        monkeypatch.setattr(decoding, "read_header", noted)
+        assert run(closed_loop(port, [raw(path, picture())], clients=1)).counts() == {200: 1}
+        assert threads
+        assert all(name.startswith("reader") for name in threads)
 
 
 def test_a_stuck_batch_thread_fails_readiness_and_is_replaced(monkeypatch, release, capfd):
