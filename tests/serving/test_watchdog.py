@@ -107,6 +107,7 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
     def slow(*_):
         begun.release()
         assert release.wait(60)
+        return 0
 
     with a_house(teach=True) as house, listening_to(house) as port:
         monkeypatch.setattr(house.readers, "pixels", lambda data: slow() if data == STUCK else 0)
@@ -117,6 +118,7 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
         assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
         release.set()
         thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
@@ -301,8 +303,7 @@ def test_an_image_that_waits_for_its_pixels_is_not_refused(monkeypatch, release)
         begun = hold(monkeypatch, house, release)
         thread, statuses = in_background(port, [raw("/predict", STUCK)] * 2)
         assert begun.acquire(timeout=20)
-        assert begun.acquire(timeout=20)
-        assert house.readers.free_pixels == 0
+        assert house.readers.free_pixels == 64  # the half of it for small images
         waiting, answered = in_background(port, [PREDICT])
         time.sleep(0.3)
         assert not answered
@@ -311,3 +312,19 @@ def test_an_image_that_waits_for_its_pixels_is_not_refused(monkeypatch, release)
         waiting.join(20)
         assert statuses == [200, 200]
         assert answered == [200]
+
+
+def test_large_images_that_wait_for_pixels_do_not_hold_up_small_ones(monkeypatch, release):
+    with a_house(limits=Limits(pixels=64)) as house, listening_to(house) as port:
+        begun = hold(monkeypatch, house, release)
+        thread, statuses = in_background(port, [raw("/predict", STUCK)])
+        assert begun.acquire(timeout=20)
+        waiting, answered = in_background(port, [PREDICT] * 20)
+        wait_for(lambda: len(house.readers.parked) == 20)
+        small = raw("/predict", picture(size=(2, 2)), "image/png")
+        assert run(closed_loop(port, [small] * 20, clients=4)).counts() == {200: 20}
+        assert not answered
+        release.set()
+        thread.join(20)
+        waiting.join(20)
+        assert statuses + answered == [200] * 21
