@@ -13,6 +13,7 @@ from PIL import Image
 from raw_client import closed_loop, connect, form, get, raw, run
 
 import vitrail
+from vitrail.data import decoding
 from vitrail.errors import ConfigError
 from vitrail.serving import connection as connections
 from vitrail.serving import readers
@@ -106,6 +107,7 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
     def slow(*_):
         begun.release()
         assert release.wait(60)
+        return 0
 
     with a_house(teach=True) as house, listening_to(house) as port:
         monkeypatch.setattr(house.readers, "pixels", lambda data: slow() if data == STUCK else 0)
@@ -116,6 +118,23 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
         assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
         release.set()
         thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
+def test_images_are_never_decoded_in_the_batch_thread(monkeypatch, path):
+    threads = []
+    read = decoding.read_header
+
+    def noted(data):
+        threads.append(threading.current_thread().name)
+        return read(data)
+
+    with a_house() as house, listening_to(house) as port:
+        monkeypatch.setattr(decoding, "read_header", noted)
+        assert run(closed_loop(port, [raw(path, picture())], clients=1)).counts() == {200: 1}
+        assert threads
+        assert all(name.startswith("reader") for name in threads)
 
 
 def test_a_stuck_batch_thread_fails_readiness_and_is_replaced(monkeypatch, release, capfd):
@@ -223,7 +242,6 @@ def test_a_process_with_stuck_threads_ends_with_a_status_to_restart_on(tmp_path)
     vitrail.save(tiny_model(), tmp_path / "tiny")
     code = """
 import sys, threading
-sys.path.insert(0, sys.argv[2])
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.run import serve
 from vitrail.serving.settings import Limits, Settings
@@ -233,7 +251,7 @@ class Stuck(Predictor):
 settings = Settings(port=0, grace=1, watchdog=0.5, limits=Limits(timeout=0.5), batch=1)
 serve({"tiny": sys.argv[1]}, settings, predictor=Stuck, say=lambda line: print(line, flush=True))
 """
-    words = [sys.executable, "-c", code, str(tmp_path / "tiny"), "."]
+    words = [sys.executable, "-c", code, str(tmp_path / "tiny")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
         try:
             port = next(int(line.rpartition(":")[2]) for line in it.stdout if "http" in line)
@@ -285,8 +303,7 @@ def test_an_image_that_waits_for_its_pixels_is_not_refused(monkeypatch, release)
         begun = hold(monkeypatch, house, release)
         thread, statuses = in_background(port, [raw("/predict", STUCK)] * 2)
         assert begun.acquire(timeout=20)
-        assert begun.acquire(timeout=20)
-        assert house.readers.free_pixels == 0
+        assert house.readers.free_pixels == 64  # the half of it for small images
         waiting, answered = in_background(port, [PREDICT])
         time.sleep(0.3)
         assert not answered
@@ -295,3 +312,19 @@ def test_an_image_that_waits_for_its_pixels_is_not_refused(monkeypatch, release)
         waiting.join(20)
         assert statuses == [200, 200]
         assert answered == [200]
+
+
+def test_large_images_that_wait_for_pixels_do_not_hold_up_small_ones(monkeypatch, release):
+    with a_house(limits=Limits(pixels=64)) as house, listening_to(house) as port:
+        begun = hold(monkeypatch, house, release)
+        thread, statuses = in_background(port, [raw("/predict", STUCK)])
+        assert begun.acquire(timeout=20)
+        waiting, answered = in_background(port, [PREDICT] * 20)
+        wait_for(lambda: len(house.readers.parked) == 20)
+        small = raw("/predict", picture(size=(2, 2)), "image/png")
+        assert run(closed_loop(port, [small] * 20, clients=4)).counts() == {200: 20}
+        assert not answered
+        release.set()
+        thread.join(20)
+        waiting.join(20)
+        assert statuses + answered == [200] * 21

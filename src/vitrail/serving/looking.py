@@ -28,6 +28,7 @@ from vitrail.models.build import Model
 from vitrail.models.vit import VisionTransformer
 
 FEW = 20  # classes that an error may list
+View = tuple[Tensor, list[float]]  # an image (C, H, W) as the model sees it, and the box of it
 
 
 def methods_of(model: Model | None) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def asked(vit: VisionTransformer, method: str, label: str) -> Tensor:
 
 
 @torch.inference_mode()
-def attention(model: Model, data: bytes, image: Tensor | None = None) -> dict[str, Any]:
+def attention(model: Model, data: bytes | View) -> dict[str, Any]:
     """Where what the head reads looks, in every layer and head, ready for JSON.
 
     `maps` is base64 of bytes (L, H, h, w), the largest of each map 255; `peaks` (L, H) is the
@@ -76,10 +77,11 @@ def attention(model: Model, data: bytes, image: Tensor | None = None) -> dict[st
     layers. `box` is the part of the picture that the model sees: top, left, height and width, as
     shares of its sides; `lag` is how far, in patches, what tokens see lies above and to the left of
     their patches. What the head reads is the class token, or the mean of the patches, or what
-    attention pooling makes of them. `image` is the picture `as_seen`, if that is known already.
+    attention pooling makes of them. The image may be a `view` already.
     """
     vit = unmerged(with_attention(model, "attention maps"))
-    image = (as_seen(vit, data) if image is None else image)[None]  # (1, C, H, W)
+    image, box = view(vit, data) if isinstance(data, bytes) else data
+    image = image[None]  # (1, C, H, W)
     (last,) = deque(walk(vit, image), maxlen=1)
     read = read_by_head(vit, last.tokens, "mean")[0]  # (N,)
     grid, prefix = grid_of(vit, image), vit.config.num_prefix
@@ -89,12 +91,17 @@ def attention(model: Model, data: bytes, image: Tensor | None = None) -> dict[st
         "grid": list(grid),
         "layers": len(maps),
         "heads": maps.shape[1],
-        "box": box_of(vit, data),
+        "box": box,
         "lag": lag(vit),
         "maps": encoded(maps, peaks[..., None]),
         "peaks": [[round(peak, 6) for peak in row] for row in peaks.tolist()],
         "rollout": rolled_out(vit, image),
     }
+
+
+def view(model: Model, data: bytes) -> View:
+    """What `attention` needs of an image; all of its decoding."""
+    return as_seen(model, data), box_of(model, data)
 
 
 def unmerged(vit: VisionTransformer) -> VisionTransformer:
@@ -129,7 +136,7 @@ def encoded(values: Tensor, largest: Tensor) -> str:
     return base64.b64encode(scaled.cpu().numpy().tobytes()).decode("ascii")
 
 
-def box_of(vit: VisionTransformer, data: bytes) -> list[float]:
+def box_of(vit: Model, data: bytes) -> list[float]:
     """The part of the picture that the model sees: top, left, height, width, in shares."""
     picture = open_picture(data)
     box = seen(facts_of(vit).preprocessing, picture.height, picture.width)

@@ -7,25 +7,29 @@ over from it, so that only its own request waits; the surplus thread ends when t
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Condition, Thread, current_thread
-from typing import Any, NamedTuple
+from threading import Lock, Thread, current_thread
+from typing import Any
 
 from vitrail.data.decoding import open_picture
 from vitrail.data.threads import MOST, cores, threads_with_cores
-from vitrail.errors import DataError
 
-BUDGET_IMAGES = 2  # images of the largest allowed size that may be decoded at once
-SLOW = 1.0  # seconds at one image after which a thread gets a spare
+BUDGET_IMAGES = 2  # times the pixels of the largest allowed image, decoded at once
+RESERVE = 2  # a half of the largest image, which only small ones may use
+SMALL = 16  # at most a sixteenth of the largest image
+SLOW = 0.25  # seconds at one image after which a thread gets a spare
 MAX_SPARES = 4
 
 
-class Job(NamedTuple):
+@dataclass(slots=True)
+class Job:
     """A function of an encoded image, and the future of its result."""
 
     data: bytes
     function: Callable[[bytes], Any]
-    future: "Future[Any]"
+    future: "Future[Any]" = field(default_factory=Future)
+    pixels: int | None = None  # once its header is read
 
 
 class Readers:
@@ -35,7 +39,8 @@ class Readers:
         self.max_pixels = max_pixels
         self.free_pixels = BUDGET_IMAGES * max_pixels
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.change = Condition()
+        self.parked: list[Job] = []  # until there are pixels for them
+        self.change = Lock()
         self.busy: dict[Thread, float] = {}  # since when each thread works on its image
         self.count, self.threads, self.closed = min(cores(), MOST), 0, False
         self.start(self.count)
@@ -50,7 +55,7 @@ class Readers:
 
     def submit(self, data: bytes, function: Callable[[bytes], Any]) -> "Future[Any]":
         """Call `function` with an encoded image in one of the threads."""
-        job = Job(data, function, Future())
+        job = Job(data, function)
         self.jobs.put(job)
         return job.future
 
@@ -78,7 +83,7 @@ class Readers:
 
     def run(self) -> None:
         while (job := self.jobs.get()) is not None and not self.closed:
-            if job.future.set_running_or_notify_cancel():
+            if not job.future.cancelled():
                 with self.change:
                     self.busy[current_thread()] = time.monotonic()
                 self.decode(job)
@@ -97,28 +102,36 @@ class Readers:
         return surplus
 
     def decode(self, job: Job) -> None:
-        """Run a job within the pixel budget; waits for its share of it."""
-        pixels = 0
+        """Run a job if the pixel budget allows it; else park it, so that smaller images go on."""
+        if job.pixels is None:
+            job.pixels = self.pixels(job.data)
+        small = job.pixels <= self.max_pixels // SMALL
+        reserve = 0 if small else self.max_pixels // RESERVE  # for small ones, which need it only
+        with self.change:
+            if job.pixels + reserve > self.free_pixels:
+                self.parked.append(job)
+                return
+            self.free_pixels -= job.pixels
+        result, error = None, None
+        wanted = job.future.set_running_or_notify_cancel()
         try:
-            pixels = self.pixels(job.data)
-            with self.change:
-                self.change.wait_for(lambda: pixels <= self.free_pixels)
-                self.free_pixels -= pixels
-            try:
-                result = job.function(job.data)
-            finally:
-                with self.change:
-                    self.free_pixels += pixels
-                    self.change.notify_all()
-        except Exception as error:
+            result = job.function(job.data) if wanted else None
+        except Exception as caught:
+            error = caught
+        with self.change:
+            self.free_pixels += job.pixels
+            parked, self.parked = self.parked, []
+        for other in parked:
+            self.jobs.put(other)
+        if error is not None:
             job.future.set_exception(error)
-        else:
+        elif wanted:
             job.future.set_result(result)
 
     def pixels(self, data: bytes) -> int:
         """Pixels of an image by its header; 0 if it will be refused without being decoded."""
         try:
             image = open_picture(data, max_pixels=self.max_pixels)
-        except DataError:
+        except Exception:  # the job will meet the same error, and report it
             return 0
         return image.height * image.width

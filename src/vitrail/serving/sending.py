@@ -14,9 +14,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from torch import Tensor
 
-from vitrail.inspection.pictures import Picture, as_seen, prepared
+from vitrail.inspection.pictures import Picture, prepared
 from vitrail.models.build import Model
 from vitrail.prediction.answers import USUAL_TOP, Answer
 from vitrail.serving import description as told
@@ -83,7 +82,7 @@ async def features(house: House, request: Request, asked: Asked) -> Response:
 async def explain(house: House, request: Request, asked: AskedForOverlay) -> Response:
     """Where a model looks, for a class."""
 
-    def draw(model: Model, data: bytes, image: Picture) -> bytes:
+    def draw(model: Model, image: Picture) -> bytes:
         return looking.explain(model, image, method=asked.method, label=asked.label)
 
     png = await alone(house, request, asked, prepared, draw)
@@ -93,10 +92,10 @@ async def explain(house: House, request: Request, asked: AskedForOverlay) -> Res
 async def attention(house: House, request: Request, asked: Asked) -> Response:
     """Where every head looks."""
 
-    def maps(model: Model, data: bytes, image: Tensor) -> bytes:
-        return as_json(looking.attention(model, data, image))
+    def maps(model: Model, image: looking.View) -> bytes:
+        return as_json(looking.attention(model, image))
 
-    return json_response(await alone(house, request, asked, as_seen, maps))
+    return json_response(await alone(house, request, asked, looking.view, maps))
 
 
 async def lesson(house: House, request: Request, asked: AskedForLesson) -> Response:
@@ -125,7 +124,7 @@ async def alone(
     request: Request,
     asked: Asked,
     prepare: Callable[[Model, bytes], Any],
-    work: Callable[[Model, bytes, Any], bytes],
+    work: Callable[[Model, Any], bytes],
 ) -> bytes:
     """What a heavy function makes of the one picture of a request, once that is prepared."""
     model = house.shelf.get(asked.model).predictor.model
@@ -137,7 +136,7 @@ async def alone(
         raise Refusal(400, f"{len(uploads)} pictures came; send one", reason="form")
     data = uploads[0].data
     image = house.readers.submit(data, lambda data: prepare(model, checked(data, house.limits)))
-    return await heavy(house, request, lambda: work(model, data, image.result()), [image])
+    return await heavy(house, request, lambda: work(model, image.result()), [image])
 
 
 async def heavy(
