@@ -54,8 +54,8 @@ def test_matrices_of_the_graph_are_those_of_the_model(method, old):
     made = resizing.matrix(graph, whole(old), new_size, resize_of(method))
     graph.gives("matrix", made, ("new", old))
     session = open_session(graph.written({}), 1)
-    # Both are float32: a place is rounded to eps of `old`, and the terms of a cubic add up to 36
-    # (0.75 |x^3 - 5 x^2 + 8 x - 4|, each term for itself, at x = 2) before they cancel.
+    # Torch's are float32: a place is rounded to eps of `old`, and the terms of its cubic add up
+    # to 36 (0.75 |x^3 - 5 x^2 + 8 x - 4|, each for itself, at x = 2) before they cancel.
     bound = torch.finfo(torch.float32).eps * (
         old + (36 if resize_of(method).filter == "cubic" else 1)
     )
