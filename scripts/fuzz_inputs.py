@@ -196,16 +196,6 @@ CODECS: dict[bytes, tuple[Split, Join]] = {
 
 
 def codec(target: str, data: bytes) -> tuple[Split, Join]:
-    """How to take an input apart and put it together; damaged ones by plain pieces."""
-    split, join = structured(target, data)
-    try:
-        join(split(data))
-    except (ValueError, IndexError, struct.error):
-        return split_bytes, b"".join
-    return split, join
-
-
-def structured(target: str, data: bytes) -> tuple[Split, Join]:
     if target in ("csv", "jsonl", "config", "http", "http-drip", "form", "server"):
         return split_text, b"".join
     if target == "tar":
@@ -373,7 +363,12 @@ def random_family(target: str, rng: random.Random) -> Family:
     if target in ("jsonl", "config"):
         operators.append(nest)
     operator = rng.choice(operators)
-    make = operator(target, data, rng)
+    try:
+        make = operator(target, data, rng)
+        make(2)
+    except (ValueError, IndexError, OverflowError, struct.error):  # too damaged to be taken apart
+        operator = insert_token
+        make = operator(target, data, rng)
     name = "+".join([*steps, operator.__name__])
     return Family(target, f"{target} seed {number} {name}", make)
 
