@@ -254,5 +254,5 @@ def test_the_page_has_every_switch_status_and_variable():
         "--quiet",
         "--verbose",
     ]
-    assert rows("Exit status") == ["0", "1", "2", "130"]
+    assert rows("Exit status") == ["0", "1", "2", "70", "130"]
     assert rows("Environment") == [*VARIABLES, "VITRAIL_TOKEN"]

@@ -13,6 +13,7 @@ averaging.py    the running average of the weights
 device.py       the precision that pays; memory.py what fits, cores.py a part for each core,
                 compiling.py a step that torch compiles
 plan.py         where each step is on the schedule; budget.py, pace.py: ending on time
+head_init.py    linear probing, then fine-tuning; finetune_plan.py how much fits into a budget
 judge.py        evaluation during and after
 state.py        the resumable state; state_folder.py keeps it whole or absent
 survival.py     one writer, orderly stops, the cause of NaN

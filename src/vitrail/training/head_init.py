@@ -44,7 +44,7 @@ class ProbeHead:
 
     def save(self, folder: Path) -> None:
         tensors = {f"init.{name}": x for name, x in self.init.items()}
-        tensors |= {f"final.{name}": x for name, x in self.final.items()}
+        tensors |= {f"final.{name}": x.clone() for name, x in self.final.items()}
         numbers = [self.accuracy, self.loss, float(self.images)]
         tensors["numbers"] = torch.tensor(numbers, dtype=torch.float64)
         write_file(folder / PROBE_HEAD, tensors, {"dev": self.dev})
