@@ -1,12 +1,11 @@
-"""Fine-tuning that fits a time budget: how many blocks to train, at which image size.
+"""Fine-tuning that fits a time budget: which weights to train, at which image size.
 
 A pure function of costs, so that it can be tested without a model. The constants come from trials
 on dev splits (docs/notebook.md, "Transfer on real weights"). From most to least expensive:
 
-    full        every weight, at the checkpoint's image size: the paper's fine-tuning
-    growing     every weight; smaller images first, the checkpoint's size last
-    small       every weight, at a smaller image size
-    last        the last blocks only; the others are frozen and need no backward pass
+    full     every weight, at the checkpoint's image size: the paper's fine-tuning
+    small    every weight, at a smaller image size
+    last     the last blocks only, at the smallest size; the others need no backward pass
 """
 
 import time
@@ -21,9 +20,8 @@ from vitrail.models.checks import pair
 from vitrail.models.config import VitConfig
 from vitrail.models.modes import standing_still
 
-FULL_EPOCHS = 12.0  # from here on, full fine-tuning at the checkpoint's size
-GROWING_EPOCHS = 2.0  # at the checkpoint's size; from here on, small images first and those last
-SMALL_EPOCHS = 1.5  # at a smaller size; the largest size that reaches it is taken
+ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is taken
+FEWEST_EPOCHS = 0.4  # of every weight, at the smallest size; below, the last blocks learn more
 SMALLEST = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
 LAST_BLOCKS = 1 / 3  # of the depth
 BACKWARD = 2.0  # forward passes that a backward pass costs
@@ -47,9 +45,8 @@ class Budget:
 class FinetunePlan:
     """How to fine-tune, and why."""
 
-    name: str  # full, growing, small or last
+    name: str  # full, small or last
     image_size: int
-    image_sizes: tuple[tuple[float, int], ...] = ()  # (share of the run, pixels), if they grow
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, about
     reason: str = ""
@@ -65,50 +62,34 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         """Forward passes at the checkpoint's size that one at `size` costs."""
         return work(config, size) / work(config, native)
 
-    def epochs(size: int, trained: float = 1.0, image: float | None = None) -> float:
-        """Epochs that fit if a step's images cost `image`, and a share of the blocks is trained."""
+    def epochs(size: int, trained: float = 1.0) -> float:
+        """Epochs that fit, if a share of the blocks is trained."""
         forward = budget.forward * cost(size)
-        left = budget.seconds - ENDING - (budget.train + budget.evaluated) * (forward + budget.read)
-        each = budget.forward * (cost(size) if image is None else image)
-        return left / (budget.train * (each * (1 + BACKWARD * trained) + budget.read))
+        passes = (budget.train + budget.evaluated) * (forward + budget.read)  # probe, evaluation
+        step = forward * (1 + BACKWARD * trained) + budget.read
+        return max(0.0, budget.seconds - ENDING - passes) / (budget.train * step)
 
     small = min(sizes)
-    fits = epochs(native)
-    if fits >= FULL_EPOCHS:
+    fits = {size: epochs(size) for size in sizes}
+    size = max((s for s in sizes if fits[s] >= ENOUGH_EPOCHS), default=small)
+    reason = f"about {fits[size]:.1f} epochs fit"
+    if size < native:
+        reason += f", {fits[native]:.1f} at {native} pixels"
+    if size > small or fits[size] >= FEWEST_EPOCHS:
         return FinetunePlan(
-            name="full",
-            image_size=native,
-            epochs=fits,
-            reason=f"about {fits:.1f} epochs fit at {native} pixels",
+            name="full" if size == native else "small",
+            image_size=size,
+            epochs=fits[size],
+            reason=reason,
         )
-    growing = epochs(native, image=(cost(small) + cost(native)) / 2)
-    if growing >= GROWING_EPOCHS and small < native:
-        return FinetunePlan(
-            name="growing",
-            image_size=native,
-            image_sizes=((0.0, small), (0.5, native)),
-            epochs=growing,
-            reason=f"about {fits:.1f} epochs fit at {native} pixels, {growing:.1f} with "
-            f"{small} pixels for the first half",
-        )
-    for size in reversed(sizes):
-        if (fits := epochs(size)) >= SMALL_EPOCHS:
-            return FinetunePlan(
-                name="small",
-                image_size=size,
-                epochs=fits,
-                reason=f"about {fits:.1f} epochs fit at {size} pixels, "
-                f"{epochs(native):.1f} at {native}",
-            )
-    frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
-    fits = epochs(small, 1 - frozen / config.depth)
+    trained = max(1, round(LAST_BLOCKS * config.depth))
+    last = epochs(small, trained / config.depth)
     return FinetunePlan(
         name="last",
         image_size=small,
-        frozen_blocks=frozen,
-        epochs=fits,
-        reason=f"only {max(0.0, epochs(small)):.1f} epochs of full fine-tuning fit at {small} "
-        f"pixels, {max(0.0, fits):.1f} of the last {config.depth - frozen} blocks",
+        frozen_blocks=config.depth - trained,
+        epochs=last,
+        reason=f"about {last:.1f} epochs fit, {fits[small]:.1f} of every weight",
     )
 
 
