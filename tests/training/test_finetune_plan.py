@@ -37,14 +37,20 @@ def test_a_generous_budget_arrives_at_the_papers_full_fine_tuning():
     for one in (plan(600), plan(5, forward=1e-4, read=1e-5)):  # ten hours, or a GPU
         assert one.name == "full"
         assert one.image_size == 224
+        assert not one.image_sizes
         assert not one.frozen_blocks
 
 
 def test_the_largest_image_size_with_enough_epochs_is_taken():
-    one = plan(3)
+    one = plan(2.5)
     assert one.name == "small"
     assert one.epochs >= ENOUGH_EPOCHS
     assert 128 < one.image_size < 224
+
+
+def test_most_of_a_run_is_at_three_quarters_of_the_size_it_ends_at():
+    assert plan(10).image_sizes == ((0.0, 160), (0.9, 224))
+    assert plan(1).image_sizes == ((0.0, 96), (0.9, 128))
 
 
 def test_a_short_budget_trains_the_last_blocks_at_the_smallest_size():
@@ -61,8 +67,9 @@ def test_every_size_is_a_whole_number_of_patches_and_none_is_larger_than_the_che
 ):
     config = configuration(name)
     one = plan(minutes, config)
-    assert one.image_size % config.stride[0] == 0
-    assert one.image_size <= config.image_size
+    for size in (one.image_size, *(size for _, size in one.image_sizes)):
+        assert size % config.stride[0] == 0
+        assert size <= one.image_size <= config.image_size
 
 
 def test_work_counts_what_a_block_multiplies():

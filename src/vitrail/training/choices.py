@@ -198,10 +198,11 @@ def choose_transfer(
         if plan.image_size != pair(start.image_size)[0]:
             model = replace(model, image_size=plan.image_size)
         optim = replace(settings.optim, freeze=frozen_patterns(plan.frozen_blocks, budget.weights))
-        settings = replace(settings, model=model, optim=optim)
+        settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
         trained = f"the last {start.depth - plan.frozen_blocks} blocks"
         what = trained if plan.frozen_blocks else "every weight"
-        choices.say(f"fine-tuning of {what} at {plan.image_size} pixels", plan.reason)
+        sizes = "then ".join(f"{size} " for _, size in plan.image_sizes) or f"{plan.image_size} "
+        choices.say(f"fine-tuning of {what} at {sizes}pixels", plan.reason)
     choices.settings = settings
 
 

@@ -3,9 +3,13 @@
 A pure function of costs, so that it can be tested without a model. The constants come from trials
 on dev splits (docs/notebook.md, "Transfer on real weights"). From most to least expensive:
 
-    full     every weight, at the checkpoint's image size: the paper's fine-tuning
-    small    every weight, at a smaller image size
-    last     the last blocks only, at the smallest size; the others need no backward pass
+    full       every weight, at the checkpoint's image size: the paper's fine-tuning
+    growing    every weight; images of three quarters of the size first, the full size last
+    small      the same, at a smaller size than the checkpoint's
+    last       the last blocks only, at the smallest size; the others need no backward pass
+
+Crops make objects larger in training than in evaluation, so a model that was trained at a smaller
+size is better at the full one than at its own (FixRes, Touvron et al. 2019, arXiv:1906.06423).
 """
 
 import time
@@ -20,7 +24,10 @@ from vitrail.models.checks import pair
 from vitrail.models.config import VitConfig
 from vitrail.models.modes import standing_still
 
+FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
 ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is taken
+TRAIN_SIZE = 3 / 4  # of the image size, for most of the run
+FULL_SIZE_FROM = 0.9  # of the run
 FEWEST_EPOCHS = 0.4  # of every weight, at the smallest size; below, the last blocks learn more
 SMALLEST = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
 LAST_BLOCKS = 1 / 3  # of the depth
@@ -45,8 +52,9 @@ class Budget:
 class FinetunePlan:
     """How to fine-tune, and why."""
 
-    name: str  # full, small or last
+    name: str  # full, growing, small or last
     image_size: int
+    image_sizes: tuple[tuple[float, int], ...] = ()  # (share of the run, pixels), if they grow
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, about
     reason: str = ""
@@ -62,34 +70,46 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         """Forward passes at the checkpoint's size that one at `size` costs."""
         return work(config, size) / work(config, native)
 
-    def epochs(size: int, trained: float = 1.0) -> float:
+    def stages(size: int) -> tuple[tuple[float, int], ...]:
+        return (0.0, max(stride, round(TRAIN_SIZE * size / stride) * stride)), (
+            FULL_SIZE_FROM,
+            size,
+        )
+
+    def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Epochs that fit, if a share of the blocks is trained."""
         forward = budget.forward * cost(size)
         passes = (budget.train + budget.evaluated) * (forward + budget.read)  # probe, evaluation
+        if growing:
+            first = budget.forward * cost(stages(size)[0][1])
+            forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
         step = forward * (1 + BACKWARD * trained) + budget.read
         return max(0.0, budget.seconds - ENDING - passes) / (budget.train * step)
 
+    if (fits := epochs(native, growing=False)) >= FULL_EPOCHS:
+        reason = f"about {fits:.0f} epochs fit"
+        return FinetunePlan(name="full", image_size=native, epochs=fits, reason=reason)
     small = min(sizes)
-    fits = {size: epochs(size) for size in sizes}
-    size = max((s for s in sizes if fits[s] >= ENOUGH_EPOCHS), default=small)
-    reason = f"about {fits[size]:.1f} epochs fit"
-    if size < native:
-        reason += f", {fits[native]:.1f} at {native} pixels"
-    if size > small or fits[size] >= FEWEST_EPOCHS:
-        return FinetunePlan(
-            name="full" if size == native else "small",
-            image_size=size,
-            epochs=fits[size],
-            reason=reason,
-        )
-    trained = max(1, round(LAST_BLOCKS * config.depth))
-    last = epochs(small, trained / config.depth)
+    fit = {size: epochs(size) for size in sizes}
+    size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=small)
+    if size > small or fit[size] >= FEWEST_EPOCHS:
+        reason = f"about {fit[size]:.1f} epochs fit"
+        if size < native:
+            reason += f", {fit[native]:.1f} at {native} pixels"
+        name = "growing" if size == native else "small"
+        frozen = 0
+    else:
+        name = "last"
+        frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
+        fit[size] = epochs(size, trained=1 - frozen / config.depth)
+        reason = f"about {fit[size]:.1f} epochs fit, {epochs(size):.1f} of every weight"
     return FinetunePlan(
-        name="last",
-        image_size=small,
-        frozen_blocks=config.depth - trained,
-        epochs=last,
-        reason=f"about {last:.1f} epochs fit, {fits[small]:.1f} of every weight",
+        name=name,
+        image_size=size,
+        image_sizes=stages(size),
+        frozen_blocks=frozen,
+        epochs=fit[size],
+        reason=reason,
     )
 
 
