@@ -70,18 +70,16 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         """Forward passes at the checkpoint's size that one at `size` costs."""
         return work(config, size) / work(config, native)
 
-    def stages(size: int) -> tuple[tuple[float, int], ...]:
-        return (0.0, max(stride, round(TRAIN_SIZE * size / stride) * stride)), (
-            FULL_SIZE_FROM,
-            size,
-        )
+    def smaller(size: int) -> int:
+        """The image size for most of a run that ends at `size`."""
+        return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Epochs that fit, if a share of the blocks is trained."""
         forward = budget.forward * cost(size)
         passes = (budget.train + budget.evaluated) * (forward + budget.read)  # probe, evaluation
         if growing:
-            first = budget.forward * cost(stages(size)[0][1])
+            first = budget.forward * cost(smaller(size))
             forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
         step = forward * (1 + BACKWARD * trained) + budget.read
         return max(0.0, budget.seconds - ENDING - passes) / (budget.train * step)
@@ -106,7 +104,7 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
     return FinetunePlan(
         name=name,
         image_size=size,
-        image_sizes=stages(size),
+        image_sizes=((0.0, smaller(size)), (FULL_SIZE_FROM, size)) if smaller(size) < size else (),
         frozen_blocks=frozen,
         epochs=fit[size],
         reason=reason,
