@@ -192,7 +192,8 @@ def choose_transfer(
         if probe:
             choices.say("head: closed-form linear probe", "fine-tuning starts where it ends")
     free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
-    if auto and free and budget is not None and isinstance(start, VitConfig):
+    square = len(set(pair(start.image_size))) == 1
+    if auto and free and square and budget is not None and isinstance(start, VitConfig):
         plan = plan_finetuning(start, budget)
         model = settings.model
         if plan.image_size != pair(start.image_size)[0]:
