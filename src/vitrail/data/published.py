@@ -109,7 +109,7 @@ def idx_array(path: Path) -> LazyArray:
         raise cannot_read(path, error) from None
     size, begin = math.prod(shape), 4 + 4 * len(shape)
     if path.suffix == ".gz":
-        if size > MOST_UNPACKED * path.stat().st_size + 2**28:
+        if size > MOST_UNPACKED * path.stat().st_size + 2**26:
             raise DataError(
                 f"{path} announces {size:,} bytes of pixels, more than {MOST_UNPACKED} times its "
                 "size; unpack it yourself if you trust it"
