@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MAX_PARTS = 100_000  # boxes, extents or OBUs of a file, each a step in Python
+MAX_PARTS = 10_000  # boxes, extents or OBUs of a file, each a step in Python
 CONTAINERS = {  # (box, box inside of it) that lead to where the streams are
     (b"", b"meta"),
     (b"", b"moov"),

@@ -39,9 +39,8 @@ OTHERS = {  # what else people try
     "an archive": rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf",
 }
 MAX_SCANS = 100  # of a JPEG; ten are usual, and each costs time for all pixels
-MAX_SEGMENTS = 100_000  # segments, chunks or blocks of a file, each a step in Python
-MAX_TILES = 300_000  # strips or tiles of a TIFF, and values of a tag
-MAX_RLE_PIXELS = 2 * 2**20  # of a run-length encoded BMP, which Pillow decodes in Python
+MAX_VALUES = 300_000  # of a tag of a TIFF
+MAX_RLE = 2**18  # pixels and bytes of a run-length encoded BMP, which Pillow decodes in Python
 EXIF_ORIENTATION = 274  # the same number in EXIF and in TIFF
 TIFF_TYPES = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes of a value
 TIFF_SINGLE = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 512, 513, 514, 531}
@@ -90,8 +89,16 @@ def damaged(format: str, what: str) -> DataError:
     return DataError(f"{a(format)} with {what}; copy or download it again")
 
 
-def too_many(format: str) -> DataError:
-    return DataError(f"{a(format)} of more than {MAX_SEGMENTS:,} segments; save it again")
+def max_segments(data: bytes) -> int:
+    """Segments, chunks or blocks that a file may have: each is a step in Python, in Pillow too.
+
+    Encoders write pixels in pieces of 8 kB or more.
+    """
+    return 1000 + len(data) // 2048
+
+
+def too_many(format: str, data: bytes) -> DataError:
+    return DataError(f"{a(format)} of more than {max_segments(data):,} segments; save it again")
 
 
 def a(format: str) -> str:
@@ -117,7 +124,7 @@ def read_jpeg(data: bytes) -> Header:
     kept, exif, frame, progressive, dropped, at = [b"\xff\xd8"], b"", None, False, False, 2
     size = 2  # of what is kept
     height_at = 0, 0  # in what is kept, and in the file
-    for _ in range(MAX_SEGMENTS):
+    for _ in range(max_segments(data)):
         at = data.index(b"\xff", at)
         if (marker := data[at + 1]) == 0xFF:  # padding, of any length
             padding = re.compile(rb"\xff+").match(data, at)
@@ -147,7 +154,7 @@ def read_jpeg(data: bytes) -> Header:
             dropped = True
         at += 2 + length
     else:
-        raise too_many("JPEG")
+        raise too_many("JPEG", data)
     if frame is None or 0 in frame:
         raise damaged("JPEG", "no size in its header")
     if data.rfind(b"\xff\xd9", at) < 0:  # no end of the image: decoders would fill up with gray
@@ -176,7 +183,7 @@ def read_png(data: bytes) -> Header:
     first, width, height, depth, color = struct.unpack_from(">4sLLBB", data, 12)
     if first != b"IHDR":
         raise damaged("PNG", "a damaged header")
-    for _ in range(MAX_SEGMENTS):
+    for _ in range(max_segments(data)):
         length, kind = struct.unpack_from(">L4s", data, at)
         chunk = data[at : at + 12 + length]
         if len(chunk) < 12 + length:
@@ -191,7 +198,7 @@ def read_png(data: bytes) -> Header:
             break
         at += 12 + length
     else:
-        raise too_many("PNG")
+        raise too_many("PNG", data)
     return Header(
         format="PNG",
         data=b"".join(kept),
@@ -218,7 +225,7 @@ def read_gif(data: bytes) -> Header:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 128 else 0)
     palette, control = data[10:at], b""
-    for _ in range(MAX_SEGMENTS):
+    for _ in range(max_segments(data)):
         found = re.compile(rb"[,;!]").search(data, at)  # anything else is a stray byte
         if found is None:
             raise too_short("GIF")
@@ -234,7 +241,7 @@ def read_gif(data: bytes) -> Header:
             at += data[at] + 1
         at += 1
     else:
-        raise too_many("GIF")
+        raise too_many("GIF", data)
     left, top, across, down = struct.unpack_from("<4H", data, at + 1)
     width, height = max(width, left + across), max(height, top + down)
     screen = data[:6] + struct.pack("<HH", width, height) if max(width, height) < 2**16 else b""
@@ -249,14 +256,14 @@ def read_webp(data: bytes) -> Header:
     match data[15:16]:
         case b"X":
             width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
-            for _ in range(MAX_SEGMENTS):
+            for _ in range(max_segments(data)):
                 if at + 8 > len(data):
                     break
                 kind, length = struct.unpack_from("<4sL", data, at)
                 exif = data[at + 8 : at + 8 + length] if kind == b"EXIF" else exif
                 at += 8 + length + length % 2
             else:
-                raise too_many("WebP")
+                raise too_many("WebP", data)
         case b"L":
             (bits,) = struct.unpack_from("<L", data, 21)
             width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
@@ -270,13 +277,11 @@ def read_bmp(data: bytes) -> Header:
     if data[14] >= 40:
         width, height, _, compression = struct.unpack_from("<llLL", data, 18)
         pixels = abs(width * height)
-        if compression in (1, 2) and pixels > MAX_RLE_PIXELS:
+        if compression in (1, 2) and max(pixels, len(data)) > MAX_RLE:
             raise DataError(
-                f"a run-length encoded BMP of {width} x {abs(height)} pixels, above the limit of "
-                f"{MAX_RLE_PIXELS:,}; save it as PNG"
+                f"a run-length encoded BMP of {width} x {abs(height)} pixels and {len(data):,} "
+                f"bytes, above the limit of {MAX_RLE:,}; save it as PNG"
             )
-        if compression in (1, 2) and len(data) > 4 * pixels + 2**20:  # 4 bytes place one pixel
-            raise damaged("BMP", "more run lengths than pixels")
     return Header(format="BMP", data=data)
 
 
@@ -301,7 +306,7 @@ def read_tiff(data: bytes) -> Header:
             total += size
             if struct.unpack(word, value)[0] + size > len(data) or total > len(data):
                 raise too_short("TIFF")
-        if count > 1 and (tag in TIFF_SINGLE or type == 1 or count > MAX_TILES):
+        if count > 1 and (tag in TIFF_SINGLE or type == 1 or count > MAX_VALUES):
             raise damaged("TIFF", f"a damaged tag {tag}")
         if size:
             kept.append(struct.pack(order + ("HHQ8s" if big else "HHL4s"), tag, type, count, value))
@@ -348,9 +353,10 @@ def tiff_work(data: bytes, order: str, room: int, tags: dict[int, Tag]) -> tuple
     for across, down in parts:
         count = planes * -(-width // max(1, across)) * -(-height // max(1, down))
         count = max(count, len(offsets))
-        if count > MAX_TILES:
+        limit = 10 * max_segments(data)  # a strip may be a single row
+        if count > limit:
             raise DataError(
-                f"a TIFF of {count:,} strips or tiles, above the limit of {MAX_TILES:,}; "
+                f"a TIFF of {count:,} strips or tiles, above the limit of {limit:,} for its size; "
                 "save it with larger ones"
             )
         coded = max(coded, across * down)
