@@ -2,14 +2,18 @@
 
 A decoder cannot be interrupted. An image that takes long keeps its thread, and a spare thread takes
 over from it, so that only its own request waits; the surplus thread ends when the image is done.
+Large images have threads of their own with a low priority, so that ordinary ones do not wait.
 """
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
 
 from vitrail.data.decoding import open_picture
@@ -20,6 +24,7 @@ RESERVE = 2  # a half of the largest image, which only small ones may use
 SMALL = 16  # at most a sixteenth of the largest image
 SLOW = 0.25  # seconds at one image after which a thread gets a spare
 MAX_SPARES = 4
+NICE = 10  # of threads for large images, which Linux schedules by thread
 
 
 @dataclass(slots=True)
@@ -112,6 +117,27 @@ class Readers:
                 self.parked.append(job)
                 return
             self.free_pixels -= job.pixels
+        if small:
+            self.finish(job)
+        else:
+            Thread(target=self.decode_large, args=(job,), name="large reader", daemon=True).start()
+
+    def decode_large(self, job: Job) -> None:
+        """Run a job in a thread of its own, since its priority cannot be raised again."""
+        if sys.platform == "linux":  # elsewhere priorities are those of processes
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+        with self.change:
+            self.busy[current_thread()] = time.monotonic()
+        try:
+            self.finish(job)
+        finally:
+            with self.change:
+                del self.busy[current_thread()]
+
+    def finish(self, job: Job) -> None:
+        """Run a job whose pixels are reserved, and give them back."""
+        assert job.pixels is not None
         result, error = None, None
         wanted = job.future.set_running_or_notify_cancel()
         try:
