@@ -45,6 +45,7 @@ Decoder = Literal["auto", "quick", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
 MAX_SIDE = 65_535  # JPEG's and GIF's own limit; keeps a row, and decoders in Python, small
 MIN_CODED = 2**20  # pixels that may always be computed on the way: one large tile
+MAX_PADDING = 4  # times the pixels of an image that one tile or frame may have
 MAX_PASSES = 16  # over `max_pixels` pixels: scans of a JPEG, frames of an AVIF
 CPU_SECONDS = 5.0, 1.0  # per image and per megapixel: 72 s for a PNG of 64 MP that took 1.9 s
 SMALLEST_SCALED = 16  # pixels on the short side, below which libraries round scales differently
@@ -177,10 +178,11 @@ def check_size(format: str, size: tuple[int, int] | None, max_pixels: int) -> No
 
 def check_work(header: Header, max_pixels: int) -> None:
     """Refuse an image that takes far more memory or time than its sides tell."""
-    if header.coded > max_pixels:
+    largest = max(MIN_CODED, MAX_PADDING * math.prod(header.size or (0, 0)))
+    if header.coded > (largest := min(largest, max_pixels)):
         raise DataError(
             f"{a(header.format)} with a tile or frame of {header.coded:,} pixels, above the limit "
-            f"of {max_pixels:,}; save it as PNG or JPEG"
+            f"of {largest:,} for its size; save it as PNG or JPEG"
         )
     if header.work > MAX_PASSES * max_pixels:
         raise DataError(
