@@ -50,7 +50,7 @@ class Window:
             "steps": self.plan.steps,
             "loss": step.loss,
             "grad_norm": round(step.grad_norm, 6),
-            "learning_rate": state.optimizers[-1].param_groups[0]["lr"],
+            "learning_rate": max(g["lr"] for g in state.optimizers[-1].param_groups),
             "images_per_second": round(batch / pace, 2),
             "image_size": self.plan.size(state.step - 1),
             "seconds": round(elapsed, 3),
