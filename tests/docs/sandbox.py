@@ -7,7 +7,7 @@ runs/stopped         a run that was interrupted
 taught/              a model that remembers what it was taught
 hub/                 what hf:… stands for: a folder as transformers writes it
 ViT-B_16.npz         Google's format; ViT-L_16.npz is the same
-model.safetensors    timm's
+model.safetensors    timm's; deit-ti16/ is the same as a folder
 fashion_mnist.npz    arrays
 flowers5_160.tar     pictures/ in a tar, with train and val
 birds.toml, …        what the pages themselves show
@@ -115,6 +115,7 @@ def write_weights() -> None:
     vitrail.save(model, "ViT-L_16.npz", "google")
     model = vitrail.create("ViT-B/16", **SMALL, **TASK, numerics="timm")
     vitrail.save(model, "model.safetensors", "timm")
+    vitrail.save(model, "deit-ti16", "timm")
     model = vitrail.create("ViT-B/16", **SMALL, **TASK, numerics="transformers")
     vitrail.save(model, "hub", "huggingface", class_names=["ant", "bee", "cat"])
 
