@@ -7,8 +7,8 @@ import torch
 
 from vitrail.training.settings import Precision
 
-# Instructions without which bfloat16 is slower than float32. avx512_bf16 is not enough: fine-tuning
-# ViT-Ti/16 takes 0.96 to 1.2 times as long with it, since conversions cost what the products save.
+# avx512_bf16 is left out: a step of ViT-Ti/16 takes 0.96 to 1.2 times as long with it. For ViT-S/16
+# it takes 0.7 times as long (docs/notebook.md), so wider models would gain by asking for it.
 FAST_BFLOAT16 = ("amx_bf16",)
 
 
@@ -24,7 +24,7 @@ def choose_precision(wish: Precision, device: torch.device) -> tuple[torch.dtype
         able = torch.cpu.get_capabilities()
         if any(able.get(name) for name in FAST_BFLOAT16):
             return torch.bfloat16, "this CPU has AMX instructions for bfloat16"
-        return torch.float32, "bfloat16 is slower on CPUs without AMX"
+        return torch.float32, "on CPUs bfloat16 is chosen with AMX only; wide models may gain by it"
     return torch.float32, f"nothing else is known to pay on {device.type}"
 
 
