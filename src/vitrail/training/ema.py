@@ -1,7 +1,7 @@
-"""A running average of the weights, which is often better than any weights it is made of.
+"""Exponential moving average of the weights (Polyak & Juditsky 1992).
 
-Polyak & Juditsky 1992; the paper's best ImageNet numbers use it (decay 0.9999, table 2). The
-average begins at the first weights and its decay is the same from the first step to the last.
+The paper's best ImageNet numbers use it (decay 0.9999, table 2). The average starts at the
+initialization, and its decay is constant.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class EMA:
     """After each step: average = decay * average + (1 - decay) * weights.
 
-    `values` are tensors of its own, changed in place: what is saved, and loaded into.
+    `values` are updated in place: checkpoints are written from them and loaded into them.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
@@ -25,23 +25,21 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now; one operation for all of them."""
         values, weights = [*self.values.values()], [*self.parameters.values()]
         torch._foreach_lerp_(values, weights, 1 - self.decay)  # pyright: ignore
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the averaged weights inside `with`, and its own, to the bit, after it.
+        """Give the model the averaged weights inside `with`, and its own, bit for bit, after it.
 
-        Values are copied, not swapped by pointer: a model that is split over processes gathers
-        its weights from memory that would not notice.
+        Values are copied, not swapped by pointer: FSDP gathers weights from its own storage.
         """
-        own = {name: p.detach().clone() for name, p in self.parameters.items()}
+        weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         try:
             self.write(self.values)
             yield
         finally:
-            self.write(own)
+            self.write(weights)
 
     @torch.no_grad()
     def write(self, values: Mapping[str, Tensor]) -> None:
