@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from vitrail.planning.trace import Ledger
-from vitrail.training.adafactor import Adafactor
+from vitrail.training.optim import Adafactor
 
 SIDE = 64
 MATRIX = 4 * SIDE * SIDE  # bytes

@@ -2,11 +2,11 @@
 
 import pytest
 
-from vitrail.training.budget import ENDING, Budget
-from vitrail.training.plan import Plan
-from vitrail.training.settings import Optim, Settings
+from vitrail.training.budget import END_SECONDS, TimeBudget
+from vitrail.training.config import OptimSettings, Settings
+from vitrail.training.schedules import Schedule
 
-SETTINGS = Settings(optim=Optim(learning_rate=1.0, warmup_steps=0))
+SETTINGS = Settings(optim=OptimSettings(learning_rate=1.0, warmup_steps=0))
 
 
 class Machine:
@@ -18,11 +18,11 @@ class Machine:
     def clock(self):
         return self.now
 
-    def run(self, budget: Budget, plan: Plan, evaluation: float) -> float:
+    def run(self, budget: TimeBudget, plan: Schedule, evaluation: float) -> float:
         """Take all steps; seconds from the beginning to the end of the final evaluation."""
         step, begun = 0, self.now
         while step < plan.steps:
-            size = plan.size(step)
+            size = plan.image_size(step)
             seconds = self.cost(size, self.now - begun)
             self.now += seconds
             step += 1
@@ -31,12 +31,12 @@ class Machine:
                 budget.correct(plan, step)
             if step < plan.steps and plan.evaluate_every and step % plan.evaluate_every == 0:
                 self.now += evaluation
-        self.now += evaluation + ENDING
+        self.now += evaluation + END_SECONDS
         return self.now - begun
 
 
 def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, seconds=300.0):
-    budget = Budget(
+    budget = TimeBudget(
         seconds=seconds,
         used=0.0,
         evaluation=evaluation,
@@ -45,9 +45,9 @@ def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, sec
         clock=machine.clock,
     )
     count = budget.evaluations()
-    steps = budget.fitting(stages, 0.0, count)
+    steps = budget.steps_that_fit(stages, 0.0, count)
     every = -(-steps // (count + 1))
-    return budget, Plan(settings=SETTINGS, length=steps, stages=stages, evaluate_every=every)
+    return budget, Schedule(settings=SETTINGS, length=steps, stages=stages, evaluate_every=every)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_a_run_that_is_out_of_time_ends():
 def test_a_budget_that_is_used_up_allows_one_step():
     machine = Machine(lambda size, now: 0.1)
     budget, _ = begin(machine, ((0.0, 64),), {64: 0.1}, seconds=1.0)
-    assert budget.fitting(((0.0, 64),), 0.0, 0) == 1
+    assert budget.steps_that_fit(((0.0, 64),), 0.0, 0) == 1

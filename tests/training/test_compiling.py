@@ -3,10 +3,10 @@
 import pytest
 from torch import nn
 
-from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
-from vitrail.training import compiling
-from vitrail.training.folder import read_run
-from vitrail.training.survival import Stop
+from tiny_runs import SETTINGS, Recorder, tiny_run, write_colors
+from vitrail.training import budget
+from vitrail.training.checkpoint import StopSignal
+from vitrail.training.recipes import read_run
 
 MACHINE = type(SETTINGS.machine)(compile=True)
 
@@ -17,8 +17,8 @@ def steps_that_take(monkeypatch):
 
     def install(fast, plain):
         seconds = iter((fast, plain))
-        monkeypatch.setattr(compiling, "trial", lambda setup, size: next(seconds))
-        monkeypatch.setattr(compiling, "compiled", mark)
+        monkeypatch.setattr(budget, "time_step", lambda trainer, size: next(seconds))
+        monkeypatch.setattr(budget, "compile_module", mark)
         return made
 
     def mark(module):
@@ -44,9 +44,9 @@ class Marked(nn.Module):
 @pytest.mark.parametrize(("fast", "kept", "word"), [(0.5, True, "50%"), (1.2, False, "120%")])
 def test_the_faster_step_is_taken_and_told(tmp_path, steps_that_take, fast, kept, word):
     made = steps_that_take(fast, 1.0)
-    book = Notebook()
-    tiny_run(write_colors(tmp_path / "c.npz"), tmp_path / "run", watch=book, machine=MACHINE)
-    said = [line for line in book.lines if "a compiled step" in line]
+    book = Recorder()
+    tiny_run(write_colors(tmp_path / "c.npz"), tmp_path / "run", callback=book, machine=MACHINE)
+    said = [line for line in book.lines if "torch.compile" in line]
     assert len(said) == 1
     assert word in said[0]
     settings, _, _ = read_run(tmp_path / "run")
@@ -61,12 +61,12 @@ def test_a_resumed_run_goes_on_as_it_began_and_measures_nothing(
     data = write_colors(tmp_path / "c.npz")
     made = steps_that_take(fast, 1.0)
 
-    class StopAtOnce(Stop):
+    class StopAtOnce(StopSignal):
         def __bool__(self):
             return True
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
         tiny_run(data, tmp_path / "run", machine=MACHINE)
     tiny_run(data, tmp_path / "run", resume=True, machine=MACHINE)  # as the command line says
     assert [marked.steps for marked in made] == ([1, SETTINGS.steps - 1] if fast < 1 else [0, 0])

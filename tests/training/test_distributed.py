@@ -10,7 +10,7 @@ import torch
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail.training.records import read_rows
+from vitrail.training.callbacks import read_rows
 
 STEPS = 8
 WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
@@ -77,19 +77,19 @@ def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
 
 DYING = """
 import os, signal, sys
-import vitrail.training.run as running
+from vitrail.training.trainer import Trainer
 from vitrail.cli import main
 
-after = running.Run.after
+on_step = Trainer.on_step
 
-def die(self, done, step):
-    if done.step == 5:
-        self.save()
+def die(self, state, result):
+    if state.step == 5:
+        self.save_checkpoint()
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-    return after(self, done, step)
+    return on_step(self, state, result)
 
-running.Run.after = die
+Trainer.on_step = die
 sys.exit(main(sys.argv[1:]))
 """
 

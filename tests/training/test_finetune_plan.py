@@ -5,20 +5,21 @@ from dataclasses import replace
 import pytest
 
 from vitrail.models.names import configuration
-from vitrail.training.choices import Look, choose
-from vitrail.training.finetune_plan import (
+from vitrail.training.auto_config import (
     ENOUGH_EPOCHS,
-    Budget,
+    DatasetStats,
+    FinetuneBudget,
+    complete_settings,
+    encoder_cost,
     frozen_patterns,
     plan_finetuning,
-    work,
 )
-from vitrail.training.settings import ModelSettings, Optim, Settings
+from vitrail.training.config import ModelSettings, OptimSettings, Settings
 
 TINY = configuration("ViT-Ti/16")
 # DeiT-Ti on two cores: 60 images a second at 224 pixels, 2,641 + 293 flowers, 736 to evaluate on.
-FLOWERS = Budget(seconds=300, forward=1 / 60, read=1e-3, train=2641, evaluated=293 + 736)
-LOOK = Look(pictures=2934, classes=5, side=160, seconds=1e-3, channels=3, multi_label=False)
+FLOWERS = FinetuneBudget(seconds=300, forward=1 / 60, read=1e-3, train=2641, evaluated=293 + 736)
+STATS = DatasetStats(images=2934, classes=5, side=160, seconds=1e-3, channels=3, multi_label=False)
 
 
 def plan(minutes: float, config=TINY, **changes):
@@ -75,7 +76,7 @@ def test_every_size_is_a_whole_number_of_patches_and_none_is_larger_than_the_che
 def test_work_counts_what_a_block_multiplies():
     tokens, width = 197, 192
     per_block = tokens * (3 * width**2 + width**2 + 2 * width * 768) + 2 * tokens**2 * width
-    assert work(TINY, 224) * width == per_block
+    assert encoder_cost(TINY, 224) * width == per_block
 
 
 def test_only_weights_that_exist_are_frozen():
@@ -85,16 +86,18 @@ def test_only_weights_that_exist_are_frozen():
 
 
 def chosen(settings: Settings, **how):
-    return choose(settings, LOOK, gpu=False, start=TINY, **how).settings
+    return complete_settings(settings, STATS, gpu=False, start=TINY, **how).settings
 
 
 def test_a_new_head_starts_as_a_probe_unless_an_optimizer_or_recipe_was_chosen():
     assert chosen(Settings()).head_init == "probe"
     assert chosen(Settings(), new_head=False).head_init == "zeros"
-    assert chosen(Settings(optim=Optim(kind="sgd"))).head_init == "zeros"
-    assert chosen(Settings(optim=Optim(kind="sgd"), head_init="probe")).head_init == "probe"
-    several = replace(LOOK, multi_label=True)
-    assert choose(Settings(), several, gpu=False, start=TINY).settings.head_init == "zeros"
+    assert chosen(Settings(optim=OptimSettings(kind="sgd"))).head_init == "zeros"
+    assert chosen(Settings(optim=OptimSettings(kind="sgd"), head_init="probe")).head_init == "probe"
+    several = replace(STATS, multi_label=True)
+    assert (
+        complete_settings(Settings(), several, gpu=False, start=TINY).settings.head_init == "zeros"
+    )
 
 
 def test_a_given_image_size_or_frozen_weights_are_not_planned_over():
@@ -105,15 +108,17 @@ def test_a_given_image_size_or_frozen_weights_are_not_planned_over():
     sized = chosen(Settings(minutes=0.5, model=ModelSettings(image_size=224)), budget=budget)
     assert sized.model.image_size == 224
     assert not sized.optim.freeze
-    frozen = chosen(Settings(minutes=0.5, optim=Optim(freeze=("stem.*",))), budget=budget)
+    frozen = chosen(Settings(minutes=0.5, optim=OptimSettings(freeze=("stem.*",))), budget=budget)
     assert frozen.model.image_size is None
     assert frozen.optim.freeze == ("stem.*",)
 
 
 def test_the_probe_of_a_large_set_leaves_time_for_evaluation_and_training():
-    cifar = Budget(seconds=60, forward=1 / 60, read=1e-4, train=7200, evaluated=2800)
+    cifar = FinetuneBudget(seconds=60, forward=1 / 60, read=1e-4, train=7200, evaluated=2800)
     one = plan_finetuning(TINY, cifar)
-    per_image = cifar.forward * work(TINY, one.image_size) / work(TINY, 224) + cifar.read
+    per_image = (
+        cifar.forward * encoder_cost(TINY, one.image_size) / encoder_cost(TINY, 224) + cifar.read
+    )
     evaluation = cifar.evaluated * per_image
     assert one.probe_images < cifar.train
     assert one.probe_images * per_image <= 0.5 * (cifar.seconds - evaluation)
@@ -123,7 +128,12 @@ def test_the_probe_of_a_large_set_leaves_time_for_evaluation_and_training():
 
 
 def test_the_probe_is_fitted_to_as_many_images_as_the_budget_allows():
-    choices = choose(Settings(), LOOK, gpu=False, start=TINY, budget=replace(FLOWERS, seconds=12))
+    choices = complete_settings(
+        Settings(), STATS, gpu=False, start=TINY, budget=replace(FLOWERS, seconds=12)
+    )
     assert choices.probe_images == 500
     assert any("linear probe of 500 of 2,641 training images" in r for r in choices.reasons)
-    assert choose(Settings(), LOOK, gpu=False, start=TINY, budget=FLOWERS).probe_images is None
+    assert (
+        complete_settings(Settings(), STATS, gpu=False, start=TINY, budget=FLOWERS).probe_images
+        is None
+    )

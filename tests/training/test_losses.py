@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
+from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
 
 LOGITS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)) * 3
 LABELS = torch.tensor([0, 3, 1, 1, 2])
@@ -60,13 +60,13 @@ def test_soft_teaching_is_the_divergence_times_the_squared_temperature():
     teacher = LOGITS.roll(1, 0)
     p, q = (teacher.double() / 3).softmax(1), (LOGITS.double() / 3).softmax(1)
     expected = 9 * (p * (p / q).log()).sum(dim=1).mean()
-    loss = soft_teaching(LOGITS, teacher, 3.0)
+    loss = soft_distillation(LOGITS, teacher, 3.0)
     torch.testing.assert_close(loss.double(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_who_says_what_the_teacher_says_has_nothing_to_learn():
     logits = LOGITS.clone().requires_grad_()
-    loss = soft_teaching(logits, LOGITS + 5, 2.0)  # a constant does not change probabilities
+    loss = soft_distillation(logits, LOGITS + 5, 2.0)  # a constant does not change probabilities
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert logits.grad is not None
@@ -76,4 +76,4 @@ def test_who_says_what_the_teacher_says_has_nothing_to_learn():
 def test_hard_teaching_takes_the_teachers_first_choice_as_the_label():
     teacher = LOGITS.roll(1, 0)
     expected = F.cross_entropy(LOGITS, teacher.argmax(1))
-    assert torch.equal(hard_teaching(LOGITS, teacher), expected)
+    assert torch.equal(hard_distillation(LOGITS, teacher), expected)

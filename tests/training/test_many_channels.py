@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tiny_runs import Notebook, tiny_run
+from tiny_runs import Recorder, tiny_run
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
 from vitrail.data.health import examine
 from vitrail.data.packing import pack
 from vitrail.data.sheet import write_page
 from vitrail.serving.run import open_model
-from vitrail.training.settings import ModelSettings
+from vitrail.training.config import ModelSettings
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    watch = Notebook()
+    watch = Recorder()
     folder = tmp_path_factory.mktemp("runs") / "six"
-    tiny_run(data, folder, steps=2, watch=watch)
-    assert any("6 channels: the arrays have as many" in line for line in watch.lines)
+    tiny_run(data, folder, steps=2, callback=watch)
+    assert any("6 channels: as in the arrays" in line for line in watch.lines)
     return folder
 
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VisionTransformer, create
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import normalize
-from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
-from vitrail.training.masked import MaskedPatches
+from vitrail.training.config import LossSettings, MaskedSettings, Settings
+from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
+from vitrail.training.masked_patches import MaskedPatches
 from vitrail.training.objectives import Classification, Distillation, make_objective
-from vitrail.training.settings import LossSettings, MaskedSettings, Settings
 
 SOFTMAX = LossSettings(kind="softmax")
 
@@ -57,7 +57,11 @@ def test_a_plain_student_learns_labels_and_teacher_with_the_same_logits(tiny, te
     student, teacher, (images, labels) = awake(tiny), awake(tiny, seed=1).eval(), batch()
     loss = LossSettings(kind="softmax", teaching=teaching, teacher_weight=weight, temperature=2.0)
     logits, told = student(images), teacher(images)
-    taught = soft_teaching(logits, told, 2.0) if teaching == "soft" else hard_teaching(logits, told)
+    taught = (
+        soft_distillation(logits, told, 2.0)
+        if teaching == "soft"
+        else hard_distillation(logits, told)
+    )
     expected = (1 - weight) * F.cross_entropy(logits, labels) + weight * taught
     objective = Distillation(student, loss, teacher)
     torch.testing.assert_close(objective(images, labels), expected)
@@ -68,7 +72,7 @@ def test_a_distillation_token_learns_the_teacher_and_the_class_token_the_labels(
     student, teacher = awake(tiny.change(distillation=True)), awake(tiny, seed=1)
     images, labels = batch()
     own, taught = student.two_opinions(images)
-    expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_teaching(taught, teacher(images))
+    expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_distillation(taught, teacher(images))
     objective = Distillation(student, LossSettings(kind="softmax", teacher_weight=0.2), teacher)
     torch.testing.assert_close(objective(images, labels), expected)
     torch.testing.assert_close(objective.logits(images), (own + taught) / 2)

@@ -16,7 +16,7 @@ from vitrail.training.recipes import (
     grid,
     read_recipe,
     recipe_names,
-    settings_from,
+    settings_from_dict,
     summary,
     to_toml,
 )
@@ -194,8 +194,8 @@ def test_no_recipe_leaves_variation_to_be_chosen(name):
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_survives_being_written_and_read(name):
     recipe = read_recipe(name)
-    assert settings_from(tomllib.loads(to_toml(recipe))) == recipe
-    assert settings_from(tomllib.loads(to_toml(recipe, defaults=False))) == recipe
+    assert settings_from_dict(tomllib.loads(to_toml(recipe))) == recipe
+    assert settings_from_dict(tomllib.loads(to_toml(recipe, defaults=False))) == recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -203,7 +203,7 @@ def test_the_command_in_a_recipe_is_one_that_can_be_typed(name, capsys):
     text = (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
     (command,) = (line for line in text.splitlines() if line.startswith("#     vitrail "))
     assert main([*command.split()[2:], "--print-settings"]) == 0
-    printed = settings_from(tomllib.loads(capsys.readouterr().out))
+    printed = settings_from_dict(tomllib.loads(capsys.readouterr().out))
     assert printed.batch_size == read_recipe(name).batch_size
 
 

@@ -10,14 +10,14 @@ import tyro
 from kill_and_resume import finish, kill_and_resume, start
 
 import vitrail
-from tiny_runs import SETTINGS, TINY, Notebook, tiny_run, write_colors
+from tiny_runs import SETTINGS, TINY, Recorder, tiny_run, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import Train
-from vitrail.training import run as running
-from vitrail.training.folder import write_run
+from vitrail.training import trainer
+from vitrail.training.checkpoint import StopSignal
 from vitrail.training.objectives import Classification
-from vitrail.training.plan import Plan
-from vitrail.training.survival import Stop
+from vitrail.training.recipes import write_run
+from vitrail.training.schedules import Schedule
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def weights(folder):
     ids=["plain", "averaged", "growing", "muon", "in parts"],
 )
 def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatch, changes):
-    monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
+    monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 0)
     tiny_run(colors, tmp_path / "alone", **changes)
 
-    class StopAfter(Stop):
+    class StopAfter(StopSignal):
         """Says stop when asked for the third time."""
 
         asked = 0
@@ -54,12 +54,12 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatc
             return self.asked >= 3
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAfter)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
         stopped = tiny_run(colors, tmp_path / "stopped", **changes)
     assert not stopped.finished
     assert stopped.step == 3
-    book = Notebook()
-    done = tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
+    book = Recorder()
+    done = tiny_run(colors, tmp_path / "stopped", resume=True, callback=book, **changes)
     assert done.finished
     assert "resumed at step 3" in book.lines
     alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
@@ -67,13 +67,13 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatc
 
 
 def test_a_run_that_is_not_finished_is_not_begun_anew(colors, tmp_path, monkeypatch):
-    monkeypatch.setattr(running.Run, "finish", lambda *_: None)
+    monkeypatch.setattr(trainer.Trainer, "finish", lambda *_: None)
     tiny_run(colors, tmp_path / "run")
-    with pytest.raises(vitrail.ConfigError, match="not finished; say --resume"):
+    with pytest.raises(vitrail.ConfigError, match="has an unfinished run; use --resume"):
         tiny_run(colors, tmp_path / "run")
 
 
-class StopAtOnce(Stop):
+class StopAtOnce(StopSignal):
     """Says stop after the first step."""
 
     def __bool__(self):
@@ -84,12 +84,12 @@ def test_a_resumed_run_is_cut_as_it_began_whatever_memory_is_free(colors, tmp_pa
     changes = {"model": replace(TINY, dropout=0.2)}  # whose draws are others in other parts
     tiny_run(colors, tmp_path / "alone", **changes)
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
         tiny_run(colors, tmp_path / "stopped", **changes)
-    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
-    book = Notebook()
-    tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
-    assert any("6 pictures at once, as the run began" in line for line in book.lines)
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
+    book = Recorder()
+    tiny_run(colors, tmp_path / "stopped", resume=True, callback=book, **changes)
+    assert any("micro-batches of 6, as before" in line for line in book.lines)
     alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
 
@@ -98,9 +98,9 @@ def test_another_number_of_processes_cuts_its_share_by_its_own_memory(
     colors, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
-        written = Plan.to_dict
-        patched.setattr(Plan, "to_dict", lambda plan: written(plan) | {"processes": 6})
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
+        written = Schedule.state_dict
+        patched.setattr(Schedule, "state_dict", lambda plan: written(plan) | {"processes": 6})
         tiny_run(colors, tmp_path / "run")
     seen, forward = [], Classification.forward
 
@@ -109,7 +109,7 @@ def test_another_number_of_processes_cuts_its_share_by_its_own_memory(
         return forward(self, images, targets)
 
     monkeypatch.setattr(Classification, "forward", look)
-    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
     assert tiny_run(colors, tmp_path / "run", resume=True).finished
     assert set(seen) == {1}
 
@@ -133,7 +133,7 @@ def test_what_is_advised_when_memory_runs_out_leads_to_the_end(
     advised, words = [], begin
     while main([*words, *out]):
         told = capsys.readouterr().err
-        assert "needs more memory than there is" in told
+        assert "out of memory at step" in told
         way = told.strip().rpartition("resume with " if "resume with" in told else "try ")[2]
         assert way not in advised
         advised.append(way)
@@ -143,11 +143,11 @@ def test_what_is_advised_when_memory_runs_out_leads_to_the_end(
 
 def test_a_process_that_torchrun_restarted_resumes_by_itself(colors, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(running.Run, "finish", lambda *_: {})
+        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
         tiny_run(colors, tmp_path / "run")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    book = Notebook()
-    tiny_run(colors, tmp_path / "run", watch=book)
+    book = Recorder()
+    tiny_run(colors, tmp_path / "run", callback=book)
     assert any("resumed at step" in line for line in book.lines)
 
 
@@ -196,7 +196,7 @@ def test_a_resumed_run_may_change_its_rate_and_not_what_it_is(
     colors, tmp_path, monkeypatch, words, refused
 ):
     with monkeypatch.context() as patched:
-        patched.setattr(running.Run, "finish", lambda *_: {})
+        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
         tiny_run(colors, tmp_path / "run")
     arguments = ["train", "--resume", "--out", str(tmp_path / "run"), *words]
     command = Train.beginning(arguments)

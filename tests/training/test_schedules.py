@@ -5,8 +5,8 @@ import math
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.training.schedules import DECAYS, factor, warmup_steps_of
-from vitrail.training.settings import Optim
+from vitrail.training.config import OptimSettings
+from vitrail.training.schedules import DECAYS, lr_factor, warmup_steps
 
 STEPS, WARMUP, RATE = 200, 20, 0.5
 POINTS = (0, 1, 10, 18, 19, 20, 70, 120, 180, 199)
@@ -14,8 +14,8 @@ POINTS = (0, 1, 10, 18, 19, 20, 70, 120, 180, 199)
 
 def rates(**settings):
     """The learning rates (not their factors) at the points, which count from 0."""
-    optim = Optim(learning_rate=RATE, warmup_steps=WARMUP, **settings)
-    return [RATE * factor(optim, point, STEPS) for point in POINTS]
+    optim = OptimSettings(learning_rate=RATE, warmup_steps=WARMUP, **settings)
+    return [RATE * lr_factor(optim, point, STEPS) for point in POINTS]
 
 
 def authors(decayed):
@@ -48,8 +48,10 @@ def test_rsqrt_is_that_of_big_vision():
 
 
 def test_timescale_is_where_rsqrt_has_fallen_to_one_over_root_two():
-    optim = Optim(learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10, cooldown=0)
-    assert factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
+    optim = OptimSettings(
+        learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10, cooldown=0
+    )
+    assert lr_factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
 
 
 def test_constant_linear_stays_and_then_falls_to_zero():
@@ -63,8 +65,8 @@ def test_staircase_is_that_of_bit():
 
 
 def test_a_stair_begins_after_its_share_of_the_steps():
-    optim = Optim(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
-    assert [factor(optim, step, 100) for step in (28, 29)] == [1, 0.1]
+    optim = OptimSettings(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
+    assert [lr_factor(optim, step, 100) for step in (28, 29)] == [1, 0.1]
 
 
 def test_constant_stays():
@@ -73,22 +75,22 @@ def test_constant_stays():
 
 @pytest.mark.parametrize("schedule", DECAYS)
 def test_the_rate_never_leaves_zero_to_its_peak(schedule):
-    optim = Optim(learning_rate=RATE, schedule=schedule, end=0.1)
+    optim = OptimSettings(learning_rate=RATE, schedule=schedule, end=0.1)
     for steps in (1, 2, 3, 100):
         for half in range(2 * steps + 2):  # also between steps, and a little beyond
-            assert 0 <= factor(optim, half / 2, steps) <= 1
+            assert 0 <= lr_factor(optim, half / 2, steps) <= 1
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 1000])
 def test_a_warmup_given_as_a_share_always_leaves_something(steps):
-    assert warmup_steps_of(Optim(warmup=0.99), steps) < steps
-    assert warmup_steps_of(Optim(warmup=0.05), 1000) == 50
+    assert warmup_steps(OptimSettings(warmup=0.99), steps) < steps
+    assert warmup_steps(OptimSettings(warmup=0.05), 1000) == 50
 
 
 def test_a_warmup_longer_than_the_run_is_refused():
-    optim = Optim(learning_rate=1e-3, warmup_steps=999999)
+    optim = OptimSettings(learning_rate=1e-3, warmup_steps=999999)
     with pytest.raises(ConfigError) as error:
-        factor(optim, 0, 112602)
+        lr_factor(optim, 0, 112602)
     assert str(error.value) == (
         "optim.warmup_steps=999999 leaves nothing of steps=112602; "
         "warm up for less, or train for longer"
@@ -96,5 +98,5 @@ def test_a_warmup_longer_than_the_run_is_refused():
 
 
 def test_without_warmup_the_first_step_has_the_whole_rate():
-    optim = Optim(learning_rate=1.0, warmup_steps=0, schedule="constant")
-    assert factor(optim, 0, 1) == 1
+    optim = OptimSettings(learning_rate=1.0, warmup_steps=0, schedule="constant")
+    assert lr_factor(optim, 0, 1) == 1

@@ -9,17 +9,27 @@ import pytest
 import torch
 
 import vitrail
-from tiny_runs import TINY, Notebook, write_colors
+from tiny_runs import TINY, Recorder, write_colors
 from vitrail.cli.vtab import Vtab, words
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.data.splits import representative
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.build import create
-from vitrail.training import transfer
-from vitrail.training.scores import Ledger, Report, Score, TaskScores
-from vitrail.training.tasks import Task, deal, open_task, read_tasks
-from vitrail.training.vtab import Bench, Protocol, measure
+from vitrail.training import vtab
+from vitrail.training.vtab import (
+    Benchmark,
+    BenchmarkReport,
+    Protocol,
+    Score,
+    Task,
+    TaskScores,
+    TrialLog,
+    draw_images,
+    measure,
+    open_task,
+    read_tasks,
+)
 
 SMALL = {"steps": 8, "batch_size": 6, "image_size": 8}
 
@@ -49,11 +59,11 @@ def colors(tmp_path):
 
 def bench(model, tmp_path, **changes):
     lines = []
-    made = Bench(
+    made = Benchmark(
         reference=model,
         protocol=Protocol(**{"examples": 20, **changes}),
         out=tmp_path / "out",
-        tell=lines.append,
+        log=lines.append,
     )
     return made, lines
 
@@ -73,7 +83,7 @@ def places(part):
 
 @pytest.mark.parametrize("count", [20, 30, 1000])
 def test_four_fifths_and_one_fifth_are_disjoint_and_together_all(colors, count):
-    hand = deal(colors.train, count, seed=0)
+    hand = draw_images(colors.train, count, seed=0)
     assert len(hand.train) == min(count, 30)
     assert len(hand.fit) == 0.8 * len(hand.train)
     assert places(hand.fit).isdisjoint(places(hand.dev))
@@ -83,13 +93,13 @@ def test_four_fifths_and_one_fifth_are_disjoint_and_together_all(colors, count):
 
 def test_a_thousand_are_eight_hundred_and_two_hundred(tmp_path):
     data = write_colors(tmp_path / "many.npz", train=1200)
-    hand = deal(open_source(data, "train"), transfer.EXAMPLES, seed=0)
+    hand = draw_images(open_source(data, "train"), vtab.EXAMPLES, seed=0)
     assert [len(part) for part in (hand.train, hand.fit, hand.dev)] == [1000, 800, 200]
     assert np.ptp(np.bincount(hand.dev.labels())) <= 1
 
 
 def test_the_draw_is_the_seeds(colors):
-    rows = [places(deal(colors.train, 20, seed=seed).train) for seed in (0, 0, 1)]
+    rows = [places(draw_images(colors.train, 20, seed=seed).train) for seed in (0, 0, 1)]
     assert rows[0] == rows[1] != rows[2]
 
 
@@ -117,7 +127,7 @@ class Spy:
     def __init__(self, accuracies, candidates):
         self.accuracies, self.candidates, self.asked = accuracies, candidates, []
 
-    def begin(self, task, hand, seed):
+    def prepare(self, task, draw, seed):
         def trial(setting, stage, folder):
             self.asked.append((setting, stage))
             return self.accuracies[stage, setting], 12
@@ -131,7 +141,7 @@ def test_the_setting_that_the_held_out_fifth_likes_is_tested_and_no_other(
     found = {("choice", 0.1): 0.5, ("choice", 0.2): 0.7, ("choice", 0.3): 0.7}
     found |= {("test", 0.1): 1.0, ("test", 0.2): 0.6, ("test", 0.3): 0.9}
     spy = Spy(found, (0.1, 0.2, 0.3))
-    monkeypatch.setitem(transfer.METHODS, "finetune", lambda bench, model: spy)
+    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: spy)
     report = measure(bench(model, tmp_path)[0], [colors])
     assert spy.asked == [(0.1, "choice"), (0.2, "choice"), (0.3, "choice"), (0.2, "test")]
     assert report.tasks[0].scores[0].setting == 0.2
@@ -141,7 +151,7 @@ def test_the_setting_that_the_held_out_fifth_likes_is_tested_and_no_other(
 
 def test_a_single_setting_leaves_nothing_to_choose(model, colors, tmp_path, monkeypatch):
     spy = Spy({("test", 0.1): 0.25}, (0.1,))
-    monkeypatch.setitem(transfer.METHODS, "finetune", lambda bench, model: spy)
+    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: spy)
     measure(bench(model, tmp_path)[0], [colors])
     assert spy.asked == [(0.1, "test")]
 
@@ -155,39 +165,39 @@ def test_fine_tuning_learns_from_four_fifths_to_choose_and_from_all_to_be_judged
         orders.append(order)
         return run(order, watch)
 
-    run = transfer.run
-    monkeypatch.setattr(transfer, "run", watched)
+    run = vtab.run
+    monkeypatch.setattr(vtab, "run", watched)
     made, lines = bench(model, tmp_path, learning_rates=(0.01, 0.1), **SMALL)
     report = measure(made, [colors])
-    hand = deal(colors.train, 20, seed=0)
-    learned = [places(order.material.train) for order in orders]
-    judged = [places(part) for order in orders for part in order.material.judged.values()]
+    hand = draw_images(colors.train, 20, seed=0)
+    learned = [places(order.splits.train) for order in orders]
+    judged = [places(part) for order in orders for part in order.splits.held_out.values()]
     assert learned == [places(hand.fit)] * 2 + [places(hand.train)]
     assert judged == [places(hand.dev)] * 2 + [places(colors.test)]
-    assert report.tasks[0].scores[0].judged == len(colors.test) == 12
+    assert report.tasks[0].scores[0].test_images == len(colors.test) == 12
     assert [f.name.split("-")[0] for f in (tmp_path / "out/runs/colors").iterdir()] == ["test"]
-    assert any("all of them, rate" in line for line in lines)
+    assert any("training on all 20 images, rate" in line for line in lines)
 
 
 def failing(monkeypatch, error):
     """Runs that fail at a rate of 0.1."""
-    run = transfer.run
+    run = vtab.run
 
     def perhaps(order, watch):
         if order.settings.optim.learning_rate == 0.1:
             raise error
         return run(order, watch)
 
-    monkeypatch.setattr(transfer, "run", perhaps)
+    monkeypatch.setattr(vtab, "run", perhaps)
 
 
 def test_a_rate_at_which_training_diverges_is_not_chosen(model, colors, tmp_path, monkeypatch):
-    failing(monkeypatch, TrainingError("training failed at step 3; and more"))
+    failing(monkeypatch, TrainingError("training diverged at step 3; and more"))
     made, lines = bench(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
     score = measure(made, [colors]).tasks[0].scores[0]
     assert score.choices[0.1] == 0.0
     assert score.setting == 0.01
-    assert "  training failed at step 3: this rate counts as 0 %" in lines
+    assert "  training diverged at step 3: this rate counts as 0 %" in lines
 
 
 def test_a_full_disk_says_nothing_about_a_rate(model, colors, tmp_path, monkeypatch):
@@ -195,27 +205,27 @@ def test_a_full_disk_says_nothing_about_a_rate(model, colors, tmp_path, monkeypa
     made, _ = bench(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
     with pytest.raises(CheckpointError, match="No space left"):
         measure(made, [colors])
-    assert not Ledger(tmp_path / "out" / "results.jsonl").rows
+    assert not TrialLog(tmp_path / "out" / "results.jsonl").rows
 
 
 def test_a_head_that_happens_to_fit_is_not_taken_over(colors, tmp_path):
-    book = Notebook()
+    book = Recorder()
     made, _ = bench(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
-    measure(replace(made, watch=lambda: book), [colors])
+    measure(replace(made, make_callback=lambda: book), [colors])
     assert not (tmp_path / "out" / "headless").exists()
-    assert len(book.verdicts) == 1  # the test pictures are looked at once, at the end
+    assert len(book.evaluations) == 1  # the test pictures are looked at once, at the end
     assert book.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
 
 
 def test_the_papers_setting_is_the_default():
     protocol = Protocol()
     assert protocol.learning_rates == (0.01,)
-    settings = transfer.settings_for(protocol, 0.01, 1000, vary=True)
+    settings = vtab.finetune_settings(protocol, 0.01, 1000, augment=True)
     assert (settings.steps, settings.batch_size, settings.model.image_size) == (2500, 512, 384)
     optim = settings.optim
     assert (optim.kind, optim.learning_rate, optim.momentum) == ("sgd", 0.01, 0.9)
     assert (optim.schedule, optim.clip_norm, optim.warmup_steps) == ("cosine", 1.0, 100)
-    short = transfer.settings_for(Protocol(steps=50), 0.01, 40, vary=False)
+    short = vtab.finetune_settings(Protocol(steps=50), 0.01, 40, augment=False)
     assert (short.optim.warmup_steps, short.batch_size) == (2, 40)
     assert short.preprocessing is None  # the model's own
     assert (short.augment.crop, short.augment.flip) == ("whole", False)
@@ -228,8 +238,8 @@ def test_probes_learn_colors_and_choose_their_strength(model, colors, tmp_path, 
     assert report.setting == setting
     assert report.mean > 0.9
     assert score.choices[score.setting] == max(score.choices.values())
-    assert len(score.choices) == len(transfer.DECAYS if method == "linear" else transfer.PATH)
-    assert score.learned == 20
+    assert len(score.choices) == len(vtab.DECAYS if method == "linear" else vtab.PATH)
+    assert score.train_images == 20
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["choice"] * len(score.choices) + ["test"]
 
@@ -243,10 +253,10 @@ def test_a_probe_learns_from_four_fifths_to_choose_and_from_all_to_be_judged(
         rows.append(len(labels))
         return fit(values, labels, classes, l2)
 
-    fit = transfer.fit
-    monkeypatch.setattr(transfer, "fit", watched)
+    fit = vtab.fit
+    monkeypatch.setattr(vtab, "fit", watched)
     measure(bench(model, tmp_path, method="probe")[0], [colors])
-    assert rows == [16] * len(transfer.PATH) + [20]
+    assert rows == [16] * len(vtab.PATH) + [20]
 
 
 def test_the_test_pictures_choose_nothing(model, tmp_path):
@@ -272,7 +282,7 @@ def test_what_is_odd_about_the_pictures_is_told_once_for_each_task(
     train = Samples(colors.train.collection, colors.train.rows, [divided])
     test = Samples(colors.test.collection, colors.test.rows, [divided, "1 file was left out"])
     spy = Spy({("test", 0.1): 0.25}, (0.1,))
-    monkeypatch.setitem(transfer.METHODS, "finetune", lambda bench, model: spy)
+    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: spy)
     made, lines = bench(model, tmp_path)
     measure(made, [replace(colors, train=train, test=test)], seeds=2)
     assert lines[1:3] == [f"  note: {divided}", "  note: 1 file was left out"]
@@ -286,7 +296,7 @@ def test_a_second_call_repeats_nothing_and_says_so(model, colors, tmp_path, monk
     made, lines = bench(model, tmp_path, **SMALL)
     first = measure(made, [colors])
     assert not any("done before" in line for line in lines)
-    monkeypatch.setattr(transfer, "run", None)
+    monkeypatch.setattr(vtab, "run", None)
     second = measure(made, [colors])
     assert second.to_dict() == first.to_dict()
     assert any("done before" in line for line in lines)
@@ -303,33 +313,33 @@ def test_another_model_under_the_same_name_is_measured_anew(model, colors, tmp_p
 
 
 def test_a_run_that_was_stopped_goes_on(model, colors, tmp_path, monkeypatch):
-    class StopAtOnce(vitrail.training.survival.Stop):
+    class StopAtOnce(vitrail.training.checkpoint.StopSignal):
         def __bool__(self):
             return True
 
     made, lines = bench(model, tmp_path, **SMALL)
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
         with pytest.raises(KeyboardInterrupt):
             measure(made, [colors])
-    assert lines[-1].startswith("stopped; nothing is lost")
+    assert lines[-1].startswith("stopped; run the same command")
     resumed = []
-    run = transfer.run
-    monkeypatch.setattr(transfer, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
+    run = vtab.run
+    monkeypatch.setattr(vtab, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
     assert len(measure(made, [colors]).tasks) == 1
     assert resumed == [True]
 
 
 def test_a_line_that_a_crash_cut_off_is_left_out_and_the_next_is_whole(tmp_path):
     path = tmp_path / "results.jsonl"
-    ledger = Ledger(path)
+    ledger = TrialLog(path)
     ledger.add({"task": "a"}, {"accuracy": 0.5, "pictures": 2})
     with path.open("a") as file:
         file.write('{"task": "b", "accu')
-    again = Ledger(path)
+    again = TrialLog(path)
     assert again.find({"task": "b"}) is None
     again.add({"task": "c"}, {"accuracy": 0.25, "pictures": 4})
-    assert [row["task"] for row in Ledger(path).rows] == ["a", "c"]
+    assert [row["task"] for row in TrialLog(path).rows] == ["a", "c"]
 
 
 # Means
@@ -337,7 +347,7 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_the_next_is_whole(tmp_path)
 
 def scored(name, group, *accuracies):
     scores = [
-        Score(seed=seed, setting=0.01, accuracy=value, learned=1000, judged=9, choices={})
+        Score(seed=seed, setting=0.01, accuracy=value, train_images=1000, test_images=9, choices={})
         for seed, value in enumerate(accuracies)
     ]
     return TaskScores(task=Task(name=name, data=name, group=group), classes=2, scores=scores)
@@ -345,17 +355,19 @@ def scored(name, group, *accuracies):
 
 def test_means_are_of_tasks_of_groups_and_of_group_means():
     tasks = [scored("a", "natural", 0.9), scored("b", "natural", 0.7), scored("c", "odd", 0.2, 0.4)]
-    report = Report(model="m", protocol={"method": "probe"}, setting="l2", tasks=tasks)
+    report = BenchmarkReport(model="m", protocol={"method": "probe"}, setting="l2", tasks=tasks)
     assert report.groups == pytest.approx({"natural": 0.8, "odd": 0.3})
     assert report.mean == pytest.approx((0.9 + 0.7 + 0.3) / 3)
     assert report.mean_of_groups == pytest.approx(0.55)
-    plain = Report(model="m", protocol={}, setting="l2", tasks=[scored("a", "other", 0.5)])
+    plain = BenchmarkReport(model="m", protocol={}, setting="l2", tasks=[scored("a", "other", 0.5)])
     assert (plain.groups, plain.mean_of_groups, plain.mean) == ({}, None, 0.5)
 
 
 def test_the_table_fits_in_80_columns():
     tasks = [scored("a" * 90, "g" * 90, 0.123, 1.0), scored("b", "g" * 90, 1.0)]
-    report = Report(model="m", protocol={"method": "finetune"}, setting="rate", tasks=tasks)
+    report = BenchmarkReport(
+        model="m", protocol={"method": "finetune"}, setting="rate", tasks=tasks
+    )
     lines = list(words(report))
     assert max(map(len, lines)) <= 80
     assert any("56.1 % ± 62.0" in line for line in lines)
@@ -388,14 +400,14 @@ def test_without_a_test_split_val_is_the_judge(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "names no tasks"),
+        ("", "has no tasks"),
         ("[task]\ndata = 'a'", r"write \[\[task\]\]"),
         ("[[tasks]]\ndata = 'a'", "unknown key 'tasks'; did you mean 'task'?"),
         ("[[task]]\ndata = 'a'\ngruop = 'b'", "task 1: unknown key 'gruop'; did you mean 'group'?"),
-        ("[[task]]\nname = 'a'", "task 1 names no data"),
-        ("[[task]]\ndata = 3", "data=3 must be text in quotes"),
+        ("[[task]]\nname = 'a'", "task 1 has no data"),
+        ("[[task]]\ndata = 3", "data=3 must be a string"),
         ("[[task]]\ndata = 'a'\nvary = 'no'", "vary='no' must be true or false"),
-        ("[[task]]\ndata = 'a'\nname = '../b'", "cannot name a folder"),
+        ("[[task]]\ndata = 'a'\nname = '../b'", "cannot be used as a folder"),
         ("[[task]]\ndata = 'a'\n[[task]]\ndata = 'b/a.tar'", "two tasks are called 'a'"),
         ("[[task]\ndata = 'a'", "is not a TOML file"),
     ],
@@ -419,12 +431,12 @@ def test_data_that_does_not_fit_the_protocol_is_refused_by_the_tasks_name(tmp_pa
     for changes, told in [
         ({"data": "none.npz"}, "there is no data set"),
         ({"data": "many.csv"}, "several labels"),
-        ({"data": "odd.csv"}, "has neither test nor val to judge by; it has: train, odd"),
-        ({"data": "few.npz"}, "4 training pictures; 5 are the least"),
+        ({"data": "odd.csv"}, "has neither test nor val to evaluate on; it has: train, odd"),
+        ({"data": "few.npz"}, "4 training images, fewer than 5"),
         ({"data": "one.npz"}, "1 classes"),
         ({"data": "colors.npz", "test": "val"}, "has no split 'val'"),
-        ({"data": "colors.npz", "test": "training"}, "share pictures"),
-        ({"data": "colors.npz", "test": "all"}, "share pictures"),
+        ({"data": "colors.npz", "test": "training"}, "share images"),
+        ({"data": "colors.npz", "test": "all"}, "share images"),
     ]:
         path = str(tmp_path / changes.pop("data"))
         with pytest.raises(DataError, match=f"^task 'it': .*{told}"):
@@ -449,7 +461,7 @@ def test_an_impossible_protocol_is_refused(changes, told):
 def test_names_without_weights_and_no_seeds_are_refused(model, colors, tmp_path):
     with pytest.raises(CheckpointError, match="is a name"):
         measure(bench("ViT-Mu/4", tmp_path)[0], [colors])
-    with pytest.raises(ConfigError, match="seeds=0 draws nothing"):
+    with pytest.raises(ConfigError, match="seeds=0 draws no training images"):
         measure(bench(model, tmp_path)[0], [colors], seeds=0)
 
 
@@ -472,7 +484,7 @@ def test_the_command_tells_a_table_and_writes_what_it_tells(model, tmp_path, cap
     given = {"model": model, "tasks": tasks_file(tmp_path, text), "out": tmp_path / "out"}
     Vtab(**given, method="probe", seeds=2).run()
     told = capsys.readouterr().out
-    assert "note: 30 training pictures are all there are, of 1,000" in told
+    assert "note: only 30 training images, of 1,000" in told
     assert "mean of natural (1)" in told
     assert "mean of all tasks (2)" in told
     assert "mean of the groups' means" in told

@@ -119,11 +119,15 @@ def parameter_groups(
     groups: dict[tuple[float, float], Group] = {}
     for name, parameter in named:
         peak = rate * (optim.layer_decay or 1.0) ** distances[name]
-        kernel = name.endswith(".weight") and parameter.ndim >= 2  # of a dense layer or convolution
-        decay = (optim.weight_decay or 0.0) if kernel else 0.0
+        decay = (optim.weight_decay or 0.0) if is_kernel(name, parameter) else 0.0
         group = {"params": [], "lr": peak, "peak": peak, "weight_decay": decay}
         groups.setdefault((peak, decay), group)["params"].append(parameter)
     return list(groups.values())
+
+
+def is_kernel(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether it is the weight of a dense layer or a convolution."""
+    return name.endswith(".weight") and parameter.ndim >= 2
 
 
 def is_muon_parameter(name: str, parameter: nn.Parameter) -> bool:

@@ -11,25 +11,24 @@ import pytest
 import torch
 
 import vitrail
-from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
+from tiny_runs import CLASSES, SETTINGS, TINY, Recorder, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.models.names import configuration
-from vitrail.training import pace
-from vitrail.training.budget import ENDING, Budget
-from vitrail.training.device import choose_precision
-from vitrail.training.folder import read_run
-from vitrail.training.recipes import read_recipe
-from vitrail.training.records import read_rows
-from vitrail.training.settings import (
+from vitrail.training import budget as budgets
+from vitrail.training.auto_config import choose_precision
+from vitrail.training.budget import END_SECONDS, TimeBudget
+from vitrail.training.callbacks import Callback, read_rows
+from vitrail.training.config import (
     LossSettings,
     MachineSettings,
     MaskedSettings,
     MixSettings,
     ModelSettings,
-    Optim,
+    OptimSettings,
+    RunConfig,
 )
-from vitrail.training.setup import Order, set_up
-from vitrail.training.watch import Watch
+from vitrail.training.recipes import read_recipe, read_run
+from vitrail.training.trainer import build
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
 
 
 def test_the_settings_of_a_run_are_complete_and_can_be_read_again(colors, tmp_path):
-    tiny_run(colors, tmp_path / "run", batch_size=None, optim=Optim())
+    tiny_run(colors, tmp_path / "run", batch_size=None, optim=OptimSettings())
     settings, data, start = read_run(tmp_path / "run")
     assert (data, start) == (str(colors), "")
     assert settings.batch_size
@@ -86,7 +85,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(colors, tm
 
 
 def test_accumulation_equals_the_large_batch(colors, tmp_path):
-    optim = Optim(kind="sgd", learning_rate=0.1, clip_norm=1.0)
+    optim = OptimSettings(kind="sgd", learning_rate=0.1, clip_norm=1.0)
     tiny_run(colors, tmp_path / "whole", optim=optim)
     tiny_run(colors, tmp_path / "parts", optim=optim, machine=MachineSettings(micro_batch=2))
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
@@ -109,7 +108,7 @@ def test_accumulation_equals_the_large_batch(colors, tmp_path):
 def test_what_is_drawn_for_a_part_depends_on_how_a_batch_is_divided(
     colors, tmp_path, changes, drawn
 ):
-    changes = {"optim": Optim(kind="sgd", learning_rate=0.1), "steps": 4} | changes
+    changes = {"optim": OptimSettings(kind="sgd", learning_rate=0.1), "steps": 4} | changes
     tiny_run(colors, tmp_path / "whole", **changes)
     tiny_run(colors, tmp_path / "parts", machine=MachineSettings(micro_batch=2), **changes)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
@@ -120,7 +119,7 @@ def test_what_is_drawn_for_a_part_depends_on_how_a_batch_is_divided(
 def test_a_run_tells_how_its_batches_were_divided_and_leaves_that_open(
     colors, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
     tiny_run(colors, tmp_path / "run")
     path = tmp_path / "run" / "settings.toml"
     told = tomllib.loads(path.read_text())["run"]
@@ -132,38 +131,42 @@ def test_a_run_tells_how_its_batches_were_divided_and_leaves_that_open(
 def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path, monkeypatch):
     ticks = itertools.count(step=0.01)  # each look at the clock is a hundredth of a second later
     monkeypatch.setattr("time.monotonic", lambda: next(ticks))
-    monkeypatch.setattr(pace, "Budget", partial(Budget, clock=lambda: next(ticks)))
-    book = Notebook()
-    result = tiny_run(colors, tmp_path / "run", watch=book, steps=None, minutes=0.15)
-    assert any("0.15 minutes are enough for about" in line for line in book.lines)
-    assert 9 - ENDING - 1 < result.seconds <= 9  # what is kept for the ending takes no time here
+    monkeypatch.setattr(budgets, "TimeBudget", partial(TimeBudget, clock=lambda: next(ticks)))
+    book = Recorder()
+    result = tiny_run(colors, tmp_path / "run", callback=book, steps=None, minutes=0.15)
+    assert any("time budget of 0.15 minutes: about" in line for line in book.lines)
+    assert (
+        9 - END_SECONDS - 1 < result.seconds <= 9
+    )  # what is kept for the ending takes no time here
     assert book.rows[-1]["learning_rate"] < 0.2 * max(row["learning_rate"] for row in book.rows)
 
 
 def test_training_stops_once_the_accuracy_is_reached(colors, tmp_path):
-    goal, book = {"until_accuracy": 0.6, "dev": 0.2}, Notebook()
-    result = tiny_run(colors, tmp_path / "run", steps=400, evaluate_every=1.0, watch=book, **goal)
+    goal, book = {"until_accuracy": 0.6, "dev": 0.2}, Recorder()
+    result = tiny_run(
+        colors, tmp_path / "run", steps=400, evaluate_every=1.0, callback=book, **goal
+    )
     assert result.finished
     assert result.step < 400
     assert result.outcomes["val"].accuracy >= 0.6
-    assert not any("test/accuracy" in row for row in book.verdicts[:-1])  # only in the end
-    assert any("chosen by val" in line for line in book.lines)
-    assert "chosen by val" in (tmp_path / "run" / "report.html").read_text()
+    assert not any("test/accuracy" in row for row in book.evaluations[:-1])  # only in the end
+    assert any("early stopping at 60.0 % val accuracy" in line for line in book.lines)
+    assert "early stopping at 60.0 % val accuracy" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_test_pictures_do_not_decide_when_to_stop(colors, tmp_path):
     words = refusal(colors, tmp_path / "run", until_accuracy=0.6)
-    assert f"until_accuracy=0.6 needs a split val, which {colors} lacks" in words
-    assert "test is not to choose by; --dev 0.1 keeps" in words
+    assert f"until_accuracy=0.6 needs a val split, which {colors} does not have" in words
+    assert "test must not be used for model selection; --dev 0.1 holds" in words
     arrays = dict(np.load(colors))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
     words = refusal(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
-    assert "lacks; --dev 0.1 keeps" in words
+    assert "does not have; --dev 0.1 holds" in words
 
 
 def test_pictures_may_grow_during_a_run(colors, tmp_path):
-    book = Notebook()
-    tiny_run(colors, tmp_path / "run", watch=book, image_sizes=((0.0, 4), (0.5, 8)))
+    book = Recorder()
+    tiny_run(colors, tmp_path / "run", callback=book, image_sizes=((0.0, 4), (0.5, 8)))
     assert [row["image_size"] for row in book.rows] == [4] * 4 + [8] * 4
 
 
@@ -191,13 +194,13 @@ def test_frozen_weights_stay_what_they_were(colors, tmp_path):
 
 def test_fine_tuning_begins_with_the_weights_it_is_given(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60)
-    book = Notebook()
+    book = Recorder()
     tiny_run(
         colors,
         tmp_path / "next",
         start=str(tmp_path / "start"),
         model=ModelSettings(image_size=12),
-        watch=book,
+        callback=book,
         steps=3,
     )
     assert any("2 x 2 -> 3 x 3" in line for line in book.lines)
@@ -206,18 +209,18 @@ def test_fine_tuning_begins_with_the_weights_it_is_given(colors, tmp_path):
 
 
 def test_masked_patches_need_no_classes_and_can_be_fine_tuned_from(colors, tmp_path):
-    book = Notebook()
+    book = Recorder()
     tiny_run(
         colors,
         tmp_path / "masked",
         objective="masked-patches",
         masked=MaskedSettings(predict="pixels"),
-        watch=book,
+        callback=book,
         steps=30,
         evaluate_every=2.0,
     )
     assert vitrail.load(tmp_path / "masked").config.num_classes == 0
-    assert "test/loss" in book.verdicts[0]
+    assert "test/loss" in book.evaluations[0]
     result = tiny_run(
         colors, tmp_path / "tuned", start=str(tmp_path / "masked"), model=ModelSettings()
     )
@@ -242,19 +245,21 @@ def test_labels_of_several_classes_are_learned_by_a_sigmoid(tmp_path):
             f"{index}.png,{'a|b' if index % 2 else 'b'},{'train' if index < 16 else 'test'}"
         )
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
-    book = Notebook()
-    result = tiny_run(tmp_path, tmp_path / "run", watch=book)
+    book = Recorder()
+    result = tiny_run(tmp_path, tmp_path / "run", callback=book)
     assert any("sigmoid loss" in line for line in book.lines)
     assert result.outcomes["test"].confusion is None
 
 
 def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(colors, tmp_path):
     with pytest.raises(vitrail.TrainingError) as failure:
-        tiny_run(colors, tmp_path / "run", optim=Optim(kind="sgd", learning_rate=1e30), steps=30)
+        tiny_run(
+            colors, tmp_path / "run", optim=OptimSettings(kind="sgd", learning_rate=1e30), steps=30
+        )
     assert not isinstance(failure.value, CheckpointError)  # nothing is wrong with a file
     words = str(failure.value)
-    assert "training failed at step" in words
-    assert "the first bad value is in" in words
+    assert "training diverged at step" in words
+    assert "first non-finite value: " in words
     assert "train/" in words
     assert (tmp_path / "run" / "state").exists()
     assert "\n" not in words
@@ -262,7 +267,7 @@ def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(col
 
 def test_an_exploded_run_is_resumed_from_its_last_good_state_at_a_smaller_rate(colors, tmp_path):
     def optim(rate):
-        return Optim(kind="sgd", learning_rate=rate, warmup_steps=0)
+        return OptimSettings(kind="sgd", learning_rate=rate, warmup_steps=0)
 
     with pytest.raises(TrainingError, match="resume with a smaller"):
         tiny_run(colors, tmp_path / "run", optim=optim(1e30))
@@ -271,12 +276,12 @@ def test_an_exploded_run_is_resumed_from_its_last_good_state_at_a_smaller_rate(c
 
 
 def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
-    book = Notebook()
-    optim = Optim(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
+    book = Recorder()
+    optim = OptimSettings(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
     with pytest.raises(TrainingError):
-        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, watch=book)
-    assert any("at 0.5 of the learning rate" in line for line in book.lines)
-    assert any("at 0.25 of the learning rate" in line for line in book.lines)
+        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, callback=book)
+    assert any("with learning rate x 0.5" in line for line in book.lines)
+    assert any("with learning rate x 0.25" in line for line in book.lines)
 
 
 def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_path, monkeypatch):
@@ -289,10 +294,10 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
         return forward(self, images, targets) * (torch.nan if len(calls) == 4 else 1.0)
 
     monkeypatch.setattr(Classification, "forward", explode_once)
-    book = Notebook()
-    result = tiny_run(colors, tmp_path / "run", retries=1, watch=book)
+    book = Recorder()
+    result = tiny_run(colors, tmp_path / "run", retries=1, callback=book)
     assert result.finished
-    assert any("at step 3 " in line and "back to step 0" in line for line in book.lines)
+    assert any("at step 3 " in line and "rolled back to step 0" in line for line in book.lines)
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
 
 
@@ -351,9 +356,9 @@ def test_without_a_dev_split_everything_is_for_training(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     arrays = dict(np.load(data))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
-    book = Notebook()
-    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, watch=book)
-    assert any("30 pictures" in line for line in book.lines)
+    book = Recorder()
+    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=book)
+    assert any("30 training images" in line for line in book.lines)
 
 
 def refusal(*args, **settings) -> str:
@@ -365,20 +370,20 @@ def refusal(*args, **settings) -> str:
 
 def test_a_folder_with_a_model_is_not_written_over(colors, tmp_path):
     tiny_run(colors, tmp_path / "run")
-    assert "holds a model already; name another --out" in refusal(colors, tmp_path / "run")
+    assert "already has a model; choose another --out" in refusal(colors, tmp_path / "run")
     assert "is finished" in refusal(colors, tmp_path / "run", resume=True)
 
 
 def test_one_class_is_refused(tmp_path):
     data = write_colors(tmp_path / "one.npz", classes=1)
-    assert "one class, 'red'; telling apart needs two" in refusal(data, tmp_path / "run")
+    assert "one class, 'red'; classification needs two" in refusal(data, tmp_path / "run")
 
 
 def test_what_could_never_happen_is_refused(colors, tmp_path):
     words = refusal(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
     assert "until_accuracy=0.9 needs classes" in words
     words = refusal(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
-    assert "name one with loss.teacher" in words
+    assert "needs a teacher; set loss.teacher" in words
 
 
 def test_an_empty_folder_is_refused(tmp_path):
@@ -388,7 +393,7 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_a_batch_larger_than_the_data_is_refused(colors, tmp_path):
     words = refusal(colors, tmp_path / "run", batch_size=64)
-    assert words == "batch_size=64 is more than the 30 training pictures; try 7"
+    assert words == "batch_size=64 is more than the 30 training images; try 7"
 
 
 def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(colors, tmp_path):
@@ -398,7 +403,7 @@ def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(colors, tmp_p
 
 def test_a_warm_up_longer_than_the_run_is_refused(colors, tmp_path):
     words = refusal(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
-    assert "optim.warmup_steps=100 leaves nothing of steps=8" in words
+    assert "optim.warmup_steps=100 is not less than steps=8" in words
 
 
 def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
@@ -412,8 +417,10 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
 def test_a_model_that_was_loaded_drops_in_training_what_it_is_to_drop(colors, tmp_path):
     tiny_run(colors, tmp_path / "first", model=replace(TINY, dropout=0.5))
     settings = replace(SETTINGS, model=ModelSettings())
-    order = Order(data=str(colors), out=tmp_path, settings=settings, start=str(tmp_path / "first"))
-    objective = set_up(order, Watch(), torch.device("cpu")).state.objective
+    order = RunConfig(
+        data=str(colors), out=tmp_path, settings=settings, start=str(tmp_path / "first")
+    )
+    objective = build(order, Callback(), torch.device("cpu")).state.objective
     assert all(module.training for module in objective.modules())
     images = torch.randn(2, 3, 8, 8)
     assert not torch.equal(objective.logits(images), objective.logits(images))
@@ -421,9 +428,9 @@ def test_a_model_that_was_loaded_drops_in_training_what_it_is_to_drop(colors, tm
 
 def test_a_model_is_fine_tuned_under_the_numerics_that_are_asked_for(colors, tmp_path):
     tiny_run(colors, tmp_path / "first", model=replace(TINY, numerics="timm"))
-    start, book = str(tmp_path / "first"), Notebook()
+    start, book = str(tmp_path / "first"), Recorder()
     asked = ModelSettings(numerics="google")
-    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, watch=book)
+    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, callback=book)
     assert any(line.startswith("  numerics    timm -> google") for line in book.lines)
     assert vitrail.load(start).config.numerics == vitrail.NUMERICS["timm"]
     assert vitrail.load(tmp_path / "tuned").config.numerics == vitrail.NUMERICS["google"]
@@ -440,13 +447,13 @@ def test_a_class_that_val_lacks_is_noted_and_one_that_train_lacks_refused(tmp_pa
                 Image.new("RGB", (8, 8), color).save(root / folder / f"{number}.png")
         return root
 
-    book = Notebook()
+    book = Recorder()
     noted = make(tmp_path / "a", "train/cat", "train/dog", "val/cat")
-    tiny_run(noted, tmp_path / "run", watch=book, batch_size=2)
-    assert any("val has no picture of 'dog'" in line and "--dev" in line for line in book.lines)
+    tiny_run(noted, tmp_path / "run", callback=book, batch_size=2)
+    assert any("val has no image of 'dog'" in line and "--dev" in line for line in book.lines)
     refused = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
     words = refusal(refused, tmp_path / "other", batch_size=2)
-    assert "train has no picture of 'cow'" in words
+    assert "train has no image of 'cow'" in words
 
 
 def test_broken_pictures_are_replaced_and_named_and_strict_stops(tmp_path):

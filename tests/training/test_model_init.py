@@ -5,19 +5,14 @@ import torch
 import torch.nn.functional as F
 
 import vitrail
-from tiny_runs import Notebook, tiny_run, write_colors
+from tiny_runs import Recorder, tiny_run, write_colors
 from vitrail.data.sources import open_source
-from vitrail.training.head_init import (
-    PROBE_HEAD,
-    ProbeHead,
-    fit_probe_head,
-    read_probe_head,
-)
-from vitrail.training.settings import MachineSettings, ModelSettings, Optim
-from vitrail.training.survival import Stop
+from vitrail.training.checkpoint import StopSignal
+from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
+from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
 from vitrail.words import percent
 
-HARMFUL = Optim(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
+HARMFUL = OptimSettings(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
 FLOAT32 = MachineSettings(precision="float32")
 
 
@@ -48,8 +43,8 @@ def weights(folder):
 def test_the_first_loss_is_the_probes_not_that_of_a_zero_head(colors, tmp_path, start):
     first = {}
     for init in ("probe", "zeros"):
-        book = Notebook()
-        tune(colors, tmp_path / init, start, watch=book, steps=2, head_init=init)
+        book = Recorder()
+        tune(colors, tmp_path / init, start, callback=book, steps=2, head_init=init)
         first[init] = book.rows[0]["loss"]
     assert first["zeros"] == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-5)
     assert first["probe"] < 0.8 * first["zeros"]
@@ -59,7 +54,7 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
     model = vitrail.load(start)
     train = open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
-    probe = fit_probe_head(model, train, dev, "dev", cut=False, workers=0)
+    probe = fit_probe_head(model, train, dev, "dev", dev_from_train=False, workers=0)
     images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
@@ -70,14 +65,14 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
 
 
 def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, start):
-    book = Notebook()
-    result = tune(colors, tmp_path / "run", start, watch=book, optim=HARMFUL, steps=4)
-    assert any("the linear probe is kept" in line for line in book.lines)
+    book = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=book, optim=HARMFUL, steps=4)
+    assert any("keeping the linear probe" in line for line in book.lines)
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     model = vitrail.load(start)
     train = open_source(str(colors), "train")
-    whole = fit_probe_head(model, train, None, "", cut=False, workers=0)
+    whole = fit_probe_head(model, train, None, "", dev_from_train=False, workers=0)
     # Refitted to all training images with the l2 that was chosen without dev.
     assert after["head.weight"].shape == whole.final["head.weight"].shape
     assert result.outcomes["test"].accuracy > 0.9
@@ -86,9 +81,9 @@ def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, sta
 
 def test_a_run_that_beats_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
     monkeypatch.setattr(ProbeHead, "beats", lambda self, tuned: False)
-    book = Notebook()
-    tune(colors, tmp_path / "run", start, watch=book, steps=3)
-    assert any("the fine-tuned model is kept" in line for line in book.lines)
+    book = Recorder()
+    tune(colors, tmp_path / "run", start, callback=book, steps=3)
+    assert any("keeping the fine-tuned model" in line for line in book.lines)
     before, after = weights(start), weights(tmp_path / "run")
     assert not torch.equal(after["stem.projection.weight"], before["stem.projection.weight"])
 
@@ -102,7 +97,7 @@ def test_dev_is_held_out_of_the_training_images_and_never_test(colors, tmp_path,
 def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, monkeypatch):
     tune(colors, tmp_path / "alone", start)
 
-    class StopAfter(Stop):
+    class StopAfter(StopSignal):
         asked = 0
 
         def __bool__(self):
@@ -110,7 +105,7 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, mon
             return self.asked >= 3
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAfter)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
         assert not tune(colors, tmp_path / "stopped", start).finished
     assert (tmp_path / "stopped" / PROBE_HEAD).exists()
     done = vitrail.train(colors, tmp_path / "stopped", resume=True)
@@ -124,7 +119,7 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, mon
 def test_a_probe_head_is_read_as_it_was_saved(colors, tmp_path, start):
     model, train = vitrail.load(start), open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
-    probe = fit_probe_head(model, train, dev, "val", cut=True, workers=0)
+    probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
     probe.save(tmp_path)
     again = read_probe_head(tmp_path)
     assert again is not None
@@ -140,15 +135,15 @@ def test_a_probe_head_is_read_as_it_was_saved(colors, tmp_path, start):
 
 def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60, machine=FLOAT32)
-    book = Notebook()
+    book = Recorder()
     tiny_run(
         colors,
         tmp_path / "next",
         start=str(tmp_path / "start"),
         model=ModelSettings(),
-        optim=Optim(),
+        optim=OptimSettings(),
         steps=2,
-        watch=book,
+        callback=book,
     )
     assert not any("linear probe" in line for line in book.lines)
     assert book.rows[0]["loss"] < 0.7
@@ -157,8 +152,8 @@ def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
 def test_dev_accuracy_of_a_returned_probe_is_that_of_the_head_which_has_not_seen_dev(
     colors, tmp_path, start
 ):
-    book = Notebook()
-    result = tune(colors, tmp_path / "run", start, watch=book, optim=HARMFUL, steps=4)
-    (line,) = [line for line in book.lines if "the linear probe is kept" in line]
+    book = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=book, optim=HARMFUL, steps=4)
+    (line,) = [line for line in book.lines if "keeping the linear probe" in line]
     shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
     assert shown in line

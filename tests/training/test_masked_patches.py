@@ -5,17 +5,17 @@ import torch
 
 from vitrail import ConfigError, Facts, Preprocessing, VisionTransformer, create
 from vitrail.data.transforms import normalize
-from vitrail.training.masked import (
+from vitrail.training.config import MaskedSettings
+from vitrail.training.masked_patches import (
     MaskedPatches,
     Pixels,
     cell_means,
     corrupt,
-    cut,
-    pick,
+    gather,
+    patchify,
     random_others,
-    random_places,
+    random_patches,
 )
-from vitrail.training.settings import MaskedSettings
 
 KINDS = ("mean-color", "colors-4x4", "pixels")
 
@@ -42,22 +42,25 @@ def awake(config, predict="mean-color", share=0.5):
     ("share", "count", "expected"), [(0.5, 16, 8), (0.15, 16, 2), (0.01, 16, 1), (1.0, 9, 9)]
 )
 def test_each_picture_has_exactly_the_share_corrupted(share, count, expected):
-    places = random_places(torch.zeros(50, count, 3), share)
+    places = random_patches(torch.zeros(50, count, 3), share)
     assert places.shape == (50, expected)
     assert all(len(row.unique()) == expected for row in places)
 
 
 def test_every_patch_is_corrupted_as_often_as_any_other():
     torch.manual_seed(0)
-    counts = random_places(torch.zeros(20_000, 10, 1), 0.5).flatten().bincount() / 20_000
+    counts = random_patches(torch.zeros(20_000, 10, 1), 0.5).flatten().bincount() / 20_000
     torch.testing.assert_close(counts, torch.full((10,), 0.5), atol=0.02, rtol=0)
 
 
 def test_of_the_corrupted_80_percent_are_masked_10_swapped_and_10_left_alone():
     torch.manual_seed(0)
     patches = torch.arange(400 * 100.0).reshape(400, 100, 1)  # each is one of a kind
-    places = random_places(patches, 0.5)
-    before, after = pick(patches, places), pick(corrupt(patches, places, -torch.ones(1)), places)
+    places = random_patches(patches, 0.5)
+    before, after = (
+        gather(patches, places),
+        gather(corrupt(patches, places, -torch.ones(1)), places),
+    )
     masked, same = after == -1, after == before
     swapped = ~masked & ~same
     for found, expected in ((masked, 0.8), (same, 0.1), (swapped, 0.1)):
@@ -68,7 +71,7 @@ def test_of_the_corrupted_80_percent_are_masked_10_swapped_and_10_left_alone():
 
 def test_patches_that_are_not_chosen_stay_as_they_are():
     patches = torch.randn(4, 10, 3)
-    places = random_places(patches, 0.3)
+    places = random_patches(patches, 0.3)
     untouched = torch.ones(4, 10, dtype=torch.bool).scatter(1, places, False)
     corrupted = corrupt(patches, places, torch.zeros(3))
     assert torch.equal(corrupted[untouched], patches[untouched])
@@ -95,7 +98,7 @@ def test_only_corrupted_patches_carry_a_loss(headless):
     felt = gradient.abs().sum(dim=-1) > 0
     assert not felt[:, 0].any()  # the class token
     torch.manual_seed(5)
-    places = random_places(torch.zeros(3, 16, 1), 0.5)
+    places = random_patches(torch.zeros(3, 16, 1), 0.5)
     assert torch.equal(felt[:, 1:], torch.zeros(3, 16, dtype=torch.bool).scatter(1, places, True))
 
 
@@ -107,7 +110,7 @@ def test_the_encoder_reads_corrupted_patches_where_it_is_asked_about_them(headle
     made(images)
     changed = (read[0] != made.model.tokens(images)).any(dim=-1)
     torch.manual_seed(5)
-    places = random_places(torch.zeros(32, 16, 1), 0.5)
+    places = random_patches(torch.zeros(32, 16, 1), 0.5)
     chosen = torch.zeros(32, 16, dtype=torch.bool).scatter(1, places, True)
     assert not changed[:, 0].any()  # the class token
     assert not changed[:, 1:][~chosen].any()
@@ -122,7 +125,7 @@ def test_each_corrupted_patch_is_compared_with_itself(headless, predict):
     torch.manual_seed(5)
     loss = made(images)
     torch.manual_seed(5)
-    places = random_places(torch.zeros(3, 16, 1), 0.5)
+    places = random_patches(torch.zeros(3, 16, 1), 0.5)
     wanted = made.prediction.targets(images, headless, made.preprocessing)
     losses = [
         made.prediction.loss(said[0][b, m][None, None], wanted[b, places[b, m]][None, None])
@@ -169,7 +172,7 @@ def test_pixels_are_those_of_the_patch(headless):
     images = torch.randn(2, 3, 16, 16)
     targets = Pixels().targets(images, headless, Preprocessing(size=(16, 16)))
     assert torch.equal(targets[1, 5], images[1, :, 4:8, 4:8].flatten())
-    assert torch.equal(cut(images, (4, 4))[0, 3, 0], images[0, :, 12:, :4])
+    assert torch.equal(patchify(images, (4, 4))[0, 3, 0], images[0, :, 12:, :4])
 
 
 def test_predictions_of_cells_meet_their_own_targets(headless):

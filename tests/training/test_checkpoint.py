@@ -14,11 +14,10 @@ from torch.optim import SGD, Adam, AdamW
 
 from vitrail import VisionTransformer, VitConfig
 from vitrail.errors import CheckpointError
-from vitrail.training import state_folder
-from vitrail.training.adafactor import Adafactor
-from vitrail.training.lion import Lion
+from vitrail.training import checkpoint
+from vitrail.training.checkpoint import has_state, load_state, remove_state, save_state
 from vitrail.training.muon import Muon
-from vitrail.training.state import has_state, load_state, remove_state, save_state
+from vitrail.training.optim import Adafactor, Lion
 
 
 class Objective(nn.Module):
@@ -154,7 +153,7 @@ def test_a_run_without_an_average_has_none(tmp_path):
     again = Run(seed=1)
     load_state(tmp_path, **again.parts | {"average": None})
     assert exact(again.objective.state_dict()) == exact(run.objective.state_dict())
-    with pytest.raises(CheckpointError, match=r"of another run: average\.model"):
+    with pytest.raises(CheckpointError, match=r"checkpoint mismatch: .* has average\.model"):
         again.load(tmp_path)
 
 
@@ -177,7 +176,7 @@ def test_a_state_is_there_after_saving_and_gone_after_removing(tmp_path):
     remove_state(tmp_path)
     assert not has_state(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CheckpointError, match="has no saved state to go on from"):
+    with pytest.raises(CheckpointError, match="has no saved state to resume from"):
         Run().load(tmp_path)
 
 
@@ -283,7 +282,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(tmp_path, damage):
     if damage != "no JSON":  # then it does not even say that it is newer
         assert "step-2 is damaged" in again.extra["damaged"][0]
     DAMAGES[damage](tmp_path / "state" / "step-1")
-    with pytest.raises(CheckpointError, match=r"is damaged: .* delete .*state to begin anew"):
+    with pytest.raises(CheckpointError, match=r"is damaged: .* delete .*state to start over"):
         Run().load(tmp_path)
 
 
@@ -314,13 +313,15 @@ def test_another_model_is_refused_by_name_and_shape(tmp_path):
     Run().save(tmp_path)
     other = Run()
     other.objective = Objective(width=34)
-    with pytest.raises(CheckpointError, match=r"is of another run: objective\.model\.\S+ is "):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint mismatch: .* has objective\.model\.\S+ "
+    ):
         other.load(tmp_path)
 
 
 def test_other_optimizers_are_refused(tmp_path):
     Run("muon and adamw").learn().save(tmp_path)
-    with pytest.raises(CheckpointError, match="other optimizers, or other weights were frozen"):
+    with pytest.raises(CheckpointError, match="other optimizers or frozen weights"):
         Run("adam").load(tmp_path)
 
 
@@ -334,8 +335,8 @@ def test_a_state_runs_no_code(tmp_path, capsys):
     place = tmp_path / "state" / "step-0"
     (place / ".metadata").write_bytes(pickle.dumps(Evil()))
     note = json.loads((place / "state.json").read_text())  # by somebody who knows the format
-    note["files"] |= state_folder.digests_of([place / ".metadata"])
-    note["digest"] = state_folder.digest_of_note(note)
+    note["files"] |= checkpoint.digests_of([place / ".metadata"])
+    note["digest"] = checkpoint.digest_of_note(note)
     (place / "state.json").write_text(json.dumps(note))
     with pytest.raises(CheckpointError, match=r"its .metadata asks for builtins\.print"):
         Run().load(tmp_path)

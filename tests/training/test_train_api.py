@@ -8,8 +8,8 @@ import pytest
 import vitrail
 from tiny_runs import SETTINGS
 from vitrail.cli import parse
-from vitrail.training import api
-from vitrail.training.folder import write_run
+from vitrail.training import trainer
+from vitrail.training.recipes import write_run
 
 RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 
@@ -18,7 +18,7 @@ RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 def ordered(monkeypatch):
     """The orders that are given; nobody carries them out."""
     orders = []
-    monkeypatch.setattr(api, "run", lambda order, watch: orders.append(order))
+    monkeypatch.setattr(trainer, "run", lambda order, watch: orders.append(order))
     return orders
 
 
@@ -59,7 +59,7 @@ def test_what_is_left_open_by_a_keyword_takes_nothing_back(ordered, recipe):
 
 
 def test_steps_and_epochs_together_are_refused(ordered):
-    with pytest.raises(vitrail.ConfigError, match="both say how long to train"):
+    with pytest.raises(vitrail.ConfigError, match="both set the length of the run"):
         vitrail.train("pictures", "run", steps=7, epochs=2)
 
 
@@ -99,7 +99,7 @@ def test_a_resumed_run_may_change_how_it_goes_on(ordered, stopped):
         ({"steps": 9}, "steps=9 cannot be changed when a run is resumed"),
         ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
         ({"recipe": "deit-s16"}, "leave the recipe out"),
-        ({"start": "second"}, "began with first, not second; leave start out"),
+        ({"start": "second"}, "started from first, not second; leave start out"),
     ],
 )
 def test_a_resumed_run_may_not_become_another(ordered, stopped, given, refused):

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
+from tiny_runs import SETTINGS, Recorder, tiny_run, write_colors
 from vitrail import create
 from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
 from vitrail.models.names import configuration
-from vitrail.training import cores, memory
-from vitrail.training.cores import EachCoreAPart, parts_for, pays
-from vitrail.training.memory import KEPT, keep_memory
+from vitrail.training import cpu_parallel, memory
+from vitrail.training.auto_config import choose_shards
+from vitrail.training.config import LossSettings, MachineSettings, ModelSettings, Settings
+from vitrail.training.cpu_parallel import CpuDataParallel, worth_sharding
+from vitrail.training.memory import MALLOC_OPTIONS, configure_malloc
 from vitrail.training.objectives import Classification
-from vitrail.training.run import run
-from vitrail.training.settings import LossSettings, MachineSettings, ModelSettings, Settings
+from vitrail.training.trainer import run
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def any_size(monkeypatch):
     """However little a part is."""
-    monkeypatch.setattr(cores, "ENOUGH", 0)
+    monkeypatch.setattr(cpu_parallel, "MIN_SHARD", 0)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def gradients(objective, loss):
 def test_parts_have_the_loss_and_the_gradients_of_the_whole(any_size, objective, count, parts):
     whole = objective(*batch(count))
     expected = gradients(objective, whole)
-    loss = EachCoreAPart(objective, parts)(*batch(count))
+    loss = CpuDataParallel(objective, parts)(*batch(count))
     found = gradients(objective, loss)
     torch.testing.assert_close(loss, whole, rtol=1e-12, atol=0)
     assert found.keys() == expected.keys()
@@ -69,7 +70,7 @@ def test_autocast_reaches_the_threads_of_all_parts(any_size):
     images = images.float()
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(objective, objective(images, labels))
-        found = gradients(objective, EachCoreAPart(objective, 2)(images, labels))
+        found = gradients(objective, CpuDataParallel(objective, 2)(images, labels))
     exact = gradients(objective, objective(images, labels))
     for name in ("model.head.weight", "model.encoder.blocks.0.mlp.fc1.weight"):
         close = (found[name] - expected[name]).norm() / exact[name].norm()
@@ -82,13 +83,13 @@ def test_mixed_labels_are_cut_with_their_pictures(any_size, objective):
     images, _ = batch(5)
     shares = torch.rand(5, 3, dtype=torch.float64).softmax(dim=1)
     expected = gradients(objective, objective(images, shares))
-    found = gradients(objective, EachCoreAPart(objective, 2)(images, shares))
+    found = gradients(objective, CpuDataParallel(objective, 2)(images, shares))
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13)
 
 
 def test_accumulated_and_scaled_losses_give_scaled_sums(any_size, objective):
-    parted = EachCoreAPart(objective, 2)
+    parted = CpuDataParallel(objective, 2)
     once = gradients(objective, parted(*batch(6)))
     objective.zero_grad()
     for _ in range(3):
@@ -98,7 +99,7 @@ def test_accumulated_and_scaled_losses_give_scaled_sums(any_size, objective):
 
 
 def test_copies_follow_the_weights_whoever_changes_them_and_however(any_size, objective):
-    parted = EachCoreAPart(objective, 2)
+    parted = CpuDataParallel(objective, 2)
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.mul_(1.5)
@@ -110,18 +111,18 @@ def test_copies_follow_the_weights_whoever_changes_them_and_however(any_size, ob
 
 def test_frozen_weights_stay_without_gradient(any_size, objective):
     objective.model.stem.requires_grad_(False)
-    found = gradients(objective, EachCoreAPart(objective, 2)(*batch(6)))
+    found = gradients(objective, CpuDataParallel(objective, 2)(*batch(6)))
     assert not any("stem" in name for name in found)
     assert any("encoder" in name for name in found)
 
 
 def test_weights_are_found_once(objective):
-    parted = EachCoreAPart(objective, 2)
+    parted = CpuDataParallel(objective, 2)
     assert len(list(parted.parameters())) == len(list(objective.parameters()))
 
 
 def test_gradients_are_given_away_once(any_size, objective):
-    loss = EachCoreAPart(objective, 2)(*batch(6))
+    loss = CpuDataParallel(objective, 2)(*batch(6))
     loss.backward(retain_graph=True)
     with pytest.raises(AssertionError):
         loss.backward()
@@ -129,15 +130,15 @@ def test_gradients_are_given_away_once(any_size, objective):
 
 def test_a_part_that_is_little_work_is_not_worth_a_core():
     config = create("ViT-Femto/4", num_classes=3).config  # 64 channels
-    assert pays(config, (128, 3, 32, 32), 2)
-    assert not pays(config, (16, 3, 32, 32), 2)
-    assert not pays(config, (128, 3, 8, 8), 2)
+    assert worth_sharding(config, (128, 3, 32, 32), 2)
+    assert not worth_sharding(config, (16, 3, 32, 32), 2)
+    assert not worth_sharding(config, (128, 3, 8, 8), 2)
 
 
 def test_an_error_in_a_part_is_the_error_of_the_step(any_size, objective):
     images, labels = batch(6)
     with pytest.raises(IndexError, match="out of bounds"):
-        EachCoreAPart(objective, 2)(images, labels + 3)
+        CpuDataParallel(objective, 2)(images, labels + 3)
 
 
 @pytest.fixture
@@ -154,48 +155,48 @@ def test_a_run_in_parts_learns_what_a_whole_one_does_and_repeats_to_the_bit(
     data = write_colors(tmp_path / "colors.npz")
     books = {}
     for name, parts in (("whole", 1), ("parts", 2), ("again", None)):
-        books[name] = Notebook()
+        books[name] = Recorder()
         machine = MachineSettings(parts=parts)
-        tiny_run(data, tmp_path / name, watch=books[name], machine=machine)
+        tiny_run(data, tmp_path / name, callback=books[name], machine=machine)
     losses = {name: [row["loss"] for row in book.rows] for name, book in books.items()}
     assert losses["parts"] == pytest.approx(losses["whole"], rel=1e-5)
-    assert losses["parts"] == losses["again"]  # two cores, so two parts are chosen
+    assert losses["parts"] == losses["again"]  # two cpu_parallel, so two parts are chosen
 
 
 @pytest.mark.parametrize(
     ("model", "changes", "reason"),
     [
-        ("ViT-Mu/4", {"objective": "masked-patches"}, "learn classes"),
+        ("ViT-Mu/4", {"objective": "masked-patches"}, "objective='classify'"),
         ("ViT-Mu/4", {"loss": LossSettings(teacher="x")}, "a teacher"),
         ("Mixer-S/16", {}, "Vision Transformers"),
     ],
 )
 def test_what_needs_the_batch_whole_gets_it_whole(two_threads, model, changes, reason):
     config, settings = configuration(model), Settings(**changes)
-    assert parts_for(config, settings, torch.float32, CPU) == 1
+    assert choose_shards(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))
-    with pytest.raises(ConfigError, match=f"machine.parts=2 cannot be: .*{reason}"):
-        parts_for(config, forced, torch.float32, CPU)
+    with pytest.raises(ConfigError, match=f"machine.parts=2 is not possible: .*{reason}"):
+        choose_shards(config, forced, torch.float32, CPU)
 
 
 def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
     config = create("ViT-Mu/4", num_classes=3).config
     settings = Settings(model=ModelSettings(name="ViT-Mu/4"))
-    assert parts_for(config, settings, torch.float32, CPU) == 2
-    assert parts_for(config.change(dropout=0.1), settings, torch.float32, CPU) == 1
-    assert parts_for(config, settings, torch.bfloat16, CPU) == 2
-    assert parts_for(config, settings, torch.float16, CPU) == 1
+    assert choose_shards(config, settings, torch.float32, CPU) == 2
+    assert choose_shards(config.change(dropout=0.1), settings, torch.float32, CPU) == 1
+    assert choose_shards(config, settings, torch.bfloat16, CPU) == 2
+    assert choose_shards(config, settings, torch.float16, CPU) == 1
     torch.set_num_threads(1)
-    assert parts_for(config, settings, torch.float32, CPU) == 1
+    assert choose_shards(config, settings, torch.float32, CPU) == 1
 
 
 def test_processes_have_their_parts_already(two_threads, monkeypatch):
     monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
     config, settings = configuration("ViT-Mu/4"), Settings()
-    assert parts_for(config, settings, torch.float32, CPU) == 1
+    assert choose_shards(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))
-    with pytest.raises(ConfigError, match="each process has a part"):
-        parts_for(config, forced, torch.float32, CPU)
+    with pytest.raises(ConfigError, match="each process has its own shard"):
+        choose_shards(config, forced, torch.float32, CPU)
 
 
 def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
@@ -204,10 +205,10 @@ def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    keep_memory()
+    configure_malloc()
     assert called == []
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
-    keep_memory()
+    configure_malloc()
     assert len(called) == 3
 
 
@@ -217,11 +218,11 @@ def test_malloc_is_set_by_the_command_and_never_by_the_library(
 ):
     data, called = write_colors(tmp_path / "colors.npz"), []
     library = SimpleNamespace(mallopt=lambda *setting: called.append(setting))
-    for name in KEPT:
+    for name in MALLOC_OPTIONS:
         monkeypatch.delenv(name, raising=False)
     settings = replace(SETTINGS, steps=2, machine=MachineSettings(parts=2))
     command = Train(data=str(data), out=tmp_path / "run", settings=settings, json=True)
-    order = command.order()
+    order = command.run_config()
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda _: library))
     monkeypatch.setattr(memory, "sys", SimpleNamespace(platform="linux"))
     assert run(order).finished if calls == 0 else command.run() == 0

@@ -8,13 +8,13 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.variation import Mixing
 from vitrail.errors import ConfigError
-from vitrail.training.feed import preparation
+from vitrail.training.data_module import batch_preparation
 
 
 def targets_at(step, after):
     mixing = Mixing(cutmix=1.0, after=after)
     how = Preprocessing(size=(8, 8))
-    prepare = preparation(how, mixing, 4, torch.device("cpu"), epoch=10)
+    prepare = batch_preparation(how, mixing, 4, torch.device("cpu"), steps_per_epoch=10)
     pictures = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     batch = Batch(pictures, torch.arange(4), torch.arange(4))
     return prepare(batch, np.random.default_rng(0), step)[1]

@@ -6,29 +6,22 @@ import pytest
 import torch
 
 from vitrail import ConfigError, create
-from vitrail.training import memory, setup
-from vitrail.training.settings import MachineSettings, Optim, Settings
-from vitrail.training.setup import accumulation
-from vitrail.training.watch import Watch
+from vitrail.training import auto_config, memory
+from vitrail.training.auto_config import choose_accumulation
+from vitrail.training.config import MachineSettings, OptimSettings, Settings
 
-SETTINGS = Settings(batch_size=8, optim=Optim(kind="adamw"), machine=MachineSettings(parts=1))
-
-
-class Told(Watch):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+SETTINGS = Settings(
+    batch_size=8, optim=OptimSettings(kind="adamw"), machine=MachineSettings(parts=1)
+)
 
 
 def chosen(monkeypatch, free: int, settings=SETTINGS):
     """Parts of a batch, the model, and what was said, with so many bytes for activations."""
-    model, told = create("ViT-Femto/4", num_classes=3), Told()
+    model, lines = create("ViT-Femto/4", num_classes=3), []
     each = memory.bytes_per_weight(settings)
     own = each * sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(setup, "free_bytes", lambda device: own + free)
-    return accumulation(settings, model, torch.device("cpu"), told), model, told.lines
+    monkeypatch.setattr(auto_config, "free_bytes", lambda device: own + free)
+    return choose_accumulation(settings, model, torch.device("cpu"), lines.append), model, lines
 
 
 def test_with_room_enough_nothing_is_said_or_done(monkeypatch):
@@ -40,7 +33,7 @@ def test_where_one_picture_does_not_fit_blocks_are_computed_twice(monkeypatch):
     kept = memory.activation_bytes(create("ViT-Femto/4", num_classes=3), (1, 3, 32, 32))
     _, model, lines = chosen(monkeypatch, int(0.9 * kept / memory.USABLE))
     assert model.checkpointing
-    assert "computed twice" in lines[0]
+    assert "activation checkpointing enabled" in lines[0]
     assert not any("note" in line for line in lines)
 
 
@@ -75,26 +68,26 @@ def test_a_micro_batch_that_leaves_some_over_is_refused_with_one_that_does_not(m
     ],
 )
 def test_whatever_is_advised_is_possible_and_new(share, micro_batch, checkpointing, options):
-    assert memory.less_of_it(share, micro_batch, checkpointing=checkpointing) == options
+    assert memory.memory_options(share, micro_batch, checkpointing=checkpointing) == options
 
 
 @pytest.mark.parametrize(("kind", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 6)])
 def test_what_an_optimizer_remembers_is_counted(kind, each):
-    settings = Settings(optim=Optim(kind=kind))
+    settings = Settings(optim=OptimSettings(kind=kind))
     assert memory.bytes_per_weight(settings) == each
     assert memory.bytes_per_weight(replace(settings, average=0.9)) == each + 4
 
 
-@pytest.mark.parametrize("layout", memory.LIMITED)
+@pytest.mark.parametrize("layout", memory.CGROUP_LIMITS)
 def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path, layout):
     limit, taken, droppable = layout
-    monkeypatch.setattr(memory, "GROUPS", tmp_path)
-    assert memory.left_to_group() == []
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.cgroup_free_bytes() == []
     (tmp_path / limit).parent.mkdir(exist_ok=True)
     (tmp_path / limit).write_text("1000\n")
     (tmp_path / taken).write_text("400\n")
     (tmp_path / limit).with_name("memory.stat").write_text(f"other 7\n{droppable} 50\n")
-    assert memory.left_to_group() == [650]
+    assert memory.cgroup_free_bytes() == [650]
     assert memory.free_bytes(torch.device("cpu")) == 650
     (tmp_path / limit).write_text("max\n")
-    assert memory.left_to_group() == []
+    assert memory.cgroup_free_bytes() == []

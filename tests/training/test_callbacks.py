@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from vitrail.training.records import METRICS, Records, read_rows
+from vitrail.training.callbacks import MetricsLog, read_rows
+from vitrail.training.recipes import METRICS
 
 
-def records(folder, after_step=0) -> Records:
-    return Records(folder, after_step=after_step, tensorboard=False)
+def records(folder, after_step=0) -> MetricsLog:
+    return MetricsLog(folder, after_step=after_step, tensorboard=False)
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
@@ -44,7 +45,7 @@ def events(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_shows_every_number_at_its_step(tmp_path):
-    kept = Records(tmp_path, after_step=0)
+    kept = MetricsLog(tmp_path, after_step=0)
     kept.add({"step": 1, "loss": 2.5, "stage": "first"})
     kept.add({"step": 2, "loss": 1.5})
     kept.add({"step": 2, "val/accuracy": 0.5})
@@ -54,7 +55,7 @@ def test_tensorboard_shows_every_number_at_its_step(tmp_path):
 
 def test_tensorboard_shows_steps_that_are_taken_again_once(tmp_path):
     for after_step, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
-        kept = Records(tmp_path, after_step=after_step)
+        kept = MetricsLog(tmp_path, after_step=after_step)
         for step in steps:
             kept.add({"step": step, "loss": float(after_step)})
         kept.close()

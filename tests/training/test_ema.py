@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.training.averaging import Average
-from vitrail.training.loop import TrainState, move
+from vitrail.training.config import Settings
+from vitrail.training.ema import EMA
+from vitrail.training.loop import TrainState, optimizer_step
+from vitrail.training.schedules import Schedule
 
 
 def layers():
@@ -25,7 +27,7 @@ def shake(model):
 
 def test_the_average_is_the_recurrence():
     model = layers()
-    average = Average(dict(model.named_parameters()), decay=0.9)
+    average = EMA(dict(model.named_parameters()), decay=0.9)
     expected = {name: value.double() for name, value in weights(model).items()}
     for _ in range(5):
         shake(model)
@@ -38,7 +40,7 @@ def test_the_average_is_the_recurrence():
 
 def test_weights_that_do_not_change_are_their_own_average_to_the_bit():
     model = layers()
-    average = Average(dict(model.named_parameters()), decay=0.99)
+    average = EMA(dict(model.named_parameters()), decay=0.99)
     for _ in range(10):
         average.update()
     for name, value in weights(model).items():
@@ -48,7 +50,7 @@ def test_weights_that_do_not_change_are_their_own_average_to_the_bit():
 def test_the_average_has_memory_of_its_own():
     model = layers()
     first = weights(model)
-    average = Average(dict(model.named_parameters()), decay=0.5)
+    average = EMA(dict(model.named_parameters()), decay=0.5)
     shake(model)
     for name, value in average.values.items():
         assert torch.equal(value, first[name])
@@ -58,7 +60,7 @@ def test_the_average_has_memory_of_its_own():
 @pytest.mark.parametrize("fails", [False, True])
 def test_weights_come_back_to_the_bit(fails):
     model = layers()
-    average = Average(dict(model.named_parameters()), decay=0.5)
+    average = EMA(dict(model.named_parameters()), decay=0.5)
     shake(model)
     average.update()
     own, averaged = weights(model), {name: v.clone() for name, v in average.values.items()}
@@ -79,7 +81,7 @@ def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
     results = []
     for looks in (False, True):
         model = layers()
-        average = Average(dict(model.named_parameters()), decay=0.5)
+        average = EMA(dict(model.named_parameters()), decay=0.5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
         for _ in range(3):
             model(torch.ones(2, 3)).square().sum().backward()
@@ -96,7 +98,7 @@ def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
 @pytest.mark.parametrize("gradient", [1.0, torch.inf])
 def test_a_step_that_float16_leaves_out_does_not_count(gradient):
     model = layers()
-    average = Average(dict(model.named_parameters()), decay=0.5)
+    average = EMA(dict(model.named_parameters()), decay=0.5)
     before = {name: value.clone() for name, value in average.values.items()}
     shake(model)
     for parameter in model.parameters():
@@ -105,10 +107,11 @@ def test_a_step_that_float16_leaves_out_does_not_count(gradient):
         objective=model,
         wrapped=model,
         optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
-        average=average,
+        schedule=Schedule(settings=Settings(), length=1),
+        ema=average,
         scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
     )
     state.scaler.scale(torch.ones(()))  # as the loss was
-    move(state, None, torch.ones(()), [])
+    optimizer_step(state, torch.ones(()), [])
     same = all(torch.equal(average.values[name], value) for name, value in before.items())
     assert same == (gradient == torch.inf)

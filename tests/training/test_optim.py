@@ -11,15 +11,15 @@ from torch import nn
 from vitrail.errors import ConfigError
 from vitrail.models.build import build, create
 from vitrail.models.config import BitConfig, MixerConfig
-from vitrail.training.muon import Muon, orthogonal
-from vitrail.training.optimizers import (
+from vitrail.training.config import OptimSettings
+from vitrail.training.muon import Muon, orthogonalize
+from vitrail.training.optim import (
     distances_from_head,
     freeze,
     is_kernel,
     make_optimizers,
-    set_rates,
+    set_learning_rates,
 )
-from vitrail.training.settings import Optim
 
 KINDS = ["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
 
@@ -63,13 +63,15 @@ def gradients(named, seed):
 
 
 def settings(kind, **changes):
-    return Optim(kind=kind, learning_rate=0.01, weight_decay=0.1, layer_decay=0.7, **changes)
+    return OptimSettings(
+        kind=kind, learning_rate=0.01, weight_decay=0.1, layer_decay=0.7, **changes
+    )
 
 
 def take_steps(named, optimizers, seeds):
     for seed in seeds:
         gradients(named, seed)
-        set_rates(optimizers, 1 / (1 + seed))
+        set_learning_rates(optimizers, 1 / (1 + seed))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -167,15 +169,15 @@ def test_every_parameter_is_in_one_group_with_its_peak(model):
 
 
 def test_groups_are_few(model):
-    plain = Optim(kind="adamw", learning_rate=0.01)
+    plain = OptimSettings(kind="adamw", learning_rate=0.01)
     [optimizer] = make_optimizers(model.named_parameters(), plain, 2)
     assert len(optimizer.param_groups) == 1
 
 
 def test_rates_follow_the_schedule_in_all_optimizers(model):
     optimizers = make_optimizers(model.named_parameters(), settings("muon"), 2)
-    set_rates(optimizers, 0.25)
-    set_rates(optimizers, 0.5)  # of the peak, not of what was set before
+    set_learning_rates(optimizers, 0.25)
+    set_learning_rates(optimizers, 0.5)  # of the peak, not of what was set before
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             assert group["lr"] == 0.5 * group["peak"]
@@ -281,7 +283,7 @@ def test_five_steps_are_those_of_the_formula(kind):
     memory = {name: {"decay": 0.1 if is_kernel(name, p) else 0.0} for name, p in named.items()}
     for t in range(1, 6):
         gradients(named, t)
-        set_rates(optimizers, 1 / t)
+        set_learning_rates(optimizers, 1 / t)
         for name, p in named.items():
             assert p.grad is not None
             p.grad *= 3**t  # more than what is remembered: Adafactor clips its updates
@@ -304,7 +306,7 @@ def test_muon_goes_along_with_adamw():
     for optimizer in optimizers:
         optimizer.step()
     rate = 0.02 * 0.7
-    expected = before[name] * (1 - rate * 0.1) - rate * orthogonal([gradient])[0]
+    expected = before[name] * (1 - rate * 0.1) - rate * orthogonalize([gradient])[0]
     torch.testing.assert_close(named[name].detach(), expected.detach(), atol=1e-6, rtol=1e-5)
     moved = named["head.bias"] - before["head.bias"]
     torch.testing.assert_close(moved.abs(), torch.full((3,), 0.01), atol=1e-6, rtol=1e-4)
@@ -378,7 +380,7 @@ def test_gradients_of_zero_or_extreme_size_give_numbers(kind, scale):
 def test_every_optimizer_learns(kind):
     torch.manual_seed(0)
     model = create("ViT-Mu/4", image_size=8, depth=1, num_classes=3)
-    optim = Optim(kind=kind, learning_rate=0.05 if kind == "sgd" else 3e-3)
+    optim = OptimSettings(kind=kind, learning_rate=0.05 if kind == "sgd" else 3e-3)
     optimizers = make_optimizers(model.named_parameters(), optim, 1)
     images, labels = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     losses = []
