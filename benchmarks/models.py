@@ -34,7 +34,7 @@ def report() -> str:
         "are the network's matrix products and nothing else, one after the other by torch, in",
         "memory that is there already: what is left for a step that does nothing else. *In parts*",
         "is the step as `vitrail train` takes it here, each core with a part of the batch",
-        "(`training/cores.py`).",
+        "(`training/cpu_parallel.py`).",
         "",
     ]
     for title, (shape, batch) in CASES.items():

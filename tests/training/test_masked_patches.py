@@ -276,5 +276,5 @@ def test_models_that_cannot_be_masked_are_refused(headless):
     mixer = create("Mixer-S/16", depth=1, width=8, image_size=32, num_classes=0)
     with pytest.raises(ConfigError, match=r"needs a Vision Transformer, .* MlpMixer"):
         MaskedPatches(mixer, MaskedSettings())
-    with pytest.raises(ConfigError, match=r"patch_dropout=0.5 leaves out patches"):
+    with pytest.raises(ConfigError, match=r"patch_dropout=0.5 drops patches"):
         objective(headless.change(patch_dropout=0.5))

@@ -105,7 +105,7 @@ def test_the_teacher_sees_its_own_normalization(tiny):
     objective = Distillation(student, SOFTMAX, teacher)
     pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     images = normalize(pixels, preset("google", (8, 8)))
-    torch.testing.assert_close(objective.teacher.pictures(images), normalize(pixels, odd))
+    torch.testing.assert_close(objective.teacher.preprocess(images), normalize(pixels, odd))
     torch.testing.assert_close(objective.teacher(images), teacher(normalize(pixels, odd)))
 
 
@@ -117,7 +117,7 @@ def test_the_teacher_sees_its_own_size(tiny):
         resized = F.interpolate(images, (16, 16), mode="bilinear", antialias=True)
         torch.testing.assert_close(objective.teacher(images), teacher(resized))
     images = torch.randn(2, 3, 16, 16)
-    assert objective.teacher.pictures(images) is images
+    assert objective.teacher.preprocess(images) is images
 
 
 def test_a_teacher_may_be_of_another_family(tiny):
@@ -132,9 +132,9 @@ def test_a_teacher_may_be_of_another_family(tiny):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_classes": 5}, "the teacher knows 5 classes, the student learns 3; take a teacher"),
-        ({"num_classes": 0}, "the teacher knows no classes"),
-        ({"channels": 1}, "the teacher reads pictures of 1 channels.* load .* with channels=3"),
+        ({"num_classes": 5}, "the teacher has 5 classes, the student 3 classes; use a teacher"),
+        ({"num_classes": 0}, "the teacher has no head"),
+        ({"channels": 1}, "the teacher takes images of 1 channels.* load .* with channels=3"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(tiny, changes, message):
@@ -145,7 +145,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tiny, changes, message):
 def test_a_teacher_with_other_class_names_is_refused(tiny):
     student = awake(tiny, class_names=("ant", "bee", "cat"))
     teacher = awake(tiny, class_names=("ant", "cat", "bee"))
-    with pytest.raises(CheckpointError, match="calls class 1 'cat', the student 'bee'; take"):
+    with pytest.raises(CheckpointError, match="class 1 is 'cat' for the teacher and 'bee' for the student; use"):
         Distillation(student, SOFTMAX, teacher)
     Distillation(student, SOFTMAX, awake(tiny))  # names that nobody knows are no other names
     Distillation(student, SOFTMAX, awake(tiny, class_names=("ant", "bee", "cat")))
@@ -172,7 +172,7 @@ def test_settings_choose_the_objective(tiny):
     made = make_objective(headless, masked)
     assert type(made) is MaskedPatches
     assert made.head.out_features == 3 * 4 * 4
-    with pytest.raises(ConfigError, match="teaches classes, and objective='masked-patches'"):
+    with pytest.raises(ConfigError, match="needs classes, and objective='masked-patches'"):
         make_objective(headless, masked, teacher=teacher)
 
 

@@ -41,7 +41,7 @@ def test_a_folder_is_free_again_after_its_writer_was_killed(tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(DataError, match=r"cannot write into .*name another folder"),
+        pytest.raises(DataError, match=r"cannot write into .*choose another folder"),
         lock_folder(tmp_path / "file" / "run"),
     ):
         pass
