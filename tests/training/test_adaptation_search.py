@@ -1,4 +1,4 @@
-"""The ladder: what each step may see, which is chosen, and what is left of it."""
+"""The adaptation search: data of each candidate, the choice, and the result."""
 
 import json
 import signal
@@ -38,28 +38,26 @@ from vitrail.training.data_module import DataSplits, hold_out_dev
 from vitrail.training.optim import freeze
 from vitrail.training.recipes import read_run
 
-# From one end to the other
+# End to end
 
 
-def test_all_steps_are_tried_from_cheap_to_costly_and_the_bundle_does_as_well_as_is_said(
-    colors, start, tmp_path
-):
-    out, book = tmp_path / "out", Recorder()
-    found = search(config_of(colors, out, start), book)
-    assert [c.name for c in found.candidates] == [PROBE, LINEAR, ATTENTION, FULL]
-    assert all(c.accuracy is not None for c in found.candidates)
-    assert found.finished
-    assert found.outcomes.keys() == {"test"}
-    stated = written(out)
-    assert [c["chosen"] for c in stated["rungs"]].count(True) == 1
-    assert stated["results"]["test"]["accuracy"] == found.outcomes["test"].accuracy
-    assert vitrail.evaluate(str(out), colors).accuracy == found.outcomes["test"].accuracy
+def test_search_compares_all_candidates_and_writes_the_best(colors, start, tmp_path):
+    out, recorder = tmp_path / "out", Recorder()
+    result = search(config_of(colors, out, start), recorder)
+    assert [c.name for c in result.candidates] == [PROBE, LINEAR, ATTENTION, FULL]
+    assert all(c.accuracy is not None for c in result.candidates)
+    assert result.finished
+    assert result.outcomes.keys() == {"test"}
+    stored = written(out)
+    assert [c["chosen"] for c in stored["rungs"]].count(True) == 1
+    assert stored["results"]["test"]["accuracy"] == result.outcomes["test"].accuracy
+    assert vitrail.evaluate(str(out), colors).accuracy == result.outcomes["test"].accuracy
     assert vitrail.load(out).facts.class_names == CLASSES
     assert not (out / "trials").exists()
-    assert any("held out of train" in line for line in book.lines)
+    assert any("held out of train" in line for line in recorder.lines)
 
 
-def test_the_file_tells_every_learning_rate_that_was_tried(colors, start, tmp_path, quick):
+def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
     quick({("attention", 2e-4): 0.5, ("attention", 6e-4): 0.75}, probes=0.6)
     search(config_of(colors, tmp_path / "out", start))
     probe, linear, attention, full = map(without_times, written(tmp_path / "out")["rungs"])
@@ -84,96 +82,94 @@ def test_the_file_tells_every_learning_rate_that_was_tried(colors, start, tmp_pa
     assert full["gain"] == -0.75
 
 
-# What is chosen
+# Choice
 
 
 @pytest.mark.parametrize(
     ("attention", "full", "chosen"),
     [(0.5, 0.5, PROBE), (0.6, 0.6, ATTENTION), (0.6, 0.7, FULL), (0.7, 0.6, ATTENTION)],
 )
-def test_the_best_is_chosen_and_of_equal_ones_the_cheaper(attention, full, chosen):
-    tried = zip((PROBE, LINEAR, ATTENTION, FULL), (0.5, 0.5, attention, full), strict=True)
-    assert a_climb(*tried).chosen.name == chosen
+def test_best_candidate_is_chosen_and_the_cheaper_in_a_tie(attention, full, chosen):
+    accuracies = zip((PROBE, LINEAR, ATTENTION, FULL), (0.5, 0.5, attention, full), strict=True)
+    assert make_result(*accuracies).chosen.name == chosen
 
 
-def test_a_tie_of_learning_rates_goes_to_the_usual_one():
+def test_usual_learning_rate_wins_a_tie():
     trials = tuple(Trial(rate=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
     assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).rate == 0.01
 
 
-def test_test_pictures_choose_nothing(colors, start, tmp_path):
+def test_test_split_does_not_affect_the_choice(colors, start, tmp_path):
     other = dict(np.load(colors))
     other["y_test"] = (other["y_test"] + 1) % 3
     other["x_test"] = 255 - other["x_test"]
     np.savez(tmp_path / "other.npz", **other)
-    found = []
+    result = []
     for data in (colors, tmp_path / "other.npz"):
         search(config_of(data, tmp_path / data.stem, start))
-        found.append([without_times(c) for c in written(tmp_path / data.stem)["rungs"]])
-    assert found[0] == found[1]
+        result.append([without_times(c) for c in written(tmp_path / data.stem)["rungs"]])
+    assert result[0] == result[1]
     one, two = (vitrail.load(tmp_path / name).state_dict() for name in ("colors", "other"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_set_with_val_and_test_is_chosen_by_val(colors, start, tmp_path, quick):
+def test_val_is_used_as_dev_beside_test(colors, start, tmp_path, quick):
     whole = dict(np.load(colors))
     whole |= {"x_val": whole["x_test"], "y_val": whole["y_test"]}
     np.savez(colors, **whole)
     runs = quick()
-    found = search(config_of(colors, tmp_path / "out", start))
-    assert (found.dev, found.images) == ("val", 12)
-    assert found.outcomes.keys() == {"val", "test"}
+    result = search(config_of(colors, tmp_path / "out", start))
+    assert (result.dev, result.images) == ("val", 12)
+    assert result.outcomes.keys() == {"val", "test"}
     material = runs.configs[0].material
     assert named(material.train) == named(open_source(colors, "train"))
     assert named(material.held_out["dev"]) == named(open_source(colors, "val"))
 
 
-@pytest.mark.parametrize(("pictures", "kept"), [(1000, 100), (20_000, 400), (100_000, 1000)])
-def test_the_larger_the_set_the_smaller_the_share_that_is_kept_apart(pictures, kept):
+@pytest.mark.parametrize(("images", "dev_images"), [(1000, 100), (20_000, 400), (100_000, 1000)])
+def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
     class Nowhere:
         in_memory = True
 
-    labels = np.arange(pictures) % 4
-    names = Rows([("train", pictures)])
+    labels = np.arange(images) % 4
+    names = Rows([("train", images)])
     collection = Collection(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
     train, _, dev = hold_out_dev(DataSplits(reference="x", train=Samples(collection), held_out={}))
-    assert len(dev) == kept
-    assert len(train) + len(dev) == pictures
-    assert np.bincount(dev.labels()).tolist() == [kept // 4] * 4
+    assert len(dev) == dev_images
+    assert len(train) + len(dev) == images
+    assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
     assert not set(train.rows) & set(dev.rows)
 
 
-def test_a_share_to_keep_apart_that_is_given_takes_nothing_from_the_last_run(
-    colors, start, tmp_path, quick
-):
+def test_explicit_dev_fraction_does_not_affect_the_final_run(colors, start, tmp_path, quick):
     runs = quick({"full-fine-tuning": 1.0}, probes=0.0)
-    found = search(config_of(colors, tmp_path / "out", start, dev=0.2))
-    assert (found.dev, found.images) == ("train", 6)
+    result = search(config_of(colors, tmp_path / "out", start, dev=0.2))
+    assert (result.dev, result.images) == ("train", 6)
     assert len(runs.configs[0].splits.train) == 24
-    assert found.outcomes.keys() == {"test"}
+    assert result.outcomes.keys() == {"test"}
     train = fingerprint(open_source(colors, "train"))
     assert vitrail.load(tmp_path / "out").facts.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
 
 
-def test_no_share_is_the_usual_one(colors, start, tmp_path, quick):
+def test_zero_dev_fraction_uses_the_default(colors, start, tmp_path, quick):
     quick()
-    assert search(config_of(colors, tmp_path / "out", start, dev=0.0)).pictures == 3
+    assert search(config_of(colors, tmp_path / "out", start, dev=0.0)).images == 3
 
 
-def test_too_few_pictures_to_keep_some_apart_are_refused(colors, start, tmp_path):
+def test_too_few_images_for_dev_raise(colors, start, tmp_path):
     few = write_colors(colors, train=6)
     with pytest.raises(DataError, match="6 training images, too few to hold some out"):
         search(config_of(few, tmp_path / "out", start, batch_size=None))
 
 
-# What learns from what
+# Data
 
 
-def test_trials_do_not_see_dev_and_the_last_run_sees_all(colors, start, tmp_path, quick):
+def test_trials_exclude_dev_and_the_final_run_includes_it(colors, start, tmp_path, quick):
     runs = quick({"full-fine-tuning": 1.0}, real=True, probes=0.0)
-    found = search(config_of(colors, tmp_path / "out", start))
-    assert found.chosen.name == FULL
+    result = search(config_of(colors, tmp_path / "out", start))
+    assert result.chosen.name == FULL
     train = open_source(colors, "train")
     for config in runs.configs:
         learned, dev = named(config.splits.train), named(config.splits.held_out["dev"])
@@ -184,12 +180,12 @@ def test_trials_do_not_see_dev_and_the_last_run_sees_all(colors, start, tmp_path
     model = vitrail.load(tmp_path / "out")
     assert model.facts.provenance["fingerprint"] == fingerprint(train)
     assert "dev accuracy" not in model.facts.provenance
-    assert found.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
+    assert result.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
     assert (tmp_path / "out" / "report.html").exists()
     assert read_run(tmp_path / "out")[0].optim.learning_rate == 2e-4
 
 
-def test_a_probe_that_is_chosen_has_seen_all_training_pictures(colors, start, tmp_path, quick):
+def test_chosen_probe_is_refitted_to_all_training_images(colors, start, tmp_path, quick):
     quick(probes=1.0)
     search(config_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")
@@ -199,21 +195,21 @@ def test_a_probe_that_is_chosen_has_seen_all_training_pictures(colors, start, tm
     assert model.facts.provenance["head"] == "few-shot probe on 30 images"
 
 
-def test_a_linear_head_that_is_chosen_is_the_bundle(colors, start, tmp_path, quick, monkeypatch):
+def test_chosen_linear_head_is_the_bundle(colors, start, tmp_path, quick, monkeypatch):
     quick()
     monkeypatch.setattr(adapt, "right", lambda probe, dev: float(hasattr(probe, "bias")))
-    found = search(config_of(colors, tmp_path / "out", start))
-    assert found.chosen.name == LINEAR
+    result = search(config_of(colors, tmp_path / "out", start))
+    assert result.chosen.name == LINEAR
     assert vitrail.evaluate(str(tmp_path / "out"), colors).accuracy == (
-        found.outcomes["test"].accuracy
+        result.outcomes["test"].accuracy
     )
     assert not (tmp_path / "out" / MEMORY).exists()
 
 
-def test_attention_only_changes_attention_and_head_and_nothing_else(colors, start, tmp_path, quick):
+def test_attention_only_trains_attention_and_head(colors, start, tmp_path, quick):
     quick({"attention": 1.0}, real=True, probes=0.0)
-    found = search(config_of(colors, tmp_path / "out", start))
-    assert found.chosen.name == ATTENTION
+    result = search(config_of(colors, tmp_path / "out", start))
+    assert result.chosen.name == ATTENTION
     before, after = (vitrail.load(folder).state_dict() for folder in (start, tmp_path / "out"))
     for name in before:
         learned = ".attention." in name or name.startswith("head.")
@@ -229,7 +225,7 @@ def test_attention_only_changes_attention_and_head_and_nothing_else(colors, star
         ("ViT-Mu/4", {"pool": "cls", "distillation": True}),
     ],
 )
-def test_the_patterns_freeze_all_but_attention_and_heads(name, changes):
+def test_freeze_patterns_exclude_attention_and_heads(name, changes):
     model = create(name, num_classes=3, **changes)
     patterns = adapt.frozen_patterns(ATTENTION, model)
     freeze(model, patterns)
@@ -239,17 +235,17 @@ def test_the_patterns_freeze_all_but_attention_and_heads(name, changes):
     assert len(patterns) < 12  # they are for people to read
 
 
-def test_a_model_without_attention_goes_from_its_head_to_all_weights(colors, tmp_path, quick):
+def test_model_without_attention_skips_that_candidate(colors, tmp_path, quick):
     quick({"full-fine-tuning": 0.5})
     small = {"width": 16, "tokens_mlp": 8, "channels_mlp": 16, "depth": 2}
     mixer = create("Mixer-S/16", image_size=8, patch_size=4, num_classes=3, **small)
     vitrail.save(mixer, tmp_path / "mixer")
-    book = Recorder()
-    found = search(config_of(colors, tmp_path / "out", str(tmp_path / "mixer")), book)
-    attention = found.candidates[2]
+    recorder = Recorder()
+    result = search(config_of(colors, tmp_path / "out", str(tmp_path / "mixer")), recorder)
+    attention = result.candidates[2]
     assert attention.accuracy is None
     assert "no attention" in attention.problem
-    assert found.candidates[3].accuracy == 0.5
+    assert result.candidates[3].accuracy == 0.5
 
 
 # Learning rates
@@ -263,35 +259,36 @@ def test_a_model_without_attention_goes_from_its_head_to_all_weights(colors, tmp
         (OptimSettings(kind="lion", learning_rate=3e-5), (3e-5, 9e-6, 9e-5)),
     ],
 )
-def test_the_grid_is_that_of_the_paper_or_lies_around_the_usual_rate(optim, rates):
+def test_learning_rate_grid(optim, rates):
     assert adapt.learning_rates(optim) == rates
 
 
-def test_muons_matrices_follow_the_grid():
+def test_muon_learning_rate_is_scaled_with_the_grid():
     settings = replace(FINE, optim=OptimSettings(kind="muon", learning_rate=1e-3))
     optim = adapt.with_rate(settings, 3e-3, (), float("inf")).optim
     assert optim.muon_learning_rate == pytest.approx(0.06)
 
 
-def test_a_trial_that_diverges_is_told_and_does_not_stop_the_ladder(colors, start, tmp_path):
-    book = Recorder()
+def test_diverged_trial_is_logged_and_skipped(colors, start, tmp_path):
+    recorder = Recorder()
     optim = OptimSettings(kind="sgd", warmup_steps=0, schedule="constant")
     config = config_of(colors, tmp_path / "out", start, optim=optim, steps=4)
-    found = search(config, book, rate=1e30)
-    assert [c.accuracy for c in found.candidates[2:]] == [None, None]
-    assert found.candidates[3].problem.startswith("training diverged at step ")
+    result = search(config, recorder, rate=1e30)
+    assert [c.accuracy for c in result.candidates[2:]] == [None, None]
+    assert result.candidates[3].problem.startswith("training diverged at step ")
     assert any(
-        line.startswith("  full fine-tuning, learning rate 1e+30: train") for line in book.lines
+        line.startswith("  full fine-tuning, learning rate 1e+30: train") for line in recorder.lines
     )
-    assert found.finished
-    assert found.chosen.name in (PROBE, LINEAR)
+    assert result.finished
+    assert result.chosen.name in (PROBE, LINEAR)
     assert (
-        written(tmp_path / "out")["rungs"][3]["trials"][0]["problem"] == found.candidates[3].problem
+        written(tmp_path / "out")["rungs"][3]["trials"][0]["problem"]
+        == result.candidates[3].problem
     )
 
 
 @pytest.mark.parametrize("where", ["trial", "final"])
-def test_a_full_disk_is_no_matter_of_learning_rates(
+def test_full_disk_is_not_treated_as_a_failed_trial(
     colors, start, tmp_path, quick, monkeypatch, where
 ):
     def fail(config, callback):
@@ -309,29 +306,29 @@ def test_a_full_disk_is_no_matter_of_learning_rates(
 # Stopping
 
 
-def test_a_ladder_that_is_stopped_in_a_trial_leaves_nothing(colors, start, tmp_path, quick):
-    class Impatient(Recorder):
+def test_search_stopped_in_a_trial_leaves_nothing(colors, start, tmp_path, quick):
+    class StopAtStep(Recorder):
         def on_step(self, row):
             signal.raise_signal(signal.SIGINT)
 
     config = config_of(colors, tmp_path / "out", start)
     with pytest.raises(KeyboardInterrupt):
-        search(config, Impatient())
+        search(config, StopAtStep())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock"}
     quick()
     assert search(config).finished  # starts over
 
 
-def test_a_ladder_that_is_stopped_in_its_last_run_can_be_resumed(colors, start, tmp_path, quick):
-    class Impatient(Recorder):
+def test_search_stopped_in_the_final_run_can_be_resumed(colors, start, tmp_path, quick):
+    class StopAtStep(Recorder):
         def on_step(self, row):
             if "chosen: full fine-tuning" in self.lines and row["step"] == 1:
                 signal.raise_signal(signal.SIGINT)
 
     quick({"full-fine-tuning": 1.0}, probes=0.0)
     out = tmp_path / "out"
-    found = search(config_of(colors, out, start), Impatient())
-    assert not found.finished
+    result = search(config_of(colors, out, start), StopAtStep())
+    assert not result.finished
     assert written(out)["finished"] is False
     assert has_state(out)
     assert not (out / "config.json").exists()
@@ -341,7 +338,7 @@ def test_a_ladder_that_is_stopped_in_its_last_run_can_be_resumed(colors, start, 
     assert done.step == 2
 
 
-def test_an_older_ladder_is_replaced_if_that_is_wished(colors, start, tmp_path, quick):
+def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
     out = tmp_path / "out"
     quick(probes=1.0)
     search(config_of(colors, out, start))
@@ -353,7 +350,7 @@ def test_an_older_ladder_is_replaced_if_that_is_wished(colors, start, tmp_path, 
     assert not (out / MEMORY).exists()  # it was of other weights
 
 
-def test_what_else_lies_in_a_folder_called_trials_stays(colors, start, tmp_path):
+def test_other_files_in_the_trials_folder_are_kept(colors, start, tmp_path):
     mine = tmp_path / "out" / "trials" / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
@@ -361,10 +358,10 @@ def test_what_else_lies_in_a_folder_called_trials_stays(colors, start, tmp_path)
     assert [path.name for path in mine.parent.iterdir()] == ["mine.txt"]
 
 
-# What is refused, and what is said
+# What is message, and what is said
 
 
-def test_what_was_left_out_of_the_pictures_to_judge_by_is_told(start, tmp_path):
+def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):
     rng = np.random.default_rng(0)
     for split, count in (("train", 4), ("test", 1)):
         for name in CLASSES:
@@ -374,11 +371,11 @@ def test_what_was_left_out_of_the_pictures_to_judge_by_is_told(start, tmp_path):
                 pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "set" / "test" / "red" / "notes.txt").write_text("not a picture")
-    book = Recorder()
+    recorder = Recorder()
     config = config_of(tmp_path / "set", tmp_path, start)
-    AdaptationSearch(config, book, torch.device("cpu"), 0.0, None)
-    told = [line for line in book.lines if line.startswith("note: ")]
-    assert told == ["note: 1 files are no pictures and were left out: .txt 1"]
+    AdaptationSearch(config, recorder, torch.device("cpu"), 0.0, None)
+    message = [line for line in recorder.lines if line.startswith("note: ")]
+    assert message == ["note: 1 files are no images and were left out: .txt 1"]
 
 
 @pytest.mark.parametrize(
@@ -388,12 +385,12 @@ def test_what_was_left_out_of_the_pictures_to_judge_by_is_told(start, tmp_path):
         ({"until_accuracy": 0.9}, "until_accuracy stops a run early"),
     ],
 )
-def test_what_is_no_comparison_of_classifiers_is_refused(colors, start, tmp_path, changes, message):
+def test_unsupported_settings_raise(colors, start, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         search(config_of(colors, tmp_path / "out", start, **changes))
 
 
-def test_several_processes_are_refused(colors, start, tmp_path, monkeypatch):
+def test_multiple_processes_raise(colors, start, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         ConfigError, match="one process, and there are 2; start it without torchrun"
@@ -401,56 +398,56 @@ def test_several_processes_are_refused(colors, start, tmp_path, monkeypatch):
         search(config_of(colors, tmp_path / "out", start))
 
 
-def test_several_labels_are_refused(start, tmp_path):
+def test_multi_label_data_raises(start, tmp_path):
     path = tmp_path / "list.csv"
     path.write_text("\n".join(["path,label", *(f"{i}.png,red|blue" for i in range(4))]))
     with pytest.raises(DataError, match="several labels each, and probes need one"):
         search(config_of(path, tmp_path / "out", start, batch_size=None))
 
 
-def a_climb(*tried, **changes) -> SearchResult:
-    found = tuple(
-        Candidate(name=name, accuracy=accuracy, seconds=190.0) for name, accuracy in tried
+def make_result(*accuracies, **changes) -> SearchResult:
+    result = tuple(
+        Candidate(name=name, accuracy=accuracy, seconds=190.0) for name, accuracy in accuracies
     )
-    about = {"folder": Path("out"), "data": "flowers", "start": "run", "dev": "train"}
-    return SearchResult(**about, images=240, candidates=found, finished=True, **changes)
+    options = {"folder": Path("out"), "data": "flowers", "start": "run", "dev": "train"}
+    return SearchResult(**options, images=240, candidates=result, finished=True, **changes)
 
 
-def test_it_is_told_which_step_paid():
-    tried = ((PROBE, 0.912), (LINEAR, 0.908), (ATTENTION, 0.94), (FULL, 0.936))
-    lines = list(report(a_climb(*tried)))
+def test_report_shows_the_gain_of_each_candidate():
+    accuracies = ((PROBE, 0.912), (LINEAR, 0.908), (ATTENTION, 0.94), (FULL, 0.936))
+    lines = list(report(make_result(*accuracies)))
     assert max(map(len, lines)) <= 80
-    told = " ".join(line.strip() for line in lines)
+    message = " ".join(line.strip() for line in lines)
     assert (
         "few-shot probe: 91.2 %; linear head did not pay (90.8 %); attention-only paid: "
         "91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not pay (93.6 %)."
-    ) in told
-    assert "dev is 240 pictures, held out of train" in told
+    ) in message
+    assert "dev is 240 images, held out of train" in message
 
 
-def test_the_command_tells_the_ladder_as_json(colors, start, tmp_path, capsys, quick):
+def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quick):
     runs = quick()
-    words = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
+    args = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
     small = ["--batch-size", "6", "--model.image-size", "8"]
-    assert main([*words, "--json", "--recipe", "paper-finetune", *small]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == written(tmp_path / "out")
+    assert main([*args, "--json", "--recipe", "paper-finetune", *small]) == 0
+    message = json.loads(capsys.readouterr().out)
+    assert message == written(tmp_path / "out")
     rates = [config.settings.optim.learning_rate for config in runs.configs]
     assert rates == [*adapt.SGD_RATES] * 2  # the recipe's is the middle of them
 
 
-def test_a_learning_rate_that_is_given_is_the_only_one(colors, start, tmp_path, capsys, quick):
+def test_explicit_learning_rate_replaces_the_grid(colors, start, tmp_path, capsys, quick):
     runs = quick()
-    words = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
-    assert main([*words, "--optim.learning-rate", "0.5"]) == 0
+    args = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
+    assert main([*args, "--optim.learning-rate", "0.5"]) == 0
     assert [config.settings.optim.learning_rate for config in runs.configs] == [0.5, 0.5]
     printed = capsys.readouterr().out
     assert "attention-only" in printed
     assert "test: " in printed
 
 
-def test_a_ladder_is_not_resumed(colors, start, tmp_path, capsys):
-    words = ["finetune", str(colors), "--from", start, "--ladder", "--resume"]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+def test_search_cannot_be_resumed(colors, start, tmp_path, capsys):
+    args = ["finetune", str(colors), "--from", start, "--ladder", "--resume"]
+    assert main([*args, "--out", str(tmp_path / "out")]) == 2
     message = "vitrail: --ladder begins anew and --resume goes on; leave one of them out\n"
     assert capsys.readouterr().err == message

@@ -1,4 +1,4 @@
-"""The ladder keeps its time: what is left out for want of it, and what never is."""
+"""Time budgets of the adaptation search."""
 
 from dataclasses import replace
 
@@ -19,63 +19,57 @@ from vitrail.training.data_module import subsample
 from vitrail.training.trainer import Result
 
 
-def looks(monkeypatch, seconds) -> list[set[str]]:
-    """Let a look at a picture take so long; what the probes then look at."""
-    seen, look = [], adapt.features_of
+def record_features(monkeypatch, seconds) -> list[set[str]]:
+    """Let a original at a picture take so long; what the probes then original at."""
+    datasets, original = [], adapt.features_of
 
-    def remembered(model, source, **how):
-        seen.append(named(source))
-        return look(model, source, **how)
+    def recording(model, source, **options):
+        datasets.append(named(source))
+        return original(model, source, **options)
 
     monkeypatch.setattr(AdaptationSearch, "seconds_per_image", lambda self: seconds)
-    monkeypatch.setattr(adapt, "features_of", remembered)
-    return seen
+    monkeypatch.setattr(adapt, "features_of", recording)
+    return datasets
 
 
-def test_the_probes_see_no_more_pictures_than_there_is_time_for(
-    colors, start, tmp_path, quick, monkeypatch
-):
+def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
     quick(probes=1.0)
-    seen, book = looks(monkeypatch, 60.0), Recorder()
-    found = search(config_of(colors, tmp_path / "out", start, minutes=71.5), book)
-    part, dev = seen
+    datasets, recorder = record_features(monkeypatch, 60.0), Recorder()
+    result = search(config_of(colors, tmp_path / "out", start, minutes=71.5), recorder)
+    part, dev = datasets
     assert (len(part), len(dev)) == (11, 3)  # a quarter of what 12 test pictures leave
     assert not part & dev
-    assert "probes use 11 of 27 images to fit the time budget" in book.lines
-    assert found.images == 3
-    about = vitrail.load(tmp_path / "out").facts.provenance
-    assert about["head"] == "few-shot probe on 14 images"
-    assert not any("in addition" in line for line in book.lines)
+    assert "probes use 11 of 27 images to fit the time budget" in recorder.lines
+    assert result.images == 3
+    provenance = vitrail.load(tmp_path / "out").facts.provenance
+    assert provenance["head"] == "few-shot probe on 14 images"
+    assert not any("in addition" in line for line in recorder.lines)
 
 
-def test_dev_is_made_smaller_too_where_even_that_takes_too_long(
-    colors, start, tmp_path, quick, monkeypatch
-):
-    runs, book = quick({"attention": 1.0}, probes=0.0), Recorder()
-    seen = looks(monkeypatch, 60.0)
+def test_dev_is_subsampled_to_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
+    runs, recorder = quick({"attention": 1.0}, probes=0.0), Recorder()
+    datasets = record_features(monkeypatch, 60.0)
     stopped = {"step": 1, "seconds": 1.0, "finished": False}
     runs.final = lambda config, callback: Result(folder=config.out, **stopped)
     config = config_of(colors, tmp_path / "out", start, minutes=51.5, dev=0.5)
-    found = search(config, book)
-    assert [len(part) for part in seen] == [5, 4]
-    assert "dev has 4 of 15 images to fit the time budget" in book.lines
-    assert found.images == 4
+    result = search(config, recorder)
+    assert [len(part) for part in datasets] == [5, 4]
+    assert "dev has 4 of 15 images to fit the time budget" in recorder.lines
+    assert result.images == 4
     assert {len(config.splits.held_out["dev"]) for config in runs.configs} == {
         4
     }  # the same for all
     assert {len(config.splits.train) for config in runs.configs} == {15}
 
 
-def test_without_a_time_to_keep_nothing_is_measured_and_all_is_seen(
-    colors, start, tmp_path, quick, monkeypatch
-):
+def test_without_a_time_budget_all_images_are_used(colors, start, tmp_path, quick, monkeypatch):
     quick(probes=1.0)
-    seen = looks(monkeypatch, None)
+    datasets = record_features(monkeypatch, None)
     search(config_of(colors, tmp_path / "out", start))
-    assert [len(part) for part in seen] == [27, 3]
+    assert [len(part) for part in datasets] == [27, 3]
 
 
-def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(colors):
+def test_subsample_is_deterministic_and_stratified(colors):
     train = open_source(colors, "train")
     some = subsample(train, 12)
     assert np.bincount(some.labels()).tolist() == [4, 4, 4]
@@ -84,29 +78,27 @@ def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(color
     assert subsample(train, 30) is train
 
 
-def test_time_is_kept_for_judging_the_result(colors, start, tmp_path, quick, monkeypatch):
+def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quick, monkeypatch):
     runs = quick(probes=1.0)
-    looks(monkeypatch, 10.0)  # two minutes for the test pictures
+    record_features(monkeypatch, 10.0)  # two minutes for the test pictures
     search(config_of(colors, tmp_path / "out", start, minutes=10.0))
     first, second = (config.settings.minutes for config in runs.configs[:2])
     assert first == pytest.approx(8 / 6, rel=0.1)  # two trials in a third of what is free
     assert second == pytest.approx(8 / 3, rel=0.1)  # the first took no time
 
 
-def test_judging_that_takes_longer_than_all_is_told_and_done(
-    colors, start, tmp_path, quick, monkeypatch
-):
-    runs, book = quick(probes=1.0), Recorder()
-    looks(monkeypatch, 10.0)
-    found = search(config_of(colors, tmp_path / "out", start, minutes=3.0), book)
-    told = "note: evaluating the result on 12 images takes about 2 min 0 s, in addition"
-    assert any(line.startswith(told) for line in book.lines)
-    assert found.outcomes["test"].samples == 12
+def test_long_final_evaluation_is_logged_and_added(colors, start, tmp_path, quick, monkeypatch):
+    runs, recorder = quick(probes=1.0), Recorder()
+    record_features(monkeypatch, 10.0)
+    result = search(config_of(colors, tmp_path / "out", start, minutes=3.0), recorder)
+    message = "note: evaluating the result on 12 images takes provenance 2 min 0 s, in addition"
+    assert any(line.startswith(message) for line in recorder.lines)
+    assert result.outcomes["test"].samples == 12
     assert runs.configs[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial
 
 
-def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick, monkeypatch):
-    def stopped(*about, **how):
+def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick, monkeypatch):
+    def stopped(*provenance, **options):
         raise KeyboardInterrupt
 
     quick(probes=1.0)
@@ -118,7 +110,7 @@ def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick,
     assert load_memory(tmp_path / "out", model) is not None
 
 
-def test_how_long_a_look_takes_is_measured_after_a_warm_up(colors, start, tmp_path, monkeypatch):
+def test_feature_time_is_measured_after_warmup(colors, start, tmp_path, monkeypatch):
     class Time:
         now = 0.0
 
@@ -127,22 +119,22 @@ def test_how_long_a_look_takes_is_measured_after_a_warm_up(colors, start, tmp_pa
             return cls.now
 
     device = torch.device("cpu")
-    made = AdaptationSearch(config_of(colors, tmp_path, start), Callback(), device, 0.0, 0.5)
-    model, seen = made.model, []
+    searching = AdaptationSearch(config_of(colors, tmp_path, start), Callback(), device, 0.0, 0.5)
+    model, datasets = searching.model, []
     features = model.features
 
     def slow(images):
-        Time.now += 100.0 if not seen else 2.0 * len(images)
-        seen.append(len(images))
+        Time.now += 100.0 if not datasets else 2.0 * len(images)
+        datasets.append(len(images))
         return features(images)
 
     monkeypatch.setattr(model, "features", slow)
     monkeypatch.setattr(adapt, "time", Time)
-    assert made.seconds_per_image() == 2.0
-    assert seen == [4, 15]
+    assert searching.seconds_per_image() == 2.0
+    assert datasets == [4, 15]
 
 
-def test_the_time_is_shared_out_among_trials_and_the_last_run(
+def test_time_is_divided_among_trials_and_the_final_run(
     colors, start, tmp_path, quick, monkeypatch
 ):
     runs, last = quick({"full-fine-tuning": 1.0}, probes=0.0), []
@@ -161,50 +153,48 @@ def test_the_time_is_shared_out_among_trials_and_the_last_run(
     assert (last[0].steps, last[0].epochs) == (None, None)
 
 
-def test_with_little_time_fewer_learning_rates_are_tried(colors, start, tmp_path, quick):
+def test_short_budget_reduces_the_grid(colors, start, tmp_path, quick):
     runs = quick()
-    found = search(config_of(colors, tmp_path / "out", start, minutes=0.25))
-    assert found.candidates[2].trials[0].accuracy is not None  # the usual one, with all the time
-    assert [trial.problem for trial in found.candidates[2].trials] == ["", *[adapt.NO_TIME] * 2]
+    result = search(config_of(colors, tmp_path / "out", start, minutes=0.25))
+    assert result.candidates[2].trials[0].accuracy is not None  # the usual one, with all the time
+    assert [trial.problem for trial in result.candidates[2].trials] == ["", *[adapt.NO_TIME] * 2]
     assert runs.configs[0].settings.minutes > 0.05
 
 
-def test_steps_for_which_there_is_no_time_are_told_and_the_others_count(
-    colors, start, tmp_path, quick
-):
-    runs, book = quick(), Recorder()
-    found = search(config_of(colors, tmp_path / "out", start, minutes=0.01), book)
+def test_candidates_without_time_are_logged_and_skipped(colors, start, tmp_path, quick):
+    runs, recorder = quick(), Recorder()
+    result = search(config_of(colors, tmp_path / "out", start, minutes=0.01), recorder)
     assert not runs.configs
-    assert found.finished
-    assert [c.problem for c in found.candidates[2:]] == [adapt.NO_TIME] * 2
-    assert f"  attention-only, learning rate 0.0002: {adapt.NO_TIME}" in book.lines
+    assert result.finished
+    assert [c.problem for c in result.candidates[2:]] == [adapt.NO_TIME] * 2
+    assert f"  attention-only, learning rate 0.0002: {adapt.NO_TIME}" in recorder.lines
 
 
-def test_a_trial_with_time_for_one_step_only_does_not_count(colors, start, tmp_path, quick):
+def test_trial_of_one_step_is_discarded(colors, start, tmp_path, quick):
     quick({"attention": 1.0}, steps=1)
-    found = search(config_of(colors, tmp_path / "out", start, minutes=9.0))
-    assert found.candidates[2].accuracy is None
-    assert found.candidates[2].problem == adapt.TOO_SHORT
+    result = search(config_of(colors, tmp_path / "out", start, minutes=9.0))
+    assert result.candidates[2].accuracy is None
+    assert result.candidates[2].problem == adapt.TOO_SHORT
 
 
 @pytest.mark.parametrize("time", ["remaining", "free"])  # none at all, or only to judge
-def test_where_there_is_no_time_to_train_it_again_the_trial_is_the_result(
+def test_best_trial_is_the_result_if_no_time_is_left(
     colors, start, tmp_path, quick, monkeypatch, time
 ):
-    class Late(Recorder):
+    class OutOfTime(Recorder):
         def log(self, line):
             super().log(line)
             if line.startswith("chosen"):
                 monkeypatch.setattr(AdaptationSearch, time, lambda self: 0.0)
 
     quick({"attention": 1.0}, real=True, probes=0.0)
-    book = Late()
-    found = search(config_of(colors, tmp_path / "out", start), book)
-    assert book.lines[-1].startswith("note: no time left to train on all images")
-    check_result(found, colors)
+    recorder = OutOfTime()
+    result = search(config_of(colors, tmp_path / "out", start), recorder)
+    assert recorder.lines[-1].startswith("note: no time left to train on all images")
+    check_result(result, colors)
 
 
-def test_where_training_it_again_fails_the_trial_is_the_result(
+def test_best_trial_is_the_result_if_the_final_run_fails(
     colors, start, tmp_path, quick, monkeypatch
 ):
     def fail(config, callback):
@@ -212,13 +202,15 @@ def test_where_training_it_again_fails_the_trial_is_the_result(
 
     runs = quick({"attention": 1.0}, real=True, probes=0.0)
     runs.final = fail
-    book = Recorder()
-    found = search(config_of(colors, tmp_path / "out", start), book)
-    assert book.lines[-1].startswith("note: training diverged at step 1; the result is the model")
-    check_result(found, colors)
+    recorder = Recorder()
+    result = search(config_of(colors, tmp_path / "out", start), recorder)
+    assert recorder.lines[-1].startswith(
+        "note: training diverged at step 1; the result is the model"
+    )
+    check_result(result, colors)
 
 
-def check_result(found, data) -> None:
-    assert found.finished
-    assert vitrail.evaluate(str(found.folder), data).accuracy == found.outcomes["test"].accuracy
-    assert not (found.folder / "trials").exists()
+def check_result(result, data) -> None:
+    assert result.finished
+    assert vitrail.evaluate(str(result.folder), data).accuracy == result.outcomes["test"].accuracy
+    assert not (result.folder / "trials").exists()

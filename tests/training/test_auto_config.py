@@ -1,4 +1,4 @@
-"""What is chosen where nothing was said, and that what was said stays."""
+"""Automatic configuration, and that explicit settings are kept."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def chosen(settings=None, stats=STATS, *, gpu=False, start=None):
     return complete_settings(settings or Settings(), stats, gpu=gpu, start=start)
 
 
-def test_everything_a_run_needs_is_chosen_and_every_choice_has_a_reason():
+def test_all_settings_are_completed_with_reasons():
     choices = chosen()
     settings = choices.settings
     assert None not in (settings.batch_size, settings.epochs, settings.model.name)
@@ -43,8 +43,8 @@ def test_everything_a_run_needs_is_chosen_and_every_choice_has_a_reason():
     assert all(": " in reason for reason in choices.reasons)
 
 
-def test_what_was_said_stays():
-    said = Settings(
+def test_explicit_settings_are_kept():
+    explicit = Settings(
         batch_size=7,
         steps=11,
         image_sizes=((0.0, 32),),
@@ -53,10 +53,10 @@ def test_what_was_said_stays():
         loss=LossSettings(kind="sigmoid"),
         machine=MachineSettings(workers=3),
     )
-    assert chosen(said).settings == replace(said, model=replace(said.model, channels=3))
+    assert chosen(explicit).settings == replace(explicit, model=replace(explicit.model, channels=3))
 
 
-def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_named_does_not():
+def test_only_automatic_models_get_frozen_whitening_filters():
     quick = chosen().settings
     assert (quick.model.init, quick.optim.freeze) == ("quick", ("stem.layers.0.weight",))
     assert quick.optim.kind == "muon"
@@ -64,22 +64,22 @@ def test_a_model_that_was_chosen_gets_first_filters_that_stay_and_one_that_was_n
     assert (named.model.init, named.optim.freeze) == (None, ())
     patches = chosen(Settings(model=ModelSettings(stem="patches"))).settings
     assert (patches.model.init, patches.optim.freeze) == (None, ())
-    drawn = chosen(Settings(model=ModelSettings(init="google"))).settings
-    assert (drawn.model.init, drawn.optim.freeze) == ("google", ())
+    google = chosen(Settings(model=ModelSettings(init="google"))).settings
+    assert (google.model.init, google.optim.freeze) == ("google", ())
 
 
-def test_from_scratch_muons_rate_stays_before_it_falls_and_a_said_schedule_is_kept():
+def test_muon_schedule_from_scratch_and_explicit():
     scratch = chosen().settings.optim
     assert (scratch.schedule, scratch.cooldown) == ("constant-linear", 0.6)
     tuned = chosen(start=configuration("ViT-Pico/8")).settings.optim
     assert (tuned.kind, tuned.schedule, tuned.cooldown) == ("muon", "linear", None)
-    said = chosen(Settings(optim=OptimSettings(schedule="constant-linear"))).settings.optim
-    assert said.cooldown is None
-    said = chosen(Settings(optim=OptimSettings(cooldown=0.1))).settings.optim
-    assert (said.schedule, said.cooldown) == ("constant-linear", 0.1)
+    explicit = chosen(Settings(optim=OptimSettings(schedule="constant-linear"))).settings.optim
+    assert explicit.cooldown is None
+    explicit = chosen(Settings(optim=OptimSettings(cooldown=0.1))).settings.optim
+    assert (explicit.schedule, explicit.cooldown) == ("constant-linear", 0.1)
 
 
-def test_an_optimizer_that_was_named_gets_its_own_usual_settings():
+def test_explicit_optimizer_gets_its_defaults():
     lion = chosen(Settings(optim=OptimSettings(kind="lion"))).settings.optim
     assert (lion.learning_rate, lion.schedule, lion.weight_decay) == (1e-4, "cosine", 0.0)
     muon = chosen(Settings(optim=OptimSettings(schedule="cosine", weight_decay=0.0))).settings.optim
@@ -91,7 +91,7 @@ def test_masked_patches_are_not_mixed():
     assert (mixing.mixup, mixing.cutmix) == (0, 0)
 
 
-def test_small_pictures_are_seen_whole_and_large_ones_reduced():
+def test_image_size_follows_the_data():
     small = chosen(stats=replace(STATS, side=28, channels=1)).settings
     assert (small.model.image_size, small.model.patch_size, small.model.channels) == (28, 4, 1)
     assert chosen().settings.model.image_size == 128
@@ -99,20 +99,20 @@ def test_small_pictures_are_seen_whole_and_large_ones_reduced():
     assert chosen().settings.model.channels == 3
 
 
-def test_only_large_pictures_begin_small():
+def test_progressive_resizing_only_for_large_images():
     assert chosen(stats=replace(STATS, side=32)).settings.image_sizes == ()
     assert chosen().settings.image_sizes == ((0.0, 64), (0.5, 128))
 
 
-def test_a_small_model_is_wide_unless_its_shape_is_given():
+def test_small_model_is_wide_unless_its_shape_is_set():
     small = replace(STATS, side=32)
     model = chosen(stats=small).settings.model
     assert (model.depth, model.width, model.mlp_width, model.heads) == (2, 96, 384, 3)
-    given = chosen(Settings(model=ModelSettings(width=64)), stats=small).settings.model
-    assert (given.depth, given.width, given.heads) == (None, 64, None)
+    explicit = chosen(Settings(model=ModelSettings(width=64)), stats=small).settings.model
+    assert (explicit.depth, explicit.width, explicit.heads) == (None, 64, None)
 
 
-def test_the_chosen_model_can_be_built_at_every_size_of_the_run():
+def test_chosen_model_fits_every_image_size_stage():
     for side in (8, 15, 28, 32, 40, 41, 100, 500):
         settings = chosen(stats=replace(STATS, side=side)).settings
         config = configuration(settings.model.name).change(**settings.model.changes())
@@ -121,13 +121,13 @@ def test_the_chosen_model_can_be_built_at_every_size_of_the_run():
             assert size <= config.image_size
 
 
-def test_a_gpu_and_many_pictures_make_a_larger_model():
+def test_gpu_and_large_dataset_choose_a_larger_model():
     many = replace(STATS, images=1_000_000)
     assert chosen(stats=many, gpu=True).settings.model.name == "ViT-S/16"
     assert chosen(stats=many).settings.model.name != "ViT-S/16"
 
 
-def test_fine_tuning_leaves_the_model_alone_and_takes_small_steps():
+def test_finetuning_defaults():
     settings = chosen(start=configuration("ViT-B/16")).settings
     assert settings.model == ModelSettings()
     assert settings.optim.kind == "adamw"
@@ -136,15 +136,15 @@ def test_fine_tuning_leaves_the_model_alone_and_takes_small_steps():
     assert (settings.batch_size, settings.epochs) == (32, 4.0)
 
 
-def test_a_narrower_pre_trained_model_takes_larger_steps_and_a_given_rate_is_kept():
+def test_finetuning_rate_depends_on_width():
     tiny = chosen(start=configuration("ViT-Ti/16")).settings.optim
     assert (tiny.kind, tiny.learning_rate, tiny.layer_decay) == ("adamw", 8e-4, 0.75)
-    said = Settings(optim=OptimSettings(learning_rate=1e-5, layer_decay=1.0))
-    said = chosen(said, start=configuration("ViT-Ti/16")).settings.optim
-    assert (said.learning_rate, said.layer_decay) == (1e-5, 1.0)
+    explicit = Settings(optim=OptimSettings(learning_rate=1e-5, layer_decay=1.0))
+    explicit = chosen(explicit, start=configuration("ViT-Ti/16")).settings.optim
+    assert (explicit.learning_rate, explicit.layer_decay) == (1e-5, 1.0)
 
 
-def test_a_small_model_is_fine_tuned_as_it_would_be_trained():
+def test_small_models_are_finetuned_with_muon():
     small = configuration("ViT-Pico/8")
     assert chosen(start=small).settings.optim.kind == "muon"
     assert chosen(start=configuration("BiT-R50x1")).settings.optim.kind == "adamw"
@@ -154,24 +154,24 @@ def test_a_small_model_is_fine_tuned_as_it_would_be_trained():
     assert chosen(frozen, start=small).settings.optim.kind == "adamw"
 
 
-def test_several_labels_need_a_sigmoid():
+def test_multi_label_data_needs_sigmoid_loss():
     several = replace(STATS, multi_label=True)
     assert chosen(stats=several).settings.loss.kind == "sigmoid"
     with pytest.raises(ConfigError, match="use 'sigmoid'"):
         chosen(Settings(loss=LossSettings(kind="softmax")), several)
 
 
-def test_readers_are_used_where_reading_is_slow_or_the_learning_is_elsewhere():
+def test_workers_are_used_for_slow_decoding_or_gpu():
     assert chosen().settings.machine.workers == 0
     assert chosen(stats=replace(STATS, seconds=0.01)).settings.machine.workers is None
     assert chosen(gpu=True).settings.machine.workers is None
 
 
-def test_a_batch_is_never_larger_than_the_data():
+def test_batch_size_is_capped_by_the_dataset():
     assert chosen(stats=replace(STATS, images=5)).settings.batch_size == 5
 
 
-def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
+def test_explicit_augmentation_is_kept_and_completed():
     settings = Settings(augment=AugmentSettings(flip=False, policy="trivial"))
     augmentation, mixing = choose_augmentation(settings, STATS)
     assert not augmentation.flip
@@ -187,14 +187,14 @@ def test_variation_that_was_given_is_kept_and_the_rest_is_chosen():
     assert (light.crop, none.cutmix) == ("whole", 0.0)
 
 
-def test_mixing_that_was_asked_for_begins_at_once_and_is_mixed_with_nothing_else():
+def test_explicit_mixing_starts_immediately():
     _, mixing = choose_augmentation(Settings(mix=MixSettings(mixup=0.2)), STATS)
     assert mixing == Mixing(mixup=0.2)
     _, later = choose_augmentation(Settings(mix=MixSettings(after=5)), STATS)
     assert later == Mixing(cutmix=1.0, chance=0.5, after=5)
 
 
-def test_sizes_that_are_no_whole_patches_are_refused():
+def test_invalid_image_sizes_raise():
     config = configuration("ViT-Ti/16")
     with pytest.raises(ConfigError, match="40 pixels are not a multiple of 16 up to 224; try 32"):
         image_size_stages(Settings(image_sizes=((0.0, 40),)), config)
@@ -204,7 +204,7 @@ def test_sizes_that_are_no_whole_patches_are_refused():
         image_size_stages(Settings(image_sizes=((0.0, 32),)), BitConfig())
 
 
-def test_a_look_at_the_data_tells_size_and_color(tmp_path):
+def test_dataset_stats_of_arrays(tmp_path):
     stats = dataset_stats(open_source(write_colors(tmp_path / "colors.npz")))
     assert (stats.images, stats.classes, stats.side, stats.channels) == (30, 3, 8, 3)
     gray = np.zeros((4, 9, 7), np.uint8)

@@ -1,10 +1,13 @@
-"""The state of a run is what was there, to the last bit; and it is there whole, or not at all."""
+"""The resumable state is bit-exact and atomic; locks, signals, and NaN diagnosis."""
 
 import json
 import os
 import pickle
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,17 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from vitrail import VisionTransformer, VitConfig
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, DataError
 from vitrail.training import checkpoint
-from vitrail.training.checkpoint import has_state, load_state, remove_state, save_state
+from vitrail.training.checkpoint import (
+    first_nonfinite,
+    graceful_stop,
+    has_state,
+    load_state,
+    lock_folder,
+    remove_state,
+    save_state,
+)
 from vitrail.training.muon import Muon
 from vitrail.training.optim import Adafactor, Lion
 
@@ -136,7 +147,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("frozen", ["", "attention"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path, kind, frozen, steps):
+def test_state_round_trip_is_bit_exact(tmp_path, kind, frozen, steps):
     run = Run(kind, frozen=frozen).learn(steps)
     before = run.bits()
     run.save(tmp_path)
@@ -147,7 +158,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path, kind, frozen
     assert again.learn(2).bits() == run.learn(2).bits()
 
 
-def test_a_run_without_an_average_has_none(tmp_path):
+def test_state_without_average(tmp_path):
     run = Run().learn()
     save_state(tmp_path, extra={"step": 1}, **run.parts | {"average": None})
     again = Run(seed=1)
@@ -157,7 +168,7 @@ def test_a_run_without_an_average_has_none(tmp_path):
         again.load(tmp_path)
 
 
-def test_how_the_optimizer_computes_is_decided_anew(tmp_path):
+def test_fused_option_is_not_part_of_the_state(tmp_path):
     Run("adamw fused").learn().save(tmp_path)
     run = Run()
     run.optimizers = [AdamW(run.objective.parameters(), lr=0.5, foreach=True)]
@@ -168,7 +179,7 @@ def test_how_the_optimizer_computes_is_decided_anew(tmp_path):
     assert group["lr"] == 0.01 * 0.9 * 0.9
 
 
-def test_a_state_is_there_after_saving_and_gone_after_removing(tmp_path):
+def test_has_state_and_remove_state(tmp_path):
     assert not has_state(tmp_path)
     remove_state(tmp_path)
     Run().save(tmp_path)
@@ -180,14 +191,14 @@ def test_a_state_is_there_after_saving_and_gone_after_removing(tmp_path):
         Run().load(tmp_path)
 
 
-def test_only_the_newest_states_are_kept(tmp_path):
+def test_only_the_newest_states_remain(tmp_path):
     run = Run()
     for _ in range(4):
         run.learn().save(tmp_path)
     assert names(tmp_path) == ["step-3", "step-4"]
 
 
-def test_the_last_save_is_the_newest_whatever_its_step(tmp_path):
+def test_newest_state_is_the_last_saved(tmp_path):
     late, early = Run().learn(5).save(tmp_path), Run(seed=1).learn(2).save(tmp_path)
     assert Run().load(tmp_path).bits() == early.bits() != late.bits()
     again = Run(seed=2).learn(2).save(tmp_path)  # the same step once more
@@ -199,32 +210,32 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def test_a_save_killed_anywhere_leaves_a_whole_state(tmp_path, monkeypatch):
+def test_save_killed_at_any_point_leaves_a_valid_state(tmp_path, monkeypatch):
     kind = "sgd without momentum"  # few tensors, for there are many moments
-    begun = tmp_path / "begun"
-    Run(kind, seed=1).save(begun)
-    old, new, after = Run(kind).learn(1).save(begun), Run(kind).learn(2), Run(kind).learn(3)
+    started = tmp_path / "started"
+    Run(kind, seed=1).save(started)
+    old, new, after = Run(kind).learn(1).save(started), Run(kind).learn(2), Run(kind).learn(3)
     left = 0
 
-    def deadly(act):
-        def acts(*arguments, **named):
+    def killing(act):
+        def wrapper(*arguments, **named):
             nonlocal left
             left -= 1
             if left == 0:
                 raise Killed
             return act(*arguments, **named)
 
-        return acts
+        return wrapper
 
-    found = []
+    restored = []
     for moment in range(1, 100):
         folder = tmp_path / str(moment)
-        shutil.copytree(begun, folder)
+        shutil.copytree(started, folder)
         with monkeypatch.context() as patch:
             for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
-                patch.setattr(os, name, deadly(getattr(os, name)))
+                patch.setattr(os, name, killing(getattr(os, name)))
             for module in (json, pickle):
-                patch.setattr(module, "dump", deadly(module.dump))
+                patch.setattr(module, "dump", killing(module.dump))
             left = moment
             try:
                 new.save(folder)
@@ -232,16 +243,16 @@ def test_a_save_killed_anywhere_leaves_a_whole_state(tmp_path, monkeypatch):
                 pass
             else:
                 break  # all moments have been tried
-        found.append(Run(kind, seed=2).load(folder).bits())
+        restored.append(Run(kind, seed=2).load(folder).bits())
         after.save(folder)  # and the next save tidies up
         assert names(folder) in (["step-1", "step-3"], ["step-2", "step-3"])
-    assert len(found) > 10
-    before = found.count(old.bits())
-    assert found == before * [old.bits()] + (len(found) - before) * [new.bits()]
-    assert 0 < before < len(found)
+    assert len(restored) > 10
+    before = restored.count(old.bits())
+    assert restored == before * [old.bits()] + (len(restored) - before) * [new.bits()]
+    assert 0 < before < len(restored)
 
 
-def test_a_state_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_state_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     calls = []
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
@@ -273,7 +284,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_gives_way_to_the_one_before(tmp_path, damage):
+def test_damaged_state_falls_back_to_the_previous(tmp_path, damage):
     first = Run().learn(1).save(tmp_path)
     Run().learn(2).save(tmp_path)
     DAMAGES[damage](tmp_path / "state" / "step-2")
@@ -286,7 +297,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(tmp_path, damage):
         Run().load(tmp_path)
 
 
-def test_a_full_disk_is_told_in_one_line_and_costs_nothing(tmp_path):
+def test_full_disk_raises_and_keeps_the_previous_state(tmp_path):
     first = Run().learn(1).save(tmp_path)
     files = sorted((tmp_path / "state" / "step-1").iterdir(), key=lambda path: path.stat().st_size)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -303,13 +314,13 @@ def test_a_full_disk_is_told_in_one_line_and_costs_nothing(tmp_path):
         assert Run(seed=1).load(tmp_path).bits() == first.bits()
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_unwritable_state_folder_raises(tmp_path):
     (tmp_path / "state").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot save the run's state in .*: File exists"):
         Run().save(tmp_path)
 
 
-def test_another_model_is_refused_by_name_and_shape(tmp_path):
+def test_state_of_another_model_raises(tmp_path):
     Run().save(tmp_path)
     other = Run()
     other.objective = Objective(width=34)
@@ -319,7 +330,7 @@ def test_another_model_is_refused_by_name_and_shape(tmp_path):
         other.load(tmp_path)
 
 
-def test_other_optimizers_are_refused(tmp_path):
+def test_state_of_other_optimizers_raises(tmp_path):
     Run("muon and adamw").learn().save(tmp_path)
     with pytest.raises(CheckpointError, match="other optimizers or frozen weights"):
         Run("adam").load(tmp_path)
@@ -330,20 +341,87 @@ class Evil:
         return print, ("the file has run code",)
 
 
-def test_a_state_runs_no_code(tmp_path, capsys):
+def test_loading_a_state_executes_no_code(tmp_path, capsys):
     Run().save(tmp_path)
-    place = tmp_path / "state" / "step-0"
-    (place / ".metadata").write_bytes(pickle.dumps(Evil()))
-    note = json.loads((place / "state.json").read_text())  # by somebody who knows the format
-    note["files"] |= checkpoint.digests_of([place / ".metadata"])
+    path = tmp_path / "state" / "step-0"
+    (path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    note = json.loads((path / "state.json").read_text())  # by somebody who knows the format
+    note["files"] |= checkpoint.digests_of([path / ".metadata"])
     note["digest"] = checkpoint.digest_of_note(note)
-    (place / "state.json").write_text(json.dumps(note))
+    (path / "state.json").write_text(json.dumps(note))
     with pytest.raises(CheckpointError, match=r"its .metadata asks for builtins\.print"):
         Run().load(tmp_path)
     assert capsys.readouterr().out == ""
 
 
-def test_a_state_can_be_moved_with_its_run(tmp_path):
+def test_state_can_be_moved(tmp_path):
     run = Run().learn().save(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert Run(seed=1).load(tmp_path / "there").bits() == run.bits()
+
+
+def test_lock_is_exclusive(tmp_path):
+    with (
+        lock_folder(tmp_path / "run"),
+        pytest.raises(DataError, match="another run is writing"),
+        lock_folder(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_lock_is_released_after_a_kill(tmp_path):
+    hold = (
+        "import sys, pathlib; from vitrail.training.checkpoint import lock_folder\n"
+        "with lock_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=-1, stdout=-1, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(DataError), lock_folder(tmp_path):
+            pass
+        process.kill()
+    with lock_folder(tmp_path):
+        pass
+
+
+def test_unwritable_folder_raises(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(DataError, match=r"cannot write into .*choose another folder"),
+        lock_folder(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_second_interrupt_raises():
+    before = signal.getsignal(signal.SIGINT)  # ignored in a background job of a shell
+    with graceful_stop() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop
+        assert stop.signal == "Ctrl-C"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, images, targets):
+        return self.model(images).sum()
+
+
+def test_first_nonfinite_module_is_named():
+    chain, images = Chain(), torch.ones(1, 2)
+    assert first_nonfinite(chain, images, images) == "the gradients"
+    assert first_nonfinite(chain, images / 0, images) == "the images"
+    with torch.no_grad():
+        chain.model[1].weight.fill_(3e38)
+    assert first_nonfinite(chain, images * 100, images) == "the output of 1"
+    with torch.no_grad():
+        chain.model[2].bias.fill_(torch.nan)
+    assert first_nonfinite(chain, images, images) == "the weight 2.bias"

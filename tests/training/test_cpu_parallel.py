@@ -1,4 +1,4 @@
-"""Parts of a batch on cores of their own learn what the whole batch learns."""
+"""CPU data parallelism matches the whole batch."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -50,18 +50,18 @@ def gradients(objective, loss):
 
 
 @pytest.mark.parametrize(("count", "parts"), [(6, 2), (7, 2), (7, 3), (4, 4)])
-def test_parts_have_the_loss_and_the_gradients_of_the_whole(any_size, objective, count, parts):
+def test_shards_have_the_loss_and_gradients_of_the_batch(any_size, objective, count, parts):
     whole = objective(*batch(count))
     expected = gradients(objective, whole)
     loss = CpuDataParallel(objective, parts)(*batch(count))
-    found = gradients(objective, loss)
+    sharded = gradients(objective, loss)
     torch.testing.assert_close(loss, whole, rtol=1e-12, atol=0)
-    assert found.keys() == expected.keys()
+    assert sharded.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(sharded[name], gradient, rtol=1e-9, atol=1e-13)
 
 
-def test_autocast_reaches_the_threads_of_all_parts(any_size):
+def test_autocast_applies_to_all_shards(any_size):
     torch.manual_seed(0)
     model = create("ViT-Mu/4", image_size=8, num_classes=3)
     nn.init.normal_(model.head.weight)
@@ -70,72 +70,72 @@ def test_autocast_reaches_the_threads_of_all_parts(any_size):
     images = images.float()
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(objective, objective(images, labels))
-        found = gradients(objective, CpuDataParallel(objective, 2)(images, labels))
+        sharded = gradients(objective, CpuDataParallel(objective, 2)(images, labels))
     exact = gradients(objective, objective(images, labels))
     for name in ("model.head.weight", "model.encoder.blocks.0.mlp.fc1.weight"):
-        close = (found[name] - expected[name]).norm() / exact[name].norm()
+        close = (sharded[name] - expected[name]).norm() / exact[name].norm()
         rounded = (exact[name] - expected[name]).norm() / exact[name].norm()
         assert close < 0.05  # bfloat16 has 8 bits
         assert rounded > 1e-4  # and so autocast was on
 
 
-def test_mixed_labels_are_cut_with_their_pictures(any_size, objective):
+def test_soft_labels_are_sharded_with_their_images(any_size, objective):
     images, _ = batch(5)
     shares = torch.rand(5, 3, dtype=torch.float64).softmax(dim=1)
     expected = gradients(objective, objective(images, shares))
-    found = gradients(objective, CpuDataParallel(objective, 2)(images, shares))
+    sharded = gradients(objective, CpuDataParallel(objective, 2)(images, shares))
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(sharded[name], gradient, rtol=1e-9, atol=1e-13)
 
 
-def test_accumulated_and_scaled_losses_give_scaled_sums(any_size, objective):
-    parted = CpuDataParallel(objective, 2)
-    once = gradients(objective, parted(*batch(6)))
+def test_gradient_accumulation_and_scaling(any_size, objective):
+    parallel = CpuDataParallel(objective, 2)
+    once = gradients(objective, parallel(*batch(6)))
     objective.zero_grad()
     for _ in range(3):
-        (parted(*batch(6)) / 2).backward()
+        (parallel(*batch(6)) / 2).backward()
     for name, parameter in objective.named_parameters():
         torch.testing.assert_close(parameter.grad, 1.5 * once[name], rtol=1e-9, atol=1e-13)
 
 
-def test_copies_follow_the_weights_whoever_changes_them_and_however(any_size, objective):
-    parted = CpuDataParallel(objective, 2)
+def test_replicas_follow_weight_changes(any_size, objective):
+    parallel = CpuDataParallel(objective, 2)
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.mul_(1.5)
-    torch.testing.assert_close(parted(*batch(6)), objective(*batch(6)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(parallel(*batch(6)), objective(*batch(6)), rtol=1e-12, atol=0)
     for parameter in objective.parameters():
         parameter.data = parameter.data * 0.5
-    torch.testing.assert_close(parted(*batch(6)), objective(*batch(6)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(parallel(*batch(6)), objective(*batch(6)), rtol=1e-12, atol=0)
 
 
-def test_frozen_weights_stay_without_gradient(any_size, objective):
+def test_frozen_weights_get_no_gradient(any_size, objective):
     objective.model.stem.requires_grad_(False)
-    found = gradients(objective, CpuDataParallel(objective, 2)(*batch(6)))
-    assert not any("stem" in name for name in found)
-    assert any("encoder" in name for name in found)
+    sharded = gradients(objective, CpuDataParallel(objective, 2)(*batch(6)))
+    assert not any("stem" in name for name in sharded)
+    assert any("encoder" in name for name in sharded)
 
 
-def test_weights_are_found_once(objective):
-    parted = CpuDataParallel(objective, 2)
-    assert len(list(parted.parameters())) == len(list(objective.parameters()))
+def test_parameters_are_listed_once(objective):
+    parallel = CpuDataParallel(objective, 2)
+    assert len(list(parallel.parameters())) == len(list(objective.parameters()))
 
 
-def test_gradients_are_given_away_once(any_size, objective):
+def test_backward_can_be_called_once(any_size, objective):
     loss = CpuDataParallel(objective, 2)(*batch(6))
     loss.backward(retain_graph=True)
     with pytest.raises(AssertionError):
         loss.backward()
 
 
-def test_a_part_that_is_little_work_is_not_worth_a_core():
+def test_small_shards_are_not_worth_it():
     config = create("ViT-Femto/4", num_classes=3).config  # 64 channels
     assert worth_sharding(config, (128, 3, 32, 32), 2)
     assert not worth_sharding(config, (16, 3, 32, 32), 2)
     assert not worth_sharding(config, (128, 3, 8, 8), 2)
 
 
-def test_an_error_in_a_part_is_the_error_of_the_step(any_size, objective):
+def test_error_in_a_shard_is_raised(any_size, objective):
     images, labels = batch(6)
     with pytest.raises(IndexError, match="out of bounds"):
         CpuDataParallel(objective, 2)(images, labels + 3)
@@ -149,16 +149,14 @@ def two_threads():
     torch.set_num_threads(usual)
 
 
-def test_a_run_in_parts_learns_what_a_whole_one_does_and_repeats_to_the_bit(
-    any_size, two_threads, tmp_path
-):
+def test_sharded_run_matches_and_is_deterministic(any_size, two_threads, tmp_path):
     data = write_colors(tmp_path / "colors.npz")
-    books = {}
+    recorders = {}
     for name, parts in (("whole", 1), ("parts", 2), ("again", None)):
-        books[name] = Recorder()
+        recorders[name] = Recorder()
         machine = MachineSettings(parts=parts)
-        tiny_run(data, tmp_path / name, callback=books[name], machine=machine)
-    losses = {name: [row["loss"] for row in book.rows] for name, book in books.items()}
+        tiny_run(data, tmp_path / name, callback=recorders[name], machine=machine)
+    losses = {name: [row["loss"] for row in recorder.rows] for name, recorder in recorders.items()}
     assert losses["parts"] == pytest.approx(losses["whole"], rel=1e-5)
     assert losses["parts"] == losses["again"]  # two cpu_parallel, so two parts are chosen
 
@@ -171,7 +169,7 @@ def test_a_run_in_parts_learns_what_a_whole_one_does_and_repeats_to_the_bit(
         ("Mixer-S/16", {}, "Vision Transformers"),
     ],
 )
-def test_what_needs_the_batch_whole_gets_it_whole(two_threads, model, changes, reason):
+def test_unsupported_configurations_are_not_sharded(two_threads, model, changes, reason):
     config, settings = configuration(model), Settings(**changes)
     assert choose_shards(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))
@@ -179,7 +177,7 @@ def test_what_needs_the_batch_whole_gets_it_whole(two_threads, model, changes, r
         choose_shards(config, forced, torch.float32, CPU)
 
 
-def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
+def test_sharding_by_dropout_precision_and_cores(two_threads):
     config = create("ViT-Mu/4", num_classes=3).config
     settings = Settings(model=ModelSettings(name="ViT-Mu/4"))
     assert choose_shards(config, settings, torch.float32, CPU) == 2
@@ -190,7 +188,7 @@ def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
     assert choose_shards(config, settings, torch.float32, CPU) == 1
 
 
-def test_processes_have_their_parts_already(two_threads, monkeypatch):
+def test_multiple_processes_are_not_sharded(two_threads, monkeypatch):
     monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
     config, settings = configuration("ViT-Mu/4"), Settings()
     assert choose_shards(config, settings, torch.float32, CPU) == 1
@@ -199,7 +197,7 @@ def test_processes_have_their_parts_already(two_threads, monkeypatch):
         choose_shards(config, forced, torch.float32, CPU)
 
 
-def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
+def test_malloc_environment_variables_win(monkeypatch):
     called = []
     library = SimpleNamespace(mallopt=lambda *setting: called.append(setting))
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
@@ -213,9 +211,7 @@ def test_settings_of_malloc_that_stand_outside_are_left_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("whose", "calls"), [("the library's", 0), ("the command's", 3)])
-def test_malloc_is_set_by_the_command_and_never_by_the_library(
-    whose, calls, tmp_path, monkeypatch, two_threads
-):
+def test_malloc_is_configured_only_by_commands(whose, calls, tmp_path, monkeypatch, two_threads):
     data, called = write_colors(tmp_path / "colors.npz"), []
     library = SimpleNamespace(mallopt=lambda *setting: called.append(setting))
     for name in MALLOC_OPTIONS:
@@ -229,6 +225,6 @@ def test_malloc_is_set_by_the_command_and_never_by_the_library(
     assert len(called) == calls
 
 
-def test_less_than_one_part_is_refused():
+def test_zero_parts_raise():
     with pytest.raises(ConfigError, match="parts=0 must be 1 or more"):
         replace(SETTINGS, machine=MachineSettings(parts=0))

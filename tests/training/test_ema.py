@@ -1,4 +1,4 @@
-"""The running average is the formula, and the weights come back to the bit."""
+"""Exponential moving average of the weights."""
 
 import pytest
 import torch
@@ -19,18 +19,18 @@ def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def shake(model):
+def perturb(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
 
 
-def test_the_average_is_the_recurrence():
+def test_ema_matches_the_recurrence():
     model = layers()
     average = EMA(dict(model.named_parameters()), decay=0.9)
     expected = {name: value.double() for name, value in weights(model).items()}
     for _ in range(5):
-        shake(model)
+        perturb(model)
         average.update()
         now = weights(model)
         expected = {name: 0.9 * value + 0.1 * now[name] for name, value in expected.items()}
@@ -38,7 +38,7 @@ def test_the_average_is_the_recurrence():
         torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-6)
 
 
-def test_weights_that_do_not_change_are_their_own_average_to_the_bit():
+def test_ema_of_constant_weights_is_bit_exact():
     model = layers()
     average = EMA(dict(model.named_parameters()), decay=0.99)
     for _ in range(10):
@@ -47,21 +47,21 @@ def test_weights_that_do_not_change_are_their_own_average_to_the_bit():
         assert torch.equal(average.values[name], value)
 
 
-def test_the_average_has_memory_of_its_own():
+def test_ema_has_its_own_storage():
     model = layers()
     first = weights(model)
     average = EMA(dict(model.named_parameters()), decay=0.5)
-    shake(model)
+    perturb(model)
     for name, value in average.values.items():
         assert torch.equal(value, first[name])
         assert not value.requires_grad
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_weights_come_back_to_the_bit(fails):
+def test_weights_are_restored_bit_exactly(fails):
     model = layers()
     average = EMA(dict(model.named_parameters()), decay=0.5)
-    shake(model)
+    perturb(model)
     average.update()
     own, averaged = weights(model), {name: v.clone() for name, v in average.values.items()}
     memory = [p.data_ptr() for p in model.parameters()]
@@ -77,9 +77,9 @@ def test_weights_come_back_to_the_bit(fails):
     assert [p.data_ptr() for p in model.parameters()] == memory
 
 
-def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
+def test_applying_the_ema_does_not_affect_training():
     results = []
-    for looks in (False, True):
+    for evaluate in (False, True):
         model = layers()
         average = EMA(dict(model.named_parameters()), decay=0.5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
@@ -88,7 +88,7 @@ def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
             optimizer.step()
             optimizer.zero_grad()
             average.update()
-            if looks:
+            if evaluate:
                 with average.applied(), torch.inference_mode():
                     model(torch.ones(2, 3))
         results.append([*weights(model).values(), *average.values.values()])
@@ -96,11 +96,11 @@ def test_optimizers_go_on_as_if_the_average_had_never_been_applied():
 
 
 @pytest.mark.parametrize("gradient", [1.0, torch.inf])
-def test_a_step_that_float16_leaves_out_does_not_count(gradient):
+def test_skipped_float16_step_does_not_update_the_ema(gradient):
     model = layers()
     average = EMA(dict(model.named_parameters()), decay=0.5)
     before = {name: value.clone() for name, value in average.values.items()}
-    shake(model)
+    perturb(model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, gradient)
     state = TrainState(

@@ -1,4 +1,4 @@
-"""Linear probing, then fine-tuning: where the head starts, and what a run never falls below."""
+"""Linear probing, then fine-tuning: head initialization, and the probe as a lower bound."""
 
 import pytest
 import torch
@@ -40,17 +40,17 @@ def weights(folder):
     return vitrail.load(folder).state_dict()
 
 
-def test_the_first_loss_is_the_probes_not_that_of_a_zero_head(colors, tmp_path, start):
+def test_initial_loss_is_that_of_the_probe(colors, tmp_path, start):
     first = {}
     for init in ("probe", "zeros"):
-        book = Recorder()
-        tune(colors, tmp_path / init, start, callback=book, steps=2, head_init=init)
-        first[init] = book.rows[0]["loss"]
+        recorder = Recorder()
+        tune(colors, tmp_path / init, start, callback=recorder, steps=2, head_init=init)
+        first[init] = recorder.rows[0]["loss"]
     assert first["zeros"] == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-5)
     assert first["probe"] < 0.8 * first["zeros"]
 
 
-def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, start):
+def test_head_reproduces_the_probe_metrics(colors, start):
     model = vitrail.load(start)
     train = open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
@@ -64,10 +64,10 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
     assert probe.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
 
 
-def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, start):
-    book = Recorder()
-    result = tune(colors, tmp_path / "run", start, callback=book, optim=HARMFUL, steps=4)
-    assert any("keeping the linear probe" in line for line in book.lines)
+def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
+    recorder = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
+    assert any("keeping the linear probe" in line for line in recorder.lines)
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     model = vitrail.load(start)
@@ -79,22 +79,22 @@ def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, sta
     assert result.outcomes["dev"].accuracy > 0.9
 
 
-def test_a_run_that_beats_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
+def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
     monkeypatch.setattr(ProbeHead, "beats", lambda self, tuned: False)
-    book = Recorder()
-    tune(colors, tmp_path / "run", start, callback=book, steps=3)
-    assert any("keeping the fine-tuned model" in line for line in book.lines)
+    recorder = Recorder()
+    tune(colors, tmp_path / "run", start, callback=recorder, steps=3)
+    assert any("keeping the fine-tuned model" in line for line in recorder.lines)
     before, after = weights(start), weights(tmp_path / "run")
     assert not torch.equal(after["stem.projection.weight"], before["stem.projection.weight"])
 
 
-def test_dev_is_held_out_of_the_training_images_and_never_test(colors, tmp_path, start):
+def test_dev_is_held_out_of_train(colors, tmp_path, start):
     result = tune(colors, tmp_path / "run", start, steps=2)
     assert result.outcomes["dev"].samples == 9  # a tenth of 90
     assert result.outcomes["test"].samples == 12
 
 
-def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, monkeypatch):
+def test_resume_is_bit_exact(colors, tmp_path, start, monkeypatch):
     tune(colors, tmp_path / "alone", start)
 
     class StopAfter(StopSignal):
@@ -116,7 +116,7 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, mon
     assert not (tmp_path / "stopped" / PROBE_HEAD).exists()
 
 
-def test_a_probe_head_is_read_as_it_was_saved(colors, tmp_path, start):
+def test_probe_head_round_trip(colors, tmp_path, start):
     model, train = vitrail.load(start), open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
@@ -133,9 +133,9 @@ def test_a_probe_head_is_read_as_it_was_saved(colors, tmp_path, start):
     assert read_probe_head(tmp_path / "nothing") is None
 
 
-def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
+def test_head_for_the_same_classes_is_kept(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60, machine=FLOAT32)
-    book = Recorder()
+    recorder = Recorder()
     tiny_run(
         colors,
         tmp_path / "next",
@@ -143,17 +143,15 @@ def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
         model=ModelSettings(),
         optim=OptimSettings(),
         steps=2,
-        callback=book,
+        callback=recorder,
     )
-    assert not any("linear probe" in line for line in book.lines)
-    assert book.rows[0]["loss"] < 0.7
+    assert not any("linear probe" in line for line in recorder.lines)
+    assert recorder.rows[0]["loss"] < 0.7
 
 
-def test_dev_accuracy_of_a_returned_probe_is_that_of_the_head_which_has_not_seen_dev(
-    colors, tmp_path, start
-):
-    book = Recorder()
-    result = tune(colors, tmp_path / "run", start, callback=book, optim=HARMFUL, steps=4)
-    (line,) = [line for line in book.lines if "keeping the linear probe" in line]
+def test_dev_accuracy_of_the_probe_excludes_dev_from_fitting(colors, tmp_path, start):
+    recorder = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
+    (line,) = [line for line in recorder.lines if "keeping the linear probe" in line]
     shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
     assert shown in line

@@ -1,4 +1,4 @@
-"""Muon turns gradients into nearly orthogonalize matrices, whatever their shapes."""
+"""Muon orthogonalizes gradients of any shape."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def shape_scale(matrix):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_singular_values_become_nearly_one(shape):
+def test_singular_values_approach_one(shape):
     matrix = random(*shape)
     turned = orthogonalize([matrix])[0].double() / shape_scale(matrix)
     nearest, stepped = exact(matrix)
@@ -44,7 +44,7 @@ def test_singular_values_become_nearly_one(shape):
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 128)])
-def test_badly_scaled_matrices_are_turned_as_precisely(shape):
+def test_badly_scaled_matrices(shape):
     u, _, vh = torch.linalg.svd(random(*shape).double(), full_matrices=False)
     matrix = (u @ torch.diag(torch.logspace(3, -4, 32).double()) @ vh).float()
     _, stepped = exact(matrix)
@@ -52,14 +52,14 @@ def test_badly_scaled_matrices_are_turned_as_precisely(shape):
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e6])
-def test_the_size_of_a_gradient_does_not_matter(size):
+def test_gradient_scale_does_not_matter(size):
     matrix = random(24, 40)
     torch.testing.assert_close(
         orthogonalize([matrix * size])[0], orthogonalize([matrix])[0], atol=2e-2, rtol=0
     )
 
 
-def test_a_batch_of_shapes_equals_one_by_one():
+def test_batched_shapes_match_single_matrices():
     matrices = [random(*shape, seed=i) for i, shape in enumerate(SHAPES + SHAPES[::-1])]
     together = orthogonalize(matrices)
     for matrix, update in zip(matrices, together, strict=True):
@@ -67,7 +67,7 @@ def test_a_batch_of_shapes_equals_one_by_one():
         torch.testing.assert_close(update, orthogonalize([matrix])[0], atol=1e-6, rtol=1e-5)
 
 
-def test_the_parts_of_a_weight_are_turned_apart():
+def test_fused_parts_are_orthogonalized_separately():
     parts = [random(8, 8, seed=i) * 10**i for i in range(3)]
     weight = nn.Parameter(torch.zeros(24, 8))
     weight.grad = torch.cat(parts)
@@ -75,7 +75,7 @@ def test_the_parts_of_a_weight_are_turned_apart():
     torch.testing.assert_close(weight.detach(), -torch.cat(orthogonalize(parts)))
 
 
-def test_groups_with_several_rates_and_parts_keep_their_own():
+def test_groups_keep_their_rates_and_parts():
     shapes = [(24, 8), (8, 8), (32, 8), (8, 32)]
     weights = [nn.Parameter(random(*shape, seed=i)) for i, shape in enumerate(shapes)]
     before = [weight.detach().clone() for weight in weights]
@@ -94,7 +94,7 @@ def test_groups_with_several_rates_and_parts_keep_their_own():
         torch.testing.assert_close(weight.detach(), value, atol=1e-5, rtol=1e-4)
 
 
-def test_momentum_looks_ahead_as_nesterov_does():
+def test_nesterov_momentum():
     weight = nn.Parameter(torch.zeros(6, 9))
     optimizer = Muon([weight], lr=0.1, momentum=0.95)
     momentum, expected = torch.zeros(6, 9), torch.zeros(6, 9)
@@ -107,7 +107,7 @@ def test_momentum_looks_ahead_as_nesterov_does():
     torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_cores_that_share_the_matrices_find_what_one_finds():
+def test_result_does_not_depend_on_cores():
     shapes = [(24, 40), (40, 24), (16, 16), (16, 16), (16, 16), (7, 1)]
     matrices = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     alone, shared = orthogonalize(matrices), orthogonalize(matrices, cores=3)
@@ -115,7 +115,7 @@ def test_cores_that_share_the_matrices_find_what_one_finds():
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
-def test_a_weight_without_a_gradient_stays():
+def test_weight_without_gradient_is_unchanged():
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     weights[1].grad = random(4, 4)
     Muon([{"params": weights, "weight_decay": 0.1}]).step()
@@ -123,6 +123,6 @@ def test_a_weight_without_a_gradient_stays():
     assert not torch.equal(weights[1], torch.ones(4, 4))
 
 
-def test_it_is_for_matrices():
+def test_vectors_raise():
     with pytest.raises(AssertionError, match="matrices"):
         Muon([nn.Parameter(torch.zeros(3))])

@@ -1,19 +1,23 @@
-"""Which weights are changed how, and that each optimizer is what its paper says."""
+"""Parameter groups and optimizers."""
 
 import copy
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from vitrail.errors import ConfigError
 from vitrail.models.build import build, create
 from vitrail.models.config import BitConfig, MixerConfig
+from vitrail.planning.trace import Ledger
 from vitrail.training.config import OptimSettings
 from vitrail.training.muon import Muon, orthogonalize
 from vitrail.training.optim import (
+    Adafactor,
     distances_from_head,
     freeze,
     is_kernel,
@@ -88,10 +92,14 @@ def decayed(optimizers, named):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weight_decay_is_for_kernels_only(kind, model):
     named = dict(model.named_parameters())
-    found = decayed(make_optimizers(named.items(), settings(kind), 2), named)
+    decayed_names = decayed(make_optimizers(named.items(), settings(kind), 2), named)
     blocks = ["attention.qkv", "attention.merge", "mlp.fc1", "mlp.fc2"]
     kernels = {f"encoder.blocks.{i}.{name}.weight" for i in (0, 1) for name in blocks}
-    assert found == kernels | {"stem.projection.weight", "representation.weight", "head.weight"}
+    assert decayed_names == kernels | {
+        "stem.projection.weight",
+        "representation.weight",
+        "head.weight",
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,7 @@ def test_weight_decay_is_for_kernels_only(kind, model):
     ],
     ids=str,
 )
-def test_no_position_token_probe_or_norm_is_a_kernel(tiny, changes):
+def test_kernels_exclude_positions_tokens_and_norms(tiny, changes):
     model = build(tiny.change(image_size=32, **changes))
     dense = (nn.Linear, nn.Conv2d)
     names = {"PatchProjection", "StandardizedConv2d"}
@@ -118,7 +126,7 @@ def test_no_position_token_probe_or_norm_is_a_kernel(tiny, changes):
     assert {name for name, p in model.named_parameters() if is_kernel(name, p)} == expected
 
 
-def test_rates_fall_with_the_distance_from_the_head(model):
+def test_layer_decay_follows_the_distance_from_the_head(model):
     distances = distances_from_head([name for name, _ in model.named_parameters()], 2)
     expected = {"head.": 0, "representation.": 0, "encoder.norm.": 0}
     expected |= {"encoder.blocks.1.": 1, "encoder.blocks.0.": 2}
@@ -127,19 +135,19 @@ def test_rates_fall_with_the_distance_from_the_head(model):
         assert [d for start, d in expected.items() if name.startswith(start)] == [distance], name
 
 
-def test_what_an_objective_adds_counts_as_the_head():
+def test_objective_parameters_are_treated_like_the_head():
     names = ["mask_token", "decoder.weight", "encoder.blocks.0.norm1.bias"]
     assert list(distances_from_head(names, 2).values()) == [0, 0, 2]
 
 
-def test_positions_inside_the_encoder_count_as_their_block(tiny):
+def test_positions_in_the_encoder_belong_to_their_block(tiny):
     names = [name for name, _ in build(tiny.change(position="relative")).named_parameters()]
     distances = distances_from_head(names, 2)
     assert distances["encoder.positions.0.table"] == distances["encoder.blocks.0.norm1.bias"] == 2
     assert distances["encoder.positions.1.table"] == distances["encoder.blocks.1.norm1.bias"] == 1
 
 
-def test_a_mixer_has_blocks_too(mixer):
+def test_layer_decay_of_a_mixer(mixer):
     distances = distances_from_head([name for name, _ in mixer.named_parameters()], 2)
     assert distances["blocks.1.token_mixing.fc1.weight"] == 1
     assert distances["blocks.0.norm1.weight"] == 2
@@ -147,7 +155,7 @@ def test_a_mixer_has_blocks_too(mixer):
     assert distances["norm.weight"] == distances["head.weight"] == 0
 
 
-def test_a_bit_has_units_in_place_of_blocks(bit):
+def test_layer_decay_of_a_bit(bit):
     distances = distances_from_head([name for name, _ in bit.named_parameters()], 0)
     assert distances["stages.1.0.conv1.weight"] == 1
     assert distances["stages.0.1.conv1.weight"] == 2
@@ -156,7 +164,7 @@ def test_a_bit_has_units_in_place_of_blocks(bit):
     assert distances["norm.weight"] == distances["head.weight"] == 0
 
 
-def test_every_parameter_is_in_one_group_with_its_peak(model):
+def test_every_parameter_is_in_one_group(model):
     named = dict(model.named_parameters())
     [optimizer] = make_optimizers(named.items(), settings("adamw"), 2)
     distances = distances_from_head(named, 2)
@@ -168,13 +176,13 @@ def test_every_parameter_is_in_one_group_with_its_peak(model):
     assert len(optimizer.param_groups) == 8  # with and without decay, for each distance
 
 
-def test_groups_are_few(model):
+def test_number_of_groups(model):
     plain = OptimSettings(kind="adamw", learning_rate=0.01)
     [optimizer] = make_optimizers(model.named_parameters(), plain, 2)
     assert len(optimizer.param_groups) == 1
 
 
-def test_rates_follow_the_schedule_in_all_optimizers(model):
+def test_learning_rates_follow_the_schedule(model):
     optimizers = make_optimizers(model.named_parameters(), settings("muon"), 2)
     set_learning_rates(optimizers, 0.25)
     set_learning_rates(optimizers, 0.5)  # of the peak, not of what was set before
@@ -183,13 +191,13 @@ def test_rates_follow_the_schedule_in_all_optimizers(model):
             assert group["lr"] == 0.5 * group["peak"]
 
 
-def test_torchs_own_optimizers_are_fused():
+def test_torch_optimizers_are_fused():
     for kind in ("adamw", "adam", "sgd"):
         [optimizer] = make_optimizers(net().items(), settings(kind), 2)
         assert all(group["fused"] for group in optimizer.param_groups)
 
 
-def test_where_torch_has_no_fused_kernel_it_does_without():
+def test_foreach_without_fused_kernel():
     named = {name: nn.Parameter(p.to("meta")) for name, p in net().items()}
     for kind in ("adamw", "adam", "sgd"):
         [optimizer] = make_optimizers(named.items(), settings(kind), 2)
@@ -213,7 +221,7 @@ def muons(model, depth=2, **changes):
     return turned, left
 
 
-def test_muon_turns_the_matrices_of_the_encoder_and_the_kernels_of_the_stem(model):
+def test_muon_parameters_of_a_vit(model):
     turned, left = muons(model)
     parts = {"attention.qkv": 3, "attention.merge": 1, "mlp.fc1": 1, "mlp.fc2": 1}
     assert {name: group["parts"] for name, group in turned.items()} == {
@@ -223,19 +231,19 @@ def test_muon_turns_the_matrices_of_the_encoder_and_the_kernels_of_the_stem(mode
     assert left["head.weight"]["peak"] == 0.01
 
 
-def test_muon_turns_the_matrices_of_a_mixer(mixer):
+def test_muon_parameters_of_a_mixer(mixer):
     turned, _ = muons(mixer)
     kinds = {name.split(".", 2)[2] for name in turned if name.startswith("blocks.")}
     assert kinds == {f"{m}_mixing.fc{i}.weight" for m in ("token", "channel") for i in (1, 2)}
 
 
-def test_muon_turns_the_convolutions_of_a_bit(bit):
+def test_muon_parameters_of_a_bit(bit):
     turned, left = muons(bit)
     assert {name for name, p in bit.named_parameters() if p.ndim == 4} == turned.keys()
     assert "head.weight" in left
 
 
-def test_muon_says_so_where_it_has_nothing_to_turn(model):
+def test_muon_without_matrices_raises(model):
     freeze(model, ["stem.*", "encoder.*"])
     with pytest.raises(ConfigError, match=r"optim\.kind=adamw"):
         make_optimizers(model.named_parameters(), settings("muon"), 2)
@@ -275,7 +283,7 @@ def one_by_one(kind, values, grads, t, rate, memory):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "muon"])
-def test_five_steps_are_those_of_the_formula(kind):
+def test_five_steps_match_the_formula(kind):
     named = net()
     optimizers = make_optimizers(named.items(), settings(kind), 2)
     distances = distances_from_head(named, 2)
@@ -297,7 +305,7 @@ def test_five_steps_are_those_of_the_formula(kind):
         torch.testing.assert_close(parameter.detach().double(), values[name], atol=atol, rtol=1e-5)
 
 
-def test_muon_goes_along_with_adamw():
+def test_muon_with_adamw():
     named, before = net(), net()
     optimizers = make_optimizers(named.items(), settings("muon"), 2)
     gradients(named, 0)
@@ -312,7 +320,7 @@ def test_muon_goes_along_with_adamw():
     torch.testing.assert_close(moved.abs(), torch.full((3,), 0.01), atol=1e-6, rtol=1e-4)
 
 
-def test_adafactor_remembers_a_row_and_a_column():
+def test_adafactor_state_is_factored():
     named = net()
     [optimizer] = make_optimizers(named.items(), settings("adafactor"), 2)
     take_steps(named, [optimizer], [0])
@@ -327,7 +335,7 @@ def test_adafactor_remembers_a_row_and_a_column():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_optimizer_goes_on_to_the_bit(kind):
+def test_optimizer_state_dict_is_bit_exact(kind):
     named, other = net(), net(1)
     optimizers = make_optimizers(named.items(), settings(kind), 2)
     take_steps(named, optimizers, [0, 1, 2])
@@ -349,7 +357,7 @@ def test_a_saved_optimizer_goes_on_to_the_bit(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_is_remembered_is_tensors(kind):
+def test_optimizer_state_is_tensors(kind):
     named = net()
     optimizers = make_optimizers(named.items(), settings(kind), 2)
     take_steps(named, optimizers, [0])
@@ -361,7 +369,7 @@ def test_all_that_is_remembered_is_tensors(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e10])
-def test_gradients_of_zero_or_extreme_size_give_numbers(kind, scale):
+def test_extreme_gradients_give_finite_weights(kind, scale):
     named = net()
     optimizers = make_optimizers(named.items(), settings(kind), 2)
     for seed in range(3):
@@ -377,7 +385,7 @@ def test_gradients_of_zero_or_extreme_size_give_numbers(kind, scale):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_optimizer_learns(kind):
+def test_every_optimizer_reduces_the_loss(kind):
     torch.manual_seed(0)
     model = create("ViT-Mu/4", image_size=8, depth=1, num_classes=3)
     optim = OptimSettings(kind=kind, learning_rate=0.05 if kind == "sgd" else 3e-3)
@@ -399,7 +407,7 @@ def test_every_optimizer_learns(kind):
 # Freezing
 
 
-def test_freezing_leaves_the_rest_to_learn(model):
+def test_freeze_leaves_the_rest_trainable(model):
     names = [name for name, _ in model.named_parameters()]
     frozen = freeze(model, ("stem.*", "*.mlp.*", "cls_token"))
     starts = [name for name in names if name.startswith("stem.") or ".mlp." in name]
@@ -409,11 +417,11 @@ def test_freezing_leaves_the_rest_to_learn(model):
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(names) - len(frozen)
 
 
-def test_no_pattern_freezes_nothing(model):
+def test_freeze_without_patterns(model):
     assert freeze(model, ()) == []
 
 
-def test_freezing_twice_is_freezing_once(model):
+def test_freeze_is_idempotent(model):
     assert freeze(model, ("stem.*",)) == freeze(model, ("stem.*",))
 
 
@@ -427,13 +435,37 @@ def test_freezing_twice_is_freezing_once(model):
         ("nothing at all", r"there are cls_token, .*stem\.\*, .*head\.\*"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_refused_with_a_suggestion(model, pattern, suggestion):
+def test_unknown_freeze_pattern_suggests(model, pattern, suggestion):
     with pytest.raises(ConfigError, match=rf"^unknown weights in optim\.freeze .*{suggestion}"):
         freeze(model, ("head.*", pattern))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_freezing_everything_is_refused(model):
+def test_freezing_everything_raises(model):
     with pytest.raises(ConfigError, match="freezes every weight"):
         freeze(model, ("head.*", "*"))
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+SIDE = 64
+MATRIX = 4 * SIDE * SIDE  # bytes
+
+
+def bytes_for_a_moment(matrices: int) -> int:
+    ledger = Ledger()
+    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+        parameters = [nn.Parameter(torch.empty(SIDE, SIDE)) for _ in range(matrices)]
+        for parameter in parameters:
+            parameter.grad = torch.empty(SIDE, SIDE)
+        optimizer = Adafactor(parameters)
+        optimizer.step()  # makes what is remembered
+        begin = len(ledger.blocks)
+        optimizer.step()
+        changes = [ledger.bytes[b] * s for b, s in zip(ledger.blocks, ledger.signs, strict=True)]
+    return int(np.cumsum(changes[begin:]).max())
+
+
+def test_adafactor_allocates_one_matrix_at_a_time():
+    few, many = bytes_for_a_moment(2), bytes_for_a_moment(12)
+    assert few == many
+    assert MATRIX < few < 6 * MATRIX

@@ -1,4 +1,4 @@
-"""Every packaged recipe takes two steps: its model made tiny, everything else as it is written."""
+"""Every packaged recipe takes two steps with a tiny model."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`vitrail.train` takes what the command takes, and means the same."""
+"""`vitrail.train` accepts what the command accepts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,11 @@ RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 
 
 @pytest.fixture
-def ordered(monkeypatch):
-    """The orders that are given; nobody carries them out."""
-    orders = []
-    monkeypatch.setattr(trainer, "run", lambda order, watch: orders.append(order))
-    return orders
+def configs(monkeypatch):
+    """The configs that are changes; nobody carries them out."""
+    configs = []
+    monkeypatch.setattr(trainer, "run", lambda config, callback: configs.append(config))
+    return configs
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def recipe(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "args"),
     [
         ({"steps": 7}, ["--steps", "7"]),
         ({"epochs": 2.5}, ["--epochs=2.5"]),
@@ -38,37 +38,37 @@ def recipe(tmp_path) -> Path:
         ({"optim": {"warmup_steps": 4}}, ["--optim.warmup_steps", "4"]),
         ({"batch_size": 4, "optim": {"kind": "sgd"}}, ["--batch-size=4", "--optim.kind=sgd"]),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+    ids=lambda changes: " ".join(changes) if isinstance(changes, list) else "",
 )
-def test_a_keyword_overrules_a_recipe_as_the_option_does(ordered, recipe, changes, words):
+def test_keywords_override_a_recipe_like_options(configs, recipe, changes, args):
     vitrail.train("pictures", "run", recipe=recipe, **changes)
-    [order] = ordered
-    assert order.settings == parse(["train", "pictures", "--recipe", str(recipe), *words]).settings
+    [config] = configs
+    assert config.settings == parse(["train", "pictures", "--recipe", str(recipe), *args]).settings
 
 
-def test_steps_and_the_share_of_the_warm_up_take_the_place_of_a_recipe_s(ordered, recipe):
+def test_alternatives_replace_those_of_the_recipe(configs, recipe):
     vitrail.train("pictures", "run", recipe=str(recipe), steps=7, optim={"warmup": 0.2})
-    settings = ordered[0].settings
+    settings = configs[0].settings
     assert (settings.steps, settings.epochs) == (7, None)
     assert (settings.optim.warmup, settings.optim.warmup_steps) == (0.2, None)
 
 
-def test_what_is_left_open_by_a_keyword_takes_nothing_back(ordered, recipe):
+def test_none_overrides_nothing(configs, recipe):
     vitrail.train("pictures", "run", recipe=recipe, steps=None)
-    assert ordered[0].settings.epochs == 3
+    assert configs[0].settings.epochs == 3
 
 
-def test_steps_and_epochs_together_are_refused(ordered):
+def test_steps_and_epochs_together_raise(configs):
     with pytest.raises(vitrail.ConfigError, match="both set the length of the run"):
         vitrail.train("pictures", "run", steps=7, epochs=2)
 
 
-def test_a_model_to_begin_with_may_be_a_path(ordered, tmp_path):
+def test_start_may_be_a_path(configs, tmp_path):
     vitrail.train(tmp_path / "pictures", tmp_path / "run", start=tmp_path / "model")
-    assert ordered[0].start == str(tmp_path / "model")
+    assert configs[0].start == str(tmp_path / "model")
 
 
-def test_a_model_in_memory_is_refused_with_what_to_do_instead(ordered):
+def test_model_object_as_start_raises(configs):
     with pytest.raises(
         vitrail.ConfigError, match=r"start is a VisionTransformer, .* vitrail\.save"
     ):
@@ -83,18 +83,18 @@ def stopped(tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_resumed_run_may_change_how_it_goes_on(ordered, stopped):
+def test_resume_with_changed_settings(configs, stopped):
     changes = {"machine": {"micro_batch": 2}, "optim": {"learning_rate": 1e-5}}
     vitrail.train("pictures", stopped, resume=True, **changes)
-    [order] = ordered
-    assert (order.resume, order.start) == (True, "first")
+    [config] = configs
+    assert (config.resume, config.start) == (True, "first")
     machine = replace(SETTINGS.machine, micro_batch=2)
     optim = replace(SETTINGS.optim, learning_rate=1e-5)
-    assert order.settings == replace(SETTINGS, machine=machine, optim=optim)
+    assert config.settings == replace(SETTINGS, machine=machine, optim=optim)
 
 
 @pytest.mark.parametrize(
-    ("given", "refused"),
+    ("changes", "message"),
     [
         ({"steps": 9}, "steps=9 cannot be changed when a run is resumed"),
         ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
@@ -102,8 +102,8 @@ def test_a_resumed_run_may_change_how_it_goes_on(ordered, stopped):
         ({"start": "second"}, "started from first, not second; leave start out"),
     ],
 )
-def test_a_resumed_run_may_not_become_another(ordered, stopped, given, refused):
+def test_resume_as_another_run_raises(configs, stopped, changes, message):
     with pytest.raises(vitrail.ConfigError) as failure:
-        vitrail.train("pictures", stopped, resume=True, **given)
-    assert refused in str(failure.value)
-    assert not ordered
+        vitrail.train("pictures", stopped, resume=True, **changes)
+    assert message in str(failure.value)
+    assert not configs

@@ -1,4 +1,4 @@
-"""A run from settings to bundle: what it leaves behind, what it refuses, what it says."""
+"""Training runs from settings to bundle."""
 
 import itertools
 import json
@@ -40,11 +40,11 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return vitrail.load(folder).state_dict()
 
 
-def same(one, other) -> bool:
+def equal(one, other) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
+def test_run_writes_a_complete_bundle(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run", steps=60)
     model = vitrail.load(tmp_path / "run")
     assert model.facts.class_names == CLASSES
@@ -59,7 +59,7 @@ def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
     assert files - {"tensorboard"} == bundle | run  # events, where TensorBoard is installed
 
 
-def test_the_settings_of_a_run_are_complete_and_can_be_read_again(colors, tmp_path):
+def test_settings_of_a_run_are_complete(colors, tmp_path):
     tiny_run(colors, tmp_path / "run", batch_size=None, optim=OptimSettings())
     settings, data, start = read_run(tmp_path / "run")
     assert (data, start) == (str(colors), "")
@@ -69,22 +69,22 @@ def test_the_settings_of_a_run_are_complete_and_can_be_read_again(colors, tmp_pa
     assert settings.model.channels == 3
 
 
-def test_metrics_have_every_step_of_a_short_run_and_every_evaluation(colors, tmp_path):
+def test_metrics_of_a_short_run(colors, tmp_path):
     tiny_run(colors, tmp_path / "run", steps=10, evaluate_every=1.0)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 11))
     assert [row["step"] for row in rows if "test/accuracy" in row] == [5, 10]
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(colors, tmp_path):
+def test_seed_determines_the_weights(colors, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         tiny_run(colors, tmp_path / name, seed=seed)
     a, b, c = (weights(tmp_path / name) for name in "abc")
-    assert same(a, b)
-    assert not same(a, c)
+    assert equal(a, b)
+    assert not equal(a, c)
 
 
-def test_accumulation_equals_the_large_batch(colors, tmp_path):
+def test_accumulation_matches_the_full_batch(colors, tmp_path):
     optim = OptimSettings(kind="sgd", learning_rate=0.1, clip_norm=1.0)
     tiny_run(colors, tmp_path / "whole", optim=optim)
     tiny_run(colors, tmp_path / "parts", optim=optim, machine=MachineSettings(micro_batch=2))
@@ -105,9 +105,7 @@ def test_accumulation_equals_the_large_batch(colors, tmp_path):
     ],
     ids=["nothing", "cutmix", "dropout", "stochastic depth", "patch dropout", "masks"],
 )
-def test_what_is_drawn_for_a_part_depends_on_how_a_batch_is_divided(
-    colors, tmp_path, changes, drawn
-):
+def test_random_draws_depend_on_the_micro_batch(colors, tmp_path, changes, drawn):
     changes = {"optim": OptimSettings(kind="sgd", learning_rate=0.1), "steps": 4} | changes
     tiny_run(colors, tmp_path / "whole", **changes)
     tiny_run(colors, tmp_path / "parts", machine=MachineSettings(micro_batch=2), **changes)
@@ -116,67 +114,67 @@ def test_what_is_drawn_for_a_part_depends_on_how_a_batch_is_divided(
     assert distance > 1e-3 if drawn else distance < 1e-5
 
 
-def test_a_run_tells_how_its_batches_were_divided_and_leaves_that_open(
-    colors, tmp_path, monkeypatch
-):
+def test_micro_batch_is_recorded_but_not_a_setting(colors, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
     tiny_run(colors, tmp_path / "run")
     path = tmp_path / "run" / "settings.toml"
-    told = tomllib.loads(path.read_text())["run"]
-    assert told == {"data": str(colors), "from": "", "processes": 1, "micro_batch": 1}
+    run = tomllib.loads(path.read_text())["run"]
+    assert run == {"data": str(colors), "from": "", "processes": 1, "micro_batch": 1}
     assert read_run(tmp_path / "run")[0].machine.micro_batch is None
     assert read_recipe(str(path)).machine.micro_batch is None
 
 
-def test_a_time_budget_ends_on_time_and_says_what_it_planned(colors, tmp_path, monkeypatch):
+def test_time_budget_ends_on_time(colors, tmp_path, monkeypatch):
     ticks = itertools.count(step=0.01)  # each look at the clock is a hundredth of a second later
     monkeypatch.setattr("time.monotonic", lambda: next(ticks))
     monkeypatch.setattr(budgets, "TimeBudget", partial(TimeBudget, clock=lambda: next(ticks)))
-    book = Recorder()
-    result = tiny_run(colors, tmp_path / "run", callback=book, steps=None, minutes=0.15)
-    assert any("time budget of 0.15 minutes: about" in line for line in book.lines)
+    recorder = Recorder()
+    result = tiny_run(colors, tmp_path / "run", callback=recorder, steps=None, minutes=0.15)
+    assert any("time budget of 0.15 minutes: about" in line for line in recorder.lines)
     assert (
         9 - END_SECONDS - 1 < result.seconds <= 9
     )  # what is kept for the ending takes no time here
-    assert book.rows[-1]["learning_rate"] < 0.2 * max(row["learning_rate"] for row in book.rows)
+    assert recorder.rows[-1]["learning_rate"] < 0.2 * max(
+        row["learning_rate"] for row in recorder.rows
+    )
 
 
-def test_training_stops_once_the_accuracy_is_reached(colors, tmp_path):
-    goal, book = {"until_accuracy": 0.6, "dev": 0.2}, Recorder()
+def test_early_stopping_at_target_accuracy(colors, tmp_path):
+    goal, recorder = {"until_accuracy": 0.6, "dev": 0.2}, Recorder()
     result = tiny_run(
-        colors, tmp_path / "run", steps=400, evaluate_every=1.0, callback=book, **goal
+        colors, tmp_path / "run", steps=400, evaluate_every=1.0, callback=recorder, **goal
     )
     assert result.finished
     assert result.step < 400
     assert result.outcomes["val"].accuracy >= 0.6
-    assert not any("test/accuracy" in row for row in book.evaluations[:-1])  # only in the end
-    assert any("early stopping at 60.0 % val accuracy" in line for line in book.lines)
+    assert not any("test/accuracy" in row for row in recorder.evaluations[:-1])  # only in the end
+    assert any("early stopping at 60.0 % val accuracy" in line for line in recorder.lines)
     assert "early stopping at 60.0 % val accuracy" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_the_test_pictures_do_not_decide_when_to_stop(colors, tmp_path):
-    words = refusal(colors, tmp_path / "run", until_accuracy=0.6)
-    assert f"until_accuracy=0.6 needs a val split, which {colors} does not have" in words
-    assert "test must not be used for model selection; --dev 0.1 holds" in words
+def test_early_stopping_needs_a_val_split(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", until_accuracy=0.6)
+    assert f"until_accuracy=0.6 needs a val split, which {colors} does not have" in message
+    assert "test must not be used for model selection; --dev 0.1 holds" in message
     arrays = dict(np.load(colors))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
-    words = refusal(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
-    assert "does not have; --dev 0.1 holds" in words
+    message = error_of(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
+    assert "does not have; --dev 0.1 holds" in message
 
 
-def test_pictures_may_grow_during_a_run(colors, tmp_path):
-    book = Recorder()
-    tiny_run(colors, tmp_path / "run", callback=book, image_sizes=((0.0, 4), (0.5, 8)))
-    assert [row["image_size"] for row in book.rows] == [4] * 4 + [8] * 4
+def test_progressive_resizing(colors, tmp_path):
+    recorder = Recorder()
+    tiny_run(colors, tmp_path / "run", callback=recorder, image_sizes=((0.0, 4), (0.5, 8)))
+    assert [row["image_size"] for row in recorder.rows] == [4] * 4 + [8] * 4
 
 
-def test_the_average_of_the_weights_is_the_result(colors, tmp_path):
+def test_ema_weights_are_the_result(colors, tmp_path):
     tiny_run(colors, tmp_path / "plain")
     tiny_run(colors, tmp_path / "averaged", average=0.9)
-    assert not same(weights(tmp_path / "plain"), weights(tmp_path / "averaged"))
+    assert not equal(weights(tmp_path / "plain"), weights(tmp_path / "averaged"))
 
 
-def test_frozen_weights_stay_what_they_were(colors, tmp_path):
+def test_frozen_weights_are_unchanged(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=2)
     frozen = replace(SETTINGS.optim, freeze=("stem.*", "encoder.*"))
     tiny_run(
@@ -192,49 +190,49 @@ def test_frozen_weights_stay_what_they_were(colors, tmp_path):
     assert not changed & {"stem", "encoder"}
 
 
-def test_fine_tuning_begins_with_the_weights_it_is_given(colors, tmp_path):
+def test_finetuning_starts_from_the_given_weights(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60)
-    book = Recorder()
+    recorder = Recorder()
     tiny_run(
         colors,
         tmp_path / "next",
         start=str(tmp_path / "start"),
         model=ModelSettings(image_size=12),
-        callback=book,
+        callback=recorder,
         steps=3,
     )
-    assert any("2 x 2 -> 3 x 3" in line for line in book.lines)
+    assert any("2 x 2 -> 3 x 3" in line for line in recorder.lines)
     assert vitrail.load(tmp_path / "next").config.image_size == 12
-    assert book.rows[0]["loss"] < 1.0  # a fresh model would begin at log 3
+    assert recorder.rows[0]["loss"] < 1.0  # a fresh model would begin at log 3
 
 
-def test_masked_patches_need_no_classes_and_can_be_fine_tuned_from(colors, tmp_path):
-    book = Recorder()
+def test_masked_pretraining_then_finetuning(colors, tmp_path):
+    recorder = Recorder()
     tiny_run(
         colors,
         tmp_path / "masked",
         objective="masked-patches",
         masked=MaskedSettings(predict="pixels"),
-        callback=book,
+        callback=recorder,
         steps=30,
         evaluate_every=2.0,
     )
     assert vitrail.load(tmp_path / "masked").config.num_classes == 0
-    assert "test/loss" in book.evaluations[0]
+    assert "test/loss" in recorder.evaluations[0]
     result = tiny_run(
         colors, tmp_path / "tuned", start=str(tmp_path / "masked"), model=ModelSettings()
     )
     assert result.outcomes["test"].samples == 12
 
 
-def test_a_student_learns_from_a_teacher(colors, tmp_path):
+def test_distillation_run(colors, tmp_path):
     tiny_run(colors, tmp_path / "teacher", steps=40)
     loss = LossSettings(teacher=str(tmp_path / "teacher"), teacher_weight=1.0, teaching="soft")
     result = tiny_run(colors, tmp_path / "student", steps=60, loss=loss)
     assert result.outcomes["test"].accuracy > 0.8
 
 
-def test_labels_of_several_classes_are_learned_by_a_sigmoid(tmp_path):
+def test_multi_label_run(tmp_path):
     rows = ["file,labels,split"]
     from PIL import Image
 
@@ -245,27 +243,27 @@ def test_labels_of_several_classes_are_learned_by_a_sigmoid(tmp_path):
             f"{index}.png,{'a|b' if index % 2 else 'b'},{'train' if index < 16 else 'test'}"
         )
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
-    book = Recorder()
-    result = tiny_run(tmp_path, tmp_path / "run", callback=book)
-    assert any("sigmoid loss" in line for line in book.lines)
+    recorder = Recorder()
+    result = tiny_run(tmp_path, tmp_path / "run", callback=recorder)
+    assert any("sigmoid loss" in line for line in recorder.lines)
     assert result.outcomes["test"].confusion is None
 
 
-def test_an_exploding_loss_names_step_layer_and_pictures_and_keeps_the_state(colors, tmp_path):
+def test_divergence_names_step_layer_and_images(colors, tmp_path):
     with pytest.raises(vitrail.TrainingError) as failure:
         tiny_run(
             colors, tmp_path / "run", optim=OptimSettings(kind="sgd", learning_rate=1e30), steps=30
         )
     assert not isinstance(failure.value, CheckpointError)  # nothing is wrong with a file
-    words = str(failure.value)
-    assert "training diverged at step" in words
-    assert "first non-finite value: " in words
-    assert "train/" in words
+    message = str(failure.value)
+    assert "training diverged at step" in message
+    assert "first non-finite value: " in message
+    assert "train/" in message
     assert (tmp_path / "run" / "state").exists()
-    assert "\n" not in words
+    assert "\n" not in message
 
 
-def test_an_exploded_run_is_resumed_from_its_last_good_state_at_a_smaller_rate(colors, tmp_path):
+def test_diverged_run_resumes_at_a_smaller_rate(colors, tmp_path):
     def optim(rate):
         return OptimSettings(kind="sgd", learning_rate=rate, warmup_steps=0)
 
@@ -275,16 +273,16 @@ def test_an_exploded_run_is_resumed_from_its_last_good_state_at_a_smaller_rate(c
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
 
 
-def test_after_an_explosion_a_run_can_go_on_at_half_the_rate(colors, tmp_path):
-    book = Recorder()
+def test_retries_halve_the_learning_rate(colors, tmp_path):
+    recorder = Recorder()
     optim = OptimSettings(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
     with pytest.raises(TrainingError):
-        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, callback=book)
-    assert any("with learning rate x 0.5" in line for line in book.lines)
-    assert any("with learning rate x 0.25" in line for line in book.lines)
+        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, callback=recorder)
+    assert any("with learning rate x 0.5" in line for line in recorder.lines)
+    assert any("with learning rate x 0.25" in line for line in recorder.lines)
 
 
-def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_path, monkeypatch):
+def test_rolled_back_run_finishes(colors, tmp_path, monkeypatch):
     from vitrail.training.objectives import Classification
 
     calls, forward = [], Classification.forward
@@ -294,10 +292,10 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
         return forward(self, images, targets) * (torch.nan if len(calls) == 4 else 1.0)
 
     monkeypatch.setattr(Classification, "forward", explode_once)
-    book = Recorder()
-    result = tiny_run(colors, tmp_path / "run", retries=1, callback=book)
+    recorder = Recorder()
+    result = tiny_run(colors, tmp_path / "run", retries=1, callback=recorder)
     assert result.finished
-    assert any("at step 3 " in line and "rolled back to step 0" in line for line in book.lines)
+    assert any("at step 3 " in line and "rolled back to step 0" in line for line in recorder.lines)
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
 
 
@@ -311,14 +309,14 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
         ("avx2", "ViT-S/16", torch.float32),
     ],
 )
-def test_bfloat16_is_chosen_where_it_is_faster(instructions, model, expected, monkeypatch):
+def test_choose_precision_on_cpu(instructions, model, expected, monkeypatch):
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
     config = configuration(model)
     assert choose_precision("auto", torch.device("cpu"), config)[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_products_of_lower_precision_learn_too(colors, tmp_path, precision):
+def test_low_precision_training(colors, tmp_path, precision):
     result = tiny_run(
         colors, tmp_path / "run", steps=40, machine=MachineSettings(precision=precision)
     )
@@ -327,23 +325,23 @@ def test_products_of_lower_precision_learn_too(colors, tmp_path, precision):
 
 
 @pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1"])
-def test_every_family_can_be_trained(colors, tmp_path, name):
+def test_other_model_families(colors, tmp_path, name):
     model = ModelSettings(name=name, image_size=32)
     result = tiny_run(colors, tmp_path / "run", model=model, steps=2, batch_size=2)
     assert result.outcomes["test"].samples == 12
 
 
-def test_a_run_that_is_overwritten_goes_only_once_the_new_one_can_begin(colors, tmp_path):
+def test_overwrite_happens_after_the_new_run_is_built(colors, tmp_path):
     tiny_run(colors, tmp_path / "run", seed=1)
     before = weights(tmp_path / "run")
     with pytest.raises(DataError):
         tiny_run(tmp_path / "typo", tmp_path / "run", overwrite=True)
-    assert same(weights(tmp_path / "run"), before)
+    assert equal(weights(tmp_path / "run"), before)
     tiny_run(colors, tmp_path / "run", seed=2, overwrite=True)
-    assert not same(weights(tmp_path / "run"), before)
+    assert not equal(weights(tmp_path / "run"), before)
 
 
-def test_a_run_can_replace_the_model_it_is_fine_tuned_from(colors, tmp_path):
+def test_overwriting_the_start_model(colors, tmp_path):
     tiny_run(colors, tmp_path / "run", steps=40)
     start = str(tmp_path / "run")
     tuned = tiny_run(
@@ -352,61 +350,61 @@ def test_a_run_can_replace_the_model_it_is_fine_tuned_from(colors, tmp_path):
     assert tuned.finished
 
 
-def test_without_a_dev_split_everything_is_for_training(tmp_path):
+def test_dev_zero_trains_on_everything(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     arrays = dict(np.load(data))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
-    book = Recorder()
-    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=book)
-    assert any("30 training images" in line for line in book.lines)
+    recorder = Recorder()
+    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=recorder)
+    assert any("30 training images" in line for line in recorder.lines)
 
 
-def refusal(*args, **settings) -> str:
-    with pytest.raises(VitrailError) as refused:
+def error_of(*args, **settings) -> str:
+    with pytest.raises(VitrailError) as error:
         tiny_run(*args, **settings)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
-def test_a_folder_with_a_model_is_not_written_over(colors, tmp_path):
+def test_folder_with_a_model_raises(colors, tmp_path):
     tiny_run(colors, tmp_path / "run")
-    assert "already has a model; choose another --out" in refusal(colors, tmp_path / "run")
-    assert "is finished" in refusal(colors, tmp_path / "run", resume=True)
+    assert "already has a model; choose another --out" in error_of(colors, tmp_path / "run")
+    assert "is finished" in error_of(colors, tmp_path / "run", resume=True)
 
 
-def test_one_class_is_refused(tmp_path):
+def test_single_class_raises(tmp_path):
     data = write_colors(tmp_path / "one.npz", classes=1)
-    assert "one class, 'red'; classification needs two" in refusal(data, tmp_path / "run")
+    assert "one class, 'red'; classification needs two" in error_of(data, tmp_path / "run")
 
 
-def test_what_could_never_happen_is_refused(colors, tmp_path):
-    words = refusal(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
-    assert "until_accuracy=0.9 needs classes" in words
-    words = refusal(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
-    assert "needs a teacher; set loss.teacher" in words
+def test_contradictory_settings_raise(colors, tmp_path):
+    message = error_of(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
+    assert "until_accuracy=0.9 needs classes" in message
+    message = error_of(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
+    assert "needs a teacher; set loss.teacher" in message
 
 
-def test_an_empty_folder_is_refused(tmp_path):
+def test_empty_folder_raises(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "empty" in refusal(tmp_path / "empty", tmp_path / "run")
+    assert "empty" in error_of(tmp_path / "empty", tmp_path / "run")
 
 
-def test_a_batch_larger_than_the_data_is_refused(colors, tmp_path):
-    words = refusal(colors, tmp_path / "run", batch_size=64)
-    assert words == "batch_size=64 is more than the 30 training images; try 7"
+def test_batch_larger_than_the_dataset_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", batch_size=64)
+    assert message == "batch_size=64 is more than the 30 training images; try 7"
 
 
-def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(colors, tmp_path):
-    words = refusal(colors, tmp_path / "run", model=replace(TINY, image_size=10))
-    assert "not a whole number of 4-pixel patches; try" in words
+def test_image_size_not_divisible_by_patch_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", model=replace(TINY, image_size=10))
+    assert "not a whole number of 4-pixel patches; try" in message
 
 
-def test_a_warm_up_longer_than_the_run_is_refused(colors, tmp_path):
-    words = refusal(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
-    assert "optim.warmup_steps=100 is not less than steps=8" in words
+def test_long_warmup_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
+    assert "optim.warmup_steps=100 is not less than steps=8" in message
 
 
-def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
+def test_start_without_weights_raises(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
@@ -414,7 +412,7 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
 
 
-def test_a_model_that_was_loaded_drops_in_training_what_it_is_to_drop(colors, tmp_path):
+def test_loaded_model_is_in_train_mode(colors, tmp_path):
     tiny_run(colors, tmp_path / "first", model=replace(TINY, dropout=0.5))
     settings = replace(SETTINGS, model=ModelSettings())
     order = RunConfig(
@@ -426,17 +424,17 @@ def test_a_model_that_was_loaded_drops_in_training_what_it_is_to_drop(colors, tm
     assert not torch.equal(objective.logits(images), objective.logits(images))
 
 
-def test_a_model_is_fine_tuned_under_the_numerics_that_are_asked_for(colors, tmp_path):
+def test_finetuning_with_other_numerics(colors, tmp_path):
     tiny_run(colors, tmp_path / "first", model=replace(TINY, numerics="timm"))
-    start, book = str(tmp_path / "first"), Recorder()
+    start, recorder = str(tmp_path / "first"), Recorder()
     asked = ModelSettings(numerics="google")
-    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, callback=book)
-    assert any(line.startswith("  numerics    timm -> google") for line in book.lines)
+    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, callback=recorder)
+    assert any(line.startswith("  numerics    timm -> google") for line in recorder.lines)
     assert vitrail.load(start).config.numerics == vitrail.NUMERICS["timm"]
     assert vitrail.load(tmp_path / "tuned").config.numerics == vitrail.NUMERICS["google"]
 
 
-def test_a_class_that_val_lacks_is_noted_and_one_that_train_lacks_refused(tmp_path):
+def test_missing_classes_are_noted_or_raise(tmp_path):
     from PIL import Image
 
     def make(root, *folders):
@@ -447,16 +445,16 @@ def test_a_class_that_val_lacks_is_noted_and_one_that_train_lacks_refused(tmp_pa
                 Image.new("RGB", (8, 8), color).save(root / folder / f"{number}.png")
         return root
 
-    book = Recorder()
+    recorder = Recorder()
     noted = make(tmp_path / "a", "train/cat", "train/dog", "val/cat")
-    tiny_run(noted, tmp_path / "run", callback=book, batch_size=2)
-    assert any("val has no image of 'dog'" in line and "--dev" in line for line in book.lines)
-    refused = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
-    words = refusal(refused, tmp_path / "other", batch_size=2)
-    assert "train has no image of 'cow'" in words
+    tiny_run(noted, tmp_path / "run", callback=recorder, batch_size=2)
+    assert any("val has no image of 'dog'" in line and "--dev" in line for line in recorder.lines)
+    invalid = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
+    message = error_of(invalid, tmp_path / "other", batch_size=2)
+    assert "train has no image of 'cow'" in message
 
 
-def test_broken_pictures_are_replaced_and_named_and_strict_stops(tmp_path):
+def test_broken_images_are_skipped_unless_strict(tmp_path):
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -473,6 +471,6 @@ def test_broken_pictures_are_replaced_and_named_and_strict_stops(tmp_path):
         tiny_run(tmp_path / "set", tmp_path / "strict", steps=20, strict=True)
 
 
-def test_results_are_plain_values(colors, tmp_path):
+def test_outcomes_are_json_serializable(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run")
     assert json.dumps(result.outcomes["test"].to_dict())

@@ -48,12 +48,7 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import (
-    BatchStream,
-    DataSplits,
-    batch_preparation,
-    open_splits,
-)
+from vitrail.training.data_module import BatchStream, DataSplits, batch_preparation, open_splits
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.loop import (
     DivergedError,

@@ -196,9 +196,7 @@ def draw_images(train: Samples, count: int, seed: int) -> Draw:
     drawn = train.take(representative(train.numbers(), count, rng))
     fit = representative(drawn.numbers(), round(FIT_FRACTION * len(drawn)), rng)
     return Draw(
-        train=drawn,
-        fit=drawn.take(fit),
-        dev=drawn.take(np.setdiff1d(np.arange(len(drawn)), fit)),
+        train=drawn, fit=drawn.take(fit), dev=drawn.take(np.setdiff1d(np.arange(len(drawn)), fit))
     )
 
 
@@ -554,12 +552,7 @@ def measure(benchmark: Benchmark, tasks: Sequence[OpenTask], seeds: int = 1) -> 
 
 
 def score(
-    benchmark: Benchmark,
-    method: Method,
-    digest: str,
-    trials: TrialLog,
-    task: OpenTask,
-    seed: int,
+    benchmark: Benchmark, method: Method, digest: str, trials: TrialLog, task: OpenTask, seed: int
 ) -> Score:
     """Evaluate one task with one draw: choose the setting if there are several, then test."""
     examples, log = benchmark.protocol.examples, benchmark.log
