@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vitrail.models.build import build
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.models.vit import VisionTransformer
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # they are on no package's path
@@ -62,12 +62,12 @@ def test_the_shapes_on_the_way_of_a_batch_are_those_of_vit_b16(page):
     model = build(config, device="cpu").eval()
     assert isinstance(model, VisionTransformer)
     images = torch.zeros(1, 3, 224, 224)
-    patches = model.patches(images)
-    tokens, grid = model.place(patches)
+    patches = model.embed_patches(images)
+    tokens, grid = model.assemble_tokens(patches)
     found = [
         *(images, patches, tokens),
         model.encoder.blocks[0].attention.query_key_value(tokens)[0],
-        model.encoder(tokens, grid, read=model.read),
+        model.encoder(tokens, grid, model.head_tokens),
         *(model.features(images), model(images)),
     ]
     for tensor in found:

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.activation import CHUNK, CUBIC, LINEAR, gelu
+from vitrail.models.mlp import CHUNK, CUBIC, LINEAR, gelu
 
 KINDS = {"tanh": "tanh", "exact": "none"}
 EPS = torch.finfo(torch.float32).eps
@@ -51,7 +51,7 @@ def test_memory_is_used_again_only_where_that_is_allowed():
         before = x.clone()
         assert gelu(x, kind).data_ptr() != x.data_ptr()
         assert torch.equal(x, before)
-        assert gelu(x, kind, reuse=True).data_ptr() == x.data_ptr()
+        assert gelu(x, kind, inplace=True).data_ptr() == x.data_ptr()
 
 
 def test_the_gradient_of_more_values_than_fit_at_once_is_whole():

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tiny_models import awake
 from vitrail import BitConfig, DataError, VisionTransformer, VitConfig, create
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 
 VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
 
@@ -139,11 +139,11 @@ def test_layers_end_where_features_begin(name):
 @pytest.mark.parametrize("name", [n for n, c in TINY.items() if isinstance(c, VitConfig)])
 def test_attention_maps_are_what_the_fused_path_used(name):
     model, images = awake(TINY[name]), pictures(TINY[name])
-    tokens, grid = model.tokens_and_grid(images)
+    tokens, grid = model.prepare_tokens(images)
     for index, (block, seen) in enumerate(
         zip(model.encoder.blocks, model.attention_maps(images), strict=True)
     ):
-        entered, relative = model.encoder.enter(index, tokens, grid)
+        entered, relative = model.encoder.layer_inputs(index, tokens, grid)
         torch.testing.assert_close(seen.sum(dim=-1), torch.ones(seen.shape[:-1]))
         attention, normed = block.attention, block.norm1(entered)
         _, _, value = attention.query_key_value(normed)
@@ -214,7 +214,7 @@ def test_checkpointing_changes_memory_and_nothing_else(name):
     ("images", "message"),
     [
         (torch.rand(2, 1, 8, 8), r"shape \(2, 1, 8, 8\) does not fit a model of 3 channels"),
-        (torch.rand(3, 8, 8), r"it takes \(images, 3, height, width\)"),
+        (torch.rand(3, 8, 8), r"expected \(images, 3, height, width\)"),
         (torch.rand(2, 3, 8, 9), "images of 8x9 pixels are not a whole number of 4-pixel"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "torch.uint8 is not normalized"),
     ],

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.grids import METHODS, resize_grid, resize_line
+from vitrail.models.pos_embed import RESIZE_METHODS, resize_grid, resize_line
 
 
 def test_tables_stretch_as_the_authors_stretch_them(golden):
@@ -16,17 +16,17 @@ def test_tables_stretch_as_the_authors_stretch_them(golden):
         assert np.abs(ours.numpy() - expected).max() < 1e-12
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RESIZE_METHODS)
 @pytest.mark.parametrize("grid", [(24, 24), (24, 16), (5, 9), (1, 3)])
 def test_two_matrix_products_are_torchs_resize(method, grid):
     table = torch.randn(14, 10, 6, dtype=torch.float64)
-    theirs = F.interpolate(table.permute(2, 0, 1)[None], grid, **METHODS[method])[0]
+    theirs = F.interpolate(table.permute(2, 0, 1)[None], grid, **RESIZE_METHODS[method])[0]
     torch.testing.assert_close(
         resize_grid(table, grid, method), theirs.permute(1, 2, 0), atol=1e-12, rtol=0
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RESIZE_METHODS)
 def test_the_same_grid_changes_nothing(method):
     table = torch.randn(4, 5, 3, dtype=torch.float64)
     torch.testing.assert_close(resize_grid(table, (4, 5), method), table)
@@ -48,7 +48,7 @@ def test_gradients_flow_through_a_resize():
 
 def test_half_precision_is_resized_in_full():
     table = torch.randn(7, 7, 4)
-    for method in METHODS:
+    for method in RESIZE_METHODS:
         exact = resize_grid(table.bfloat16().float(), (9, 12), method)
         assert torch.equal(resize_grid(table.bfloat16(), (9, 12), method), exact.bfloat16())
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitrail import ConfigError, VisionTransformer, create
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_big_visions_positions_are_wider():
 def test_quick_positions_are_sines_and_the_class_token_has_none():
     model = create("ViT-Mu/4", init="quick")
     fixed = create("ViT-Mu/4", position="sincos-2d")
-    assert torch.allclose(model.position.table[1:], fixed.position.at((8, 8))[1:].float())
+    assert torch.allclose(model.position.table[1:], fixed.position.embedding((8, 8))[1:].float())
     assert model.position.table[0].abs().max() < 0.2
 
 

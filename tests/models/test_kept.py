@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitrail import create
 from vitrail.models.build import build
-from vitrail.models.initialization import initialize
-from vitrail.models.kept import Kept, bare
+from vitrail.models.init import initialize
+from vitrail.models.memory import Cache, is_plain_linear
 
 
 def counted(kept, source, key):
@@ -24,7 +24,7 @@ def counted(kept, source, key):
 
 
 def test_a_value_is_kept_until_its_source_changes():
-    kept, source = Kept(), torch.ones(2)
+    kept, source = Cache(), torch.ones(2)
     assert counted(kept, source, "a") == 1
     assert counted(kept, source, "a") == 0
     assert counted(kept, source, "b") == 1
@@ -37,7 +37,7 @@ def test_a_value_is_kept_until_its_source_changes():
 
 
 def test_nothing_is_kept_while_gradients_flow():
-    kept, source = Kept(), torch.ones(2, requires_grad=True)
+    kept, source = Cache(), torch.ones(2, requires_grad=True)
     assert counted(kept, source, "a") == counted(kept, source, "a") == 1
     with torch.no_grad():
         assert counted(kept, source, "a") == 1
@@ -45,7 +45,7 @@ def test_nothing_is_kept_while_gradients_flow():
 
 
 def test_what_was_kept_in_inference_mode_can_be_used_for_training_later():
-    kept, source = Kept(), torch.ones(2)
+    kept, source = Cache(), torch.ones(2)
     with torch.inference_mode():
         kept.get(source, "a", lambda: source * 2)
     weight = torch.ones(2, requires_grad=True)
@@ -164,15 +164,15 @@ def test_every_weight_has_its_first_value_after_all_this():
 )
 def test_a_layer_is_bare_until_a_hook_waits_for_it(register):
     layer = torch.nn.Linear(2, 2)
-    assert bare(layer)
+    assert is_plain_linear(layer)
     handle = register(layer, lambda *_: None)
     try:
-        assert not bare(layer)
+        assert not is_plain_linear(layer)
     finally:
         handle.remove()
-    assert bare(layer)
+    assert is_plain_linear(layer)
 
 
 def test_a_layer_with_another_weight_than_it_shows_is_not_bare():
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
-    assert not bare(layer)
+    assert not is_plain_linear(layer)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail import ConfigError, VisionTransformer, create, load, save
-from vitrail.models.merging import Match, match, merge
+from vitrail.models.token_merging import Match, bipartite_matching, merge
 
 POOLS = {
     "cls": {},
@@ -94,7 +94,7 @@ def plain_logits(model, image, pairs):
     if config.pool == "mean":
         return model.head((patches * sizes[:, None]).sum(dim=0) / sizes.sum())
     if config.pool == "map":
-        query, key, value = (x[0] for x in model.pool.split_heads(tokens[None]))
+        query, key, value = (x[0] for x in model.pool.query_key_value(tokens[None]))
         pooled = model.pool.merge(plain_attention(query, key, value, sizes).flatten())
         return model.head(pooled + model.pool.mlp(model.pool.norm(pooled)))
     if config.distillation:
@@ -116,11 +116,11 @@ def test_the_model_is_the_plain_algorithm(forty_two, pool):
 @pytest.mark.parametrize("pairs", [1, 3, 5])
 def test_matching_finds_what_trying_all_pairs_finds(prefix, count, pairs):
     keys = torch.randn(4, 3, count, 5, generator=torch.Generator().manual_seed(count))
-    found = match(keys, pairs, prefix)
+    found = bipartite_matching(keys, pairs, prefix)
     for picture, key in enumerate(keys):
         kept = (found.kept[picture] - picture * count).tolist()
-        gone = (found.gone[picture] - picture * count).tolist()
-        into = [kept[place - picture * (count - pairs)] for place in found.into[picture].tolist()]
+        gone = (found.merged[picture] - picture * count).tolist()
+        into = [kept[place - picture * (count - pairs)] for place in found.target[picture].tolist()]
         assert list(zip(gone, into, strict=True)) == plain_matching(key, pairs, prefix)[0]
         assert sorted(kept + gone) == list(range(count))
         assert kept[:prefix] == list(range(prefix))
@@ -182,8 +182,8 @@ def test_each_mlp_sees_fewer_tokens_and_never_less_than_half(forty_two, pairs, l
 
 def test_class_distillation_and_register_tokens_are_never_merged(forty_two):
     model = awake(forty_two.change(distillation=True, registers=2))
-    model.merge, model.read = 999, None
-    tokens, sizes = model.tokens_and_sizes(pictures())
+    model.merge, model.head_tokens = 999, None
+    tokens, sizes = model.run_encoder(*model.prepare_tokens(pictures()))
     assert tokens.shape[:2] == sizes.shape == (3, 4 + 6)
     assert sizes[:, :4].eq(1).all()
     assert sizes[:, 4:].sum(dim=1).eq(42).all()
@@ -194,7 +194,7 @@ def test_leaving_out_what_nobody_reads_changes_nothing(forty_two, pool):
     model, images = awake(forty_two.change(**POOLS[pool])), pictures()
     model.merge = 5
     expected = model(images)
-    model.read = None
+    model.head_tokens = None
     torch.testing.assert_close(model(images), expected, atol=1e-10, rtol=1e-8)
 
 
@@ -257,7 +257,7 @@ def test_the_switch_is_no_part_of_what_is_saved(tiny, tmp_path):
 def test_training_is_refused(tiny):
     model, images = VisionTransformer(tiny).train(), torch.randn(1, 3, 8, 8)
     model.merge = 2
-    with pytest.raises(ConfigError, match=r"merge=2 is for answers.*call model.eval\(\)"):
+    with pytest.raises(ConfigError, match=r"merge=2 is for inference.*call model.eval\(\)"):
         model(images)
     model.eval()(images)
 
@@ -277,10 +277,10 @@ def test_what_looks_at_each_patch_is_refused(tiny):
 @pytest.mark.parametrize(
     ("changes", "given", "message"),
     [
-        ({}, -1, "merge=-1 must be a whole number of pairs per block; 0 is off"),
-        ({}, 1.5, "merge=1.5 must be a whole number"),
-        ({}, True, "merge=True must be a whole number"),
-        ({"position": "relative"}, 2, "merge=2 leaves tokens without the grid that .*'relative'"),
+        ({}, -1, "merge=-1 must be an integer >= 0, pairs per block; 0 is off"),
+        ({}, 1.5, "merge=1.5 must be an integer"),
+        ({}, True, "merge=True must be an integer"),
+        ({"position": "relative"}, 2, "merge=2 removes tokens from the grid that .*'relative'"),
         ({"position_place": "every-layer"}, 2, "only models with position_place='stem'"),
         ({"position_place": "shared"}, 2, "only models with position_place='stem'"),
     ],

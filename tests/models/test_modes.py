@@ -11,7 +11,7 @@ from vitrail.data.sources import open_source
 from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.rollout import rollout
-from vitrail.models.modes import standing_still
+from vitrail.models.build import eval_mode
 from vitrail.probing.features import features_of
 
 PIXELS = np.zeros((8, 8, 3), np.uint8)
@@ -47,6 +47,6 @@ def test_a_model_that_was_looked_at_goes_on_learning(name, tmp_path):
 
 def test_a_model_is_put_back_after_an_error_too():
     model = vitrail.create("ViT-Mu/4")
-    with pytest.raises(ZeroDivisionError), standing_still(model):
+    with pytest.raises(ZeroDivisionError), eval_mode(model):
         model.fell = model.training / 0
     assert all(modes(model))

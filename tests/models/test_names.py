@@ -2,7 +2,7 @@ import pytest
 
 from vitrail import BitConfig, ConfigError
 from vitrail.models.build import build
-from vitrail.models.names import CONFIGURATIONS, configuration
+from vitrail.models.registry import CONFIGURATIONS, configuration
 
 
 def size(config):
@@ -115,7 +115,7 @@ def test_a_misspelled_name_is_told_the_nearest():
     for almost in ("B/16", "ViT-B"):
         with pytest.raises(ConfigError, match="there is ViT-B/8 and ViT-B/14 and ViT-B/16"):
             configuration(almost)
-    with pytest.raises(ConfigError, match="a word such as 'ViT-B/16', not None"):
+    with pytest.raises(ConfigError, match="must be a string such as 'ViT-B/16', not None"):
         configuration(None)
 
 

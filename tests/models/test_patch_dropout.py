@@ -8,7 +8,7 @@ import torch
 from vitrail import ConfigError, VisionTransformer, load, save
 from vitrail.models.build import build
 from vitrail.models.config import from_dict, to_dict
-from vitrail.models.vit import some_patches
+from vitrail.models.vit import drop_patches
 
 STEMS = {
     "patches": {},
@@ -40,7 +40,7 @@ def test_the_share_that_stays_is_rounded_and_never_nothing(sixteen, rate, kept):
 def test_kept_patches_stay_in_their_order_and_differ_between_pictures():
     torch.manual_seed(0)
     numbers = torch.arange(20.0)[None, :, None].expand(64, 20, 3)
-    kept = some_patches(numbers, 0.5)[..., 0]
+    kept = drop_patches(numbers, 0.5)[..., 0]
     assert (kept.diff(dim=1) > 0).all()
     assert len(kept.unique(dim=0)) > 32
 
@@ -48,7 +48,7 @@ def test_kept_patches_stay_in_their_order_and_differ_between_pictures():
 def test_every_patch_is_left_out_as_often_as_any_other():
     torch.manual_seed(0)
     numbers = torch.arange(10)[None, :, None].expand(20_000, 10, 1)
-    counts = some_patches(numbers, 0.3).flatten().bincount() / 20_000
+    counts = drop_patches(numbers, 0.3).flatten().bincount() / 20_000
     torch.testing.assert_close(counts, torch.full((10,), 0.7), atol=0.02, rtol=0)
 
 
@@ -127,8 +127,8 @@ def test_compilers_see_one_graph(sixteen):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"patch_dropout": 1.0}, "patch_dropout=1.0 is a chance"),
-        ({"patch_dropout": "half"}, "patch_dropout='half' is a chance"),
+        ({"patch_dropout": 1.0}, "patch_dropout=1.0 must be a probability"),
+        ({"patch_dropout": "half"}, "patch_dropout='half' must be a probability"),
         ({"position": "relative"}, "position='relative' .* use position='learned'"),
         ({"position_place": "every-layer"}, "the grid that position='learned' in .*='stem'"),
         ({"position": "learned-2d", "position_place": "shared"}, "position_place='stem'"),

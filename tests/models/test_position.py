@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from vitrail.models.build import build
-from vitrail.models.initialization import initialize
-from vitrail.models.position import (
-    Learned2dPosition,
-    LearnedPosition,
-    RelativePosition,
-    Sincos2dPosition,
+from vitrail.models.init import initialize
+from vitrail.models.pos_embed import (
+    Learned2dPosEmbed,
+    LearnedPosEmbed,
+    RelativePosEmbed,
+    SinCos2dPosEmbed,
 )
 from vitrail.models.vit import VisionTransformer
 
@@ -30,8 +30,8 @@ def awake(config):
 
 
 def test_a_2d_position_is_its_column_then_its_row(larger):
-    position = filled(Learned2dPosition(larger))
-    vectors = position.at((3, 2))
+    position = filled(Learned2dPosEmbed(larger))
+    vectors = position.embedding((3, 2))
     assert torch.equal(vectors[0], position.prefix[0])
     row, column = 2, 1
     patch = vectors[1 + row * 2 + column]
@@ -40,7 +40,7 @@ def test_a_2d_position_is_its_column_then_its_row(larger):
 
 
 def test_sines_are_big_visions(larger):
-    vectors = Sincos2dPosition(larger).at((3, 2))
+    vectors = SinCos2dPosEmbed(larger).embedding((3, 2))
     waves = 10_000.0 ** -(torch.arange(4, dtype=torch.float64) / 3)  # ends included
     row, column = 2, 1
     expected = torch.cat(
@@ -56,7 +56,7 @@ def test_sines_are_big_visions(larger):
 
 
 def test_relative_keys_depend_on_the_offset_alone(larger):
-    relative = filled(RelativePosition(larger)).at((3, 2))
+    relative = filled(RelativePosEmbed(larger)).embedding((3, 2))
     keys = relative.keys[relative.offsets]  # (7, 7, 8)
     patches = keys[1:, 1:]
     assert torch.equal(patches[0, 3], patches[2, 5])
@@ -71,8 +71,8 @@ def test_relative_keys_depend_on_the_offset_alone(larger):
 def test_relative_attention_adds_the_offsets_score(larger):
     model = awake(larger.change(position="relative"))
     images = torch.randn(2, 3, 12, 8)
-    tokens, grid = model.tokens_and_grid(images)
-    entered, relative = model.encoder.enter(0, tokens, grid)
+    tokens, grid = model.prepare_tokens(images)
+    entered, relative = model.encoder.layer_inputs(0, tokens, grid)
     keys = relative.keys[relative.offsets]
     block = model.encoder.blocks[0]
     query, key, _ = block.attention.query_key_value(block.norm1(entered))
@@ -116,7 +116,7 @@ def test_only_without_positions_the_order_of_patches_does_not_matter(larger, kin
 @pytest.mark.parametrize("place", ["stem", "every-layer", "shared"])
 def test_tables_at_every_layer_are_separate_unless_shared(tiny, place):
     model = VisionTransformer(tiny.change(position_place=place))
-    tables = [m for m in model.modules() if isinstance(m, LearnedPosition)]
+    tables = [m for m in model.modules() if isinstance(m, LearnedPosEmbed)]
     assert len(tables) == {"stem": 1, "every-layer": 2, "shared": 1}[place]
 
 
@@ -136,7 +136,7 @@ def test_resizing_first_and_resizing_on_the_fly_agree(tiny):
     images = torch.randn(2, 3, 48, 32)  # 12 x 8, as the same model at 384 x 256
     resized = build(config.change(image_size=(48, 32)), device="cpu").eval()
     state = dict(model.state_dict())
-    state["position.table"] = model.position.at((12, 8)).detach()
+    state["position.table"] = model.position.embedding((12, 8)).detach()
     resized.load_state_dict(state)
     with torch.no_grad():
         first = model(images)
@@ -148,15 +148,15 @@ def test_resizing_first_and_resizing_on_the_fly_agree(tiny):
 def test_a_stretched_table_is_kept_for_the_next_call_and_never_goes_stale(tiny):
     model = awake(tiny)
     with torch.no_grad():
-        stretched = model.position.at((3, 3))
-        assert model.position.at((3, 3)) is stretched
+        stretched = model.position.embedding((3, 3))
+        assert model.position.embedding((3, 3)) is stretched
         model.position.table.mul_(2)
-        torch.testing.assert_close(model.position.at((3, 3)), 2 * stretched)
+        torch.testing.assert_close(model.position.embedding((3, 3)), 2 * stretched)
 
 
 def test_the_numerics_choose_how_tables_stretch(tiny):
     model = awake(tiny.change(image_size=28))
     other = awake(tiny.change(image_size=28, numerics="transformers"))
     other.position.table.data.copy_(model.position.table)
-    assert not torch.allclose(model.position.at((9, 9)), other.position.at((9, 9)), atol=1e-2)
-    assert torch.equal(model.position.at((7, 7)), other.position.at((7, 7)))
+    assert not torch.allclose(model.position.embedding((9, 9)), other.position.embedding((9, 9)), atol=1e-2)
+    assert torch.equal(model.position.embedding((7, 7)), other.position.embedding((7, 7)))

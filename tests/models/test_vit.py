@@ -8,7 +8,7 @@ from vitrail import ConfigError, DataError, VisionTransformer, create
 from vitrail.models.build import build
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Block, Branch, drop_path
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 from vitrail.models.resnet import StandardizedConv2d, pad_same
 
 
@@ -77,8 +77,8 @@ def test_leaving_out_what_nobody_reads_changes_nothing(tiny, kind):
     model = awake(tiny.change(**kind))
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     outcomes = []
-    for read in (model.read, None):
-        model.read = read
+    for read in (model.head_tokens, None):
+        model.head_tokens = read
         model.zero_grad()
         logits = model(images)
         logits.square().sum().backward()
@@ -124,10 +124,10 @@ def test_attention_pooling_is_a_weighted_mean_of_values(tiny):
     torch.testing.assert_close(pool(tokens), pooled + pool.mlp(pool.norm(pooled)))
 
 
-def test_a_distilled_model_answers_with_the_mean_of_its_two_opinions(tiny):
+def test_a_distilled_model_answers_with_the_mean_of_its_distillation_logits(tiny):
     model = awake(tiny.change(distillation=True))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    one, other = model.two_opinions(images)
+    one, other = model.distillation_logits(images)
     torch.testing.assert_close(model(images), (one + other) / 2)
     torch.testing.assert_close(one, model.head(model.features(images)))
 
@@ -339,7 +339,7 @@ def test_same_padding_is_tensorflows(size, kernel, edges):
 def test_standardized_kernels_have_mean_0_and_variance_1(name):
     conv = StandardizedConv2d(4, 6, 3, NUMERICS[name])
     torch.nn.init.normal_(conv.weight, mean=1, std=0.1)
-    weight = conv.standardized()
+    weight = conv.standardized_weight()
     torch.testing.assert_close(weight.mean(dim=(1, 2, 3)), torch.zeros(6), atol=1e-5, rtol=0)
     variance = weight.var(dim=(1, 2, 3), correction=0)
     torch.testing.assert_close(variance, torch.ones(6), atol=1e-3, rtol=0)

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail import create
-from vitrail.models.whitening import whiten, whitening_filters
+from vitrail.models.init import whiten, whitening_filters
 
 
 def smooth_pictures(count=40, side=24, channels=3):
@@ -36,9 +36,9 @@ def test_each_filter_comes_with_both_signs():
 
 def test_filters_that_there_is_no_direction_for_stay_as_they_were_drawn():
     model = create("ViT-Mu/4", stem="conv", channels=1, width=64)
-    before = model.stem.first.weight.clone()
+    before = model.stem.first_conv.weight.clone()
     whiten(model.stem, smooth_pictures(channels=1))
-    after = model.stem.first.weight
+    after = model.stem.first_conv.weight
     assert len(after) == 32
     assert torch.equal(after[18:], before[18:])
     assert after[:18].std().item() == pytest.approx(before.std().item(), rel=1e-4)

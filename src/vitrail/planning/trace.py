@@ -27,8 +27,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import normalize
 from vitrail.data.variation import Mixing
 from vitrail.models.build import Model, build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import Config, pair
 from vitrail.training.device import autocast_for
 from vitrail.training.feed import preparation
 from vitrail.training.loop import TrainState, train_step
