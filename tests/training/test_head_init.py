@@ -15,6 +15,7 @@ from vitrail.training.head_init import (
 )
 from vitrail.training.settings import MachineSettings, ModelSettings, Optim
 from vitrail.training.survival import Stop
+from vitrail.words import percent
 
 HARMFUL = Optim(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
 FLOAT32 = MachineSettings(precision="float32")
@@ -151,3 +152,13 @@ def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
     )
     assert not any("linear probe" in line for line in book.lines)
     assert book.rows[0]["loss"] < 0.7
+
+
+def test_dev_accuracy_of_a_returned_probe_is_that_of_the_head_which_has_not_seen_dev(
+    colors, tmp_path, start
+):
+    book = Notebook()
+    result = tune(colors, tmp_path / "run", start, watch=book, optim=HARMFUL, steps=4)
+    (line,) = [line for line in book.lines if "the linear probe is kept" in line]
+    shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
+    assert shown in line
