@@ -85,7 +85,8 @@ def dense(model, images, classes, monkeypatch):
     expected = model(images)
     with monkeypatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", written_out)
-        patch.setattr(attention, "is_plain_linear", lambda layer: False)  # keys and values in all layers
+        # compute keys and values in all layers
+        patch.setattr(attention, "is_plain_linear", lambda layer: False)
         patch.setattr(pooling, "is_plain_linear", lambda layer: False)
         logits = model(images)
     torch.testing.assert_close(logits, expected)

@@ -11,37 +11,37 @@ from vitrail.models.registry import CONFIGURATIONS
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_descriptions_survive_a_json_file(name):
+def test_json_round_trip(name):
     config = CONFIGURATIONS[name]
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_every_library_has_its_numerics():
+def test_numerics_cover_all_libraries():
     assert list(NUMERICS) == list(get_args(Library))
 
 
-def test_a_description_cannot_be_changed_in_place(tiny):
+def test_configs_are_frozen(tiny):
     with pytest.raises(FrozenInstanceError):
         tiny.depth = 3
 
 
-def test_sizes_have_one_spelling(tiny):
+def test_sizes_are_normalized(tiny):
     assert tiny.change(image_size=(8, 8)) == tiny.change(image_size=[8, 8]) == tiny
     assert tiny.change(image_size=(8, 12)).grid == (2, 3)
     assert tiny.change(patch_size=(2, 4)).grid == (4, 2)
 
 
-def test_numbers_of_numpy_are_numbers(tiny):
+def test_numpy_integers_are_accepted(tiny):
     assert tiny.change(image_size=np.int64(8), depth=np.int32(2), layer_scale=1) == tiny.change(
         layer_scale=1.0
     )
 
 
-def test_numerics_can_be_named(tiny):
+def test_numerics_by_name(tiny):
     assert tiny.change(numerics="timm").numerics == NUMERICS["timm"]
 
 
-def test_a_new_kind_of_position_takes_its_own_placement(tiny):
+def test_changing_position_resets_its_placement(tiny):
     shared = tiny.change(position_place="shared")
     assert shared.change(position="relative").position_place == "every-layer"
     assert shared.change(depth=3).position_place == "shared"
@@ -81,12 +81,12 @@ def test_a_new_kind_of_position_takes_its_own_placement(tiny):
         ({"stem": "resnet", "resnet_blocks": (0,), "image_size": 16}, "must be positive"),
     ],
 )
-def test_an_impossible_description_says_what_would_work(tiny, changes, message):
+def test_invalid_values_raise_helpful_errors(tiny, changes, message):
     with pytest.raises(ConfigError, match=message):
         tiny.change(**changes)
 
 
-def test_a_foreign_dictionary_is_refused():
+def test_from_dict_rejects_unknown_keys():
     with pytest.raises(ConfigError, match="unknown model family 'gpt'"):
         from_dict({"family": "gpt"})
     with pytest.raises(ConfigError, match="invalid vit config"):
@@ -95,14 +95,14 @@ def test_a_foreign_dictionary_is_refused():
         from_dict({"family": "bit", "numerics": {"eps": 1}})
 
 
-def test_the_other_families_are_checked_too():
+def test_bit_and_mixer_configs_are_validated():
     with pytest.raises(ConfigError, match="must be positive integers"):
         BitConfig(blocks=(3, 0))
     with pytest.raises(ConfigError, match="image_size=30"):
         MixerConfig(depth=1, width=4, tokens_mlp=4, channels_mlp=4, patch_size=8, image_size=30)
 
 
-def test_a_hybrid_needs_whole_strides():
+def test_hybrid_image_size_must_be_a_multiple_of_the_stride():
     with pytest.raises(ConfigError, match="16-pixel patches"):
         VitConfig(
             depth=1,

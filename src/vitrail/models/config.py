@@ -30,11 +30,61 @@ POSITION_PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {
     "sincos-2d": ("stem",),
 }
 
+# Fields by the kind of value they take; see `validate_fields`.
+CHOICES = {
+    "gelu": Gelu,
+    "position_resize": ResizeMethod,
+    "stem": StemKind,
+    "position": PositionKind,
+    "pool": Pool,
+    "mlp": MlpKind,
+}
+POSITIVE = {"depth", "width", "heads", "channels", "mlp_width", "tokens_mlp", "channels_mlp"}
+POSITIVE |= {"resnet_width", "width_factor"}
+NON_NEGATIVE = {"num_classes", "representation", "registers"}
+BOOLEANS = {"distillation", "qkv_bias"}
+PROBABILITIES = {"dropout", "drop_path", "patch_dropout"}
 
-def check_choices(config: Any, **literals: Any) -> None:
-    for name, literal in literals.items():
-        if not any(getattr(config, name) == choice for choice in get_args(literal)):
-            raise unknown(name, getattr(config, name), get_args(literal))
+
+def validate_fields(config: Any) -> None:
+    """Check each field, and convert equivalent spellings: 224 for (224, 224), tuples for lists."""
+    for name in (f.name for f in fields(config)):
+        value = original = getattr(config, name)
+        if name in CHOICES:
+            choices = get_args(CHOICES[name])
+            if not any(value == choice for choice in choices):
+                raise unknown(name, value, choices)
+        elif name in POSITIVE | NON_NEGATIVE:
+            value, minimum = as_int(value), int(name in POSITIVE)
+            if value is None or value < minimum:
+                raise ConfigError(f"{name}={original!r} must be an integer >= {minimum}")
+        elif name in BOOLEANS:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r} must be True or False")
+        elif name in PROBABILITIES:
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
+        elif name.endswith("_eps"):
+            if not isinstance(value, int | float) or value <= 0:
+                raise ConfigError(f"{name}={value!r} must be a positive number")
+        elif name.endswith("_size"):
+            value = normalize_size(name, value)
+        elif name in ("blocks", "resnet_blocks"):
+            value = tuple(value) if isinstance(value, tuple | list) else (value,)
+            if not all((as_int(units) or 0) > 0 for units in value):
+                raise ConfigError(f"{name}={original!r} must be positive integers, one per stage")
+        elif name == "layer_scale" and value is not None:
+            if not isinstance(value, int | float):
+                raise ConfigError(f"layer_scale={value!r} must be a number or None")
+            value = float(value)
+        elif name == "numerics":
+            if not isinstance(value, str | Numerics):
+                raise ConfigError(f"numerics={value!r} must be a name or a Numerics")
+            if isinstance(value, str):
+                if value not in NUMERICS:
+                    raise unknown("numerics", value, NUMERICS)
+                value = NUMERICS[value]
+        object.__setattr__(config, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +102,7 @@ class Numerics:
     position_resize: ResizeMethod = "google"  # interpolation of position embeddings
 
     def __post_init__(self) -> None:
-        check_choices(self, gelu=Gelu, position_resize=ResizeMethod)
-        for name in ("norm_eps", "group_norm_eps", "conv_eps"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or value <= 0:
-                raise ConfigError(f"{name}={value!r} must be a positive number")
+        validate_fields(self)
 
 
 NUMERICS = {  # by the names in `Library`
@@ -120,16 +166,9 @@ class VitConfig(BaseConfig):
     numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
-        normalize_fields(self)
-        check_choices(self, stem=StemKind, position=PositionKind, pool=Pool, mlp=MlpKind)
+        validate_fields(self)
         place = self.position_place or POSITION_PLACES[self.position][0]
         object.__setattr__(self, "position_place", place)
-        for name in ("distillation", "qkv_bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
-        check_ints(self, "depth", "width", "mlp_width", "heads", "channels", "resnet_width")
-        check_ints(self, "num_classes", "representation", "registers", minimum=0)
-        check_probabilities(self, "dropout", "drop_path", "patch_dropout")
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} does not split into heads={self.heads}")
         check_combinations(self)
@@ -190,11 +229,9 @@ class BitConfig(BaseConfig):
     numerics: Numerics = NUMERICS["big_transfer"]
 
     def __post_init__(self) -> None:
-        normalize_fields(self)
-        check_ints(self, "width_factor", "channels")
-        check_ints(self, "num_classes", minimum=0)
-        if not self.blocks or min(self.blocks) < 1:
-            raise ConfigError(f"blocks={self.blocks} must be one or more units for each stage")
+        validate_fields(self)
+        if not self.blocks:
+            raise ConfigError("blocks=() must have at least one stage")
 
     @property
     def num_features(self) -> int:
@@ -218,10 +255,7 @@ class MixerConfig(BaseConfig):
     numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
-        normalize_fields(self)
-        check_ints(self, "depth", "width", "tokens_mlp", "channels_mlp", "channels")
-        check_ints(self, "num_classes", minimum=0)
-        check_probabilities(self, "drop_path")
+        validate_fields(self)
         check_grid(self.image_size, pair(self.patch_size))
 
     @property
@@ -298,50 +332,11 @@ def normalize_size(name: str, size: Any) -> Size:
     return sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
 
 
-def normalize_fields(config: Any) -> None:
-    """Convert equivalent spellings: 224 for (224, 224), tuples for lists, Numerics for a name."""
-    for name in ("image_size", "patch_size"):
-        if hasattr(config, name):
-            object.__setattr__(config, name, normalize_size(name, getattr(config, name)))
-    for name in ("blocks", "resnet_blocks"):
-        if hasattr(config, name):
-            value = getattr(config, name)
-            units = tuple(value) if isinstance(value, tuple | list) else (value,)
-            if not all(as_int(unit) for unit in units):
-                raise ConfigError(f"{name}={value!r} must be positive integers, one per stage")
-            object.__setattr__(config, name, units)
-    if getattr(config, "layer_scale", None) is not None:
-        if not isinstance(config.layer_scale, int | float):
-            raise ConfigError(f"layer_scale={config.layer_scale!r} must be a number or None")
-        object.__setattr__(config, "layer_scale", float(config.layer_scale))
-    if not isinstance(config.numerics, str | Numerics):
-        raise ConfigError(f"numerics={config.numerics!r} must be a name or a Numerics")
-    if isinstance(config.numerics, str):
-        if config.numerics not in NUMERICS:
-            raise unknown("numerics", config.numerics, NUMERICS)
-        object.__setattr__(config, "numerics", NUMERICS[config.numerics])
-
-
 def check_field_names(values: Mapping[str, Any], cls: type) -> None:
     names = [f.name for f in fields(cls)]
     for name in values:
         if name not in names:
             raise unknown("setting", name, names)
-
-
-def check_ints(config: Any, *names: str, minimum: int = 1) -> None:
-    for name in names:
-        value = as_int(getattr(config, name))
-        if value is None or value < minimum:
-            raise ConfigError(f"{name}={getattr(config, name)!r} must be an integer >= {minimum}")
-        object.__setattr__(config, name, value)
-
-
-def check_probabilities(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
 
 
 def check_grid(image_size: Size, stride: tuple[int, int]) -> None:
@@ -389,5 +384,3 @@ def check_combinations(config: VitConfig) -> None:
             )
     if config.resnet_blocks and config.stem != "resnet":
         raise ConfigError("resnet_blocks requires stem='resnet'")
-    if any(units < 1 for units in config.resnet_blocks):
-        raise ConfigError(f"resnet_blocks={config.resnet_blocks} must be positive")

@@ -6,7 +6,6 @@ forward pass; token merging and inspection reuse its two halves and its `attend`
 Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q queries.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -67,15 +66,6 @@ class Block(nn.Module):
         if update.dtype == tokens.dtype and can_overwrite(update, *self.modules()):
             return update.add_(tokens)
         return tokens + update
-
-    def attention_map(
-        self,
-        tokens: Tensor,
-        relative: RelativeKeys | None = None,
-        heads: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Return this layer's attention weights (B, H, N, N) for the input of the block."""
-        return self.attention.attention_map(self.norm1(tokens), relative, heads)
 
 
 class Branch(nn.Module):

@@ -35,24 +35,34 @@ RESIZE_METHODS: dict[ResizeMethod, dict[str, Any]] = {
 }
 
 
-class NoPosEmbed(nn.Module):
-    """No position information: the lower bound of the ablation."""
+class PosEmbed(nn.Module):
+    """Base class of absolute position embeddings."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return tokens
+        return tokens + self.embedding(grid)
+
+    def embedding(self, grid: Grid) -> Tensor:
+        raise NotImplementedError
 
     def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
         return {}
 
 
-class LearnedPosEmbed(nn.Module):
+class NoPosEmbed(PosEmbed):
+    """No position information: the lower bound of the ablation."""
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return tokens
+
+
+class LearnedPosEmbed(PosEmbed):
     """One learned vector per token in raster order: the paper's default ("1-D")."""
 
     def __init__(self, config: VitConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.grid = config.grid
         self.prefix = config.num_class_tokens
         self.method: ResizeMethod = config.numerics.position_resize
@@ -60,9 +70,6 @@ class LearnedPosEmbed(nn.Module):
             torch.empty(self.prefix + self.grid[0] * self.grid[1], config.width)
         )
         self.cache = Cache()
-
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return tokens + self.embedding(grid)
 
     def embedding(self, grid: Grid) -> Tensor:
         if grid == self.grid:
@@ -76,11 +83,11 @@ class LearnedPosEmbed(nn.Module):
         return {"table": torch.cat([self.table[: self.prefix], patches])}  # (T', D)
 
 
-class Learned2dPosEmbed(nn.Module):
+class Learned2dPosEmbed(PosEmbed):
     """Concatenated embeddings of the column and the row, each of half the width ("2-D")."""
 
     def __init__(self, config: VitConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.grid = config.grid
         self.method: ResizeMethod = config.numerics.position_resize
         half = config.width // 2
@@ -88,9 +95,6 @@ class Learned2dPosEmbed(nn.Module):
         self.rows = nn.Parameter(torch.empty(self.grid[0], half))  # Y
         self.prefix = nn.Parameter(torch.empty(config.num_class_tokens, config.width))
         self.column_cache, self.row_cache = Cache(), Cache()
-
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return tokens + self.embedding(grid)
 
     def embedding(self, grid: Grid) -> Tensor:
         parameters = self.resized_parameters(grid)
@@ -111,7 +115,7 @@ class Learned2dPosEmbed(nn.Module):
         return {"columns": columns, "rows": rows, "prefix": self.prefix}
 
 
-class SinCos2dPosEmbed(nn.Module):
+class SinCos2dPosEmbed(PosEmbed):
     """Fixed sines and cosines of the column, then of the row (big_vision's sincos2d).
 
     Frequencies run from 1 to 1 / TEMPERATURE inclusive: the exponent is divided by D / 4 - 1, not
@@ -119,7 +123,7 @@ class SinCos2dPosEmbed(nn.Module):
     """
 
     def __init__(self, config: VitConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.prefix = config.num_class_tokens
         self.width = config.width
         self.cache = Cache()
@@ -131,9 +135,6 @@ class SinCos2dPosEmbed(nn.Module):
     def embedding(self, grid: Grid) -> Tensor:
         patches = sincos_2d(grid, self.width)
         return torch.cat([patches.new_zeros(self.prefix, self.width), patches])  # (T, D)
-
-    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
-        return {}
 
 
 def sincos_2d(grid: Grid, channels: int) -> Tensor:

@@ -158,7 +158,8 @@ class VisionTransformer(nn.Module):
             for index in range(max(indices, default=-1) + 1):
                 if index in indices:
                     inputs, relative = self.encoder.layer_inputs(index, tokens, grid)
-                    yield self.encoder.blocks[index].attention_map(inputs, relative, heads)
+                    block = self.encoder.blocks[index]
+                    yield block.attention.attention_map(block.norm1(inputs), relative, heads)
                 if index < max(indices):
                     tokens = self.encoder.run_layer(index, tokens, grid)
 

@@ -114,7 +114,7 @@ class Ledger(TorchDispatchMode):
         self.vanish(self.block_of.pop(storage))
 
     def change_gelu(self, x: Tensor, y: Tensor) -> None:
-        """What `models/activation.py` does on a CPU and torch's own operation does not.
+        """What `models/mlp.py` does on a CPU and torch's own operation does not.
 
         With a gradient, it keeps a slope of its own in place of x; without one, y is in the
         memory of x.
