@@ -53,7 +53,7 @@ def test_filters_are_the_principal_components_of_the_first_kernels(name):
     config, path = FIRST[name]
     model = made(config)
     layer = model.get_submodule(path)
-    kernels = layer.standardized_weight() if hasattr(layer, "standardized") else layer.weight
+    kernels = layer.standardized_weight() if hasattr(layer, "standardized_weight") else layer.weight
     found = filters(model, count=10)
     count = len(found.components)
     directions, explained = plainly(kernels, count)

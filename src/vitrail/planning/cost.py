@@ -4,7 +4,7 @@ The convention is that of table 6 of the paper. A multiply-add is two operations
 (norms, activations, softmax, weight standardization) is not counted; the backward pass is two
 forward passes, because each product has two factors whose gradients are products again. All tokens
 are counted in every layer, although vitrail computes in the last one only those that are read, and
-so are all keys and values: the counter's hooks ask for them (`is_plain_linear` in `models/memory.py`).
+so are all keys and values: the counter adds hooks (`is_plain_linear` in `models/memory.py`).
 """
 
 from dataclasses import dataclass
