@@ -11,7 +11,7 @@ from tiny_runs import SETTINGS, Recorder, tiny_run, write_colors
 from vitrail import create
 from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import cpu_parallel, memory
 from vitrail.training.auto_config import choose_shards
 from vitrail.training.config import LossSettings, MachineSettings, ModelSettings, Settings

@@ -75,7 +75,7 @@ def test_distillation_without_token_shares_logits(tiny, teaching, weight):
 def test_distillation_token_learns_the_teacher(tiny):
     student, teacher = random_model(tiny.change(distillation=True)), random_model(tiny, seed=1)
     images, labels = batch()
-    own, teaching_loss = student.two_opinions(images)
+    own, teaching_loss = student.distillation_logits(images)
     expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_distillation(
         teaching_loss, teacher(images)
     )

@@ -11,8 +11,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import open_source
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
-from vitrail.models.initialization import initialize
-from vitrail.models.names import configuration
+from vitrail.models.init import initialize
+from vitrail.models.registry import configuration
 from vitrail.training.auto_config import DatasetStats, choose_augmentation, complete_settings
 from vitrail.training.data_module import BatchStream, batch_preparation
 from vitrail.training.loop import make_state, train_step

@@ -13,7 +13,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Recorder, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import budget as budgets
 from vitrail.training.auto_config import choose_precision
 from vitrail.training.budget import END_SECONDS, TimeBudget

@@ -15,7 +15,7 @@ from vitrail.data.decoding import decode, fast_jpeg
 from vitrail.data.sources import open_source
 from vitrail.data.threads import threads_with_cores
 from vitrail.data.thumbnails import thumbnail, to_jpeg
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.parallel import device_kind
 from vitrail.training.auto_config import choose_precision, choose_shards
 from vitrail.training.config import Settings

@@ -41,7 +41,7 @@ from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.passes import look_at_all
 from vitrail.evaluation.quick import quick_outcome
 from vitrail.models.build import Model
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import Memory, memory_beside
 from vitrail.probing.others import fit_logistic

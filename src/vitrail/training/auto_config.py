@@ -19,10 +19,8 @@ from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Source
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import Config, VitConfig
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import Config, VitConfig, pair
 from vitrail.training.config import ModelSettings, Precision, Settings, set_fields
 from vitrail.training.memory import (
     USABLE,
@@ -496,7 +494,7 @@ def seconds_per_image(model: Model, device: torch.device) -> float:
     config = model.config
     images = torch.zeros(TIMED_IMAGES, config.channels, *pair(config.image_size), device=device)
     model.to(device)
-    with standing_still(model):
+    with eval_mode(model):
         model.features(images[:2])
         started = time.monotonic()
         model.features(images).sum().item()  # waits for the device

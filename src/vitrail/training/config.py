@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
-from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, Scheme, StemKind
+from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
 
 if TYPE_CHECKING:
     from vitrail.training.data_module import DataSplits
@@ -77,7 +77,7 @@ class ModelSettings:
     """Add a distillation token that is trained by a teacher (DeiT)."""
     numerics: Library | None = None
     """GELU, epsilons and position interpolation of this library; a checkpoint has its own."""
-    init: Scheme | None = None
+    init: InitScheme | None = None
     """Weight initialization, google's if not given; quick is for short training."""
     head_bias: float = 0.0
     """Initial bias of the head: -10 or -6.9 with a sigmoid loss over many classes."""

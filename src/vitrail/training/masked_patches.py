@@ -106,10 +106,10 @@ class MaskedPatches(nn.Module):
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the loss over the corrupted patches of a batch; `targets` are ignored."""
         model = self.model
-        patches = model.patches(images)  # (B, h, w, D)
+        patches = model.embed_patches(images)  # (B, h, w, D)
         masked = random_patches(patches.flatten(1, 2), self.share)  # (B, M)
         corrupted = corrupt(patches.flatten(1, 2), masked, self.mask).view_as(patches)
-        tokens = model.encoder(*model.place(corrupted))  # (B, prefix + N, D)
+        tokens = model.encoder(*model.assemble_tokens(corrupted))  # (B, prefix + N, D)
         features = gather(tokens[:, model.config.num_prefix :], masked)  # (B, M, D)
         all_targets = self.prediction.targets(images, model.config, self.preprocessing)
         return self.prediction.loss(self.head(features), gather(all_targets, masked))

@@ -31,10 +31,10 @@ from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model, build, create
-from vitrail.models.checks import pair
-from vitrail.models.stems import ConvStem
+from vitrail.models.config import pair
+from vitrail.models.init import whiten
+from vitrail.models.patch_embed import ConvStem
 from vitrail.models.vit import VisionTransformer
-from vitrail.models.whitening import whiten
 from vitrail.probing.features import features_of
 from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (

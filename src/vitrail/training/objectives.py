@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.checkpoints.facts import facts_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 from vitrail.models.vit import VisionTransformer
 from vitrail.training.config import LossSettings, Settings
 from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
@@ -53,7 +53,7 @@ class Distillation(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.model, VisionTransformer) and self.model.config.distillation:
-            logits, distilled = self.model.two_opinions(images)
+            logits, distilled = self.model.distillation_logits(images)
         else:
             logits = distilled = self.model(images)
         labels, teacher_logits = label_loss(logits, targets, self.loss), self.teacher(images)

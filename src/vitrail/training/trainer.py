@@ -26,8 +26,8 @@ from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model
 from vitrail.models.build import build as build_empty
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import (
     choose_accumulation,
