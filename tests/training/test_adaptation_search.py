@@ -121,9 +121,9 @@ def test_val_is_used_as_dev_beside_test(colors, start, tmp_path, quick):
     result = search(config_of(colors, tmp_path / "out", start))
     assert (result.dev, result.images) == ("val", 12)
     assert result.outcomes.keys() == {"val", "test"}
-    material = runs.configs[0].material
-    assert named(material.train) == named(open_source(colors, "train"))
-    assert named(material.held_out["dev"]) == named(open_source(colors, "val"))
+    splits = runs.configs[0].splits
+    assert named(splits.train) == named(open_source(colors, "train"))
+    assert named(splits.held_out["dev"]) == named(open_source(colors, "val"))
 
 
 @pytest.mark.parametrize(("images", "dev_images"), [(1000, 100), (20_000, 400), (100_000, 1000)])
@@ -375,7 +375,7 @@ def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):
     config = config_of(tmp_path / "set", tmp_path, start)
     AdaptationSearch(config, recorder, torch.device("cpu"), 0.0, None)
     message = [line for line in recorder.lines if line.startswith("note: ")]
-    assert message == ["note: 1 files are no images and were left out: .txt 1"]
+    assert message == ["note: 1 files are no pictures and were left out: .txt 1"]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_report_shows_the_gain_of_each_candidate():
         "few-shot probe: 91.2 %; linear head did not pay (90.8 %); attention-only paid: "
         "91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not pay (93.6 %)."
     ) in message
-    assert "dev is 240 images, held out of train" in message
+    assert "dev is 240 pictures, cut out of train" in message
 
 
 def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quick):

@@ -91,7 +91,7 @@ def test_long_final_evaluation_is_logged_and_added(colors, start, tmp_path, quic
     runs, recorder = quick(probes=1.0), Recorder()
     record_features(monkeypatch, 10.0)
     result = search(config_of(colors, tmp_path / "out", start, minutes=3.0), recorder)
-    message = "note: evaluating the result on 12 images takes provenance 2 min 0 s, in addition"
+    message = "note: evaluating the result on 12 images takes about 2 min 0 s, in addition"
     assert any(line.startswith(message) for line in recorder.lines)
     assert result.outcomes["test"].samples == 12
     assert runs.configs[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial

@@ -424,7 +424,7 @@ def test_unsuitable_data_names_the_task(tmp_path):
         ({"data": "none.npz"}, "there is no data set"),
         ({"data": "many.csv"}, "several labels"),
         ({"data": "odd.csv"}, "has neither test nor val to evaluate on; it has: train, odd"),
-        ({"data": "few.npz"}, "4 training images, fewer than 5"),
+        ({"data": "few.npz"}, "4 training images; at least 5 needed"),
         ({"data": "one.npz"}, "1 classes"),
         ({"data": "colors.npz", "test": "val"}, "has no split 'val'"),
         ({"data": "colors.npz", "test": "training"}, "share images"),
