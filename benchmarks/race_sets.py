@@ -17,7 +17,6 @@ from vitrail.data.decoding import decode
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.models.config import VitConfig
-from vitrail.training.auto_config import dataset_stats
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits
 from vitrail.training.model_init import build_model
@@ -96,8 +95,7 @@ def prepared(pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> 
 def default_model(source: Samples) -> VitConfig:
     """The model that vitrail chooses for a data set when nothing is given."""
     splits = DataSplits(reference="", train=source, held_out={})
-    stats, device = dataset_stats(source), torch.device("cpu")
-    model, _ = build_model(Settings(), splits, stats, "", device, lambda line: None)
+    model, _ = build_model(Settings(), splits, "", torch.device("cpu"), lambda line: None)
     config = model.config
     assert isinstance(config, VitConfig)
     return config

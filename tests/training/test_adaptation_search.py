@@ -95,8 +95,8 @@ def test_best_candidate_is_chosen_and_the_cheaper_in_a_tie(attention, full, chos
 
 
 def test_usual_learning_rate_wins_a_tie():
-    trials = tuple(Trial(rate=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
-    assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).rate == 0.01
+    trials = tuple(Trial(learning_rate=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
+    assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).learning_rate == 0.01
 
 
 def test_test_split_does_not_affect_the_choice(colors, start, tmp_path):

@@ -143,8 +143,8 @@ def test_teacher_of_another_family(tiny):
         ({"channels": 1}, "the teacher takes images of 1 channels.* load .* with channels=3"),
     ],
 )
-def test_incompatible_teacher_raises(tiny, changes, teacher_logits):
-    with pytest.raises(CheckpointError, match=teacher_logits):
+def test_incompatible_teacher_raises(tiny, changes, message):
+    with pytest.raises(CheckpointError, match=message):
         Distillation(random_model(tiny), SOFTMAX, random_model(tiny.change(**changes)))
 
 

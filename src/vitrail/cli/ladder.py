@@ -70,14 +70,14 @@ def row(result: "SearchResult", candidate: "Candidate") -> Iterator[str]:
         f"{duration(candidate.seconds):>{TIME}}"
     )
     tried = [trial for trial in candidate.trials if trial.accuracy is not None]
-    best = f"   {candidate.rate:g}" if tried else ""
+    best = f"   {candidate.learning_rate:g}" if tried else ""
     best += f", the best of {len(tried)}" if len(tried) > 1 else ""
     yield f"{candidate.name:{NAME}}{numbers}{best}"
     if candidate.problem and not candidate.trials:
         yield from paragraph(f"  {candidate.problem}", 4)
     for trial in candidate.trials:
         if trial.problem:
-            yield from paragraph(f"  learning rate {trial.rate:g}: {trial.problem}", 4)
+            yield from paragraph(f"  learning rate {trial.learning_rate:g}: {trial.problem}", 4)
 
 
 def verdict(result: "SearchResult") -> str:

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from vitrail.probing.others import fit_logistic
 from vitrail.probing.ridge import fit_path
 from vitrail.probing.shots import right
 from vitrail.probing.teaching import learned
-from vitrail.training.auto_config import dataset_stats
 from vitrail.training.budget import END_SECONDS
 from vitrail.training.callbacks import Callback
 from vitrail.training.checkpoint import has_state, lock_folder
@@ -79,7 +78,7 @@ NO_TIME, TOO_SHORT = "no time left", "the time was enough for one step only"
 class Trial:
     """A run with one learning rate."""
 
-    rate: float
+    learning_rate: float
     accuracy: float | None = None  # on dev
     steps: int = 0
     seconds: float = 0.0
@@ -97,10 +96,10 @@ class Candidate:
     problem: str = ""  # why there is no accuracy
 
     @property
-    def rate(self) -> float | None:
+    def learning_rate(self) -> float | None:
         """The best learning rate; the first in a tie."""
         done = [trial for trial in self.trials if trial.accuracy is not None]
-        return max(done, key=lambda trial: trial.accuracy or 0.0).rate if done else None
+        return max(done, key=lambda trial: trial.accuracy or 0.0).learning_rate if done else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,18 +140,9 @@ class SearchResult:
                 "gain": self.gain(candidate),
                 "seconds": round(candidate.seconds, 1),
                 "chosen": candidate is self.chosen,
-                "learning_rate": candidate.rate,
+                "learning_rate": candidate.learning_rate,
                 "problem": candidate.problem,
-                "trials": [
-                    {
-                        "learning_rate": trial.rate,
-                        "accuracy": trial.accuracy,
-                        "steps": trial.steps,
-                        "seconds": round(trial.seconds, 1),
-                        "problem": trial.problem,
-                    }
-                    for trial in candidate.trials
-                ],
+                "trials": [asdict(trial) for trial in candidate.trials],
             }
             for candidate in self.candidates
         ]
@@ -255,7 +245,7 @@ class AdaptationSearch:
         fraction: float | None,
     ) -> None:
         """Open the data, load the model, and hold out dev: `fraction` of train, or the usual."""
-        begun, minutes = time.monotonic(), config.settings.minutes
+        start_time, minutes = time.monotonic(), config.settings.minutes
         self.config, self.callback, self.device = config, callback, device
         self.log = callback.log
         self.splits = splits = open_splits(config.data, config.settings)
@@ -274,15 +264,12 @@ class AdaptationSearch:
                 "out; the search needs three per class, or both val and test"
             )
         self.probe_train = self.train  # for probes: all of it, or what there is time for
-        stats = dataset_stats(splits.train)
-        self.model, auto = build_model(
-            config.settings, splits, stats, config.start, device, self.log
-        )
+        self.model, auto = build_model(config.settings, splits, config.start, device, self.log)
         self.settings = auto.settings
         source = "held out of train" if self.dev_from_train else "the val split"
         self.log(f"{len(self.train):,} training images, {len(self.dev):,} in dev: {source}")
         self.deadline = math.inf if minutes is None else started + 60 * minutes
-        self.shortest = END_SECONDS + time.monotonic() - begun  # seconds of a run of one step
+        self.shortest = END_SECONDS + time.monotonic() - start_time  # seconds of a run of one step
         self.final_evaluation = 0.0  # seconds, if there is a deadline
         if minutes is not None:
             self.subsample_for_budget()
@@ -331,13 +318,13 @@ class AdaptationSearch:
 
             def features(images: Tensor) -> Tensor:
                 nonlocal computing
-                begun = time.monotonic()
+                start_time = time.monotonic()
                 values = model.features(images)
                 synchronize(device)
-                computing += time.monotonic() - begun
+                computing += time.monotonic() - start_time
                 return values
 
-            begun = time.monotonic()
+            start_time = time.monotonic()
             look_at_all(
                 features,
                 dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
@@ -348,7 +335,7 @@ class AdaptationSearch:
                 workers=0,  # starting processes takes longer than loading so few
                 device=device,
             )
-            return (time.monotonic() - begun - computing) / count, computing / count
+            return (time.monotonic() - start_time - computing) / count, computing / count
 
         measure(min(WARMUP_IMAGES, len(dev)))
         loading, computing = measure(min(TIMED_IMAGES, len(dev)))
@@ -360,15 +347,28 @@ class AdaptationSearch:
 
     def compare(self, rate: float | None) -> SearchResult:
         """Evaluate all candidates, from cheap to expensive."""
-        begun, candidates = time.monotonic(), []
-        self.compute_features()
+        start_time, candidates = time.monotonic(), []
+        model, settings = self.model.to(self.device), self.settings
+        self.train_features, self.dev_features = (
+            features_of(
+                model,
+                samples,
+                workers=settings.machine.workers,
+                strict=settings.strict,
+                progress=self.callback.on_progress,
+            )
+            for samples in (self.probe_train, self.dev)
+        )
+        model.to("cpu")  # the device is for the runs now
+        features = self.train_features
+        data = (features.values, features.labels, len(features.classes))
         for name in (PROBE, LINEAR):
-            features = self.train_features
-            probe = fit_probe(name, features.values, features.labels, len(features.classes))
+            path = fit_path(*data) if name == PROBE else None
+            probe = fit_logistic(*data) if path is None else path.probes[path.best]
             accuracy, now = right(probe, self.dev_features), time.monotonic()
-            candidates.append(Candidate(name=name, accuracy=accuracy, seconds=now - begun))
+            candidates.append(Candidate(name=name, accuracy=accuracy, seconds=now - start_time))
             self.log(f"  {name}: dev accuracy {percent(accuracy)}")
-            begun = now
+            start_time = now
         rates = learning_rates(self.settings.optim) if rate is None else (rate,)
         reserve = FINAL_FRACTION * max(0.0, self.free())
         for name, share in ((ATTENTION, 1 / 2), (FULL, 1)):
@@ -389,26 +389,12 @@ class AdaptationSearch:
             candidates=tuple(candidates),
         )
 
-    def compute_features(self) -> None:
-        model, settings = self.model.to(self.device), self.settings
-        self.train_features, self.dev_features = (
-            features_of(
-                model,
-                samples,
-                workers=settings.machine.workers,
-                strict=settings.strict,
-                progress=self.callback.on_progress,
-            )
-            for samples in (self.probe_train, self.dev)
-        )
-        model.to("cpu")  # the device is for the runs now
-
     def tune(
         self, name: str, rates: Sequence[float], freeze: Sequence[str], seconds: float
     ) -> Candidate:
         """Run a trial for each learning rate, as many as fit into the time."""
-        begun = time.monotonic()
-        until, shortest = begun + seconds, self.shortest
+        start_time = time.monotonic()
+        until, shortest = start_time + seconds, self.shortest
         affordable = min(len(rates), seconds / (MIN_TRIAL * shortest))
         count = max(int(seconds >= shortest), int(affordable))
         trials = []
@@ -417,7 +403,7 @@ class AdaptationSearch:
             if index < count and available >= self.shortest:
                 trial = self.run_trial(name, rate, freeze, available)
             else:
-                trial = Trial(rate=rate, problem=NO_TIME)
+                trial = Trial(learning_rate=rate, problem=NO_TIME)
             trials.append(trial)
             accuracy = trial.accuracy
             outcome = trial.problem if accuracy is None else f"dev accuracy {percent(accuracy)}"
@@ -426,14 +412,14 @@ class AdaptationSearch:
         return Candidate(
             name=name,
             accuracy=max(accuracies, default=None),
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - start_time,
             trials=tuple(trials),
             problem="" if accuracies else "; ".join(dict.fromkeys(t.problem for t in trials)),
         )
 
     def run_trial(self, name: str, rate: float, freeze: Sequence[str], seconds: float) -> Trial:
         """Train without dev and evaluate on it; if the run is stopped, so is the search."""
-        begun = time.monotonic()
+        start_time = time.monotonic()
         config = replace(
             self.config,
             out=self.trial_folder(name, rate),
@@ -448,15 +434,17 @@ class AdaptationSearch:
             result = run(config, timer)
         except (ConfigError, TrainingError) as error:  # out of memory, or diverged
             problem = str(error).partition(";")[0]
-            return Trial(rate=rate, seconds=time.monotonic() - begun, problem=problem)
+            took = round(time.monotonic() - start_time, 1)
+            return Trial(learning_rate=rate, seconds=took, problem=problem)
         if not result.finished:
             raise KeyboardInterrupt
         self.shortest = timer.first + result.seconds - timer.last
-        took = time.monotonic() - begun
+        trial = Trial(
+            learning_rate=rate, steps=result.step, seconds=round(time.monotonic() - start_time, 1)
+        )
         if result.step == 1 and not math.isinf(seconds):
-            return Trial(rate=rate, steps=1, seconds=took, problem=TOO_SHORT)
-        accuracy = result.outcomes["dev"].accuracy
-        return Trial(rate=rate, accuracy=accuracy, steps=result.step, seconds=took)
+            return replace(trial, problem=TOO_SHORT)
+        return replace(trial, accuracy=result.outcomes["dev"].accuracy)
 
     # The result, on the whole training set
 
@@ -479,7 +467,7 @@ class AdaptationSearch:
         The run can be resumed. If there is no time for it, or it fails, the best trial is the
         result.
         """
-        config, remaining, rate = self.config, self.remaining(), chosen.rate
+        config, remaining, rate = self.config, self.remaining(), chosen.learning_rate
         freeze = frozen_patterns(chosen.name, self.model)
         assert rate is not None, "a chosen candidate has a trial"
         assert freeze is not None, "a chosen candidate has trainable weights"
@@ -544,13 +532,6 @@ class TrialCallback(Callback):
         self.first = self.first or row["seconds"]
         self.last = row["seconds"]
         self.forward(row)
-
-
-def fit_probe(name: str, values: np.ndarray, labels: np.ndarray, classes: int) -> Any:
-    if name == LINEAR:
-        return fit_logistic(values, labels, classes)
-    path = fit_path(values, labels, classes)
-    return path.probes[path.best]
 
 
 def learning_rates(optim: OptimSettings) -> tuple[float, ...]:

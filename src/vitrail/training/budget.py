@@ -1,8 +1,8 @@
 """Time budgets: how many steps fit, measured before the run and corrected as it goes.
 
-A few trial steps at each image size tell what a step costs; later, what the steps really took. The
-rest of the schedule is stretched over the steps that still fit. The same trial steps decide whether
-torch.compile pays.
+The cost of a step is estimated from a few trial steps at each image size, then from the steps of
+the run. The rest of the schedule is stretched over the steps that still fit. The same trial steps
+decide whether torch.compile is faster.
 """
 
 import math

@@ -42,6 +42,7 @@ from vitrail.training.auto_config import (
     DatasetStats,
     FinetuneBudget,
     complete_settings,
+    dataset_stats,
     sample_indices,
     seconds_per_image,
     uses_whitening,
@@ -59,7 +60,6 @@ PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is f
 def build_model(
     settings: Settings,
     splits: DataSplits,
-    stats: DatasetStats,
     start: str,
     device: torch.device,
     log: Callable[[str], None],
@@ -71,6 +71,7 @@ def build_model(
     The model's metadata have the preprocessing and the classes.
     """
     train = splits.train
+    stats = dataset_stats(train)
     classes = tuple(train.classes) if settings.objective == "classify" else ()
     gpu = device.type == "cuda"
     if settings.model.distillation and not settings.loss.teacher:

@@ -34,7 +34,6 @@ from vitrail.training.auto_config import (
     choose_augmentation,
     choose_precision,
     choose_shards,
-    dataset_stats,
     describe_augmentation,
     image_size_stages,
 )
@@ -204,13 +203,12 @@ def build(
     splits = config.splits or open_splits(config.data, config.settings)
     for note in splits.notes:
         callback.log(f"note: {note}")
-    stats = dataset_stats(splits.train)
     model, auto = build_model(
-        config.settings, splits, stats, config.start, device, callback.log, started=started
+        config.settings, splits, config.start, device, callback.log, started=started
     )
     settings = auto.settings
     teacher = load(settings.loss.teacher) if settings.loss.teacher else None
-    augmentation, mixing = choose_augmentation(settings, stats, fine_tuning=bool(config.start))
+    augmentation, mixing = choose_augmentation(settings, auto.stats, fine_tuning=bool(config.start))
     precision, why = choose_precision(settings.machine.precision, device, model.config)
     shards = choose_shards(model.config, settings, precision, device)
     auto.explain("augmentation", describe_augmentation(augmentation, mixing))

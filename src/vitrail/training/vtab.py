@@ -369,21 +369,14 @@ class Probing:
 Method = Finetuning | Probing
 
 
-def linear(benchmark: Benchmark, model: Model) -> Probing:
-    def fit_decay(values: np.ndarray, labels: np.ndarray, classes: int, decay: float) -> Any:
-        return fit_logistic(values, labels, classes, decay=decay)
-
-    return Probing(benchmark, model, "decay", DECAYS, fit_decay)
-
-
-def ridge(benchmark: Benchmark, model: Model) -> Probing:
-    return Probing(benchmark, model, "l2", sorted(PATH, reverse=True), fit)
-
-
 METHODS: dict[str, Callable[[Benchmark, Model], Method]] = {
     "finetune": Finetuning,
-    "linear": linear,
-    "probe": ridge,
+    "linear": lambda benchmark, model: Probing(
+        benchmark, model, "decay", DECAYS, lambda x, y, k, d: fit_logistic(x, y, k, decay=d)
+    ),
+    "probe": lambda benchmark, model: Probing(
+        benchmark, model, "l2", sorted(PATH, reverse=True), fit
+    ),
 }
 
 
