@@ -52,7 +52,6 @@ ONLY_IN = {
 FREE_OF_TORCH = [
     "export/kinds.py",
     "planning/wish.py",
-    "training/callbacks.py",
     "training/recipes.py",
     "training/config.py",
     "training/schedules.py",

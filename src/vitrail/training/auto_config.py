@@ -31,6 +31,7 @@ from vitrail.training.memory import (
     largest_micro_batch,
 )
 from vitrail.training.schedules import Stages
+from vitrail.words import percent
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
 SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
@@ -112,6 +113,10 @@ class AutoConfig:
     start: Config | None  # the model to fine-tune
     reasons: list[str] = field(default_factory=list)
     probe_images: int | None = None  # training images for the initial head; None for all
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    precision: torch.dtype = torch.float32
+    shards: int = 1  # of a batch, for CPU data parallelism
 
     def explain(self, what: str, why: str) -> None:
         self.reasons.append(f"{what}: {why}")
@@ -270,6 +275,23 @@ class AutoConfig:
                 "loss.kind='softmax' needs one label per image, and these have several; "
                 "use 'sigmoid'"
             )
+
+    def choose_execution(self, config: Config, device: torch.device) -> None:
+        """Decide augmentation, precision and CPU data parallelism for the model that was built."""
+        settings, stats = self.settings, self.stats
+        fine_tuning = self.start is not None
+        augmentation, mixing = choose_augmentation(settings, stats, fine_tuning=fine_tuning)
+        self.augmentation, self.mixing = augmentation, mixing
+        self.explain("augmentation", describe_augmentation(augmentation, mixing))
+        self.precision, why = choose_precision(settings.machine.precision, device, config)
+        self.explain(str(self.precision).removeprefix("torch."), why)
+        self.shards = choose_shards(config, settings, self.precision, device)
+        if self.shards > 1:
+            self.explain(f"CPU data parallelism: {self.shards} shards", "no waiting between cores")
+        if settings.until_accuracy is not None:
+            accuracy = percent(settings.until_accuracy)
+            why = "val is then used for model selection"
+            self.explain(f"early stopping at {accuracy} val accuracy", why)
 
 
 def complete_settings(

@@ -29,14 +29,7 @@ from vitrail.models.build import build as build_empty
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
 from vitrail.training import checkpoint
-from vitrail.training.auto_config import (
-    choose_accumulation,
-    choose_augmentation,
-    choose_precision,
-    choose_shards,
-    describe_augmentation,
-    image_size_stages,
-)
+from vitrail.training.auto_config import choose_accumulation, image_size_stages
 from vitrail.training.budget import (
     TimeBudget,
     compile_if_faster,
@@ -208,18 +201,7 @@ def build(
     )
     settings = auto.settings
     teacher = load(settings.loss.teacher) if settings.loss.teacher else None
-    augmentation, mixing = choose_augmentation(settings, auto.stats, fine_tuning=bool(config.start))
-    precision, why = choose_precision(settings.machine.precision, device, model.config)
-    shards = choose_shards(model.config, settings, precision, device)
-    auto.explain("augmentation", describe_augmentation(augmentation, mixing))
-    auto.explain(str(precision).removeprefix("torch."), why)
-    if shards > 1:
-        auto.explain(f"CPU data parallelism: {shards} shards", "cores do not wait for each other")
-    if settings.until_accuracy is not None:
-        accuracy = percent(settings.until_accuracy)
-        auto.explain(
-            f"early stopping at {accuracy} val accuracy", "val is then used for model selection"
-        )
+    auto.choose_execution(model.config, device)
     (height, width), train = pair(model.config.image_size), splits.train
     count = sum(p.numel() for p in model.parameters())
     callback.log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
@@ -243,10 +225,10 @@ def build(
     objective = make_objective(model, settings, teacher=teacher)
     objective.to(device).train()
     wrapped = parallel.spread(objective, settings.machine.strategy)
-    if shards > 1 and isinstance(objective, Classification):
-        wrapped = CpuDataParallel(objective, shards)
+    if auto.shards > 1 and isinstance(objective, Classification):
+        wrapped = CpuDataParallel(objective, auto.shards)
     state = make_state(objective, wrapped, schedule)
-    if precision == torch.float16:  # too little range for gradients
+    if auto.precision == torch.float16:  # too little range for gradients
         state.scaler = torch.amp.GradScaler(device.type)
     preprocessing = facts_of(model).preprocessing
     return Trainer(
@@ -260,13 +242,13 @@ def build(
         batches=BatchStream(
             dataset=splits.train,
             preprocessing=preprocessing,
-            augmentation=augmentation,
+            augmentation=auto.augmentation,
             channels=model.config.channels,
             schedule=schedule,
         ),
         prepare=batch_preparation(
             preprocessing,
-            mixing,
+            auto.mixing,
             len(splits.train.classes),
             device,
             steps_per_epoch=len(splits.train) / (settings.batch_size or 1),
@@ -279,7 +261,7 @@ def build(
             settings=settings,
             device=device,
         ),
-        precision=precision,
+        precision=auto.precision,
         device=device,
         probe=probe,
         started=time.monotonic() if started is None else started,
