@@ -40,7 +40,7 @@ def pictures(model: torch.nn.Module, data: str, split: str) -> tuple[Tensor, Ten
     look_at_all(
         lambda batch: batch,
         open_source(data, split),
-        model.facts.preprocessing,
+        model.metadata.preprocessing,
         lambda found, batch: (images.append(found.clone()), labels.append(batch.labels)),
         channels=model.config.channels,
         batch_size=64,

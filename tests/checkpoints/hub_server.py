@@ -1,6 +1,6 @@
 """A Hugging Face hub in a thread: as much of its protocol as fetching and pushing a model need.
 
-Small files come from the hub itself. Weights are in large file storage, which is another server:
+Small files come from the hub itself. Checkpoint are in large file storage, which is another server:
 the hub answers with a redirect that tells size and sha256. Faults are set on the `Hub`.
 """
 

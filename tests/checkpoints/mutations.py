@@ -108,7 +108,7 @@ def broken_json(values, rng):
 def change_tensors(file, rng):
     """A valid file with wrong shapes, types or names."""
     weights = read_file(file)
-    tensors = {name: entry.read().clone() for name, entry in weights.entries.items()}
+    tensors = {name: entry.read().clone() for name, entry in weights.tensors.items()}
     name = rng.choice(sorted(tensors))
     match rng.choice(["missing", "extra", "shape", "type", "transpose", "rename"]):
         case "missing":
@@ -151,7 +151,7 @@ def main(folder, count):
         what = mutate(target, rng, mark)
         started = time.monotonic()
         try:
-            model = load(target, tell=lambda line: None)
+            model = load(target, log=lambda line: None)
             assert all(
                 p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()
             )

@@ -54,9 +54,10 @@ def same_weights(one, other):
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
-def load_by(table, weights):
-    """The model that weights make, read by the table of one format."""
-    tidied = table.tidy(weights)
-    assert table.recognizes(tidied.entries)
-    config = table.describe(tidied)
-    return read(tidied.entries, table.rules(config), config)
+def load_with(format, checkpoint, table=None):
+    """Load a checkpoint with one table of a format."""
+    normalized = format.normalize(checkpoint)
+    table = table or format.tables[0]
+    assert table.matches(normalized.tensors)
+    config = table.infer_config(normalized)
+    return read(normalized.tensors, table.rules(config), config)

@@ -54,7 +54,7 @@ def test_stretching_ahead_of_time_is_stretching_on_the_fly(name):
     assert told(changes) == [("positions", "2 x 2 -> 4 x 3")]
     images = torch.randn(2, 3, 16, 12)
     torch.testing.assert_close(adapted(images), model(images), atol=1e-5, rtol=1e-5)
-    assert adapted.facts.preprocessing.size == (16, 12)
+    assert adapted.metadata.preprocessing.size == (16, 12)
 
 
 def test_gray_pictures_see_what_colored_ones_saw():
@@ -63,7 +63,7 @@ def test_gray_pictures_see_what_colored_ones_saw():
     gray = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(adapted(gray), model(gray.expand(-1, 3, -1, -1)))
     assert told(changes) == [("channels", "3 -> 1")]
-    assert adapted.facts.preprocessing.mean == (0.5,)
+    assert adapted.metadata.preprocessing.mean == (0.5,)
 
 
 def test_more_channels_keep_the_size_of_the_sum():
@@ -103,12 +103,12 @@ def test_what_cannot_be_adapted_is_one_line():
 def test_loading_tells_what_was_changed(tmp_path, capsys):
     save(awake(VIT.change(representation=5)), tmp_path / "model", class_names=["a", "b", "c"])
     lines = []
-    model = load(tmp_path / "model", num_classes=7, image_size=16, tell=lines.append)
+    model = load(tmp_path / "model", num_classes=7, image_size=16, log=lines.append)
     assert "from" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["positions", "pre_logits", "head"]
     assert "2 x 2 -> 4 x 4" in lines[1]
     assert "new, starts at zero" in lines[3]
-    assert model.facts.class_names == ()
+    assert model.metadata.class_names == ()
     load(tmp_path / "model", image_size=16)
     assert "stretched (google's way)" in capsys.readouterr().err
     load(tmp_path / "model")
@@ -117,15 +117,15 @@ def test_loading_tells_what_was_changed(tmp_path, capsys):
 
 def test_class_names_stay_with_their_head(tmp_path):
     save(awake(VIT), tmp_path, class_names=["a", "b", "c"])
-    model = load(tmp_path, image_size=16, tell=lambda line: None)
-    assert model.facts.class_names == ("a", "b", "c")
+    model = load(tmp_path, image_size=16, log=lambda line: None)
+    assert model.metadata.class_names == ("a", "b", "c")
 
 
 def test_weights_can_be_run_under_their_authors_numerics(tmp_path):
     config = VIT.change(numerics="transformers")
     save(awake(config), tmp_path / "model", "huggingface")
     lines = []
-    model = load(tmp_path / "model", numerics="google", image_size=16, tell=lines.append)
+    model = load(tmp_path / "model", numerics="google", image_size=16, log=lines.append)
     authors, _ = adapt(awake(VIT), image_size=16)  # the same weights, in the authors' library
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model(images), authors(images))

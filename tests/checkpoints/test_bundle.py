@@ -26,22 +26,22 @@ def test_a_bundle_is_the_whole_model(tmp_path, name):
 def test_names_preprocessing_and_provenance_travel_along(tmp_path):
     preparing = Preprocessing(size=(8, 8), resize="short-side", resize_to=(10, 10), std=(1, 2, 3))
     save(awake(VIT), tmp_path, class_names=["cat", "dog", "owl"], preprocessing=preparing)
-    facts = load(tmp_path).facts
-    assert facts.class_names == ("cat", "dog", "owl")
-    assert facts.preprocessing == preparing
+    metadata = load(tmp_path).metadata
+    assert metadata.class_names == ("cat", "dog", "owl")
+    assert metadata.preprocessing == preparing
 
 
 def test_the_datas_fingerprint_goes_into_the_bundle(tmp_path):
     source = open_source("builtin:sign-digits", "train")
     save(awake(VIT), tmp_path, provenance={"data": fingerprint(source)})
-    assert load(tmp_path).facts.provenance["data"] == fingerprint(source)
+    assert load(tmp_path).metadata.provenance["data"] == fingerprint(source)
     assert fingerprint(source) in (tmp_path / "README.md").read_text()
 
 
 def test_what_was_loaded_is_saved_with_its_facts(tmp_path):
     save(awake(VIT), tmp_path / "one", class_names=["cat", "dog", "owl"])
     save(load(tmp_path / "one"), tmp_path / "two")
-    assert load(tmp_path / "two").facts == load(tmp_path / "one").facts
+    assert load(tmp_path / "two").metadata == load(tmp_path / "one").metadata
 
 
 def test_saving_the_same_model_twice_gives_the_same_files(tmp_path):
@@ -106,11 +106,11 @@ def test_a_crash_while_saving_leaves_the_old_bundle_or_the_new(tmp_path, monkeyp
     loaded = load(tmp_path)
     if step in ("write", "sync", "first rename"):
         assert same_weights(loaded, old)
-        assert loaded.facts.class_names == ("cat", "dog", "owl")
+        assert loaded.metadata.class_names == ("cat", "dog", "owl")
     else:
         assert same_weights(loaded, new)
         assert loaded.config == new.config
-        assert loaded.facts.class_names == ()
+        assert loaded.metadata.class_names == ()
 
 
 def test_class_names_edited_by_hand_count(tmp_path):
@@ -118,13 +118,13 @@ def test_class_names_edited_by_hand_count(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["class_names"][2] = "eagle-owl"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load(tmp_path).facts.class_names[2] == "eagle-owl"
+    assert load(tmp_path).metadata.class_names[2] == "eagle-owl"
 
 
 def test_the_weights_alone_are_a_bundle_too(tmp_path):
     save(awake(VIT), tmp_path, class_names=["cat", "dog", "owl"])
     (tmp_path / "config.json").unlink()
-    assert load(tmp_path).facts.class_names == ("cat", "dog", "owl")
+    assert load(tmp_path).metadata.class_names == ("cat", "dog", "owl")
     assert same_weights(load(tmp_path / "model.safetensors"), awake(VIT))
 
 

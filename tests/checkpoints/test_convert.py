@@ -68,9 +68,9 @@ def test_class_names_travel_in_foreign_files_too(tmp_path):
     model = awake(VIT.change(numerics="timm"))
     save(model, tmp_path / "source", class_names=["cat", "dog", "owl"])
     convert(tmp_path / "source", tmp_path / "out.safetensors", "timm")
-    facts = load(tmp_path / "out.safetensors").facts
-    assert facts.class_names == ("cat", "dog", "owl")
-    assert facts.preprocessing == load(tmp_path / "source").facts.preprocessing
+    metadata = load(tmp_path / "out.safetensors").metadata
+    assert metadata.class_names == ("cat", "dog", "owl")
+    assert metadata.preprocessing == load(tmp_path / "source").metadata.preprocessing
 
 
 def test_another_family_says_which_formats_have_it(tmp_path):

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail import DataError, Facts, Preprocessing
+from vitrail import DataError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-FACTS = Facts(preprocessing=preset("torchvision", (8, 12)))
+FACTS = Metadata(preprocessing=preset("torchvision", (8, 12)))
 
 
 def png(pixels):
@@ -33,7 +33,7 @@ def test_one_picture_is_a_batch_of_one_and_a_list_a_batch(tmp_path):
 
 def test_pictures_are_resized_cut_and_normalized_as_the_facts_say():
     how = Preprocessing(size=(20, 30), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    found = Facts(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
+    found = Metadata(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
     expected = (PIXELS / 255 - np.array(how.mean)) / np.array(how.std)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
@@ -44,15 +44,15 @@ def test_the_model_answers_what_its_predictor_answers(tmp_path):
     vitrail.save(model, tmp_path / "model", class_names=[*"abc"])
     model = vitrail.load(tmp_path / "model")
     with torch.inference_mode():
-        chances = model.facts.probabilities(model(model.facts.prepare(PIXELS)))[0]
+        chances = model.metadata.probabilities(model(model.metadata.prepare(PIXELS)))[0]
     answer = vitrail.Predictor(model)(PIXELS)
     assert answer.label == "abc"[chances.argmax()]
     assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)
 
 
 def test_gray_models_get_gray_pictures():
-    facts = Facts(preprocessing=preset("google", (4, 4), channels=1))
-    assert facts.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
+    metadata = Metadata(preprocessing=preset("google", (4, 4), channels=1))
+    assert metadata.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
 
 
 def test_a_picture_that_cannot_be_read_is_named():

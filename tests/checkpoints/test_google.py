@@ -9,8 +9,8 @@ import torch
 
 import vitrail
 from vitrail import CheckpointError, VitConfig, create, load, save
-from vitrail.checkpoints import google_bit, google_mixer, google_vit
-from vitrail.checkpoints.google_vit import POSITION
+from vitrail.checkpoints import google
+from vitrail.checkpoints.google import POSITION
 from vitrail.checkpoints.rules import write
 from vitrail.models.build import build
 from vitrail.models.initialization import initialize
@@ -37,28 +37,28 @@ def test_logits_are_the_authors(golden, name, dtype):
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_the_description_is_read_from_names_and_shapes(golden, name):
     model, _, _ = golden_case(golden, name)
-    facts = json.loads((golden / f"{name}.json").read_text())
+    metadata = json.loads((golden / f"{name}.json").read_text())
     config = model.config
-    assert sum(p.numel() for p in model.parameters()) == facts["params"]
-    assert config.num_classes == facts["classes"]
-    assert config.channels == facts["channels"]
-    if facts["kind"] == "vit":
-        assert config.image_size == facts["image_size"]
+    assert sum(p.numel() for p in model.parameters()) == metadata["params"]
+    assert config.num_classes == metadata["classes"]
+    assert config.channels == metadata["channels"]
+    if metadata["kind"] == "vit":
+        assert config.image_size == metadata["image_size"]
         assert (config.patch_size, config.width, config.depth) == (
-            facts["patch"],
-            facts["width"],
-            facts["depth"],
+            metadata["patch"],
+            metadata["width"],
+            metadata["depth"],
         )
-        assert (config.heads, config.mlp_width) == (facts["heads"], facts["mlp"])
-        assert config.pool == {"token": "cls", "gap": "mean"}[facts["pool"]]
-        assert config.representation == (facts["representation"] or 0)
-        assert config.resnet_blocks == tuple(facts["resnet_blocks"] or ())
+        assert (config.heads, config.mlp_width) == (metadata["heads"], metadata["mlp"])
+        assert config.pool == {"token": "cls", "gap": "mean"}[metadata["pool"]]
+        assert config.representation == (metadata["representation"] or 0)
+        assert config.resnet_blocks == tuple(metadata["resnet_blocks"] or ())
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_writing_undoes_reading(golden, name):
     model, _, _ = golden_case(golden, name)
-    family = {"mixer": google_mixer, "bit": google_bit}.get(name, google_vit)
+    family = {"mixer": google.MIXER, "bit": google.BIT}.get(name, google.VIT)
     written = write(model, family.rules(model.config))
     original = dict(np.load(golden / f"{name}.npz"))
     assert written.keys() == original.keys()
@@ -81,7 +81,7 @@ def awake(config):
     return model.eval()
 
 
-def arrays_of(model, family=google_vit):
+def arrays_of(model, family=google.VIT):
     return {name: array.numpy() for name, array in write(model, family.rules(model.config)).items()}
 
 
@@ -227,13 +227,13 @@ def bit():
 
 
 def test_bit_with_numbered_convolutions(tmp_path, bit):
-    arrays = renamed(arrays_of(bit, google_bit), ("standardized_conv2d/", "standardized_conv2d_7/"))
+    arrays = renamed(arrays_of(bit, google.BIT), ("standardized_conv2d/", "standardized_conv2d_7/"))
     assert_loads(tmp_path, arrays, bit)
 
 
 def test_bit_in_big_visions_names(tmp_path, bit):
     arrays = renamed(
-        arrays_of(bit, google_bit),
+        arrays_of(bit, google.BIT),
         ("^resnet/root_block/standardized_conv2d", "root_block/conv_root"),
         ("^resnet/group_norm", "norm-pre-head"),
         ("^resnet/head/conv2d", "head"),
@@ -254,7 +254,7 @@ def test_bit_in_big_visions_names(tmp_path, bit):
 def test_mixer_in_its_older_names(tmp_path):
     model = awake(create("Mixer-S/16", depth=2, image_size=32, num_classes=3).config)
     arrays = renamed(
-        arrays_of(model, google_mixer),
+        arrays_of(model, google.MIXER),
         ("^stem", "embedding"),
         ("^pre_head_layer_norm", "Mixer/encoder_norm"),
         (r"^MixerBlock_(\d+)", r"Mixer/encoderblock_\1"),

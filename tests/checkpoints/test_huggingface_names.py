@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, load_by, same_weights
+from small_models import FAMILIES, VIT, awake, load_with, same_weights
 
-from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VitConfig
+from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
-from vitrail.checkpoints.files import Entry, Weights
-from vitrail.checkpoints.huggingface_processor import cannot_prepare
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
@@ -55,19 +55,21 @@ CANNOT = {
 
 def weights_of(model, beside):
     """What a file of this model holds, with the settings beside it."""
-    tensors = write(model, huggingface.rules(model.config))
-    return Weights({n: Entry(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside)
+    tensors = write(model, huggingface.VIT.rules(model.config))
+    return Checkpoint(
+        {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside
+    )
 
 
 def config_json(config, names=()):
     """config.json as it comes out of a file."""
-    facts = Facts(preprocessing=preset("transformers", (8, 8)), class_names=names)
-    return json.loads(json.dumps(huggingface.companions(config, facts)["config.json"]))
+    metadata = Metadata(preprocessing=preset("transformers", (8, 8)), class_names=names)
+    return json.loads(json.dumps(huggingface.VIT.json_files(config, metadata)["config.json"]))
 
 
 def renamed(weights, change):
-    return Weights(
-        {change(name): entry for name, entry in weights.entries.items()}, weights.settings
+    return Checkpoint(
+        {change(name): entry for name, entry in weights.tensors.items()}, weights.settings
     )
 
 
@@ -81,7 +83,7 @@ def replacing(table):
 
 
 def load(weights):
-    return load_by(huggingface, weights)
+    return load_with(huggingface.FORMAT, weights)
 
 
 @st.composite
@@ -120,7 +122,7 @@ def test_what_is_written_is_read_back(config, new):
     assert again.config.numerics.gelu == config.numerics.gelu
     assert again.config.numerics.norm_eps == config.numerics.norm_eps
     assert same_weights(again, model)
-    assert huggingface.cannot(config) == []
+    assert huggingface.VIT.unsupported(config) == []
 
 
 def test_a_bare_file_is_described_by_its_shapes():
@@ -137,7 +139,7 @@ def test_a_bare_file_is_described_by_its_shapes():
 def test_a_model_without_a_classifier_has_its_pooler_as_representation(representation, prefix):
     model = awake(THEIRS.change(num_classes=0, representation=representation))
     weights = weights_of(model, config_json(model.config))
-    assert not any(name.startswith("vit.") for name in weights.entries)
+    assert not any(name.startswith("vit.") for name in weights.tensors)
     again = load(renamed(weights, lambda name: prefix + name))
     assert again.config == model.config
     assert same_weights(again, model)
@@ -146,9 +148,9 @@ def test_a_model_without_a_classifier_has_its_pooler_as_representation(represent
 def test_what_no_model_needs_is_left_out_and_why_is_told():
     weights = weights_of(awake(THEIRS), config_json(THEIRS))
     for name in ("vit.embeddings.mask_token", "decoder.0.weight", "vit.pooler.dense.bias"):
-        weights.entries[name] = Entry((8,), lambda: torch.zeros(8))
-    tidied = huggingface.tidy(weights)
-    assert tidied.left_out == {
+        weights.tensors[name] = LazyTensor((8,), lambda: torch.zeros(8))
+    tidied = huggingface.normalize(weights)
+    assert tidied.skipped == {
         "vit.embeddings.mask_token": "stands for hidden patches, in pre-training only",
         "decoder.0.weight": "paints hidden patches, in pre-training only",
         "vit.pooler.dense.bias": "transformers' classifier does not read it",
@@ -158,14 +160,14 @@ def test_what_no_model_needs_is_left_out_and_why_is_told():
 
 def test_any_other_tensor_is_an_error():
     weights = weights_of(awake(THEIRS), config_json(THEIRS))
-    weights.entries["vit.embeddings.surprise"] = Entry((8,), lambda: torch.zeros(8))
+    weights.tensors["vit.embeddings.surprise"] = LazyTensor((8,), lambda: torch.zeros(8))
     with pytest.raises(CheckpointError, match=r"no place for vit\.embeddings\.surprise"):
         load(weights)
 
 
 def test_a_tensor_under_two_names_is_an_error():
     weights = weights_of(awake(THEIRS), config_json(THEIRS))
-    weights.entries.update(renamed(weights, replacing(NEW_NAMES)).entries)
+    weights.tensors.update(renamed(weights, replacing(NEW_NAMES)).tensors)
     with pytest.raises(CheckpointError, match="twice"):
         load(weights)
 
@@ -176,7 +178,7 @@ def test_deit_keeps_its_second_head():
     names = {"vit.": "deit."}
     weights = renamed(weights_of(model, beside), replacing(names))
     weights = renamed(weights, lambda name: re.sub(r"^classifier", "cls_classifier", name))
-    assert "cls_classifier.weight" in weights.entries
+    assert "cls_classifier.weight" in weights.tensors
     again = load(weights)
     assert again.config == model.config
     assert same_weights(again, model)
@@ -191,9 +193,9 @@ def test_a_distillation_token_without_a_head_is_a_register_that_knows_its_positi
     where = model.registers.detach()[None] - token
     table = model.position.table.detach()[None]
     table = torch.cat([table[:, :1], where, table[:, 1:]], dim=1)
-    del weights.entries[f"{start}embeddings.register_tokens"]
+    del weights.tensors[f"{start}embeddings.register_tokens"]
     for name, value in (("distillation_token", token), ("position_embeddings", table)):
-        weights.entries[f"{start}embeddings.{name}"] = Entry(
+        weights.tensors[f"{start}embeddings.{name}"] = LazyTensor(
             tuple(value.shape), lambda value=value: value
         )
     again = load(weights)
@@ -209,25 +211,25 @@ def test_dinov2_is_read(mlp, registers):
     config = config.change(numerics=replace(config.numerics, norm_eps=1e-6))
     model = awake(config)
     weights = renamed(weights_of(model, {"heads": 2}), replacing(DINO_NAMES))
-    assert "encoder.layer.0.norm1.weight" in weights.entries
+    assert "encoder.layer.0.norm1.weight" in weights.tensors
     again = load(weights)
     assert again.config == config
     assert same_weights(again, model)
-    assert huggingface.cannot(config)
+    assert huggingface.VIT.unsupported(config)
 
 
 def test_gates_that_are_split_in_memory_are_joined():
     config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp="swiglu")
     weights = weights_of(awake(config), {"heads": 2})
-    for name in [name for name in weights.entries if "weights_in" in name]:
-        whole = weights.entries.pop(name).read()
+    for name in [name for name in weights.tensors if "weights_in" in name]:
+        whole = weights.tensors.pop(name).read()
         for part, value in zip(("gate_proj", "up_proj"), whole.chunk(2), strict=True):
-            weights.entries[name.replace("weights_in", part)] = Entry(
+            weights.tensors[name.replace("weights_in", part)] = LazyTensor(
                 tuple(value.shape), lambda value=value: value
             )
     names = {"weights_out": "down_proj"}
     assert same_weights(load(renamed(weights, replacing(names))), awake(config))
-    lonely = weights.entries.pop("encoder.layer.0.mlp.gate_proj.weight")
+    lonely = weights.tensors.pop("encoder.layer.0.mlp.gate_proj.weight")
     assert lonely.shape == (16, 8)
     with pytest.raises(CheckpointError):
         load(renamed(weights, replacing(names)))
@@ -236,23 +238,25 @@ def test_gates_that_are_split_in_memory_are_joined():
 def test_dinov2s_classifier_is_refused():
     model = awake(THEIRS.change(layer_scale=1.0))
     weights = weights_of(model, {"heads": 2})
-    weights.entries["classifier.weight"] = Entry((3, 16), lambda: torch.zeros(3, 16))
+    weights.tensors["classifier.weight"] = LazyTensor((3, 16), lambda: torch.zeros(3, 16))
     with pytest.raises(CheckpointError, match="side by side"):
         load(weights)
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "swin", 7, ["vit"]])
 def test_another_model_is_refused_by_its_name(kind):
-    weights = Weights({}, {"model_type": kind})
+    weights = Checkpoint({}, {"model_type": kind})
     with pytest.raises(CheckpointError, match=re.escape(f"model_type={kind!r}")):
-        huggingface.tidy(weights)
+        huggingface.normalize(weights)
 
 
 def test_other_formats_are_left_alone():
     for beside in ({}, {"architecture": "vit_base_patch16_224"}, {"model_type": "timm_wrapper"}):
-        weights = Weights({"patch_embed.proj.weight": Entry((8, 3, 4, 4), torch.empty)}, beside)
-        assert huggingface.tidy(weights) is weights
-        assert not huggingface.recognizes(weights.entries)
+        weights = Checkpoint(
+            {"patch_embed.proj.weight": LazyTensor((8, 3, 4, 4), torch.empty)}, beside
+        )
+        assert huggingface.normalize(weights) is weights
+        assert not huggingface.VIT.matches(weights.tensors)
 
 
 @pytest.mark.parametrize(
@@ -309,16 +313,16 @@ def test_a_grid_that_is_not_square_needs_the_settings():
 def test_what_cannot_be_said_is_known_before_writing(name):
     config = FAMILIES[name]
     if isinstance(config, VitConfig):
-        assert bool(huggingface.cannot(config)) == (name in CANNOT)
+        assert bool(huggingface.VIT.unsupported(config)) == (name in CANNOT)
         if name not in CANNOT:
             again = load(weights_of(awake(config), config_json(config)))
             assert same_weights(again, awake(config))
 
 
-def facts_again(facts, config=THEIRS):
-    files = json.loads(json.dumps(huggingface.companions(config, facts)))
+def facts_again(metadata, config=THEIRS):
+    files = json.loads(json.dumps(huggingface.VIT.json_files(config, metadata)))
     beside = files["config.json"] | {PROCESSOR: files[PROCESSOR]}
-    return huggingface.read_facts(beside, config)
+    return huggingface.read_metadata(beside, config)
 
 
 @pytest.mark.parametrize(
@@ -333,12 +337,14 @@ def facts_again(facts, config=THEIRS):
     ids=str,
 )
 def test_preprocessing_survives(how):
-    assert cannot_prepare(how) == []
-    assert facts_again(Facts(preprocessing=how)) == Facts(preprocessing=how)
+    assert unsupported_preprocessing(how) == []
+    assert facts_again(Metadata(preprocessing=how)) == Metadata(preprocessing=how)
 
 
 def test_what_a_processor_cannot_say_is_told():
-    told = cannot_prepare(preset("google", (8, 8))) + cannot_prepare(preset("big_vision", (8, 12)))
+    told = unsupported_preprocessing(preset("google", (8, 8))) + unsupported_preprocessing(
+        preset("big_vision", (8, 12))
+    )
     assert told == [
         "resizing without antialiasing",
         "the interpolation 'area'",
@@ -348,24 +354,24 @@ def test_what_a_processor_cannot_say_is_told():
 
 def test_class_names_survive_and_placeholders_are_no_names():
     how = preset("transformers", (8, 8))
-    named = Facts(preprocessing=how, class_names=("cat", "dog", "owl"))
+    named = Metadata(preprocessing=how, class_names=("cat", "dog", "owl"))
     assert facts_again(named) == named
-    assert facts_again(Facts(preprocessing=how)).class_names == ()
+    assert facts_again(Metadata(preprocessing=how)).class_names == ()
     assert config_json(THEIRS)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
-    bare = huggingface.read_facts({"model_type": "vit", "id2label": {"0": "cat"}}, THEIRS)
+    bare = huggingface.read_metadata({"model_type": "vit", "id2label": {"0": "cat"}}, THEIRS)
     assert bare is not None
     assert bare.class_names == ()
 
 
 def test_a_bare_file_says_nothing_of_preprocessing():
-    assert huggingface.read_facts({}, THEIRS) is None
-    assert huggingface.read_facts({"format": "pt", "heads": 2}, THEIRS) is None
+    assert huggingface.read_metadata({}, THEIRS) is None
+    assert huggingface.read_metadata({"format": "pt", "heads": 2}, THEIRS) is None
 
 
 def processed(**values):
-    facts = huggingface.read_facts({PROCESSOR: values}, THEIRS)
-    assert facts is not None
-    return facts.preprocessing
+    metadata = huggingface.read_metadata({PROCESSOR: values}, THEIRS)
+    assert metadata is not None
+    return metadata.preprocessing
 
 
 def test_older_processors_are_understood():

@@ -109,7 +109,7 @@ def test_config_json_decides_when_somebody_changed_it(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["id2label"]["2"] = "eagle-owl"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load(tmp_path).facts.class_names == ("cat", "dog", "eagle-owl")
+    assert load(tmp_path).metadata.class_names == ("cat", "dog", "eagle-owl")
 
 
 def test_converting_says_when_heads_must_be_given(tmp_path):
@@ -191,7 +191,7 @@ def test_of_raw_and_averaged_weights_the_average_is_taken_and_told(tmp_path, raw
         states[key] = torch.load(tmp_path / f"{key}.pth", weights_only=True)
     torch.save({**states, "epoch": 3}, tmp_path / "last.pth.tar")
     lines = []
-    assert same_weights(load(tmp_path / "last.pth.tar", tell=lines.append), models[average])
+    assert same_weights(load(tmp_path / "last.pth.tar", log=lines.append), models[average])
     assert f"{average}, the average; not {raw}" in lines[1]
 
 
@@ -201,7 +201,7 @@ def test_what_is_told_of_a_file_is_told_of_its_folder_too(tmp_path):
     (tmp_path / "model.pth").unlink()
     torch.save({"model": tensors, "model_ema": tensors}, tmp_path / "pytorch_model.bin")
     lines = []
-    load(tmp_path, tell=lines.append)
+    load(tmp_path, log=lines.append)
     assert "model_ema, the average; not model" in lines[1]
 
 
@@ -213,14 +213,14 @@ def test_the_average_of_torchs_averaged_model_is_taken_without_its_count(tmp_pat
     raw = {name: t + 1 for name, t in tensors.items()}
     torch.save({"model": raw, "model_ema": average}, tmp_path / "model.pth")
     lines = []
-    assert same_weights(load(tmp_path / "model.pth", tell=lines.append), model)
+    assert same_weights(load(tmp_path / "model.pth", log=lines.append), model)
     assert "n_averaged" in lines[1]
 
 
 def test_an_average_that_was_never_made_is_passed_over(tmp_path):
     path = torch_file(tmp_path, lambda t: {"state_dict": t, "state_dict_ema": None, "model": {}})
     lines = []
-    model = load(path, preprocessing="timm", tell=lines.append)
+    model = load(path, preprocessing="timm", log=lines.append)
     assert same_weights(model, awake(TIMM))
     assert lines == []
 
@@ -239,7 +239,7 @@ def test_what_lies_beside_the_weights_is_named(tmp_path):
     arrays = {f"params/{name}": array for name, array in np.load(tmp_path / "plain.npz").items()}
     np.savez(tmp_path / "state.npz", **arrays, **{"opt/step": np.zeros(1), "rng": np.zeros(2)})
     lines = []
-    load(tmp_path / "state.npz", tell=lines.append)
+    load(tmp_path / "state.npz", log=lines.append)
     assert "2 arrays that are not under the model's prefix" in lines[1]
 
 
@@ -247,7 +247,7 @@ def test_a_guess_about_positions_is_told(tmp_path):
     model = awake(TIMM.change(image_size=(24, 32)))  # 6 x 8 patches and a class token: 49 rows
     save(model, tmp_path / "model.pth", "timm")
     lines = []
-    guessed = load(tmp_path / "model.pth", tell=lines.append)
+    guessed = load(tmp_path / "model.pth", log=lines.append)
     assert guessed.config.grid == (7, 7)  # a wrong guess, but not a silent one
     assert "the 49 rows are taken to be all for patches" in lines[1]
 

@@ -9,7 +9,7 @@ from small_models import FAMILIES, VIT, awake
 
 from vitrail import CheckpointError, ConfigError, Preprocessing, load, save
 from vitrail.checkpoints.convert import convert
-from vitrail.checkpoints.formats import table_for
+from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
 from vitrail.cli import main
 from vitrail.data.preprocessing import PRESETS, Preset, preset
@@ -214,22 +214,22 @@ ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
 def test_preprocessing_follows_from_the_origin(tmp_path, origin):
     make, expected, said = ORIGINS[origin]
     path, lines = make(tmp_path), []
-    model = load(path, tell=lines.append)
+    model = load(path, log=lines.append)
     size = model.config.image_size
     if isinstance(expected, str):
         expected = preset(expected, (size, size) if isinstance(size, int) else size)
     if expected is not None:
-        assert model.facts.preprocessing == expected
+        assert model.metadata.preprocessing == expected
     about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
     assert len(about) == bool(said)
     assert all(line.startswith(said) for line in about)
-    assumed = model.facts.provenance.get("preprocessing") == "assumed"
+    assumed = model.metadata.provenance.get("preprocessing") == "assumed"
     assert assumed == (said == "warning")
 
 
 def test_the_warning_names_the_assumption_and_the_option(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
-    load(path, tell=lines.append)
+    load(path, log=lines.append)
     (line,) = lines
     for words in (
         f"warning: {path} does not state its preprocessing",
@@ -244,42 +244,42 @@ def test_the_warning_names_the_assumption_and_the_option(tmp_path):
 @pytest.mark.parametrize("given", ["deit", OWN], ids=["preset", "value"])
 def test_what_the_user_chooses_is_taken_without_a_warning(tmp_path, given):
     lines = []
-    model = load(bare(tmp_path, TIMM), preprocessing=given, tell=lines.append)
+    model = load(bare(tmp_path, TIMM), preprocessing=given, log=lines.append)
     assert lines == []
-    assert model.facts.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
-    assert "preprocessing" not in model.facts.provenance
+    assert model.metadata.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
+    assert "preprocessing" not in model.metadata.provenance
 
 
 def test_a_preset_fits_the_size_that_the_model_is_adapted_to(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
-    model = load(path, image_size=16, preprocessing="dino", tell=lines.append)
-    assert model.facts.preprocessing == preset("dino", (16, 16))
-    load(path, image_size=18 * 4, tell=lines.append)
+    model = load(path, image_size=16, preprocessing="dino", log=lines.append)
+    assert model.metadata.preprocessing == preset("dino", (16, 16))
+    load(path, image_size=18 * 4, log=lines.append)
     assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
 
 
 def test_wrong_preprocessing_is_refused(tmp_path):
     path = bare(tmp_path, TIMM)
     with pytest.raises(ConfigError, match="unknown preprocessing 'diet'; did you mean 'deit'"):
-        load(path, preprocessing="diet", tell=lambda line: None)
+        load(path, preprocessing="diet", log=lambda line: None)
     gray = Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,))
     with pytest.raises(ConfigError, match="for 1 channels does not fit a model of 3"):
-        load(path, preprocessing=gray, tell=lambda line: None)
+        load(path, preprocessing=gray, log=lambda line: None)
 
 
 def test_a_bundle_of_assumed_preprocessing_warns_until_it_is_chosen(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
     convert(path, tmp_path / "bundle", "bundle")
-    model = load(tmp_path / "bundle", tell=lines.append)
+    model = load(tmp_path / "bundle", log=lines.append)
     assert lines[0].startswith(f"warning: {tmp_path / 'bundle'} does not state")
-    save(model, tmp_path / "chosen", preprocessing=model.facts.preprocessing)
+    save(model, tmp_path / "chosen", preprocessing=model.metadata.preprocessing)
     convert(path, tmp_path / "converted", "bundle", preprocessing="timm")
     for folder in ("chosen", "converted"):
-        again = load(tmp_path / folder, tell=lines.append)
-        assert again.facts == model.facts.__class__(
-            preprocessing=preset("timm", (8, 8)), provenance=again.facts.provenance
+        again = load(tmp_path / folder, log=lines.append)
+        assert again.metadata == model.metadata.__class__(
+            preprocessing=preset("timm", (8, 8)), provenance=again.metadata.provenance
         )
-        assert "preprocessing" not in again.facts.provenance
+        assert "preprocessing" not in again.metadata.provenance
     assert len(lines) == 1
 
 

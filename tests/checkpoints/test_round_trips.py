@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_models import FAMILIES, VIT, awake, probe, same_weights
 
 from vitrail import CheckpointError, VitConfig, load, save
-from vitrail.checkpoints.save import losses
-from vitrail.checkpoints.shapes import other_numerics
+from vitrail.checkpoints.rules import unsupported_numerics
+from vitrail.checkpoints.save import list_losses
 from vitrail.models.build import build
 
 FILES = {
@@ -23,7 +23,7 @@ FILES = {
     "huggingface": "model",
     "torchvision": "model.pth",
 }
-QUIET = {"tell": lambda line: None}
+QUIET = {"log": lambda line: None}
 
 
 def through(model, format, folder):
@@ -48,7 +48,7 @@ def pairs():
 
 def expresses(format, config):
     try:
-        return not losses(build(config), format, Path(FILES[format]))
+        return not list_losses(build(config), format, Path(FILES[format]))
     except CheckpointError:
         return False  # no models of this family
 
@@ -100,7 +100,7 @@ def vits(draw):
 def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, config, format):
     model = awake(config)
     folder = tmp_path_factory.mktemp("trip")
-    if losses(model, format, Path(FILES[format])):
+    if list_losses(model, format, Path(FILES[format])):
         with pytest.raises(CheckpointError, match="cannot express"):
             save(model, folder / FILES[format], format)
         assert list(folder.iterdir()) == []
@@ -108,7 +108,7 @@ def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, co
     # A .npz says no heads beside the query's shape, and others have our header: all is known.
     loaded = through(model, format, folder)
     assert same_weights(loaded, model)
-    assert other_numerics(loaded.config, model.config.numerics) == []
+    assert unsupported_numerics(loaded.config, model.config.numerics) == []
     images = probe(config)
     with torch.no_grad():
         assert torch.equal(loaded(images), model(images))

@@ -3,8 +3,8 @@
 import pytest
 
 from vitrail import CheckpointError
-from vitrail.checkpoints import timm_vit
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints import timm
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing, preset
 
 
@@ -18,19 +18,19 @@ def small(tiny):
 @pytest.mark.parametrize("name", ["timm", "torchvision", "big_vision", "transformers"])
 def test_facts_come_back_from_config_json(small, name, size):
     config = small.change(patch_size=1, image_size=size)
-    facts = Facts(
+    metadata = Metadata(
         preprocessing=preset(name, size),
         class_names=("a", "b", "c", "d", "e"),
         provenance={"license": "apache-2.0"},
     )
-    settings = timm_vit.companions(config, facts)["config.json"]
-    assert timm_vit.read_facts(settings, config) == facts
+    settings = timm.VIT.json_files(config, metadata)["config.json"]
+    assert timm.read_metadata(settings, config) == metadata
 
 
 def test_the_usual_crop_is_written_as_timm_writes_it(small):
     config = small.change(patch_size=1, image_size=224)
-    facts = Facts(preprocessing=preset("timm", (224, 224)))
-    settings = timm_vit.companions(config, facts)["config.json"]
+    metadata = Metadata(preprocessing=preset("timm", (224, 224)))
+    settings = timm.VIT.json_files(config, metadata)["config.json"]
     assert settings["pretrained_cfg"]["crop_pct"] == 0.9
 
 
@@ -49,8 +49,8 @@ def test_facts_of_a_published_config_json_are_read(small):
             "std": [0.4, 0.5, 0.6],
         },
     }
-    facts = timm_vit.read_facts(settings, small)
-    assert facts == Facts(
+    metadata = timm.read_metadata(settings, small)
+    assert metadata == Metadata(
         preprocessing=Preprocessing(
             size=(8, 8),
             resize_to=(10, 10),
@@ -63,9 +63,9 @@ def test_facts_of_a_published_config_json_are_read(small):
 
 
 def test_no_facts_where_none_are_written(small):
-    assert timm_vit.read_facts({"format": "pt"}, small) is None
+    assert timm.read_metadata({"format": "pt"}, small) is None
     gray = {"pretrained_cfg": {"mean": [0.5], "std": [0.5]}}
-    assert timm_vit.read_facts(gray, small) is None
+    assert timm.read_metadata(gray, small) is None
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_no_facts_where_none_are_written(small):
 )
 def test_impossible_facts_are_refused(small, wrong):
     with pytest.raises(CheckpointError, match=r"config\.json describes no preprocessing"):
-        timm_vit.read_facts({"pretrained_cfg": wrong}, small)
+        timm.read_metadata({"pretrained_cfg": wrong}, small)

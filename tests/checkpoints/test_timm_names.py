@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from vitrail import NUMERICS, BitConfig, CheckpointError, MixerConfig, VitConfig
-from vitrail.checkpoints import bit_pytorch, timm_bit, timm_mixer, timm_vit
-from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.files import Weights, read_file, write_file
-from vitrail.checkpoints.formats import unwrapped
+from vitrail.checkpoints import bit, timm
+from vitrail.checkpoints.files import Checkpoint, read_file, write_file
+from vitrail.checkpoints.load import strip_wrappers
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
@@ -37,25 +37,25 @@ def awake(config):
 
 def facts_for(config, **more):
     how = preset("timm", pair(config.image_size), config.channels)
-    return Facts(preprocessing=how, **more)
+    return Metadata(preprocessing=how, **more)
 
 
-def settings_of(config, table=timm_vit):
-    return table.companions(config, facts_for(config))["config.json"]
+def settings_of(config, table=timm.VIT):
+    return table.json_files(config, facts_for(config))["config.json"]
 
 
 def stored(path, tensors, settings=None):
     """The tensors as a file gives them back, with a config.json's settings beside them."""
     write_file(path / "model.safetensors", tensors, None)
-    return Weights(read_file(path / "model.safetensors").entries, settings or {})
+    return Checkpoint(read_file(path / "model.safetensors").tensors, settings or {})
 
 
-def loaded(weights, table=timm_vit, tidy=timm_vit.tidy):
+def loaded(weights, table=timm.VIT, tidy=timm.normalize):
     """The model that weights make, and what was left out of them."""
-    tidied = tidy(replace(weights, entries=unwrapped(weights.entries)))
-    assert table.recognizes(tidied.entries)
-    config = table.describe(tidied)
-    return read(tidied.entries, table.rules(config), config), tidied.left_out
+    tidied = tidy(replace(weights, tensors=strip_wrappers(weights.tensors)))
+    assert table.matches(tidied.tensors)
+    config = table.infer_config(tidied)
+    return read(tidied.tensors, table.rules(config), config), tidied.skipped
 
 
 def assert_same_weights(one, other):
@@ -110,9 +110,9 @@ def random_vit(seed):
 @pytest.mark.parametrize("seed", range(50))
 def test_a_vit_comes_back_bit_for_bit(tmp_path, seed):
     config = random_vit(seed)
-    assert timm_vit.cannot(config) == []
+    assert timm.VIT.unsupported(config) == []
     model = awake(config)
-    tensors = write(model, timm_vit.rules(config))
+    tensors = write(model, timm.VIT.rules(config))
     again, left_out = loaded(stored(tmp_path, tensors, settings_of(config)))
     assert again.config == config
     assert not left_out
@@ -122,11 +122,11 @@ def test_a_vit_comes_back_bit_for_bit(tmp_path, seed):
 @pytest.mark.parametrize(
     ("config", "table", "tidy"),
     [
-        (BitConfig(blocks=(3, 4), numerics=TIMM, num_classes=5), timm_bit, timm_vit.tidy),
+        (BitConfig(blocks=(3, 4), numerics=TIMM, num_classes=5), timm.BIT, timm.normalize),
         (
             BitConfig(blocks=(3,), numerics=TIMM, width_factor=2, channels=1, num_classes=0),
-            timm_bit,
-            timm_vit.tidy,
+            timm.BIT,
+            timm.normalize,
         ),
         (
             MixerConfig(
@@ -139,10 +139,10 @@ def test_a_vit_comes_back_bit_for_bit(tmp_path, seed):
                 num_classes=3,
                 numerics=TIMM,
             ),
-            timm_mixer,
-            timm_vit.tidy,
+            timm.MIXER,
+            timm.normalize,
         ),
-        (BitConfig(blocks=(1, 2, 1, 1), num_classes=5), bit_pytorch, lambda weights: weights),
+        (BitConfig(blocks=(1, 2, 1, 1), num_classes=5), bit.BIT, lambda weights: weights),
     ],
     ids=["BiT", "wide gray BiT without a head", "oblong Mixer", "big_transfer's BiT"],
 )
@@ -151,8 +151,8 @@ def test_the_other_families_come_back_bit_for_bit(tmp_path, config, table, tidy,
     model = awake(config)
     tensors = write(model, table.rules(config))
     weights = stored(tmp_path, {prefix + name: tensor for name, tensor in tensors.items()})
-    if table is not bit_pytorch:
-        weights = Weights(weights.entries, settings_of(config, table))
+    if table is not bit.BIT:
+        weights = Checkpoint(weights.tensors, settings_of(config, table))
     again, _ = loaded(weights, table, tidy)
     assert again.config == config
     assert_same_weights(again, model)
@@ -171,18 +171,18 @@ def test_big_transfer_names_its_tensors_as_its_code_does():
 
 
 def bit_rules():
-    return bit_pytorch.rules(BitConfig(blocks=(2, 1, 1, 1), num_classes=5))
+    return bit.BIT.rules(BitConfig(blocks=(2, 1, 1, 1), num_classes=5))
 
 
 def test_tables_do_not_take_each_other_for_their_own(small):
     mixer = MixerConfig(
         depth=1, width=8, tokens_mlp=4, channels_mlp=4, patch_size=4, image_size=8, num_classes=3
     )
-    models = {timm_vit: small, timm_mixer: mixer, timm_bit: BitConfig(blocks=(1,), num_classes=3)}
-    models[bit_pytorch] = models[timm_bit]
+    models = {timm.VIT: small, timm.MIXER: mixer, timm.BIT: BitConfig(blocks=(1,), num_classes=3)}
+    models[bit.BIT] = models[timm.BIT]
     for table, config in models.items():
         names = dict.fromkeys(write(awake(config), table.rules(config)))
-        assert [each for each in models if each.recognizes(names)] == [table]
+        assert [each for each in models if each.matches(names)] == [table]
 
 
 @pytest.mark.parametrize(
@@ -190,21 +190,21 @@ def test_tables_do_not_take_each_other_for_their_own(small):
 )
 def test_wrappers_are_taken_off(tmp_path, small, prefix):
     model = awake(small)
-    tensors = write(model, timm_vit.rules(small))
+    tensors = write(model, timm.VIT.rules(small))
     wrapped = {prefix + name: tensor for name, tensor in tensors.items()}
     again, _ = loaded(stored(tmp_path, wrapped, settings_of(small)))
     assert_same_weights(again, model)
 
 
 def test_names_that_would_fall_together_are_left_alone(tmp_path, small):
-    tensors = write(awake(small), timm_vit.rules(small))
+    tensors = write(awake(small), timm.VIT.rules(small))
     both = tensors | {f"model.{name}": tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(CheckpointError, match=r"no place for model\."):
         loaded(stored(tmp_path, both, settings_of(small)))
 
 
 def test_no_tensor_hides_another(tmp_path, dinov2):
-    tensors = write(awake(dinov2), timm_vit.rules(dinov2))
+    tensors = write(awake(dinov2), timm.VIT.rules(dinov2))
     both = tensors | {"register_tokens": torch.ones(1, 4, 8)}
     with pytest.raises(CheckpointError, match=r"no place for register_tokens"):
         loaded(stored(tmp_path, both, {"heads": 2}))
@@ -212,7 +212,7 @@ def test_no_tensor_hides_another(tmp_path, dinov2):
 
 def test_dino_comes_without_its_projection(tmp_path, small):
     model = awake(small.change(num_classes=0))
-    tensors = write(model, timm_vit.rules(model.config))
+    tensors = write(model, timm.VIT.rules(model.config))
     dino = {f"module.backbone.{name}": tensor for name, tensor in tensors.items()}
     for name in ("mlp.0.weight", "mlp.0.bias", "last_layer.weight_v"):
         dino[f"module.head.{name}"] = torch.ones(3, 3)
@@ -232,7 +232,7 @@ def dinov2(small):
 
 def test_dinov2_has_names_of_its_own(tmp_path, dinov2):
     model = awake(dinov2)
-    tensors = write(model, timm_vit.rules(dinov2))
+    tensors = write(model, timm.VIT.rules(dinov2))
     table = tensors["pos_embed"]
     own = {"mask_token": torch.zeros(1, 8), "register_tokens": tensors.pop("reg_token")}
     for name, tensor in tensors.items():
@@ -248,7 +248,7 @@ def test_dinov2_has_names_of_its_own(tmp_path, dinov2):
 
 def test_timm_places_the_patches_of_dinov2_alone(tmp_path, dinov2):
     model = awake(dinov2)
-    tensors = write(model, timm_vit.rules(dinov2))
+    tensors = write(model, timm.VIT.rules(dinov2))
     tensors["pos_embed"] = tensors["pos_embed"][:, 5:]
     again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
     torch.nn.init.zeros_(model.position.table[0])
@@ -257,7 +257,7 @@ def test_timm_places_the_patches_of_dinov2_alone(tmp_path, dinov2):
 
 def test_positions_of_registers_become_part_of_them(tmp_path, dinov2):
     model = awake(dinov2)
-    tensors = write(model, timm_vit.rules(dinov2))
+    tensors = write(model, timm.VIT.rules(dinov2))
     assert not tensors["pos_embed"][:, 1:5].any()
     moved = torch.randn(1, 4, 8)
     tensors["pos_embed"][:, 1:5] = moved
@@ -270,7 +270,7 @@ def test_positions_of_registers_become_part_of_them(tmp_path, dinov2):
 def test_deit_iii_does_not_place_the_class_token(tmp_path, small):
     config = small.change(layer_scale=1e-5, image_size=12)
     model = awake(config)
-    tensors = write(model, timm_vit.rules(config))
+    tensors = write(model, timm.VIT.rules(config))
     tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
     for name in [name for name in tensors if ".ls" in name]:  # the authors' own name
         tensors[name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")] = tensors.pop(
@@ -284,7 +284,7 @@ def test_deit_iii_does_not_place_the_class_token(tmp_path, small):
 
 def test_a_distilled_deit_has_two_of_everything(tmp_path, small):
     model = awake(small.change(distillation=True))
-    tensors = write(model, timm_vit.rules(model.config))
+    tensors = write(model, timm.VIT.rules(model.config))
     assert {"dist_token", "head_dist.weight", "head_dist.bias"} <= tensors.keys()
     assert tensors["pos_embed"].shape == (1, 6, 8)
     again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
@@ -294,24 +294,24 @@ def test_a_distilled_deit_has_two_of_everything(tmp_path, small):
 def test_the_layer_timm_dropped_is_kept(tmp_path, small):
     config = small.change(representation=6)
     model = awake(config)
-    tensors = write(model, timm_vit.rules(config))
+    tensors = write(model, timm.VIT.rules(config))
     assert tensors["pre_logits.fc.weight"].shape == (6, 8)
     again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
     assert again.config == config
     assert_same_logits(again, model)
-    assert timm_vit.cannot(config) == ["a representation layer"]
+    assert timm.VIT.unsupported(config) == ["a representation layer"]
 
 
 def test_a_file_from_here_is_read_as_it_was_written(tmp_path, small):
     config = small.change(image_size=(8, 16))  # 8 patches and a class token: 9 rows, a square
-    tensors = write(awake(config), timm_vit.rules(config))
+    tensors = write(awake(config), timm.VIT.rules(config))
     weights = stored(tmp_path, tensors, {"vitrail": "{}"})
-    assert timm_vit.tidy(weights).entries["pos_embed"].shape == (1, 9, 8)
+    assert timm.normalize(weights).tensors["pos_embed"].shape == (1, 9, 8)
 
 
 def test_half_precision_is_read(tmp_path, small):
     model = awake(small).half().float()
-    tensors = write(model, timm_vit.rules(small))
+    tensors = write(model, timm.VIT.rules(small))
     halves = {name: tensor.half() for name, tensor in tensors.items()}
     again, _ = loaded(stored(tmp_path, halves, settings_of(small)))
     assert_same_weights(again, model)
@@ -331,7 +331,7 @@ def test_half_precision_is_read(tmp_path, small):
 )
 def test_heads_are_what_is_said_or_usual(tmp_path, small, settings, heads):
     config = small.change(width=768, heads=12, mlp_width=8, depth=1)
-    tensors = write(awake(config), timm_vit.rules(config))
+    tensors = write(awake(config), timm.VIT.rules(config))
     again, _ = loaded(stored(tmp_path, tensors, settings))
     assert again.config.heads == heads
 
@@ -347,13 +347,13 @@ def test_heads_are_what_is_said_or_usual(tmp_path, small, settings, heads):
     ],
 )
 def test_the_gelu_is_what_is_said_or_usual(tmp_path, small, settings, gelu):
-    tensors = write(awake(small), timm_vit.rules(small))
+    tensors = write(awake(small), timm.VIT.rules(small))
     again, _ = loaded(stored(tmp_path, tensors, settings | {"heads": 2}))
     assert again.config.numerics == replace(TIMM, gelu=gelu)
 
 
 def test_pixels_that_fill_no_patch_are_not_counted(tmp_path, small):
-    tensors = write(awake(small), timm_vit.rules(small))
+    tensors = write(awake(small), timm.VIT.rules(small))
     settings = {"heads": 2, "pretrained_cfg": {"input_size": [3, 10, 11]}}
     again, _ = loaded(stored(tmp_path, tensors, settings))
     assert again.config.image_size == 8
@@ -378,7 +378,7 @@ def test_pixels_that_fill_no_patch_are_not_counted(tmp_path, small):
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, small, changes, settings, words):
-    tensors = write(awake(small), timm_vit.rules(small))
+    tensors = write(awake(small), timm.VIT.rules(small))
     gone = changes.pop("-", "nothing")
     if gone != "heads":
         settings = {"heads": 2} | settings
@@ -403,27 +403,27 @@ def test_what_cannot_be_read_is_said(tmp_path, small, changes, settings, words):
     ],
 )
 def test_what_timm_cannot_express_is_said(small, changes, words):
-    assert timm_vit.cannot(small.change(**changes)) == [words]
+    assert timm.VIT.unsupported(small.change(**changes)) == [words]
 
 
 def test_timm_can_compute_googles_gelu_in_a_vit_but_not_in_a_mixer(small):
-    assert timm_vit.cannot(small.change(numerics="google")) == []
+    assert timm.VIT.unsupported(small.change(numerics="google")) == []
     mixer = MixerConfig(
         depth=8, width=512, tokens_mlp=8, channels_mlp=8, patch_size=16, image_size=32
     )
-    assert timm_mixer.cannot(mixer) == ["gelu='tanh' (it computes with 'exact')"]
-    assert timm_mixer.cannot(mixer.change(numerics="timm")) == []
-    assert timm_mixer.cannot(mixer.change(numerics="timm", depth=7)) == [
+    assert timm.MIXER.unsupported(mixer) == ["gelu='tanh' (it computes with 'exact')"]
+    assert timm.MIXER.unsupported(mixer.change(numerics="timm")) == []
+    assert timm.MIXER.unsupported(mixer.change(numerics="timm", depth=7)) == [
         "a Mixer of patch size 16, depth 7 and width 512"
     ]
 
 
 def test_timm_has_no_bit_of_other_depths():
     bit = BitConfig(blocks=(3, 24, 36, 3), numerics=TIMM)
-    assert timm_bit.cannot(bit) == ["a BiT of (3, 24, 36, 3) units"]
-    assert timm_bit.cannot(BitConfig(numerics=TIMM)) == []
-    assert bit_pytorch.cannot(BitConfig()) == []
-    assert bit_pytorch.cannot(BitConfig(blocks=(1,), channels=1, num_classes=0)) == [
+    assert timm.BIT.unsupported(bit) == ["a BiT of (3, 24, 36, 3) units"]
+    assert timm.BIT.unsupported(BitConfig(numerics=TIMM)) == []
+    assert bit.BIT.unsupported(BitConfig()) == []
+    assert bit.BIT.unsupported(BitConfig(blocks=(1,), channels=1, num_classes=0)) == [
         "1 stages",
         "1 channels",
         "a model without a head",
@@ -441,6 +441,6 @@ def test_timm_has_no_bit_of_other_depths():
     ids=str,
 )
 def test_settings_that_make_no_sense_are_not_believed(tmp_path, small, settings):
-    tensors = write(awake(small), timm_vit.rules(small))
+    tensors = write(awake(small), timm.VIT.rules(small))
     again, _ = loaded(stored(tmp_path, tensors, settings | {"heads": 2}))
     assert again.config == small

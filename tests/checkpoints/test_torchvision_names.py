@@ -4,23 +4,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, load_by, same_weights
+from small_models import FAMILIES, VIT, awake, load_with, same_weights
 
 from vitrail import NUMERICS, CheckpointError, VitConfig
-from vitrail.checkpoints import torchvision_vit
-from vitrail.checkpoints.files import Entry, Weights
+from vitrail.checkpoints import torchvision
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.rules import write
 
 THEIRS = VIT.change(numerics="torchvision")
 
 
 def weights_of(model, **beside):
-    tensors = write(model, torchvision_vit.rules(model.config))
-    return Weights({n: Entry(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside)
+    tensors = write(model, torchvision.VIT.rules(model.config))
+    return Checkpoint(
+        {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside
+    )
 
 
 def load(weights):
-    return load_by(torchvision_vit, weights)
+    return load_with(torchvision.FORMAT, weights)
 
 
 @st.composite
@@ -51,24 +53,24 @@ def test_what_is_written_is_read_back(config, early):
     again = load(weights)
     assert again.config == config
     assert same_weights(again, model)
-    assert torchvision_vit.cannot(config) == []
+    assert torchvision.VIT.unsupported(config) == []
 
 
 def with_early_names(weights):
     """The names before torchvision 0.13."""
     names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
     entries = {}
-    for name, entry in weights.entries.items():
+    for name, entry in weights.tensors.items():
         for late, early in names.items():
             name = name.replace(late, early)
         entries[name] = entry
-    assert entries.keys() != weights.entries.keys()
-    return Weights(entries, weights.settings)
+    assert entries.keys() != weights.tensors.keys()
+    return Checkpoint(entries, weights.settings)
 
 
 def test_a_tensor_under_two_names_is_an_error():
     weights = weights_of(awake(THEIRS), heads=2)
-    weights.entries.update(with_early_names(weights).entries)
+    weights.tensors.update(with_early_names(weights).tensors)
     with pytest.raises(CheckpointError, match="twice"):
         load(weights)
 
@@ -86,13 +88,13 @@ def test_a_file_without_heads_is_a_model_without_a_head():
     again = load(weights_of(model, heads=2))
     assert again.config == model.config
     assert same_weights(again, model)
-    assert torchvision_vit.cannot(model.config) == ["a model without a head"]
+    assert torchvision.VIT.unsupported(model.config) == ["a model without a head"]
 
 
 def test_the_convolutional_stem_is_refused_by_name():
     weights = weights_of(awake(THEIRS), heads=2)
     for kind in ("weight", "bias"):
-        weights.entries[f"conv_proj.conv_last.{kind}"] = weights.entries.pop(f"conv_proj.{kind}")
+        weights.tensors[f"conv_proj.conv_last.{kind}"] = weights.tensors.pop(f"conv_proj.{kind}")
     with pytest.raises(CheckpointError, match="convolutional stem"):
         load(weights)
 
@@ -104,9 +106,9 @@ def test_a_grid_that_is_not_square_is_refused():
 
 
 def test_other_formats_are_left_alone():
-    weights = Weights({"cls_token": Entry((1, 1, 8), torch.empty)})
-    assert torchvision_vit.tidy(weights) is weights
-    assert not torchvision_vit.recognizes(weights.entries)
+    weights = Checkpoint({"cls_token": LazyTensor((1, 1, 8), torch.empty)})
+    assert torchvision.normalize(weights) is weights
+    assert not torchvision.VIT.matches(weights.tensors)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_other_formats_are_left_alone():
     ids=str,
 )
 def test_what_cannot_be_said_is_told(changes, words):
-    assert torchvision_vit.cannot(THEIRS.change(**changes)) == words
+    assert torchvision.VIT.unsupported(THEIRS.change(**changes)) == words
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -135,6 +137,6 @@ def test_whatever_can_be_said_can_be_read_back(name):
     if isinstance(config, VitConfig):
         config = config.change(numerics="torchvision")
         expressible = name in ("vit", "representation")
-        assert (torchvision_vit.cannot(config) == []) == expressible
+        assert (torchvision.VIT.unsupported(config) == []) == expressible
         if expressible:
             assert load(weights_of(awake(config), heads=2)).config == config

@@ -8,7 +8,7 @@ import pytest
 import torch
 from weights import TOLERANCE, random_model, relative
 
-from vitrail import Facts, Preprocessing
+from vitrail import Metadata, Preprocessing
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import read_file, read_json, write_file, write_json
 from vitrail.checkpoints.rules import read, write
@@ -48,21 +48,21 @@ def read_here(folder, file="model.safetensors"):
     settings = read_json(folder / "config.json")
     if (folder / "preprocessor_config.json").exists():
         settings["preprocessor_config.json"] = read_json(folder / "preprocessor_config.json")
-    weights = huggingface.tidy(replace(read_file(folder / file), settings=settings))
-    assert huggingface.recognizes(weights.entries)
-    config = huggingface.describe(weights)
-    model = read(weights.entries, huggingface.rules(config), config).eval()
-    return model, huggingface.read_facts(settings, config), weights.left_out
+    weights = huggingface.normalize(replace(read_file(folder / file), settings=settings))
+    assert huggingface.VIT.matches(weights.tensors)
+    config = huggingface.VIT.infer_config(weights)
+    model = read(weights.tensors, huggingface.VIT.rules(config), config).eval()
+    return model, huggingface.read_metadata(settings, config), weights.skipped
 
 
 def write_here(model, folder, how=None, names=()):
     """A folder of theirs for our model."""
-    assert huggingface.cannot(model.config) == []
+    assert huggingface.VIT.unsupported(model.config) == []
     how = how or preset("transformers", pair(model.config.image_size), model.config.channels)
-    tensors = write(model, huggingface.rules(model.config))
+    tensors = write(model, huggingface.VIT.rules(model.config))
     write_file(folder / "model.safetensors", tensors, {"format": "pt"})
-    for name, values in huggingface.companions(
-        model.config, Facts(preprocessing=how, class_names=names)
+    for name, values in huggingface.VIT.json_files(
+        model.config, Metadata(preprocessing=how, class_names=names)
     ).items():
         write_json(folder / name, values)
 
@@ -107,9 +107,9 @@ def test_a_saved_classifier_gives_its_logits_here(name, tmp_path):
     changes = {"num_labels": 5} | SMALL | VITS[name]
     theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**changes)))
     theirs.save_pretrained(tmp_path)
-    ours, facts, left_out = read_here(tmp_path)
+    ours, metadata, left_out = read_here(tmp_path)
     assert not left_out
-    assert facts.class_names == ()
+    assert metadata.class_names == ()
     assert ours.config.numerics.norm_eps == theirs.config.layer_norm_eps
     assert difference(ours, theirs) <= LIMIT
 
@@ -118,7 +118,7 @@ def test_a_state_dict_in_the_names_of_memory_gives_the_same(tmp_path):
     theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)))
     theirs.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "memory.pt")
-    assert "vit.layers.0.attention.q_proj.weight" in read_file(tmp_path / "memory.pt").entries
+    assert "vit.layers.0.attention.q_proj.weight" in read_file(tmp_path / "memory.pt").tensors
     ours, _, _ = read_here(tmp_path, "memory.pt")
     assert difference(ours, theirs) <= LIMIT
 
@@ -229,7 +229,7 @@ def test_what_is_written_here_is_what_they_would_write(tmp_path):
     theirs = read_there("ViTForImageClassification", tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs")
     one, other = (
-        read_file(tmp_path / who / "model.safetensors").entries for who in ("ours", "theirs")
+        read_file(tmp_path / who / "model.safetensors").tensors for who in ("ours", "theirs")
     )
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name].read(), other[name].read()) for name in one)
@@ -295,8 +295,8 @@ def test_our_preprocessing_survives_their_processor(name, tmp_path):
     processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     assert "do_resize" in json.loads((tmp_path / "preprocessor_config.json").read_text())
-    _, facts, _ = read_here(tmp_path)
-    assert facts.preprocessing == PREPARED[name]
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata.preprocessing == PREPARED[name]
 
 
 def test_their_processors_are_understood(tmp_path):
@@ -305,12 +305,12 @@ def test_their_processors_are_understood(tmp_path):
     )
     theirs.save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
-    _, facts, _ = read_here(tmp_path)
-    assert facts == Facts(
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata == Metadata(
         preprocessing=preset("transformers", (24, 24)), class_names=("ant", "bee", "cat")
     )
     transformers.DeiTImageProcessor().save_pretrained(tmp_path)
-    _, facts, _ = read_here(tmp_path)
-    assert facts.preprocessing == Preprocessing(
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata.preprocessing == Preprocessing(
         size=(224, 224), resize_to=(256, 256), interpolation="bicubic"
     )

@@ -6,9 +6,16 @@ from safetensors.torch import save_file
 from weights import TOLERANCE, relative
 
 from vitrail import NUMERICS, BitConfig, MixerConfig, VitConfig
-from vitrail.checkpoints import timm_bit, timm_mixer, timm_vit
-from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.files import Entry, Weights, read_file, read_json, write_file, write_json
+from vitrail.checkpoints import timm as timm_format
+from vitrail.checkpoints.files import (
+    Checkpoint,
+    LazyTensor,
+    read_file,
+    read_json,
+    write_file,
+    write_json,
+)
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
@@ -60,11 +67,11 @@ def randomized(model):
     return model.eval()
 
 
-def loaded(weights, table=timm_vit):
-    tidied = timm_vit.tidy(weights)
-    assert table.recognizes(tidied.entries)
-    config = table.describe(tidied)
-    return read(tidied.entries, table.rules(config), config).eval()
+def loaded(weights, table=timm_format.VIT):
+    tidied = timm_format.normalize(weights)
+    assert table.matches(tidied.tensors)
+    config = table.infer_config(tidied)
+    return read(tidied.tensors, table.rules(config), config).eval()
 
 
 @torch.no_grad()
@@ -111,14 +118,14 @@ def test_a_training_state_that_torch_wrote_gives_its_logits(tmp_path, kind):
 
 def test_a_bit_that_timm_wrote_gives_its_logits(tmp_path):
     theirs = randomized(timm.create_model("resnetv2_50x1_bit", num_classes=5))
-    ours = loaded(save_safetensors(theirs, tmp_path), timm_bit)
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_format.BIT)
     assert ours.config == BitConfig(num_classes=5, numerics=NUMERICS["timm"])
     assert_same_logits(ours, theirs)
 
 
 def test_a_mixer_that_timm_wrote_gives_its_logits(tmp_path):
     theirs = randomized(timm.create_model("mixer_s32_224", img_size=64, num_classes=5))
-    ours = loaded(save_safetensors(theirs, tmp_path), timm_mixer)
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_format.MIXER)
     assert_same_logits(ours, theirs)
 
 
@@ -137,17 +144,17 @@ def test_a_folder_that_timm_wrote_says_what_shapes_do_not(tmp_path, name, option
     options = {"img_size": 64, "depth": 2, "num_classes": 5} | options
     theirs = randomized(timm.create_model(name, **options))
     timm.models.save_for_hf(theirs, tmp_path, model_args=options, safe_serialization=True)
-    entries = read_file(tmp_path / "model.safetensors").entries
+    entries = read_file(tmp_path / "model.safetensors").tensors
     settings = read_json(tmp_path / "config.json")
-    ours = loaded(Weights(entries, settings))
+    ours = loaded(Checkpoint(entries, settings))
     height, width = theirs.patch_embed.img_size
     images = torch.randn(2, 3, height, width)
     seen = images[:, :, : pair(ours.config.image_size)[0], : pair(ours.config.image_size)[1]]
     with torch.no_grad():
         assert relative(ours(seen), theirs(images)) <= TOLERANCE[torch.float32]
-    facts = timm_vit.read_facts(settings, ours.config)
-    assert facts is not None
-    assert facts.preprocessing.mean == theirs.pretrained_cfg["mean"]
+    metadata = timm_format.read_metadata(settings, ours.config)
+    assert metadata is not None
+    assert metadata.preprocessing.mean == theirs.pretrained_cfg["mean"]
 
 
 @pytest.mark.parametrize(
@@ -175,14 +182,16 @@ def test_a_published_architecture_is_described_as_timm_builds_it(tmp_path, name)
         theirs = timm.create_model(name)
     timm.models._hub.save_config_for_hf(theirs, tmp_path / "config.json")
     shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
-    entries = {key: Entry(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
-    config = timm_vit.describe(timm_vit.tidy(Weights(entries, read_json(tmp_path / "config.json"))))
+    entries = {key: LazyTensor(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
+    config = timm_format.VIT.infer_config(
+        timm_format.normalize(Checkpoint(entries, read_json(tmp_path / "config.json")))
+    )
     block = theirs.blocks[0]
     tanh = type(block.mlp.act).__name__ == "GELUTanh"
     assert config.heads == block.attn.num_heads
     assert config.numerics.gelu == ("tanh" if tanh else "exact")
     assert config.grid == tuple(theirs.patch_embed.grid_size)
-    assert timm_vit.POOLS[config.pool] == theirs.global_pool
+    assert timm_format.POOLS[config.pool] == theirs.global_pool
     assert sum(p.numel() for p in build(config).parameters()) == pytest.approx(
         sum(p.numel() for p in theirs.parameters()), abs=config.num_prefix * config.width
     )
@@ -190,14 +199,14 @@ def test_a_published_architecture_is_described_as_timm_builds_it(tmp_path, name)
 
 def written(config, folder, table):
     """A model of ours, and what timm makes of the folder it is written to."""
-    assert table.cannot(config) == []
+    assert table.unsupported(config) == []
     model = randomized(build(config, device="cpu"))
     tensors = write(model, table.rules(config))
     how = preset("timm", pair(config.image_size), config.channels)
     names = tuple(f"class {index}" for index in range(config.num_classes))
     write_file(folder / "model.safetensors", tensors, {"format": "pt"})
-    for name, values in table.companions(
-        config, Facts(preprocessing=how, class_names=names)
+    for name, values in table.json_files(
+        config, Metadata(preprocessing=how, class_names=names)
     ).items():
         write_json(folder / name, values)
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -241,7 +250,9 @@ HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 64}
 )
 def test_timm_builds_a_vit_from_a_folder_and_gives_our_logits(tmp_path, changes):
     numerics = changes.get("numerics", NUMERICS["timm"])
-    ours, theirs = written(TINY.change(**changes | {"numerics": numerics}), tmp_path, timm_vit)
+    ours, theirs = written(
+        TINY.change(**changes | {"numerics": numerics}), tmp_path, timm_format.VIT
+    )
     assert_same_logits(ours, theirs, resnet_dtype(ours.config))
 
 
@@ -264,7 +275,7 @@ def test_timm_builds_a_vit_from_a_folder_and_gives_our_logits(tmp_path, changes)
     ids=["two stages", "wide and gray", "no head", "R101x1"],
 )
 def test_timm_builds_a_bit_from_a_folder_and_gives_our_logits(tmp_path, config):
-    ours, theirs = written(config, tmp_path, timm_bit)
+    ours, theirs = written(config, tmp_path, timm_format.BIT)
     assert_same_logits(ours, theirs, resnet_dtype(ours.config))
 
 
@@ -279,12 +290,12 @@ def test_timm_builds_a_mixer_from_a_folder_and_gives_our_logits(tmp_path):
         num_classes=5,
         numerics=NUMERICS["timm"],
     )
-    ours, theirs = written(config, tmp_path, timm_mixer)
+    ours, theirs = written(config, tmp_path, timm_format.MIXER)
     assert_same_logits(ours, theirs)
 
 
 def test_timm_prepares_pictures_and_names_classes_as_the_folder_says(tmp_path):
-    _, theirs = written(TINY, tmp_path, timm_vit)
+    _, theirs = written(TINY, tmp_path, timm_format.VIT)
     how = timm.data.resolve_model_data_config(theirs)
     expected = preset("timm", (32, 32))
     assert how["input_size"] == [3, 32, 32]
@@ -295,6 +306,6 @@ def test_timm_prepares_pictures_and_names_classes_as_the_folder_says(tmp_path):
 
 
 def test_timm_can_give_the_folder_another_head(tmp_path):
-    written(TINY, tmp_path, timm_vit)
+    written(TINY, tmp_path, timm_format.VIT)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
     assert theirs(torch.zeros(1, 3, 32, 32)).shape == (1, 2)

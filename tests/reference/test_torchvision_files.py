@@ -7,8 +7,8 @@ import torch
 from weights import TOLERANCE, difference, random_model
 
 from vitrail import CheckpointError
-from vitrail.checkpoints import torchvision_vit
-from vitrail.checkpoints.files import Entry, Weights, read_file, write_file
+from vitrail.checkpoints import torchvision
+from vitrail.checkpoints.files import Checkpoint, LazyTensor, read_file, write_file
 from vitrail.checkpoints.rules import read, write
 
 peer = pytest.importorskip("torchvision.models.vision_transformer")
@@ -37,10 +37,10 @@ def awake(model):
 
 
 def read_here(path, heads):
-    weights = torchvision_vit.tidy(replace(read_file(path), settings={"heads": heads}))
-    assert torchvision_vit.recognizes(weights.entries)
-    config = torchvision_vit.describe(weights)
-    return read(weights.entries, torchvision_vit.rules(config), config).eval()
+    weights = torchvision.normalize(replace(read_file(path), settings={"heads": heads}))
+    assert torchvision.VIT.matches(weights.tensors)
+    config = torchvision.VIT.infer_config(weights)
+    return read(weights.tensors, torchvision.VIT.rules(config), config).eval()
 
 
 @pytest.mark.parametrize("representation", [None, 20])
@@ -72,8 +72,10 @@ def test_a_model_whose_heads_were_removed_gives_its_features_here(tmp_path):
 def test_a_named_model_needs_no_word_about_heads(name):
     with torch.device("meta"):
         theirs = getattr(peer, name)()
-    shapes = {name: Entry(tuple(t.shape), torch.empty) for name, t in theirs.state_dict().items()}
-    config = torchvision_vit.describe(Weights(shapes))
+    shapes = {
+        name: LazyTensor(tuple(t.shape), torch.empty) for name, t in theirs.state_dict().items()
+    }
+    config = torchvision.VIT.infer_config(Checkpoint(shapes))
     assert config.heads == theirs.encoder.layers[0].num_heads
     assert config.image_size == theirs.image_size
     assert config.patch_size == theirs.patch_size
@@ -92,11 +94,11 @@ def test_what_is_written_here_gives_our_logits_there(suffix, representation, tmp
         representation=representation,
         numerics="torchvision",
     )
-    assert torchvision_vit.cannot(ours.config) == []
+    assert torchvision.VIT.unsupported(ours.config) == []
     path = tmp_path / f"vit.{suffix}"
-    write_file(path, write(ours, torchvision_vit.rules(ours.config)), None)
+    write_file(path, write(ours, torchvision.VIT.rules(ours.config)), None)
     theirs = theirs_of(representation_size=representation or None)
-    written = {name: entry.read() for name, entry in read_file(path).entries.items()}
+    written = {name: entry.read() for name, entry in read_file(path).tensors.items()}
     theirs.load_state_dict(written, strict=True)
     assert difference(ours, theirs, size=(24, 24)) <= LIMIT
     again = read_here(path, 4)

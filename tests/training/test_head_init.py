@@ -30,7 +30,7 @@ def colors(tmp_path, monkeypatch):
 def start(colors, tmp_path):
     """A model with features and without a head."""
     tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
-    model = vitrail.load(tmp_path / "start", num_classes=0, tell=lambda line: None)
+    model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
     vitrail.save(model, tmp_path / "backbone")
     return str(tmp_path / "backbone")
 
@@ -59,7 +59,7 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
     train = open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", cut=False, workers=0)
-    images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
+    images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
         logits = F.linear(model.features(images), *probe.init.values())

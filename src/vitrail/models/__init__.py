@@ -12,7 +12,6 @@
     resnet.py          convolutions of the hybrid's stem and of `bit.py`, the baseline
     mixer.py           MLP-Mixer
     initialization.py  every weight's first value; `whitening.py` filters that fit the pictures
-    facts.py           what a model may carry beside its weights, as types
     modes.py           learning or answering, left as it was
     kept.py            memory used again
 

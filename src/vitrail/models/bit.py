@@ -8,14 +8,13 @@ Shapes: B images, C channels, H x W pixels, h x w cells, K classes.
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import BitConfig, Numerics
 from vitrail.models.encoder import step
-from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH, StandardizedConv2d, group_norm
 from vitrail.models.stems import check_images
@@ -51,7 +50,7 @@ class PreActivationUnit(nn.Module):
 class BiT(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
+    metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
 
     def __init__(self, config: BitConfig) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ Shapes: B images, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,7 +12,6 @@ from vitrail.errors import DataError
 from vitrail.models.checks import pair
 from vitrail.models.config import MixerConfig
 from vitrail.models.encoder import Mlp, drop_path, step
-from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.stems import PatchProjection, check_images
 
@@ -39,7 +39,7 @@ class MixerBlock(nn.Module):
 class MlpMixer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K). The image size is fixed."""
 
-    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
+    metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ Shapes: B images, C channels, H x W pixels, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
 from vitrail.models.encoder import Encoder
-from vitrail.models.facts import FactsLike
 from vitrail.models.initialization import initialize
 from vitrail.models.merging import check_merge, encode_merging
 from vitrail.models.pooling import POOLS
@@ -25,7 +25,7 @@ from vitrail.models.stems import STEMS, check_images
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W), already normalized → logits (B, K)."""
 
-    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
+    metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
