@@ -37,9 +37,9 @@ WORDS = {
     "checkpoints": ("files ↔ a model", 1.45),
     "data": ("files → batches", 0.85),
     "models": ("batches → logits", 2.05),
-    "parallel": ("many processes", 3.25),
+    "distributed": ("many processes", 3.25),
     "errors": ("what a user can mend", 2.05),
-    "words": ("numbers for people", 3.05),
+    "formatting": ("numbers as text", 3.05),
     "extras": ("what may be missing", 1.05),
 }
 COLUMN, ROW = 190, 74  # pixels from one place to the next

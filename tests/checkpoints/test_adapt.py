@@ -8,7 +8,7 @@ from vitrail.checkpoints.adapt import adapt
 
 
 def told(changes):
-    return [(change.part, change.what) for change in changes]
+    return [(change.part, change.change) for change in changes]
 
 
 def test_nothing_asked_is_nothing_done():
@@ -39,7 +39,7 @@ def test_a_new_head_drops_the_representation_layer_unless_it_is_kept():
     model = awake(VIT.change(representation=5))
     dropped, changes = adapt(model, num_classes=4)
     assert dropped.representation is None
-    assert told(changes) == [("pre_logits", "left out"), ("head", "3 -> 4 classes")]
+    assert told(changes) == [("pre_logits", "dropped"), ("head", "3 -> 4 classes")]
     kept, changes = adapt(model, num_classes=4, keep_representation=True)
     assert torch.equal(kept.representation.weight, model.representation.weight)
     assert told(changes) == [("head", "3 -> 4 classes")]
@@ -94,7 +94,7 @@ def test_larger_patches_of_larger_pictures_give_the_same_tokens():
 def test_what_cannot_be_adapted_is_one_line():
     with pytest.raises(ConfigError, match="does not fit a Mixer trained at 8"):
         adapt(awake(FAMILIES["mixer"]), image_size=16)
-    with pytest.raises(ConfigError, match="patch_size can only be changed where"):
+    with pytest.raises(ConfigError, match="patch_size can only be changed for a ViT"):
         adapt(awake(FAMILIES["hybrid"]), patch_size=2)
     with pytest.raises(ConfigError, match="is not a whole number of 4-pixel patches"):
         adapt(awake(VIT), image_size=9)
@@ -107,10 +107,10 @@ def test_loading_tells_what_was_changed(tmp_path, capsys):
     assert "from" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["positions", "pre_logits", "head"]
     assert "2 x 2 -> 4 x 4" in lines[1]
-    assert "new, starts at zero" in lines[3]
+    assert "new, initialized to zero" in lines[3]
     assert model.metadata.class_names == ()
     load(tmp_path / "model", image_size=16)
-    assert "stretched (google's way)" in capsys.readouterr().err
+    assert "interpolated (google)" in capsys.readouterr().err
     load(tmp_path / "model")
     assert capsys.readouterr().err == ""
 
@@ -134,7 +134,7 @@ def test_weights_can_be_run_under_their_authors_numerics(tmp_path):
         ["numerics", "transformers", "->", "google"],
         ["positions", "2", "x", "2"],
     ]
-    assert lines[-1].endswith("stretched (google's way)")
+    assert lines[-1].endswith("interpolated (google)")
     assert load(tmp_path / "model", numerics=NUMERICS["timm"]).config.numerics == NUMERICS["timm"]
     with pytest.raises(ConfigError, match="unknown numerics 'googel'; did you mean 'google'"):
         load(tmp_path / "model", numerics="googel")

@@ -131,11 +131,11 @@ def test_the_weights_alone_are_a_bundle_too(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vitrail": {"bundle": 99}}, "of version 99; this vitrail reads 1"),
+        ({"vitrail": {"bundle": 99}}, "unsupported bundle version 99; supported: 1"),
         ({"model": None}, "does not describe a model"),
         ({"model": {"family": "gpt"}}, "unknown model family 'gpt'"),
-        ({"class_names": ["cat"]}, "1 class names do not fit a model of 3 classes"),
-        ({"class_names": "cat"}, "hold no preprocessing, class_names and provenance"),
+        ({"class_names": ["cat"]}, "expected 3 class names for the model, got 1"),
+        ({"class_names": "cat"}, "invalid preprocessing, class_names or provenance"),
         ({"preprocessing": {"sise": 3}}, "unknown preprocessing setting 'sise'"),
     ],
 )
@@ -153,7 +153,7 @@ def test_saving_where_nothing_can_be_saved_is_one_line(tmp_path):
         save(awake(VIT), tmp_path / "file")
     with pytest.raises(CheckpointError, match="cannot write"):
         save(awake(VIT), tmp_path / "file" / "below")
-    with pytest.raises(CheckpointError, match="2 class names do not fit"):
+    with pytest.raises(CheckpointError, match="expected 3 class names for the model, got 2"):
         save(awake(VIT), tmp_path / "model", class_names=["cat", "dog"])
 
 
@@ -166,5 +166,5 @@ def test_the_digest_is_of_weights_and_description():
 
 
 def test_a_folder_without_weights_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="contains no weights"):
         vitrail.load(tmp_path)

@@ -8,7 +8,7 @@ from small_models import FAMILIES, VIT, awake, same_weights
 
 from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import convert as conversion
-from vitrail.checkpoints.convert import convert, starred
+from vitrail.checkpoints.convert import convert, star_layers
 from vitrail.cli import main
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_expressed_is_an_error_unless_allowed(npz, tmp_path, caps
     assert main([*command, "--allow-loss"]) == 0
     out = capsys.readouterr().out
     assert "lost: gelu='tanh'" in out
-    assert "note: preprocessing is not part of such a file" in out
+    assert "note: the file does not store the preprocessing" in out
     assert (tmp_path / "out.pth").exists()
 
 
@@ -75,13 +75,15 @@ def test_class_names_travel_in_foreign_files_too(tmp_path):
 
 def test_another_family_says_which_formats_have_it(tmp_path):
     save(awake(FAMILIES["mixer"]), tmp_path / "mixer")
-    with pytest.raises(CheckpointError, match="huggingface has no Mixer; formats that do: bundle"):
+    with pytest.raises(
+        CheckpointError, match="huggingface does not support Mixer models; use one of bundle"
+    ):
         convert(tmp_path / "mixer", tmp_path / "out", "huggingface")
 
 
 def test_a_result_that_differs_takes_no_place(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "largest_difference", lambda one, other: 0.5)
-    with pytest.raises(CheckpointError, match="gives other logits"):
+    monkeypatch.setattr(conversion, "max_difference", lambda one, other: 0.5)
+    with pytest.raises(CheckpointError, match="verification failed: logits differ"):
         convert(npz, tmp_path / "out", "bundle")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
 
@@ -100,7 +102,7 @@ def test_an_old_result_is_replaced_only_by_a_whole_one(npz, tmp_path):
     ("destination", "to", "message"),
     [
         ("out", "google", "a Google checkpoint is a file; try .*out.npz"),
-        ("out.npz", "timm", "only Google's files end in .npz"),
+        ("out.npz", "timm", "is Google's format only"),
         ("out", "torchvision", "a torchvision checkpoint is a file; try .*out.safetensors"),
         ("model.npz/out", "bundle", "cannot write"),
         ("model.npz", "bundle", "it is a file"),
@@ -137,4 +139,4 @@ def test_options_are_read_without_torch():
     ],
 )
 def test_only_numbers_of_layers_become_stars(name, expected):
-    assert expected in starred(name)
+    assert expected in star_layers(name)

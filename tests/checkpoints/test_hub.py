@@ -17,7 +17,8 @@ from huggingface_hub import constants, snapshot_download
 
 import vitrail
 from vitrail import CheckpointError
-from vitrail.checkpoints.hub import fetch, is_address, push, weight_files
+from vitrail.checkpoints.files import weight_files
+from vitrail.checkpoints.hub import fetch, is_address, push
 
 WEIGHTS = os.urandom(100_000)
 CONFIG = b'{"architecture": "vit"}'
@@ -118,7 +119,7 @@ def test_checked_weights_are_not_read_again(hub, monkeypatch):
 def test_weights_changed_behind_our_back_are_noticed(hub):
     weights = fetch("hf:ada/vit") / "model.safetensors"
     weights.resolve().write_bytes(WEIGHTS[::-1])
-    assert "damaged" in refusal("hf:ada/vit")
+    assert "corrupt download" in refusal("hf:ada/vit")
     assert contents(fetch("hf:ada/vit")) == MODEL
 
 
@@ -171,7 +172,7 @@ def test_offline_the_cache_another_program_filled_serves(hub, cache, monkeypatch
         next(cache.glob("*/snapshots/*/model.safetensors")).resolve().write_bytes(b"rust")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     if damage:
-        assert "damaged" in refusal("hf:ada/vit")
+        assert "corrupt download" in refusal("hf:ada/vit")
         assert "not in the cache" in refusal("hf:ada/vit")
     else:
         assert str(fetch("hf:ada/vit")) == folder
@@ -195,7 +196,7 @@ def test_a_hub_out_of_reach_leaves_the_cache(hub, monkeypatch, caplog, trouble):
     else:
         hub.status = 503
     assert fetch("hf:ada/vit") == folder
-    assert "using the copy in the cache" in caplog.text
+    assert "using the cached copy" in caplog.text
     assert {"refused": "ConnectError", "busy": "503"}[trouble] in refusal("hf:ada/other")
 
 
@@ -221,7 +222,7 @@ def test_a_wrong_checksum_is_one_line_and_leaves_nothing(hub, cache, monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
     hub.damaged.add("model.safetensors")
     words = refusal("hf:ada/vit")
-    assert re.match(r"model.safetensors of hf:ada/vit arrived damaged \(sha256 .*deleted", words)
+    assert re.match(r"corrupt download: model.safetensors of hf:ada/vit \(sha256 .*deleted", words)
     assert leftovers(cache) == []
     hub.damaged.clear()
     assert contents(fetch("hf:ada/vit")) == MODEL
@@ -236,8 +237,11 @@ def test_a_full_disk_is_told_before_the_download(hub, cache, monkeypatch):
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "is full"),
-        (PermissionError(errno.EACCES, "Permission denied", "/nowhere"), "/nowhere: Permission"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/nowhere"),
+            "Permission denied: '/nowhere'",
+        ),
         (RuntimeError("Data processing error:\n  CAS service"), "Data processing error: CAS"),
     ],
 )
@@ -245,14 +249,14 @@ def test_trouble_of_this_machine_is_one_line(hub, monkeypatch, trouble, words):
     def download(*_, **__):
         raise trouble
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert words in refusal("hf:ada/vit")
 
 
 def test_a_cache_that_may_not_be_written_still_serves(hub, cache, monkeypatch):
     folder = fetch("hf:ada/vit")
-    shutil.rmtree(folder.parents[1] / "checked")
-    (folder.parents[1] / "checked").touch()  # in the way, also of a user who may do anything
+    shutil.rmtree(folder.parents[1] / "verified")
+    (folder.parents[1] / "verified").touch()  # in the way, also of a user who may do anything
     assert fetch("hf:ada/vit") == folder
 
 
@@ -263,7 +267,7 @@ def test_a_missing_or_private_repository_is_one_line(hub, monkeypatch, name, tok
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     words = refusal(f"hf:{name}")
-    assert re.match(f"there is no hf:{name} .*`hf auth login`, or set HF_TOKEN$", words)
+    assert re.match(f"hf:{name} not found at .*`hf auth login`, or set HF_TOKEN$", words)
 
 
 @pytest.mark.parametrize("trait", ["private", "gated"])
@@ -307,14 +311,14 @@ def test_a_lone_npz_is_a_model(hub):
 
 def test_a_repository_without_weights_says_what_it_has(hub):
     hub.add("ada/empty", {"config.json": CONFIG, "tf_model.h5": b""})
-    assert refusal("hf:ada/empty").endswith("it has config.json, tf_model.h5")
+    assert refusal("hf:ada/empty").endswith("it contains config.json, tf_model.h5")
     hub.add("ada/many", {f"{number}.txt": b"" for number in range(100)})
     assert refusal("hf:ada/many").endswith("and 95 more")
 
 
 def test_several_weights_are_not_chosen_among(hub):
     hub.add("ada/zoo", {"B_16.npz": b"", "L_16.npz": b""})
-    assert "B_16.npz, L_16.npz; get the one you mean with `hf download" in refusal("hf:ada/zoo")
+    assert "B_16.npz, L_16.npz; download one with `hf download" in refusal("hf:ada/zoo")
 
 
 INDEX = b'{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}'
@@ -356,7 +360,7 @@ def test_an_index_of_nothing_is_one_line(hub, index):
 
 def test_a_missing_shard_is_named(hub):
     hub.add("ada/giant", {k: v for k, v in SHARDED.items() if "2-of" not in k})
-    assert "but not its model-2-of-2.safetensors" in refusal("hf:ada/giant")
+    assert "lacks the shards model-2-of-2.safetensors" in refusal("hf:ada/giant")
 
 
 @pytest.fixture
@@ -393,7 +397,7 @@ def test_a_private_push_never_goes_public(hub, monkeypatch, bundle):
     for _ in range(2):
         push(bundle, "ada/secret", private=True)
     assert hub.repositories["ada/secret"].private
-    with pytest.raises(CheckpointError, match="and public; nothing was pushed"):
+    with pytest.raises(CheckpointError, match="is public; nothing was pushed"):
         push(bundle, "ada/vit", private=True)
     assert len(hub.repositories["ada/vit"].commits) == 1
 
@@ -401,16 +405,16 @@ def test_a_private_push_never_goes_public(hub, monkeypatch, bundle):
 @pytest.mark.parametrize("name", ["ada/..", "..", "ada/new/more", "ada/new@v1", "ada/"])
 def test_a_push_to_a_wrong_name_writes_nothing(monkeypatch, name):
     monkeypatch.setattr("vitrail.checkpoints.save.save_bundle", pytest.fail)
-    with pytest.raises(CheckpointError, match=r"hf:owner/name|a push goes to hf:ada/new"):
+    with pytest.raises(CheckpointError, match=r"hf:owner/name|push to hf:ada/new"):
         vitrail.push(vitrail.create("ViT-Mu/4"), name)
 
 
 def test_a_push_that_cannot_be_is_one_line(hub, monkeypatch, bundle):
     with pytest.raises(CheckpointError, match=r"401.*`hf auth login`, or set HF_TOKEN$"):
         push(bundle, "ada/new")
-    with pytest.raises(CheckpointError, match="there is no folder"):
+    with pytest.raises(CheckpointError, match="folder not found"):
         push(bundle / "bundel", "ada/new")
-    with pytest.raises(CheckpointError, match="a push goes to hf:ada/new"):
+    with pytest.raises(CheckpointError, match="push to hf:ada/new"):
         push(bundle, "ada/new@v1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):

@@ -296,7 +296,7 @@ def test_convert_passes_the_warning_on(tmp_path, capsys):
 
 def test_other_formats_are_refused_as_before(tmp_path):
     path = bare(tmp_path, TIMM, extra=["norm_pre.weight"])
-    with pytest.raises(CheckpointError, match=r"norm_pre\), as CLIP's have"):
+    with pytest.raises(CheckpointError, match=r"norm_pre\), as in CLIP"):
         load(path)
 
 

@@ -82,5 +82,5 @@ def test_no_facts_where_none_are_written(small):
     ids=str,
 )
 def test_impossible_facts_are_refused(small, wrong):
-    with pytest.raises(CheckpointError, match=r"config\.json describes no preprocessing"):
+    with pytest.raises(CheckpointError, match=r"invalid preprocessing in config\.json"):
         timm.read_metadata({"pretrained_cfg": wrong}, small)

@@ -199,14 +199,14 @@ def test_wrappers_are_taken_off(tmp_path, small, prefix):
 def test_names_that_would_fall_together_are_left_alone(tmp_path, small):
     tensors = write(awake(small), timm.VIT.rules(small))
     both = tensors | {f"model.{name}": tensor.clone() for name, tensor in tensors.items()}
-    with pytest.raises(CheckpointError, match=r"no place for model\."):
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: model\."):
         loaded(stored(tmp_path, both, settings_of(small)))
 
 
 def test_no_tensor_hides_another(tmp_path, dinov2):
     tensors = write(awake(dinov2), timm.VIT.rules(dinov2))
     both = tensors | {"register_tokens": torch.ones(1, 4, 8)}
-    with pytest.raises(CheckpointError, match=r"no place for register_tokens"):
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: register_tokens"):
         loaded(stored(tmp_path, both, {"heads": 2}))
 
 
@@ -362,19 +362,27 @@ def test_pixels_that_fill_no_patch_are_not_counted(tmp_path, small):
 @pytest.mark.parametrize(
     ("changes", "settings", "words"),
     [
-        ({"-": "heads"}, {}, r"how many heads.*width 8.*heads="),
-        ({"fc_norm.weight": 8, "fc_norm.bias": 8, "-": "norm"}, {}, r"norm after the average"),
+        ({"-": "heads"}, {}, r"number of heads.*width 8.*heads="),
+        ({"fc_norm.weight": 8, "fc_norm.bias": 8, "-": "norm"}, {}, r"norm after average pooling"),
         ({"norm_pre.weight": 8, "norm_pre.bias": 8}, {}, r"norm_pre.*CLIP"),
-        ({"-": "patch_embed.proj.bias"}, {}, r"patches without a bias"),
-        ({}, {"global_pool": "avg"}, r"class token that nothing reads.*without config\.json"),
-        ({}, {"model_args": {"global_pool": "max"}}, r"the pooling 'max'"),
-        ({"attn_pool.latent": 8}, {}, r"class token beside attention pooling"),
+        ({"-": "patch_embed.proj.bias"}, {}, r"no bias in patch_embed.proj"),
+        ({}, {"global_pool": "avg"}, r"unused class token.*without config\.json"),
+        ({}, {"model_args": {"global_pool": "max"}}, r"global_pool='max'"),
+        ({"attn_pool.latent": 8}, {}, r"both a class token and attention pooling"),
         ({}, {"model_args": {"act_layer": "quick_gelu"}}, r"act_layer='quick_gelu'.*gelu_tanh"),
         ({}, {"model_args": {"act_layer": ["gelu"]}}, r"act_layer=\['gelu'\]"),
-        ({"blocks.0.attn.q_norm.weight": 4}, {}, r"no place for blocks\.0\.attn\.q_norm\.weight"),
-        ({"-": "blocks.1.mlp.fc2"}, {}, r"has no blocks\.1\.mlp\.fc2\.bias"),
-        ({"patch_embed.backbone.conv1.0.weight": 3}, {}, r"has no patch_embed\.backbone\.stem"),
-        ({"pos_embed": (1, 7, 8)}, {}, r"6 patches.*no square grid.*img_size"),
+        (
+            {"blocks.0.attn.q_norm.weight": 4},
+            {},
+            r"unexpected tensors: blocks\.0\.attn\.q_norm\.weight",
+        ),
+        ({"-": "blocks.1.mlp.fc2"}, {}, r"missing tensors: blocks\.1\.mlp\.fc2\.bias"),
+        (
+            {"patch_embed.backbone.conv1.0.weight": 3},
+            {},
+            r"missing tensors: patch_embed\.backbone\.stem",
+        ),
+        ({"pos_embed": (1, 7, 8)}, {}, r"6 patch positions.*not a square grid.*img_size"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, small, changes, settings, words):
@@ -391,15 +399,15 @@ def test_what_cannot_be_read_is_said(tmp_path, small, changes, settings, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"position": "learned-2d"}, "positions of the kind 'learned-2d'"),
-        ({"position_place": "shared"}, "positions placed at 'shared'"),
-        ({"stem": "conv"}, "the stem 'conv'"),
-        ({"stem": "resnet", "resnet_blocks": (1, 1), "image_size": 64}, "a ResNet of (1, 1) units"),
-        ({"stem": "resnet", "resnet_width": 2, "image_size": 64}, "a ResNet 2 times as wide"),
+        ({"position": "learned-2d"}, "position='learned-2d'"),
+        ({"position_place": "shared"}, "position_place='shared'"),
+        ({"stem": "conv"}, "stem='conv'"),
+        ({"stem": "resnet", "resnet_blocks": (1, 1), "image_size": 64}, "resnet_blocks=(1, 1)"),
+        ({"stem": "resnet", "resnet_width": 2, "image_size": 64}, "resnet_width=2"),
         ({"distillation": True, "registers": 1}, "a distillation token with registers"),
         ({"distillation": True, "num_classes": 0}, "a distillation token without a head"),
         ({"mlp": "swiglu", "pool": "map"}, "SwiGLU with attention pooling"),
-        ({"numerics": "transformers"}, "norm_eps=1e-12 (it computes with 1e-06)"),
+        ({"numerics": "transformers"}, "norm_eps=1e-12 (it uses 1e-06)"),
     ],
 )
 def test_what_timm_cannot_express_is_said(small, changes, words):
@@ -411,21 +419,21 @@ def test_timm_can_compute_googles_gelu_in_a_vit_but_not_in_a_mixer(small):
     mixer = MixerConfig(
         depth=8, width=512, tokens_mlp=8, channels_mlp=8, patch_size=16, image_size=32
     )
-    assert timm.MIXER.unsupported(mixer) == ["gelu='tanh' (it computes with 'exact')"]
+    assert timm.MIXER.unsupported(mixer) == ["gelu='tanh' (it uses 'exact')"]
     assert timm.MIXER.unsupported(mixer.change(numerics="timm")) == []
     assert timm.MIXER.unsupported(mixer.change(numerics="timm", depth=7)) == [
-        "a Mixer of patch size 16, depth 7 and width 512"
+        "a Mixer with patch_size=16, depth=7, width=512"
     ]
 
 
 def test_timm_has_no_bit_of_other_depths():
-    bit = BitConfig(blocks=(3, 24, 36, 3), numerics=TIMM)
-    assert timm.BIT.unsupported(bit) == ["a BiT of (3, 24, 36, 3) units"]
+    deep = BitConfig(blocks=(3, 24, 36, 3), numerics=TIMM)
+    assert timm.BIT.unsupported(deep) == ["blocks=(3, 24, 36, 3)"]
     assert timm.BIT.unsupported(BitConfig(numerics=TIMM)) == []
     assert bit.BIT.unsupported(BitConfig()) == []
     assert bit.BIT.unsupported(BitConfig(blocks=(1,), channels=1, num_classes=0)) == [
         "1 stages",
-        "1 channels",
+        "channels=1",
         "a model without a head",
     ]
 

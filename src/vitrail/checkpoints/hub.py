@@ -29,6 +29,7 @@ ADDRESS = re.compile(
     re.ASCII,
 )
 SETTINGS = ("config.json", "preprocessor_config.json", "README.md")
+Files = dict[str, tuple[int | None, str | None]]  # name → size, sha256 (of large files only)
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 log = logging.getLogger(__name__)
@@ -154,8 +155,8 @@ def fetch(address: str) -> Path:
     return snapshot
 
 
-def list_files(repo: Repository) -> tuple[str, dict[str, tuple[int | None, str | None]]]:
-    """Return the commit of the revision, and size and (for large files) sha256 of its files."""
+def list_files(repo: Repository) -> tuple[str, Files]:
+    """Return the commit of the revision and its files."""
     with hub_errors(repo, "fetch"):
         from huggingface_hub import HfApi, constants
 
@@ -171,9 +172,7 @@ def list_files(repo: Repository) -> tuple[str, dict[str, tuple[int | None, str |
         }
 
 
-def download(
-    repo: Repository, commit: str, files: dict[str, tuple[int | None, str | None]]
-) -> Path:
+def download(repo: Repository, commit: str, files: Files) -> Path:
     """Download and verify files if they fit on the disk; return the snapshot folder."""
     snapshot, disk = repo.folder / "snapshots" / commit, repo.folder
     needed = sum(size or 0 for name, (size, _) in files.items() if not (snapshot / name).exists())
@@ -215,9 +214,7 @@ def find_cached(repo: Repository) -> Path | None:
     return snapshot
 
 
-def verify(
-    repo: Repository, snapshot: Path, files: dict[str, tuple[int | None, str | None]]
-) -> None:
+def verify(repo: Repository, snapshot: Path, files: Files) -> None:
     """Compare size and sha256 of files that changed since the last time; delete a wrong one."""
     record = repo.folder / "verified" / f"{snapshot.name}.json"
     try:

@@ -161,15 +161,13 @@ def complete_position_table(
     start = ("cls_token" in tensors) + ("dist_token" in tensors)
     stop = start + (registers.shape[1] if registers is not None else 0)
     sizes = {height * width for height, width in grid_sizes(settings, token_stride(tensors))}
-    rows = next(  # of tokens before the patches: the rest must form a grid
-        (
-            candidate
-            for is_grid in (sizes.__contains__, is_square)
-            for candidate in (stop, start, 0)
-            if is_grid(table.shape[1] - candidate)
-        ),
-        stop,
-    )
+    candidates = [  # numbers of rows before the patches such that the rest forms a grid
+        rows
+        for is_grid in (sizes.__contains__, is_square)
+        for rows in (stop, start, 0)
+        if is_grid(table.shape[1] - rows)
+    ]
+    rows = candidates[0] if candidates else stop
     if rows < stop:
         return tensors | {"pos_embed": table.map(lambda t: with_zeros(t, rows, rows, stop - rows))}
     if registers is None:
@@ -288,8 +286,7 @@ def config_json(
             "crop_pct": crop_pct(preprocessing.resize_to or preprocessing.size, preprocessing.size),
             "crop_mode": "center" if preprocessing.resize == "short-side" else "squash",
             "num_classes": config.num_classes,
-            # timm would convert the first convolution of a model without 3 channels as if its
-            # weights had 3
+            # None: else timm would convert kernels as if they were for 3 channels
             "first_conv": first_conv if config.channels == 3 else None,
             "classifier": classifier,
             **{k: metadata.provenance[k] for k in PROVENANCE_KEYS if k in metadata.provenance},
@@ -444,8 +441,9 @@ def infer_numerics(settings: Settings, swiglu: bool) -> Numerics:
     for name, gelu in supported.items():
         if activation == name:
             return replace(NUMERICS["timm"], gelu=gelu)
-    names = ", ".join(supported)
-    raise CheckpointError(f"unsupported timm model: act_layer={activation!r}; supported: {names}")
+    raise CheckpointError(
+        f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(supported)}"
+    )
 
 
 def vit_rules(config: VitConfig) -> list[Rule]:
