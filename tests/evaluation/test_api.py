@@ -132,7 +132,7 @@ def test_a_calibrated_model_does_not_replace_another(trained, tmp_path, capsys):
     vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
     words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
     assert main(["evaluate", *words]) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 def test_temperatures_multiply(trained):

@@ -129,7 +129,7 @@ def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):
     model, data = map(str, trained)
     words = ["fewshot", model, data, "--shots", "2", "--out", model]
     assert main(words) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
 
 

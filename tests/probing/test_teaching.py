@@ -151,7 +151,7 @@ def test_pictures_to_remind_a_model_must_show_all_it_knows(home):
 def test_another_model_is_not_replaced_unasked(model, home):
     places = {name: paint(home / name, name) for name in ("red", "green")}
     vitrail.teach(model, places, home / "one")
-    with pytest.raises(ConfigError, match="one holds a model already"):
+    with pytest.raises(ConfigError, match="one already contains a model"):
         vitrail.teach(model, places, home / "one")
     vitrail.teach(model, places, home / "one", overwrite=True)
 
@@ -306,7 +306,7 @@ def test_a_model_that_remembers_nothing_is_not_changed_in_place(home, capsys, ki
     assert error.count("\n") == 1
     if kind != "file":
         assert main([*words, "--out", f"{place}/"]) == 2
-        assert "holds a model already" in capsys.readouterr().err
+        assert "already contains a model" in capsys.readouterr().err
     assert contents(place) == before
 
 

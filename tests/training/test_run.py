@@ -397,7 +397,7 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
-    with pytest.raises(CheckpointError, match="is a name without weights"):
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
 
 
