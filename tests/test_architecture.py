@@ -6,11 +6,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrail"
 
-FLOOR = {
-    "errors",
-    "formatting",
-    "extras",
-}  # what everybody may import, and what imports nothing else
+FLOOR = {"errors", "formatting", "extras"}  # everybody may import these; they import nothing else
 
 MAY_IMPORT = {
     **{name: set() for name in FLOOR},

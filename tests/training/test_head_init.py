@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Notebook, tiny_run, write_colors
 from vitrail.data.sources import open_source
+from vitrail.formatting import percent
 from vitrail.training.head_init import (
     PROBE_HEAD,
     ProbeHead,
@@ -151,3 +152,13 @@ def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
     )
     assert not any("linear probe" in line for line in book.lines)
     assert book.rows[0]["loss"] < 0.7
+
+
+def test_dev_accuracy_of_a_returned_probe_is_that_of_the_head_which_has_not_seen_dev(
+    colors, tmp_path, start
+):
+    book = Notebook()
+    result = tune(colors, tmp_path / "run", start, watch=book, optim=HARMFUL, steps=4)
+    (line,) = [line for line in book.lines if "the linear probe is kept" in line]
+    shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
+    assert shown in line

@@ -13,8 +13,9 @@ from vitrail.data.sources import open_source
 from vitrail.errors import TrainingError
 from vitrail.probing.memory import load_memory
 from vitrail.training import ground, rungs, summit
-from vitrail.training.ground import Clock, fewer, prepare
+from vitrail.training.ground import Clock, prepare
 from vitrail.training.ladder import climb
+from vitrail.training.material import subsample
 from vitrail.training.run import Result
 from vitrail.training.watch import Watch
 
@@ -75,11 +76,11 @@ def test_without_a_time_to_keep_nothing_is_measured_and_all_is_seen(
 
 def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(colors):
     train = open_source(colors, "train")
-    some = fewer(train, 12)
+    some = subsample(train, 12)
     assert np.bincount(some.labels()).tolist() == [4, 4, 4]
-    assert named(some) == named(fewer(train, 12))
-    assert np.bincount(fewer(train, 0).labels()).tolist() == [1, 1, 1]
-    assert fewer(train, 30) is train
+    assert named(some) == named(subsample(train, 12))
+    assert np.bincount(subsample(train, 0).labels()).tolist() == [1, 1, 1]
+    assert subsample(train, 30) is train
 
 
 def test_time_is_kept_for_judging_the_result(colors, start, tmp_path, quick, monkeypatch):

@@ -13,6 +13,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
+from vitrail.models.names import configuration
 from vitrail.training import pace
 from vitrail.training.budget import ENDING, Budget
 from vitrail.training.device import choose_precision
@@ -296,12 +297,19 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("instructions", "expected"),
-    [("amx_bf16", torch.bfloat16), ("avx512_bf16", torch.float32), ("avx2", torch.float32)],
+    ("instructions", "model", "expected"),
+    [
+        ("amx_bf16", "ViT-Ti/16", torch.bfloat16),
+        ("avx512_bf16", "ViT-Ti/16", torch.float32),
+        ("avx512_bf16", "ViT-S/16", torch.bfloat16),
+        ("avx512_bf16", "BiT-R50x1", torch.float32),
+        ("avx2", "ViT-S/16", torch.float32),
+    ],
 )
-def test_bfloat16_is_chosen_where_the_cpu_multiplies_it(instructions, expected, monkeypatch):
+def test_bfloat16_is_chosen_where_it_is_faster(instructions, model, expected, monkeypatch):
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
-    assert choose_precision("auto", torch.device("cpu"))[0] == expected
+    config = configuration(model)
+    assert choose_precision("auto", torch.device("cpu"), config)[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -38,7 +38,7 @@ MOST_SHOWN = 24  # pictures, where many are
 BROWSED = 4  # pictures whose attention can be walked through
 TOLD = 5  # classes whose probability is told
 ASKED = 2  # classes asked about in each picture, where none are named
-SCORED = 64  # pictures that explanations are tested with
+SCORED = 128  # pictures that explanations are tested with
 NAMED = 3  # pictures that could not be read
 
 Progress = Callable[[str, int, int], None]

@@ -124,11 +124,9 @@ def look_at_processor(*, with_torch: bool) -> Processor:
     if with_torch:
         import torch
 
-        from vitrail.training.device import FAST_BFLOAT16
-
         known = torch.cpu.get_capabilities()
         able = {name: bool(known.get(key)) for name, key in ABLE.items()}
-        able["bfloat16"] = any(known.get(key) for key in FAST_BFLOAT16)
+        able["bfloat16"] = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
         threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     every = os.cpu_count() or 1
     return Processor(

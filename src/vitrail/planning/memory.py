@@ -74,7 +74,7 @@ def step_parts(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[
 def copies(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str, int]:
     """Gradients beside the first, where cores work on parts of a batch (`training/cores.py`)."""
     device = distributed.init()
-    precision, _ = choose_precision(wish.precision, device)
+    precision, _ = choose_precision(wish.precision, device, config)
     parts = parts_for(config, wish.settings(), precision, device)
     shape = (pictures, config.channels, *pair(config.image_size))
     if parts == 1 or not pays(config, shape, parts):

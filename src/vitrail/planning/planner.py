@@ -140,7 +140,7 @@ def plan(wish: Wish, *, probing: bool = True, utilization: float = UTILIZATION) 
     if wish.checkpointing and not hasattr(build(config), "checkpointing"):
         raise ConfigError(f"{name_of(config)} has no checkpointing; leave it out")
     wish = completed(wish, config, material)
-    precision, _ = choose_precision(wish.precision, device)
+    precision, _ = choose_precision(wish.precision, device, config)
     micro, checkpointing = at_once(wish, config, device)
     wish = replace(wish, checkpointing=checkpointing)
     trace = trace_step(config, wish.settings(), accumulate=wish.share // micro, precision=precision)

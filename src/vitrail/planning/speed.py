@@ -53,7 +53,7 @@ def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> S
     if fast_jpeg() is not None:
         quick = 1 / best(lambda: decode(jpeg), seconds)
     device = torch.device(device_type("", 1))
-    precision, reason = choose_precision("auto", device)
+    precision, reason = choose_precision("auto", device, CONFIGURATIONS["ViT-S/16"])
     return Speeds(
         threads=torch.get_num_threads(),
         float32=products(torch.float32, seconds, width),

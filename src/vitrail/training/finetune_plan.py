@@ -34,6 +34,8 @@ LAST_BLOCKS = 1 / 3  # of the depth
 BACKWARD = 2.0  # forward passes that a backward pass costs
 IMAGES = 16  # per timed forward pass
 ENDING = 4.0  # seconds for the first steps, saving and the report
+PROBE_SHARE = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
+FEWEST_PROBED = 500  # images: fewer make a poor head, whatever they cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class FinetunePlan:
 
     name: str  # full, growing, small or last
     image_size: int
+    probe_images: int  # training images from which the probe is fitted
     image_sizes: tuple[tuple[float, int], ...] = ()  # (share of the run, pixels), if they grow
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, about
@@ -74,10 +77,16 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         """The image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
+    def probe_images(size: int) -> int:
+        """Training images that the probe can afford."""
+        image = budget.forward * cost(size) + budget.read
+        free = budget.seconds - ENDING - budget.evaluated * image
+        return min(budget.train, max(FEWEST_PROBED, int(PROBE_SHARE * free / image)))
+
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Epochs that fit, if a share of the blocks is trained."""
         forward = budget.forward * cost(size)
-        passes = (budget.train + budget.evaluated) * (forward + budget.read)  # probe, evaluation
+        passes = (probe_images(size) + budget.evaluated) * (forward + budget.read)
         if growing:
             first = budget.forward * cost(smaller(size))
             forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
@@ -86,7 +95,13 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
 
     if (fits := epochs(native, growing=False)) >= FULL_EPOCHS:
         reason = f"about {fits:.0f} epochs fit"
-        return FinetunePlan(name="full", image_size=native, epochs=fits, reason=reason)
+        return FinetunePlan(
+            name="full",
+            image_size=native,
+            epochs=fits,
+            probe_images=probe_images(native),
+            reason=reason,
+        )
     small = min(sizes)
     fit = {size: epochs(size) for size in sizes}
     size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=small)
@@ -107,6 +122,7 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         image_sizes=((0.0, smaller(size)), (FULL_SIZE_FROM, size)) if smaller(size) < size else (),
         frozen_blocks=frozen,
         epochs=fit[size],
+        probe_images=probe_images(size),
         reason=reason,
     )
 

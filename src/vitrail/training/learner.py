@@ -39,6 +39,7 @@ class Learner:
     settings: Settings  # complete
     reasons: list[str]
     teacher: Model | None = None
+    probe_images: int | None = None  # for the initial head; None takes all
 
 
 def build_learner(
@@ -97,6 +98,7 @@ def build_learner(
         settings=choices.settings,
         reasons=choices.reasons,
         teacher=teacher(settings),
+        probe_images=choices.probe_images,
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source, splits_of
-from vitrail.data.splits import Splits, divide
+from vitrail.data.splits import Splits, divide, representative
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import comma_list
 from vitrail.training.settings import Settings
@@ -76,6 +76,15 @@ def hold_out_dev(material: Material, share: float | None = None) -> tuple[Sample
     names = [train.name(index) for index in range(len(train))]
     kept = divide(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
     return train.take(np.flatnonzero(~kept)), "dev", train.take(np.flatnonzero(kept))
+
+
+def subsample(samples: Samples, count: int) -> Samples:
+    """At most `count` images, always the same: each class keeps its share, and one at least."""
+    labels = samples.numbers()
+    count = max(count, len(np.unique(labels)))
+    if count >= len(samples):
+        return samples
+    return samples.take(representative(labels, count, np.random.default_rng(0)))
 
 
 def check_goal(settings: Settings, reference: str, judged: dict[str, Samples]) -> None:

@@ -312,8 +312,10 @@ class Run:
         self.state.average = judge.average = None
         settings, model = self.setup.settings, self.setup.learner.model
         start = fitted(self.order.start, settings, model.config.num_classes, lambda line: None)
-        set_weights(model, start.state_dict() | probe.final)
-        return {}
+        set_weights(model, start.state_dict() | probe.init)
+        held_out = judge.of(probe.dev)  # before the head learns from dev too
+        set_weights(model, probe.final)
+        return {probe.dev: held_out}
 
     # The resumable state
 

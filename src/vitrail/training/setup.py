@@ -26,7 +26,7 @@ from vitrail.training.head_init import (
 from vitrail.training.judge import Judge
 from vitrail.training.learner import Learner, build_learner
 from vitrail.training.loop import Prepare, TrainState
-from vitrail.training.material import Material, hold_out_dev, open_material
+from vitrail.training.material import Material, hold_out_dev, open_material, subsample
 from vitrail.training.memory import (
     USABLE,
     activation_bytes,
@@ -108,7 +108,7 @@ def set_up(
     )
     settings, model = learner.settings, learner.model
     varied = choices.choose_variation(settings, look, fine_tuning=bool(order.start))
-    precision, why = choose_precision(settings.machine.precision, device)
+    precision, why = choose_precision(settings.machine.precision, device, model.config)
     reasons = [
         *learner.reasons,
         f"pictures are varied by {choices.describe(*varied)}",
@@ -172,7 +172,7 @@ def probed(
     model, settings = learner.model, learner.settings
     probe = fit_probe_head(
         model.to(device),
-        train,
+        train if learner.probe_images is None else subsample(train, learner.probe_images),
         dev if len(dev) else None,
         name,
         cut=cut,
