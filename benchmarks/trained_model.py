@@ -64,7 +64,7 @@ def resolution(model_path: str, data: str, split: str, sizes: list[int]) -> None
         for method in ("google", "timm"):
             changed = replace(numerics, position_resize=method)
             model = vitrail.load(
-                model_path, image_size=size, numerics=changed, tell=lambda line: None
+                model_path, image_size=size, numerics=changed, log=lambda line: None
             )
             cells.append(f"{100 * vitrail.evaluate(model, data, split).accuracy:.1f} %")
         print(f"| {size} | {' | '.join(cells)} |", flush=True)
