@@ -1,10 +1,10 @@
-"""torchvision's names, both ways, without torchvision."""
+"""torchvision's names in both directions, without torchvision."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, load_with, same_weights
+from small_models import FAMILIES, VIT, load_with, random_model, same_weights
 
 from vitrail import NUMERICS, CheckpointError, VitConfig
 from vitrail.checkpoints import torchvision
@@ -14,10 +14,10 @@ from vitrail.checkpoints.rules import write
 THEIRS = VIT.change(numerics="torchvision")
 
 
-def weights_of(model, **beside):
+def weights_of(model, **stated):
     tensors = write(model, torchvision.VIT.rules(model.config))
     return Checkpoint(
-        {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside
+        {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, stated
     )
 
 
@@ -45,18 +45,18 @@ def configs(draw):
 
 @given(config=configs(), early=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_what_is_written_is_read_back(config, early):
-    model = awake(config)
+def test_round_trip_of_random_configs(config, early):
+    model = random_model(config)
     weights = weights_of(model, heads=config.heads)
     if early:
-        weights = with_early_names(weights)
+        weights = with_old_names(weights)
     again = load(weights)
     assert again.config == config
     assert same_weights(again, model)
     assert torchvision.VIT.unsupported(config) == []
 
 
-def with_early_names(weights):
+def with_old_names(weights):
     """The names before torchvision 0.13."""
     names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
     entries = {}
@@ -68,51 +68,51 @@ def with_early_names(weights):
     return Checkpoint(entries, weights.settings)
 
 
-def test_a_tensor_under_two_names_is_an_error():
-    weights = weights_of(awake(THEIRS), heads=2)
-    weights.tensors.update(with_early_names(weights).tensors)
+def test_duplicate_tensor_raises():
+    weights = weights_of(random_model(THEIRS), heads=2)
+    weights.tensors.update(with_old_names(weights).tensors)
     with pytest.raises(CheckpointError, match="duplicate tensors"):
         load(weights)
 
 
-def test_heads_are_the_usual_ones_unless_the_user_says():
-    usual = awake(THEIRS.change(width=192, heads=3))
+def test_default_heads_and_override():
+    usual = random_model(THEIRS.change(width=192, heads=3))
     assert load(weights_of(usual)).config == usual.config
     assert load(weights_of(usual, heads=6)).config.heads == 6
     with pytest.raises(CheckpointError, match="heads"):
-        load(weights_of(awake(THEIRS)))
+        load(weights_of(random_model(THEIRS)))
 
 
-def test_a_file_without_heads_is_a_model_without_a_head():
-    model = awake(THEIRS.change(num_classes=0))  # after `model.heads = nn.Identity()`
+def test_headless_file():
+    model = random_model(THEIRS.change(num_classes=0))  # after `model.heads = nn.Identity()`
     again = load(weights_of(model, heads=2))
     assert again.config == model.config
     assert same_weights(again, model)
     assert torchvision.VIT.unsupported(model.config) == ["a model without a head"]
 
 
-def test_the_convolutional_stem_is_refused_by_name():
-    weights = weights_of(awake(THEIRS), heads=2)
+def test_conv_stem_raises():
+    weights = weights_of(random_model(THEIRS), heads=2)
     for kind in ("weight", "bias"):
         weights.tensors[f"conv_proj.conv_last.{kind}"] = weights.tensors.pop(f"conv_proj.{kind}")
     with pytest.raises(CheckpointError, match="convolutional stem"):
         load(weights)
 
 
-def test_a_grid_that_is_not_square_is_refused():
-    weights = weights_of(awake(THEIRS.change(image_size=(8, 12))), heads=2)
+def test_non_square_grid_raises():
+    weights = weights_of(random_model(THEIRS.change(image_size=(8, 12))), heads=2)
     with pytest.raises(CheckpointError, match="square"):
         load(weights)
 
 
-def test_other_formats_are_left_alone():
+def test_normalize_ignores_other_formats():
     weights = Checkpoint({"cls_token": LazyTensor((1, 1, 8), torch.empty)})
     assert torchvision.normalize(weights) is weights
     assert not torchvision.VIT.matches(weights.tensors)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "features"),
     [
         ({"numerics": "google"}, ["gelu='tanh' (it uses 'exact')"]),
         ({"numerics": "transformers"}, ["norm_eps=1e-12 (it uses 1e-06)"]),
@@ -127,16 +127,16 @@ def test_other_formats_are_left_alone():
     ],
     ids=str,
 )
-def test_what_cannot_be_said_is_told(changes, words):
-    assert torchvision.VIT.unsupported(THEIRS.change(**changes)) == words
+def test_unsupported_features(changes, features):
+    assert torchvision.VIT.unsupported(THEIRS.change(**changes)) == features
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_whatever_can_be_said_can_be_read_back(name):
+def test_supported_families_round_trip(name):
     config = FAMILIES[name]
     if isinstance(config, VitConfig):
         config = config.change(numerics="torchvision")
         expressible = name in ("vit", "representation")
         assert (torchvision.VIT.unsupported(config) == []) == expressible
         if expressible:
-            assert load(weights_of(awake(config), heads=2)).config == config
+            assert load(weights_of(random_model(config), heads=2)).config == config
