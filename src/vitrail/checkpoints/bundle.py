@@ -82,10 +82,6 @@ def is_generated_card(card: Path) -> bool:
         return False
 
 
-def is_bundle(checkpoint: Checkpoint) -> bool:
-    return "vitrail" in checkpoint.settings or HEADER in checkpoint.settings
-
-
 def read_bundle(checkpoint: Checkpoint, header: dict[str, Any]) -> Model:
     """Load the model of a bundle; `header` is the metadata in the weights file."""
     settings, written = checkpoint.settings, None

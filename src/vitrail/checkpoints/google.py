@@ -72,10 +72,8 @@ OLD_MIXER_NAMES = (
     (r"^embedding/", "stem/"),
     (r"^Mixer/encoder_norm/", "pre_head_layer_norm/"),
     (r"^Mixer/encoderblock_(\d+)/", r"MixerBlock_\1/"),
-    (r"/(token|channel)_mixing_phase_\d+/kernel1$", r"/\1_mixing/Dense_0/kernel"),
-    (r"/(token|channel)_mixing_phase_\d+/bias1$", r"/\1_mixing/Dense_0/bias"),
-    (r"/(token|channel)_mixing_phase_\d+/kernel2$", r"/\1_mixing/Dense_1/kernel"),
-    (r"/(token|channel)_mixing_phase_\d+/bias2$", r"/\1_mixing/Dense_1/bias"),
+    (r"/(token|channel)_mixing_phase_\d+/(kernel|bias)1$", r"/\1_mixing/Dense_0/\2"),
+    (r"/(token|channel)_mixing_phase_\d+/(kernel|bias)2$", r"/\1_mixing/Dense_1/\2"),
 )
 SQUARE_ONLY = "Google's format does not store the aspect ratio of the grid"
 DEFAULT_SIZE = 224  # files with fixed positions do not state the image size
@@ -276,8 +274,8 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         patches = tensors[POSITION].shape[1] - ("cls" in tensors)
         image_size = square_image(patches, stride, SQUARE_ONLY)
     else:
-        height, width_pixels = (max(1, DEFAULT_SIZE // step) * step for step in stride)
-        image_size = height, width_pixels
+        rows, columns = (max(1, DEFAULT_SIZE // step) for step in stride)
+        image_size = rows * stride[0], columns * stride[1]
     return VitConfig(
         depth=count(tensors, r"Transformer/encoderblock_(\d+)/"),
         width=width,

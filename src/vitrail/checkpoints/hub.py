@@ -268,8 +268,10 @@ def hub_errors(repo: Repository, action: str) -> Iterator[None]:
         message = f"cannot {action} hf:{repo.name} at {repo.endpoint}: {reason}"
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
         if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError):
-            message = f"hf:{repo.name} not found at {repo.endpoint}, or private or gated: "
-            message += f"check the name, request access on its page, or {LOGIN}"
+            message = (
+                f"hf:{repo.name} not found at {repo.endpoint}, or private or gated: check the "
+                f"name, request access on its page, or {LOGIN}"
+            )
         elif isinstance(error, errors.RevisionNotFoundError):
             message = f"hf:{repo.name} has no revision {repo.revision!r}"
         elif status in (401, 403):

@@ -127,10 +127,15 @@ def open_reference(
             raise not_found(text)
         if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
             path = path.parent
-        checkpoint, header = read_folder(path) if path.is_dir() else read_single(path)
+        if path.is_dir():
+            checkpoint, header = read_folder(path)
+        else:
+            checkpoint = read_file(path)
+            header = checkpoint.settings
     if heads is not None:
         checkpoint.settings["heads"] = heads
-    if bundle.is_bundle(checkpoint) and format in (None, "bundle"):
+    is_bundle = "vitrail" in checkpoint.settings or bundle.HEADER in checkpoint.settings
+    if is_bundle and format in (None, "bundle"):
         model = bundle.read_bundle(checkpoint, header)
         return Loaded(model, "bundle", bundle.rules(model.config))
     if format == "bundle":
@@ -166,17 +171,12 @@ def is_name(reference: str) -> bool:
     return True
 
 
-def read_single(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
-    checkpoint = read_file(path)
-    return checkpoint, checkpoint.settings
-
-
 def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
     """Read a folder: the weights with config.json as settings, and the header of the weights."""
     names = weight_files(path.name for path in folder.iterdir())
     if len(names) != 1:
-        found = f"{len(names)} weights files" if names else "no weights"
-        raise CheckpointError(f"{folder} contains {found}; pass the path of a weights file")
+        contents = f"{len(names)} weights files" if names else "no weights"
+        raise CheckpointError(f"{folder} contains {contents}; pass the path of a weights file")
     if names == [INDEX]:
         index = folder / names[0]
         names = shard_names(index)
