@@ -265,7 +265,7 @@ def test_normalize_ignores_other_formats():
         ("hidden_size", 16, "hidden_size=16, the weights have 8"),
         ("num_hidden_layers", 10**12, "the weights have 2"),
         ("num_attention_heads", 3, "does not split"),
-        ("num_attention_heads", "two", "whole number"),
+        ("num_attention_heads", "two", "integer"),
         ("intermediate_size", 17, "intermediate_size=17"),
         ("patch_size", [4, 8], "patch_size"),
         ("patch_size", "large", "patch_size"),
@@ -280,7 +280,7 @@ def test_normalize_ignores_other_formats():
         ("layer_norm_eps", float("nan"), "layer_norm_eps=nan"),
         ("layer_norm_eps", 10**400, "layer_norm_eps"),
         ("layer_norm_eps", 0, "positive"),
-        ("hidden_dropout_prob", 2, "chance"),
+        ("hidden_dropout_prob", 2, "probability"),
     ],
 )
 def test_contradicting_config_json_raises(name, value, message):

@@ -14,7 +14,7 @@ from vitrail.checkpoints.load import strip_wrappers
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import Preprocessing, preset
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 TIMM = NUMERICS["timm"]
 

@@ -19,7 +19,7 @@ from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference

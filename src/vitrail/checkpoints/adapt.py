@@ -14,10 +14,8 @@ from torch import Tensor
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model, build
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import NUMERICS, MixerConfig, Numerics, VitConfig
-from vitrail.models.grids import interpolation
-from vitrail.models.position import POSITIONS
+from vitrail.models.config import NUMERICS, MixerConfig, Numerics, Size, VitConfig, pair
+from vitrail.models.pos_embed import POS_EMBEDS, interpolation_matrix
 from vitrail.models.vit import VisionTransformer
 
 HEADS = ("head", "distillation_head")
@@ -165,8 +163,8 @@ def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Ch
         return []
     detail = "recomputed"
     for name, module in model.named_modules():
-        if isinstance(module, tuple(POSITIONS.values())):
-            for table, values in cast(Any, module).tables_at(new.grid).items():
+        if isinstance(module, tuple(POS_EMBEDS.values())):
+            for table, values in cast(Any, module).resized_parameters(new.grid).items():
                 state[f"{name}.{table}"] = values
                 detail = f"interpolated ({new.numerics.position_resize})"
     sizes = " -> ".join(f"{height} x {width}" for height, width in (model.config.grid, new.grid))
@@ -202,7 +200,7 @@ def adapt_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
     name = first_kernel(state)
     weight = state[name].double()
     for axis, (before, after) in enumerate(zip(*map(pair, sizes), strict=True), start=2):
-        resize = interpolation(before, after, "flexivit", like=weight)  # (after, before)
+        resize = interpolation_matrix(before, after, "flexivit", like=weight)  # (after, before)
         inverse = torch.linalg.pinv(resize.mT)  # (after, before)
         weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
     state[name] = weight.float().contiguous()

@@ -25,9 +25,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.formatting import comma_list
 from vitrail.models.build import Model, build
-from vitrail.models.checks import pair
-from vitrail.models.config import BitConfig, Config, VitConfig, from_dict, to_dict
-from vitrail.models.names import name_of
+from vitrail.models.config import BitConfig, Config, VitConfig, from_dict, pair, to_dict
+from vitrail.models.registry import name_of
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

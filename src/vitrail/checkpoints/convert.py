@@ -33,8 +33,8 @@ from vitrail.checkpoints.save import OLDER, check_losses, save, table_name, weig
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 
 NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
 TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits

@@ -39,7 +39,7 @@ from vitrail.checkpoints.rules import (
     without_batch,
 )
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, BitConfig, MixerConfig, VitConfig, resnet_shrink
+from vitrail.models.config import NUMERICS, BitConfig, MixerConfig, VitConfig, resnet_stride
 from vitrail.models.resnet import ROOT_WIDTH
 
 PREFIXES = ("params/img/", "params/", "opt/target/img/", "opt/target/", "target/", "")
@@ -268,7 +268,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     if hybrid:
         stages = range(1, 1 + count(tensors, r"block(\d+)/unit\d+/"))
         blocks = tuple(count(tensors, rf"block{stage}/unit(\d+)/") for stage in stages)
-    shrink = resnet_shrink(blocks) if hybrid else 1
+    shrink = resnet_stride(blocks) if hybrid else 1
     stride = patch_height * shrink, patch_width * shrink
     if POSITION in tensors:
         patches = tensors[POSITION].shape[1] - ("cls" in tensors)

@@ -37,8 +37,7 @@ from vitrail.checkpoints.rules import (
 )
 from vitrail.data.preprocessing import Interpolation, Preprocessing, preset
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import pair, tidy_size
-from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig
+from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig, normalize_size, pair
 
 Settings = Mapping[str, Any]
 
@@ -314,7 +313,7 @@ def check_settings(settings: Settings, config: VitConfig) -> None:
     for theirs, ours in IN_SHAPES.items():
         stated, actual = settings.get(theirs), getattr(config, ours)
         if stated is not None and theirs == "patch_size":
-            stated = tidy_size(theirs, stated)
+            stated = normalize_size(theirs, stated)
         if stated is not None and stated != actual:
             raise CheckpointError(
                 f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
@@ -333,7 +332,7 @@ def infer_image_size(
     if stated is None:
         hint = "a config.json next to the weights states other grids"
         return square_image(patches, patch_size, hint)
-    height, width = pair(tidy_size("image_size", stated))
+    height, width = pair(normalize_size("image_size", stated))
     if (height // patch_size[0]) * (width // patch_size[1]) != patches:
         raise CheckpointError(
             f"config.json mismatch: image_size={stated!r}, the weights have positions for "

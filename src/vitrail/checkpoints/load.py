@@ -28,9 +28,8 @@ from vitrail.checkpoints.rules import Rule, Table, read
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.build import Model
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, from_dict
-from vitrail.models.names import configuration, name_of
+from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, Size, from_dict, pair
+from vitrail.models.registry import configuration, name_of
 
 Reference = str | PathLike[str]
 FORMATS = {

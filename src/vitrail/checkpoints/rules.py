@@ -19,7 +19,7 @@ from vitrail.errors import CheckpointError
 from vitrail.formatting import comma_list
 from vitrail.models.build import Model, build
 from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, VitConfig
-from vitrail.models.names import SIZES
+from vitrail.models.registry import SIZES
 
 Tensors = Mapping[str, LazyTensor]
 

@@ -52,7 +52,6 @@ from vitrail.checkpoints.rules import (
 )
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.checks import pair
 from vitrail.models.config import (
     NUMERICS,
     BitConfig,
@@ -62,7 +61,8 @@ from vitrail.models.config import (
     Numerics,
     Pool,
     VitConfig,
-    resnet_shrink,
+    pair,
+    resnet_stride,
 )
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH
 
@@ -190,7 +190,7 @@ def token_stride(tensors: Tensors) -> tuple[int, int]:
     """Return the distance between neighboring tokens in pixels."""
     _, _, height, width = shape_of(tensors, PATCHES, 4)
     is_hybrid = any(name.startswith(BACKBONE) for name in tensors)
-    shrink = resnet_shrink(resnet_blocks(tensors)) if is_hybrid else 1
+    shrink = resnet_stride(resnet_blocks(tensors)) if is_hybrid else 1
     return max(1, height) * shrink, max(1, width) * shrink
 
 
@@ -488,7 +488,7 @@ def vit_rules(config: VitConfig) -> list[Rule]:
 
 def position_rule(config: VitConfig) -> Rule:
     """Insert zero rows for the registers, which have no position in our table."""
-    start, stop = config.placed_prefix, config.num_prefix
+    start, stop = config.num_class_tokens, config.num_prefix
     zeros = (config.registers, config.width)
     return Rule(
         "position.table",

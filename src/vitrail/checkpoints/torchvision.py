@@ -25,8 +25,7 @@ from vitrail.checkpoints.rules import (
     without_batch,
 )
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import pair
-from vitrail.models.config import NUMERICS, VitConfig
+from vitrail.models.config import NUMERICS, VitConfig, pair
 
 POSITION = "encoder.pos_embedding"
 LAYER = "encoder.layers.encoder_layer_"

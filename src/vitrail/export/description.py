@@ -9,7 +9,7 @@ from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import Config, from_dict, to_dict
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 
 
 class Description(NamedTuple):

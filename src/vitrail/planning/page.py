@@ -15,7 +15,7 @@ from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
 from vitrail.formatting import GIB, MIB, number
 from vitrail.models.config import Config
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,

@@ -16,7 +16,7 @@ from vitrail.data.sources import open_source
 from vitrail.data.threads import threads_with_cores
 from vitrail.data.thumbnails import thumbnail, to_jpeg
 from vitrail.distributed import device_type
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.cores import parts_for
 from vitrail.training.device import choose_precision
 from vitrail.training.settings import Settings
