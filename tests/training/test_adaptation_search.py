@@ -52,7 +52,7 @@ def test_search_compares_all_candidates_and_writes_the_best(colors, start, tmp_p
     assert [c["chosen"] for c in stored["rungs"]].count(True) == 1
     assert stored["results"]["test"]["accuracy"] == result.outcomes["test"].accuracy
     assert vitrail.evaluate(str(out), colors).accuracy == result.outcomes["test"].accuracy
-    assert vitrail.load(out).facts.class_names == CLASSES
+    assert vitrail.load(out).metadata.class_names == CLASSES
     assert not (out / "trials").exists()
     assert any("held out of train" in line for line in recorder.lines)
 
@@ -148,7 +148,7 @@ def test_explicit_dev_fraction_does_not_affect_the_final_run(colors, start, tmp_
     assert len(runs.configs[0].splits.train) == 24
     assert result.outcomes.keys() == {"test"}
     train = fingerprint(open_source(colors, "train"))
-    assert vitrail.load(tmp_path / "out").facts.provenance["fingerprint"] == train
+    assert vitrail.load(tmp_path / "out").metadata.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
 
 
@@ -178,8 +178,8 @@ def test_trials_exclude_dev_and_the_final_run_includes_it(colors, start, tmp_pat
         assert config.splits.held_out.keys() == {"dev"}
     assert len(runs.configs) == 6
     model = vitrail.load(tmp_path / "out")
-    assert model.facts.provenance["fingerprint"] == fingerprint(train)
-    assert "dev accuracy" not in model.facts.provenance
+    assert model.metadata.provenance["fingerprint"] == fingerprint(train)
+    assert "dev accuracy" not in model.metadata.provenance
     assert result.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
     assert (tmp_path / "out" / "report.html").exists()
     assert read_run(tmp_path / "out")[0].optim.learning_rate == 2e-4
@@ -192,7 +192,7 @@ def test_chosen_probe_is_refitted_to_all_training_images(colors, start, tmp_path
     memory = load_memory(tmp_path / "out", model)
     assert memory is not None  # so that it can be taught more
     assert int(memory.counts.sum()) == 30
-    assert model.facts.provenance["head"] == "few-shot probe on 30 images"
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 images"
 
 
 def test_chosen_linear_head_is_the_bundle(colors, start, tmp_path, quick, monkeypatch):
@@ -346,7 +346,7 @@ def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
         search(config_of(colors, out, start))
     quick({"full-fine-tuning": 1.0}, probes=0.0)
     search(config_of(colors, out, start, overwrite=True))
-    assert "head" not in vitrail.load(out).facts.provenance
+    assert "head" not in vitrail.load(out).metadata.provenance
     assert not (out / MEMORY).exists()  # it was of other weights
 
 

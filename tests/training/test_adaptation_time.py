@@ -41,7 +41,7 @@ def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkey
     assert not part & dev
     assert "probes use 11 of 27 images to fit the time budget" in recorder.lines
     assert result.images == 3
-    provenance = vitrail.load(tmp_path / "out").facts.provenance
+    provenance = vitrail.load(tmp_path / "out").metadata.provenance
     assert provenance["head"] == "few-shot probe on 14 images"
     assert not any("in addition" in line for line in recorder.lines)
 
@@ -106,7 +106,7 @@ def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick
     with pytest.raises(KeyboardInterrupt):
         search(config_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")
-    assert model.facts.provenance["head"] == "few-shot probe on 30 images"
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 images"
     assert load_memory(tmp_path / "out", model) is not None
 
 

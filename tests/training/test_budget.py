@@ -136,9 +136,7 @@ class CountingModule(nn.Module):
         return self.module(*batch)
 
 
-@pytest.mark.parametrize(
-    ("fast", "enabled", "ratio"), [(0.5, True, "50%"), (1.2, False, "120%")]
-)
+@pytest.mark.parametrize(("fast", "enabled", "ratio"), [(0.5, True, "50%"), (1.2, False, "120%")])
 def test_compile_is_kept_only_if_faster(tmp_path, fake_times, fast, enabled, ratio):
     modules = fake_times(fast, 1.0)
     recorder = Recorder()

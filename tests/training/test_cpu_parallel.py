@@ -189,7 +189,7 @@ def test_sharding_by_dropout_precision_and_cores(two_threads):
 
 
 def test_multiple_processes_are_not_sharded(two_threads, monkeypatch):
-    monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
+    monkeypatch.setattr("vitrail.distributed.world_size", lambda: 2)
     config, settings = configuration("ViT-Mu/4"), Settings()
     assert choose_shards(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))

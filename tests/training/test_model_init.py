@@ -7,10 +7,10 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Recorder, tiny_run, write_colors
 from vitrail.data.sources import open_source
+from vitrail.formatting import percent
 from vitrail.training.checkpoint import StopSignal
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
 from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
-from vitrail.words import percent
 
 HARMFUL = OptimSettings(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
 FLOAT32 = MachineSettings(precision="float32")
@@ -26,7 +26,7 @@ def colors(tmp_path, monkeypatch):
 def start(colors, tmp_path):
     """A model with features and without a head."""
     tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
-    model = vitrail.load(tmp_path / "start", num_classes=0, tell=lambda line: None)
+    model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
     vitrail.save(model, tmp_path / "backbone")
     return str(tmp_path / "backbone")
 
@@ -55,7 +55,7 @@ def test_head_reproduces_the_probe_metrics(colors, start):
     train = open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", dev_from_train=False, workers=0)
-    images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
+    images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
         logits = F.linear(model.features(images), *probe.init.values())

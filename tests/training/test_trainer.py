@@ -47,9 +47,9 @@ def equal(one, other) -> bool:
 def test_run_writes_a_complete_bundle(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run", steps=60)
     model = vitrail.load(tmp_path / "run")
-    assert model.facts.class_names == CLASSES
-    assert model.facts.provenance["data"] == str(colors)
-    assert model.facts.provenance["test accuracy"] == result.outcomes["test"].accuracy
+    assert model.metadata.class_names == CLASSES
+    assert model.metadata.provenance["data"] == str(colors)
+    assert model.metadata.provenance["test accuracy"] == result.outcomes["test"].accuracy
     assert result.finished
     assert result.outcomes["test"].samples == 12
     assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
@@ -408,7 +408,7 @@ def test_start_without_weights_raises(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
-    with pytest.raises(CheckpointError, match="is a name without weights"):
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
 
 

@@ -15,6 +15,7 @@ from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.data.files import same_data
 from vitrail.errors import ConfigError
+from vitrail.formatting import duration, percent
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.recipes import (
     ALTERNATIVES,
@@ -26,7 +27,6 @@ from vitrail.training.recipes import (
     read_run,
     to_toml,
 )
-from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.trainer import Result

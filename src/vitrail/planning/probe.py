@@ -77,14 +77,14 @@ def take_steps(
     seconds: float = SECONDS,
 ) -> list[float]:
     """Seconds of real steps, reading included."""
-    from vitrail import parallel
+    from vitrail import distributed
     from vitrail.training.callbacks import Callback
     from vitrail.training.loop import autocast_for, synchronize, train_step
     from vitrail.training.trainer import build
 
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        device = parallel.start()
+        device = distributed.init()
         trainer = build(order_of(wish, channels, Path(folder)), Callback(), device)
         state, autocast = trainer.state, autocast_for(trainer.precision, device)
         while len(times) < warm_up + least or (

@@ -27,12 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail import parallel
-from vitrail.checkpoints.adapt import HEADS
-from vitrail.checkpoints.facts import facts_of
+from vitrail import distributed
+from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.loader import usual_workers
 from vitrail.data.origin import origin_of
@@ -40,6 +39,7 @@ from vitrail.errors import ConfigError, DataError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.passes import look_at_all
 from vitrail.evaluation.quick import quick_outcome
+from vitrail.formatting import duration, percent
 from vitrail.models.build import Model
 from vitrail.models.registry import name_of
 from vitrail.probing.features import features_of
@@ -57,7 +57,6 @@ from vitrail.training.loop import synchronize
 from vitrail.training.model_init import build_model
 from vitrail.training.recipes import BUNDLE, clear_run, write_run
 from vitrail.training.trainer import check_folder, run
-from vitrail.words import duration, percent
 
 PROBE, LINEAR = "few-shot probe", "linear head"
 ATTENTION, FULL = "attention-only", "full fine-tuning"
@@ -176,7 +175,7 @@ def search(
     check_config(config)
     fraction = config.settings.dev
     config = replace(config, settings=replace(config.settings, dev=None))  # for the final run
-    device = parallel.start(config.settings.machine.device)
+    device = distributed.init(config.settings.machine.device)
 
     def write(result: SearchResult) -> SearchResult:
         result = replace(result, seconds=time.monotonic() - started)
@@ -328,7 +327,7 @@ class AdaptationSearch:
             look_at_all(
                 features,
                 dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
-                facts_of(model).preprocessing,
+                get_metadata(model).preprocessing,
                 lambda values, batch: None,
                 channels=model.config.channels,
                 batch_size=count,
@@ -506,7 +505,7 @@ class AdaptationSearch:
             name: quick_outcome(
                 model,
                 samples,
-                facts_of(self.model).preprocessing,
+                get_metadata(self.model).preprocessing,
                 loss=settings.loss.kind or "softmax",
                 channels=model.config.channels,
                 batch_size=EVALUATION_BATCH,

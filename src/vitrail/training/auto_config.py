@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 import numpy as np
 import torch
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Source
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import percent
 from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import Config, VitConfig, pair
 from vitrail.training.config import ModelSettings, Precision, Settings, set_fields
@@ -31,7 +32,6 @@ from vitrail.training.memory import (
     largest_micro_batch,
 )
 from vitrail.training.schedules import Stages
-from vitrail.words import percent
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
 SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
@@ -567,7 +567,7 @@ def choose_shards(
 ) -> int:
     """Return the shards of a batch for CPU data parallelism; 1 disables it."""
     setting, obstacle = settings.machine.parts, ""
-    if parallel.world_size() > 1:
+    if distributed.world_size() > 1:
         obstacle = "each process has its own shard of the batch already"
     elif device.type != "cpu" or precision == torch.float16:
         obstacle = "it is for float32 and bfloat16 on a CPU"
@@ -590,7 +590,7 @@ def choose_accumulation(
 ) -> int:
     """Return the micro-batches per step that fit into memory; may enable checkpointing."""
     assert settings.batch_size is not None
-    processes = parallel.world_size()
+    processes = distributed.world_size()
     batch, remainder = divmod(settings.batch_size, processes)
     if remainder or not batch:
         raise ConfigError(
@@ -612,11 +612,11 @@ def choose_accumulation(
     state = per_weight * sum(p.numel() for p in model.parameters())
     available = free_bytes(device)
     free = max(0, available - state)
-    short = parallel.from_first(per_image > USABLE * free)
+    short = distributed.broadcast_object(per_image > USABLE * free)
     if short and getattr(model, "checkpointing", None) is False:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
         per_image = activation_bytes(model, shape)
-        short = parallel.from_first(per_image > USABLE * free)
+        short = distributed.broadcast_object(per_image > USABLE * free)
         log("  activation checkpointing enabled to fit in memory")
     if short:
         log(
@@ -624,7 +624,7 @@ def choose_accumulation(
             f"{(state + per_image) / 2**30:.1f} GiB; try --optim.kind adafactor, smaller images, "
             "or --optim.freeze"
         )
-    micro = parallel.from_first(largest_micro_batch(batch, per_image, free))
+    micro = distributed.broadcast_object(largest_micro_batch(batch, per_image, free))
     if micro < batch:
         log(
             f"  gradient accumulation over {batch // micro} micro-batches of {micro}: a batch of "

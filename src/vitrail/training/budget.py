@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.extras import check_compiler
 from vitrail.training.config import Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
@@ -123,8 +123,8 @@ def plan_time_budget(trainer: "Trainer", *, elapsed: float) -> TimeBudget:
     if trainer.state.step:  # resumed: the schedule exists, only the time is less
         correct_schedule(budget, schedule, trainer.state.step)
         return budget
-    evaluations = parallel.from_first(budget.evaluations())
-    steps = parallel.from_first(budget.steps_that_fit(schedule.stages, 0.0, evaluations))
+    evaluations = distributed.broadcast_object(budget.evaluations())
+    steps = distributed.broadcast_object(budget.steps_that_fit(schedule.stages, 0.0, evaluations))
     schedule.length = schedule.steps = steps
     schedule.evaluate_every = math.ceil(steps / (evaluations + 1)) if evaluations else 0
     schedule.lr_factor(0)  # raises if the warmup does not fit
@@ -138,7 +138,7 @@ def plan_time_budget(trainer: "Trainer", *, elapsed: float) -> TimeBudget:
 def correct_schedule(budget: TimeBudget, schedule: Schedule, step: int) -> None:
     """Let the schedule end on time; all processes use that of the first."""
     budget.correct(schedule, step)
-    schedule.load_state_dict(parallel.from_first(schedule.state_dict()))
+    schedule.load_state_dict(distributed.broadcast_object(schedule.state_dict()))
 
 
 def time_step(trainer: "Trainer", size: int) -> float:
@@ -178,7 +178,7 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
         state.wrapped = compiled
         compiled_seconds = time_step(trainer, size)
         state.wrapped = eager
-        ratio = parallel.from_first(compiled_seconds / time_step(trainer, size))
+        ratio = distributed.broadcast_object(compiled_seconds / time_step(trainer, size))
         pays = ratio < COMPILE_PAYS
         decision = "enabled" if pays else "disabled"
         trainer.callback.log(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import CheckpointError, DataError
 
 NOTE = "state.json"
@@ -102,7 +102,7 @@ def load_state(
             for key, value in slots.items():
                 if isinstance(value, Tensor) and value.ndim:
                     tensors[f"optimizer.{number}.{key}.{names[param]}"] = value
-    on_all_processes(f"cannot read {path}", lambda: parallel.read_tensors(path, tensors))
+    on_all_processes(f"cannot read {path}", lambda: distributed.load_tensors(path, tensors))
     for optimizer, state, saved_groups in zip(optimizers, states, note["optimizers"], strict=True):
         optimizer.state.clear()
         optimizer.state.update(state)
@@ -119,20 +119,20 @@ def has_state(folder: Path) -> bool:
 
 def remove_state(folder: Path) -> None:
     """Remove all states of the run in `folder`; the first process does it, without a barrier."""
-    if parallel.is_first():
+    if distributed.is_main():
         for path in list_states(folder / "state"):
             remove(path)
         shutil.rmtree(folder / "state", ignore_errors=True)
 
 
 def model_tensors(objective: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    weights = parallel.bare(objective).state_dict()
+    weights = distributed.unwrap(objective).state_dict()
     tensors = {f"objective.{name}": tensor.detach() for name, tensor in weights.items()}
     return tensors | {f"average.{name}": tensor for name, tensor in (average or {}).items()}
 
 
 def parameter_names(objective: nn.Module) -> dict[Tensor, str]:
-    return {param: name for name, param in parallel.bare(objective).named_parameters()}
+    return {param: name for name, param in distributed.unwrap(objective).named_parameters()}
 
 
 def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[str, Any]]:
@@ -197,18 +197,18 @@ def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, 
         partial_path.mkdir()
 
     def own_digests() -> dict[str, str]:
-        files = sorted(partial_path.glob(f"__{parallel.rank()}_*"))
-        first = [partial_path / ".metadata"] if parallel.is_first() else []
+        files = sorted(partial_path.glob(f"__{distributed.rank()}_*"))
+        first = [partial_path / ".metadata"] if distributed.is_main() else []
         return digests_of([*first, *files])
 
     try:
         on_all_processes(what, make_room, only_first=True)
-        on_all_processes(what, lambda: parallel.write_tensors(partial_path, tensors))
+        on_all_processes(what, lambda: distributed.save_tensors(partial_path, tensors))
         digests = on_all_processes(what, own_digests)
         note["files"] = {name: digest for part in digests for name, digest in part.items()}
         on_all_processes(what, lambda: publish(partial_path, note), only_first=True)
     except CheckpointError:
-        if parallel.is_first():
+        if distributed.is_main():
             shutil.rmtree(partial_path, ignore_errors=True)
         raise
 
@@ -236,7 +236,7 @@ def publish(partial_path: Path, note: dict[str, Any]) -> None:
 def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
     """Return the newest undamaged state, its note, and the errors of newer ones."""
     damaged: list[str] = []
-    for path in parallel.from_first(list_states(folder)):
+    for path in distributed.broadcast_object(list_states(folder)):
         try:
             note = on_all_processes(f"{path} is damaged", partial(read_note, path))[0]
             check = partial(check_files, path, note["files"])
@@ -298,7 +298,7 @@ def read_note(path: Path) -> dict[str, Any]:
 
 def check_files(path: Path, digests: dict[str, str]) -> None:
     """Verify the digests; processes share the work."""
-    mine = sorted(digests)[parallel.rank() :: parallel.world_size()]
+    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
     for name, digest in digests_of([path / name for name in mine]).items():
         if digest != digests[name]:
             raise CheckpointError(f"digest mismatch in {name}")
@@ -317,12 +317,12 @@ def on_all_processes(
 ) -> list[Any]:
     """Return the result of each process; if one fails, all raise."""
     result, problem = None, None
-    if parallel.is_first() or not only_first:
+    if distributed.is_main() or not only_first:
         try:
             result = function()
         except (OSError, CheckpointError) as error:
-            problem = parallel.reason_of(error)
-    results = parallel.gather_objects((result, problem))
+            problem = distributed.error_reason(error)
+    results = distributed.all_gather_object((result, problem))
     for _, reason in results:
         if reason is not None:
             raise CheckpointError(f"{what}: {reason}")
@@ -391,7 +391,7 @@ def first_nonfinite(objective: nn.Module, images: Tensor, targets: Tensor) -> st
     if not bool(torch.isfinite(images).all()):
         return "the images"
     for name, parameter in objective.named_parameters():
-        if not bool(torch.isfinite(parallel.whole(parameter)).all()):
+        if not bool(torch.isfinite(distributed.full_tensor(parameter)).all()):
             return f"the weight {name.removeprefix('model.')}"
     nonfinite: list[str] = []
 

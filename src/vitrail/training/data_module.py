@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.mixing import mixup_big_vision, mixup_or_cutmix
 from vitrail.data.order import TrainingOrder
@@ -18,9 +18,9 @@ from vitrail.data.splits import Splits, divide, representative
 from vitrail.data.transforms import TrainTransform, normalize
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import comma_list
 from vitrail.training.config import Settings
 from vitrail.training.schedules import Schedule
-from vitrail.words import listed
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV_FRACTIONS = {20_000: 0.1, 100_000: 0.02}  # training images below which this fraction is dev
@@ -100,13 +100,13 @@ def check_classes(reference: str, train: Samples, held_out: dict[str, Samples]) 
         in_split = classes_present(samples)
         if unknown := [samples.classes[c] for c in np.flatnonzero(in_split & ~in_train)]:
             raise DataError(
-                f"{reference}: train has no image of {listed(unknown, quoted=True)}, which {name} "
-                "contains; add some, or remove the class"
+                f"{reference}: train has no image of {comma_list(unknown, quoted=True)}, "
+                f"which {name} contains; add some, or remove the class"
             )
         if missing := [train.classes[c] for c in np.flatnonzero(in_train & ~in_split)]:
             notes.append(
-                f"{name} has no image of {listed(missing, quoted=True)}, so its accuracy is not "
-                "measured; add some, or --dev 0.1 evaluates on a tenth of train"
+                f"{name} has no image of {comma_list(missing, quoted=True)}, so its accuracy is "
+                "not measured; add some, or --dev 0.1 evaluates on a tenth of train"
             )
     return notes
 
@@ -177,8 +177,8 @@ class BatchStream:
             seed=settings.seed,
             start_step=step * accumulate,
             repeats=settings.repeats,
-            rank=parallel.rank(),
-            world_size=parallel.world_size(),
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
         )
         transform = TrainTransform(
             preprocessing=at_size(self.preprocessing, size),

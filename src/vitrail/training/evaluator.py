@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.outcome import Outcome
@@ -95,7 +95,7 @@ class Evaluator:
         with self.ema.applied() if self.ema else nullcontext():
             look_at_all(predict, samples, self.preprocessing, add, **self.loader_options)
         self.objective.train()
-        summed, images = parallel.sum_over(total).tolist()
+        summed, images = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, images)
 
     def final_cost(self) -> float:
@@ -119,7 +119,7 @@ class Evaluator:
                     self.objective.logits(images)  # pyright: ignore[reportCallIssue]
                 synchronize(self.device)
                 times.append(time.monotonic() - started)
-        samples = len(next(iter(self.splits.held_out.values()))) / parallel.world_size()
+        samples = len(next(iter(self.splits.held_out.values()))) / distributed.world_size()
         return OVERHEAD * min(times) * samples / self.batch_size
 
     @property

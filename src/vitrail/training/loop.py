@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch
 from vitrail.data.threads import cores_for
 from vitrail.errors import VitrailError
@@ -114,7 +114,7 @@ def train_step(
             rng = seed_micro_batch(schedule.settings.seed, state.step, micro_step)
             images, targets = prepare(batch, rng, state.step)
         last = micro_step == schedule.accumulate - 1
-        with parallel.sync_gradients(state.wrapped, enabled=last):
+        with distributed.sync_gradients(state.wrapped, enabled=last):
             with autocast():
                 loss = state.wrapped(images, targets) / schedule.accumulate
             (state.scaler.scale(loss) if state.scaler else loss).backward()
@@ -122,7 +122,9 @@ def train_step(
         indices += batch.indices.tolist()
     with cores_for(state.num_parameters):
         norm = optimizer_step(state, torch.stack(losses).sum(), indices)
-    return StepResult(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
+    return StepResult(
+        float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices
+    )
 
 
 def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tensor:
@@ -135,9 +137,11 @@ def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tenso
     if scaler:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
-    norm = parallel.clip(state.wrapped.parameters(), state.schedule.settings.optim.clip_norm)
+    norm = distributed.clip_grad_norm(
+        state.wrapped.parameters(), state.schedule.settings.optim.clip_norm
+    )
     finite = bool(torch.isfinite(norm))  # the same on all processes, unlike the loss
-    diverged = parallel.any_true(not bool(torch.isfinite(loss)) or not (finite or scaler))
+    diverged = distributed.all_reduce_any(not bool(torch.isfinite(loss)) or not (finite or scaler))
     if finite and not diverged:
         for optimizer in state.optimizers:
             scaler.step(optimizer) if scaler else optimizer.step()
@@ -155,7 +159,7 @@ def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tenso
 
 def seed_micro_batch(seed: int, step: int, micro_step: int) -> np.random.Generator:
     """Return the generator of one micro-batch, and seed torch's, which dropout uses."""
-    key = (seed, step, micro_step, parallel.rank())
+    key = (seed, step, micro_step, distributed.rank())
     words = np.random.SeedSequence(key).generate_state(2, np.uint32)
     torch.manual_seed(int(words[0]) << 32 | int(words[1]))
     return np.random.default_rng(words)

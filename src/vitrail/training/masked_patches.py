@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model
@@ -92,7 +92,7 @@ class MaskedPatches(nn.Module):
         config = model.config
         self.model = model
         self.share = settings.share
-        self.preprocessing = facts_of(model).preprocessing
+        self.preprocessing = get_metadata(model).preprocessing
         self.prediction = TARGETS[settings.predict]
         rng = torch.Generator().manual_seed(seed)
         self.mask = nn.Parameter(torch.empty(config.width).normal_(std=MASK_STD, generator=rng))

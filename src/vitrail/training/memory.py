@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitrail.formatting import MIB
 from vitrail.training.config import Settings
-from vitrail.words import MIB
 
 USABLE = 0.6  # fraction of the free memory that activations may take; kernels need some too
 OPTIMIZER_BYTES = {"sgd": 4, "lion": 4, "adafactor": 2}  # per weight; 8 for the others

@@ -19,17 +19,17 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vitrail import parallel
-from vitrail.checkpoints.adapt import HEADS
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
+from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.outcome import Outcome
+from vitrail.formatting import percent
 from vitrail.models.build import Model, build, create
 from vitrail.models.config import pair
 from vitrail.models.init import whiten
@@ -50,7 +50,6 @@ from vitrail.training.auto_config import (
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
-from vitrail.words import percent
 
 ADAPTABLE = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
@@ -86,7 +85,7 @@ def build_model(
             stats,
             gpu=gpu,
             start=model.config,
-            new_head=facts_of(model).class_names != classes,
+            new_head=get_metadata(model).class_names != classes,
             budget=finetune_budget(settings, splits, stats, model, device, started),
         )
         if auto.settings.model.image_size != settings.model.image_size:
@@ -94,7 +93,7 @@ def build_model(
             model = load_pretrained(start, auto.settings, len(classes), lines.append)
         for line in lines:
             log(line)
-        preprocessing = facts_of(model).preprocessing
+        preprocessing = get_metadata(model).preprocessing
     else:
         auto = complete_settings(settings, stats, gpu=gpu, start=None)
         chosen = auto.settings.model
@@ -117,7 +116,9 @@ def build_model(
     if not start and isinstance(model, VisionTransformer) and uses_whitening(auto.settings.model):
         whiten(cast(ConvStem, model.stem), sample_images(train, preprocessing))
     multi_label = train.multi_label and bool(classes)
-    model.facts = Facts(preprocessing=preprocessing, class_names=classes, multi_label=multi_label)
+    model.metadata = Metadata(
+        preprocessing=preprocessing, class_names=classes, multi_label=multi_label
+    )
     return model, auto
 
 
@@ -132,14 +133,16 @@ def finetune_budget(
     """Measure what fine-tuning costs; None where the run has a fixed length."""
     if settings.minutes is None or settings.optim.kind is not None:
         return None
-    forward = parallel.from_first(seconds_per_image(model, device)) / parallel.world_size()
+    forward = (
+        distributed.broadcast_object(seconds_per_image(model, device)) / distributed.world_size()
+    )
     elapsed = 0.0 if started is None else time.monotonic() - started
     train, _, dev = hold_out_dev(splits)
     evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
     return FinetuneBudget(
-        seconds=60 * settings.minutes - parallel.from_first(elapsed),
+        seconds=60 * settings.minutes - distributed.broadcast_object(elapsed),
         forward=forward,
-        read=parallel.from_first(stats.seconds),
+        read=distributed.broadcast_object(stats.seconds),
         train=len(train),
         evaluated=sum(evaluated.values()),
         weights=tuple(name for name, _ in model.named_parameters()),
@@ -171,7 +174,7 @@ def load_pretrained(
         start,
         num_classes=num_classes,
         preprocessing=settings.preprocessing,
-        tell=log,
+        log=log,
         **{name: changes[name] for name in ADAPTABLE if name in changes},
     )
     regularization = {name: changes[name] for name in REGULARIZATION if name in changes}
@@ -179,7 +182,7 @@ def load_pretrained(
         return model
     changed = build(model.config.change(**regularization))
     changed.load_state_dict(model.state_dict(), assign=True)
-    changed.facts = model.facts
+    changed.metadata = model.metadata
     return changed
 
 
@@ -241,7 +244,7 @@ def probe_init(
         dev if len(dev) else None,
         name,
         dev_from_train=dev_from_train,
-        preprocessing=facts_of(model).preprocessing,
+        preprocessing=get_metadata(model).preprocessing,
         workers=auto.settings.machine.workers,
         strict=auto.settings.strict,
         progress=callback.on_progress,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.threads import threads_with_cores
-from vitrail.parallel import share_like, whole
+from vitrail.distributed import distribute_like, full_tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small singular values grow fast
 STEPS = 5
@@ -58,13 +58,13 @@ class Muon(torch.optim.Optimizer):
         matrices = []
         for group in self.param_groups:
             for gradient in self.apply_momentum(group):
-                matrices += whole(gradient).flatten(1).chunk(group["parts"])
+                matrices += full_tensor(gradient).flatten(1).chunk(group["parts"])
         updates = iter(orthogonalize(matrices, self.cores))
         for group in self.param_groups:
             if params := with_gradient(group):
                 parts = [[next(updates) for _ in range(group["parts"])] for _ in params]
                 full = [torch.cat(u).view(p.shape) for u, p in zip(parts, params, strict=True)]
-                shares = [share_like(u, p) for u, p in zip(full, params, strict=True)]
+                shares = [distribute_like(u, p) for u, p in zip(full, params, strict=True)]
                 if group["weight_decay"]:
                     torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(params, shares, alpha=-group["lr"])

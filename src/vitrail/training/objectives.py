@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import pair
@@ -79,7 +79,7 @@ class Teacher:
         check_teacher(model, student)
         self.model = model.eval().requires_grad_(False)
         self.size = pair(model.config.image_size)
-        ours, theirs = facts_of(student).preprocessing, facts_of(model).preprocessing
+        ours, theirs = get_metadata(student).preprocessing, get_metadata(model).preprocessing
         channels = list(zip(ours.mean, ours.std, theirs.mean, theirs.std, strict=True))
         # (pixel - mean) / std of the teacher from that of the student
         self.scale = [std / its_std for _, std, _, its_std in channels]
@@ -143,7 +143,7 @@ def check_teacher(teacher: Model, student: Model) -> None:
             f"the teacher has {count}, the student {ours.num_classes} classes; "
             "use a teacher that was trained on the same classes"
         )
-    names = zip(facts_of(teacher).class_names, facts_of(student).class_names, strict=False)
+    names = zip(get_metadata(teacher).class_names, get_metadata(student).class_names, strict=False)
     for index, (its_name, own_name) in enumerate(names):  # empty where names are unknown
         if its_name != own_name:
             raise CheckpointError(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from vitrail.distributed import distribute_like, full_tensor
 from vitrail.errors import ConfigError, unknown
-from vitrail.parallel import share_like, whole
 from vitrail.training.config import OptimSettings
 from vitrail.training.muon import Muon
 
@@ -253,7 +253,7 @@ class Adafactor(Optimizer):
         decay = min(cap, 1 - state["step"].item() ** -DECAY_EXPONENT)
         update = gradient * inverse_rms(gradient, state, decay)
         if group["clip"]:
-            rms = (whole(update.square().sum()) / update.numel()).sqrt()
+            rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
             update /= (rms / group["clip"]).clamp(min=1.0)
         momentum = torch.lerp(state["momentum"].to(update.dtype), update, 1 - beta1)
         state["momentum"].copy_(momentum)
@@ -293,8 +293,8 @@ def inverse_rms(gradient: Tensor, state: dict[str, Tensor], decay: float) -> Ten
     dims = factored_dims(gradient.shape)
     assert dims is not None
     for name, dim in zip(("rows", "columns"), dims, strict=True):
-        mean = whole(squares.sum(dim=dim, keepdim=True)) / gradient.shape[dim]
+        mean = full_tensor(squares.sum(dim=dim, keepdim=True)) / gradient.shape[dim]
         state[name].lerp_(mean, 1 - decay)
     rows, columns = state["rows"], state["columns"]
     rows = rows / rows.mean(dim=dims[1], keepdim=True)
-    return share_like(rows.rsqrt() * columns.rsqrt(), gradient)
+    return distribute_like(rows.rsqrt() * columns.rsqrt(), gradient)

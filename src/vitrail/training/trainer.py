@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from vitrail import parallel
-from vitrail.checkpoints.bundle import holds_model
-from vitrail.checkpoints.facts import facts_of
+from vitrail import distributed
+from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.files import same_data
 from vitrail.data.origin import origin_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
+from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.build import Model
 from vitrail.models.build import build as build_empty
 from vitrail.models.config import pair
@@ -77,7 +78,6 @@ from vitrail.training.recipes import (
 )
 from vitrail.training.report import Report, write_report
 from vitrail.training.schedules import Schedule
-from vitrail.words import duration, listed, percent
 
 DIVERGED = 3.0  # times the initial loss
 LOSS_WINDOW = 10  # steps over which the initial and the recent loss are compared
@@ -150,11 +150,11 @@ def run(
 ) -> Result:
     """Train a model. `started` is when the time budget began (time.monotonic)."""
     started = time.monotonic() if started is None else started
-    device = parallel.start(config.settings.machine.device)
+    device = distributed.init(config.settings.machine.device)
     try:
-        if parallel.restarted() and has_state(config.out):
+        if distributed.is_restart() and has_state(config.out):
             config = replace(config, resume=True)
-        first = parallel.is_first()
+        first = distributed.is_main()
         callback = callback if first and callback is not None else Callback()
         with lock_folder(config.out) if first else nullcontext(), graceful_stop() as stop:
             check_folder(config)
@@ -166,10 +166,10 @@ def run(
                 compile_if_faster(trainer, before=before)
             if config.overwrite and first and not config.resume:
                 clear_run(config.out)  # only now that the new run can start
-            parallel.wait()
+            distributed.barrier()
             return trainer.fit()
     finally:
-        parallel.stop()
+        distributed.shutdown()
 
 
 def check_folder(config: RunConfig) -> None:
@@ -181,7 +181,7 @@ def check_folder(config: RunConfig) -> None:
         raise ConfigError(
             f"{out} has an unfinished run; use --resume to continue it, or choose another --out"
         )
-    if holds_model(out) and not unfinished:
+    if contains_model(out) and not unfinished:
         what = "is finished" if config.resume else "already has a model"
         raise ConfigError(f"{out} {what}; choose another --out for a new run")
 
@@ -221,16 +221,16 @@ def build(
     schedule = make_schedule(settings, model, splits, device, callback)
     if frozen := freeze(model, settings.optim.freeze):
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        callback.log(f"  frozen: {listed(frozen)}; {trainable:,} trainable parameters")
+        callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
     objective = make_objective(model, settings, teacher=teacher)
     objective.to(device).train()
-    wrapped = parallel.spread(objective, settings.machine.strategy)
+    wrapped = distributed.parallelize(objective, settings.machine.strategy)
     if auto.shards > 1 and isinstance(objective, Classification):
         wrapped = CpuDataParallel(objective, auto.shards)
     state = make_state(objective, wrapped, schedule)
     if auto.precision == torch.float16:  # too little range for gradients
         state.scaler = torch.amp.GradScaler(device.type)
-    preprocessing = facts_of(model).preprocessing
+    preprocessing = get_metadata(model).preprocessing
     return Trainer(
         config=config,
         callback=callback,
@@ -281,7 +281,7 @@ def make_schedule(
         settings=settings,
         length=steps,
         accumulate=choose_accumulation(settings, model, device, callback.log),
-        processes=parallel.world_size(),
+        processes=distributed.world_size(),
         stages=image_size_stages(settings, model.config),
         evaluate_every=max(1, round(every * samples / batch)),
     )
@@ -345,7 +345,7 @@ class Trainer:
     @property
     def micro_batch(self) -> int:
         """Images per forward pass on one device."""
-        return self.batch_size // parallel.world_size() // self.schedule.accumulate
+        return self.batch_size // distributed.world_size() // self.schedule.accumulate
 
     def epochs(self, steps: int) -> float:
         return steps * self.batch_size / len(self.splits.train)
@@ -384,7 +384,7 @@ class Trainer:
             self.callback.log(f"resumed at step {self.state.step:,}")
         if self.settings.minutes is not None:
             self.budget = plan_time_budget(self, elapsed=self.elapsed())
-        first, step = parallel.is_first(), self.state.step
+        first, step = distributed.is_main(), self.state.step
         if first:
             write_run(
                 self.folder,
@@ -406,7 +406,7 @@ class Trainer:
 
     def out_of_memory(self) -> str:
         """Return the error message: how to resume, or start over, with less memory."""
-        batch = self.batch_size // parallel.world_size()
+        batch = self.batch_size // distributed.world_size()
         checkpointing = bool(getattr(self.model, "checkpointing", False))
         options = memory_options(batch, self.micro_batch, checkpointing=checkpointing)
         advice = f"try {', or '.join(options)}"
@@ -446,15 +446,15 @@ class Trainer:
         self.callback.on_step(row)
         if self.budget is not None:
             self.budget.observe(schedule.image_size(step - 1), self.metrics.step_seconds)
-            if parallel.from_first(self.budget.due()):
+            if distributed.broadcast_object(self.budget.due()):
                 correct_schedule(self.budget, schedule, step)
-        if parallel.any_true(bool(self.stop)):
+        if distributed.all_reduce_any(bool(self.stop)):
             return False
         last, every = step >= schedule.steps, schedule.evaluate_every
         if not last and every and step % every == 0:
             self.reached = self.evaluate()
         due = time.monotonic() - self.saved > 60 * self.settings.save_minutes
-        if not last and parallel.from_first(due):
+        if not last and distributed.broadcast_object(due):
             self.save_checkpoint()
         self.metrics.start_step()
         return not self.reached
@@ -502,7 +502,7 @@ class Trainer:
         names = [self.splits.train.name(index) for index in error.indices]
         return (
             f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
-            f"batch: {listed(names)}; the last good state is saved in {self.folder}:"
+            f"batch: {comma_list(names)}; the last good state is saved in {self.folder}:"
             " resume with a smaller --optim.learning-rate, or use --retries 3"
         )
 
@@ -524,10 +524,10 @@ class Trainer:
             outcomes, row = self.evaluator.final(self.keep_better_of_probe())
         self.log_evaluation(row)
         self.write_bundle(outcomes)
-        if parallel.is_first():
+        if distributed.is_main():
             self.write_report(outcomes)
-        parallel.wait()
-        if parallel.is_first():
+        distributed.barrier()
+        if distributed.is_main():
             checkpoint.remove_state(self.folder)
             (self.folder / PROBE_HEAD).unlink(missing_ok=True)
         return outcomes
@@ -559,12 +559,12 @@ class Trainer:
     def write_bundle(self, outcomes: dict[str, Outcome]) -> None:
         """Write the model as it is now; all processes call this."""
         with self.state.ema.applied() if self.state.ema else nullcontext():
-            weights = parallel.full_weights(self.state.objective)
-        if not parallel.is_first():
+            weights = distributed.gather_state_dict(self.state.objective)
+        if not distributed.is_main():
             return
         model = build_empty(self.model.config)
         model.load_state_dict(weights, assign=True)  # already a copy
-        model.facts = self.model.facts
+        model.metadata = self.model.metadata
         provenance: dict[str, object] = {
             **origin_of(self.config.data, self.splits.train).to_dict(),
             "steps": self.state.step,

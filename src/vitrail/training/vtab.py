@@ -37,7 +37,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
@@ -46,6 +46,7 @@ from vitrail.data.sources import ALL, fingerprint, judged_split, open_source, sp
 from vitrail.data.splits import canonical, representative
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
 from vitrail.evaluation.passes import Progress
+from vitrail.formatting import percent
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, backbone, features_of
 from vitrail.probing.others import fit_logistic
@@ -63,7 +64,6 @@ from vitrail.training.config import (
 from vitrail.training.data_module import DataSplits, classes_present
 from vitrail.training.recipes import read_recipe
 from vitrail.training.trainer import run
-from vitrail.words import percent
 
 MethodName = Literal["finetune", "linear", "probe"]
 Stage = Literal["choice", "test"]
@@ -306,7 +306,7 @@ class Finetuning:
         if classes != self.num_classes:
             return self.benchmark.reference
         folder = self.benchmark.out / HEADLESS
-        save(load(self.benchmark.reference, num_classes=0, tell=lambda line: None), folder)
+        save(load(self.benchmark.reference, num_classes=0, log=lambda line: None), folder)
         return str(folder)
 
 
@@ -515,10 +515,10 @@ def measure(benchmark: Benchmark, tasks: Sequence[OpenTask], seeds: int = 1) -> 
         model = load(
             benchmark.reference,
             image_size=protocol.image_size if probing else None,
-            tell=benchmark.log if probing else (lambda line: None),
+            log=benchmark.log if probing else (lambda line: None),
         )
         if probing:
-            model = model.to(parallel.start(benchmark.machine.device))
+            model = model.to(distributed.init(benchmark.machine.device))
         method, digest = METHODS[protocol.method](benchmark, model), backbone(model)
         trials = TrialLog(benchmark.out / "results.jsonl")
         results = []
