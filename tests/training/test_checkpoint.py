@@ -349,7 +349,7 @@ def test_loading_a_state_executes_no_code(tmp_path, capsys):
     note["files"] |= checkpoint.digests_of([path / ".metadata"])
     note["digest"] = checkpoint.digest_of_note(note)
     (path / "state.json").write_text(json.dumps(note))
-    with pytest.raises(CheckpointError, match=r"its .metadata asks for builtins\.print"):
+    with pytest.raises(CheckpointError, match=r".metadata refers to builtins\.print"):
         Run().load(tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -451,7 +451,7 @@ def test_invalid_protocol_raises(changes, message):
 
 
 def test_model_name_and_zero_seeds_raise(model, colors, tmp_path):
-    with pytest.raises(CheckpointError, match="is a name"):
+    with pytest.raises(CheckpointError, match="is an architecture"):
         measure(make_benchmark("ViT-Mu/4", tmp_path)[0], [colors])
     with pytest.raises(ConfigError, match="seeds=0 draws no training images"):
         measure(make_benchmark(model, tmp_path)[0], [colors], seeds=0)
