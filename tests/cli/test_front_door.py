@@ -90,9 +90,9 @@ def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
         progress.shown -= EVERY
         progress(3, 10)
         live = Live(aside=True)
-        live.say("a choice")
-        live.evaluated({"epoch": 1.0, "val/loss": 2.5})
-        live.end()
+        live.log("a choice")
+        live.on_evaluate({"epoch": 1.0, "val/loss": 2.5})
+        live.on_train_end()
 
     with manner(quiet=True, verbose=False):
         go_on()
@@ -149,8 +149,8 @@ def test_a_demo_that_is_stopped_is_status_130(tmp_path, monkeypatch, capsys):
 def test_there_are_no_control_codes_without_a_terminal_or_against_no_color(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # many builders set it, and read the log in a browser
     live = Live()
-    live.begin(0, 10)
-    live.say("a choice")
+    live.on_train_begin(0, 10)
+    live.log("a choice")
     assert capsys.readouterr().out == "a choice\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
