@@ -64,15 +64,15 @@ def page(report: Report) -> str:
         body += details(report, split, outcome)
     body += [chosen(report.choices), unreadable(bad_files(report)), times(report.timings)]
     body += [following(report.next_steps), settings(report.settings_toml)]
-    return whole_page(report.title, report.metadata, body)
+    return whole_page(report.title, report.facts, body)
 
 
 def headline(report: Report) -> str:
     """Return the most important numbers as tiles, and the other facts below."""
     tiles = [accuracy_tile(split, outcome) for split, outcome in report.outcomes.items()]
-    large = [name for name in HEADLINES if name in report.metadata]
-    tiles += [tile(name, escape(report.metadata[name])) for name in large]
-    others = {name: value for name, value in report.metadata.items() if name not in large}
+    large = [name for name in HEADLINES if name in report.facts]
+    tiles += [tile(name, escape(report.facts[name])) for name in large]
+    others = {name: value for name, value in report.facts.items() if name not in large}
     return tiles_and_facts(tiles, others)
 
 
