@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor as Predictor
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
-    from vitrail.training.api import train as train
-    from vitrail.training.settings import Settings as Settings
-    from vitrail.training.watch import Watch as Watch
+    from vitrail.training.callbacks import Callback as Callback
+    from vitrail.training.config import Settings as Settings
+    from vitrail.training.trainer import train as train
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ WHERE = {
     "push": "checkpoints.save",
     "save": "checkpoints.save",
     "teach": "probing.teaching",
-    "train": "training.api",
+    "train": "training.trainer",
     "Answer": "prediction.answers",
     "Metadata": "checkpoints.metadata",
     "Guard": "prediction.engines",
@@ -65,8 +65,8 @@ WHERE = {
     "VisionTransformer": "models.vit",
     "BiT": "models.resnet",
     "MlpMixer": "models.mixer",
-    "Settings": "training.settings",
-    "Watch": "training.watch",
+    "Callback": "training.callbacks",
+    "Settings": "training.config",
     "VitrailError": "errors",
     "CheckpointError": "errors",
     "ConfigError": "errors",

@@ -37,7 +37,7 @@ def outcome(source, **more):
     confusion[3, 5] += 2
     wrong = np.flatnonzero(labels == 3)[:2]
     mistakes = [Mistake(int(n), source.name(int(n)), 3, 5, 0.97, 0.01) for n in wrong]
-    given = {
+    values = {
         "samples": len(labels),
         "accuracy": 1 - 2 / len(labels),
         "top5": 1.0,
@@ -46,7 +46,7 @@ def outcome(source, **more):
         "mistakes": tuple(mistakes),
         "skipped": {},
     }
-    return Outcome(**given | more)
+    return Outcome(**values | more)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def written(report, tmp_path):
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_tells_everything_and_asks_nothing_of_the_network(full, tmp_path):
+def test_page_is_complete_and_self_contained(full, tmp_path):
     text = written(full, tmp_path)
     reader = Reader(text)
     assert all(value.startswith("data:image/") for value in reader.asked)
@@ -102,7 +102,7 @@ def test_the_page_tells_everything_and_asks_nothing_of_the_network(full, tmp_pat
     assert alts == ["3, taken for 5"] * 2
 
 
-def test_headings_do_not_skip_a_level(full, tmp_path):
+def test_heading_levels(full, tmp_path):
     tags = [tag for tag, _ in Reader(written(full, tmp_path)).seen if tag in ("h1", "h2", "h3")]
     assert tags[0] == "h1"
     assert tags.count("h1") == 1
@@ -110,7 +110,7 @@ def test_headings_do_not_skip_a_level(full, tmp_path):
     assert all(b <= a + 1 for a, b in pairwise(levels))
 
 
-def test_names_from_files_cannot_change_the_page(full, source, tmp_path):
+def test_names_are_escaped(full, source, tmp_path):
     bad = [Mistake(0, EVIL, 0, 1, 0.5, 0.1)]
     evil = changed(
         full,
@@ -131,30 +131,30 @@ def test_names_from_files_cannot_change_the_page(full, source, tmp_path):
     assert not [tag for tag, _ in Reader(text).seen if tag == "script"]
 
 
-def test_a_name_that_is_no_text_is_written_all_the_same(full, tmp_path):
+def test_undecodable_name(full, tmp_path):
     assert "?" in written(changed(full, skipped={"\udcff.jpg": "it is broken"}), tmp_path)
 
 
-def test_a_run_that_has_little_to_tell_is_a_page(tmp_path):
+def test_minimal_report(tmp_path):
     text = written(Report(title="bare", facts={}, rows=[]), tmp_path)
     assert "<h2>" not in text
     Reader(text)
 
 
-def test_masked_patches_have_curves_and_no_classes(full, tmp_path):
+def test_report_of_masked_patches(full, tmp_path):
     text = written(changed(full, outcomes={}, sources={}), tmp_path)
     assert "Which classes" not in text
     Reader(text)
 
 
-def test_several_labels_have_no_matrix_and_their_mistakes_name_all(full, source, tmp_path):
+def test_report_of_multi_label_data(full, source, tmp_path):
     several = outcome(source, confusion=None, mistakes=(Mistake(0, "x", (1, 2), 5, 0.9, 0.1),))
     text = written(changed(full, outcomes={"test": several}), tmp_path)
     assert "Which classes" not in text
     assert "<b>1, 2</b>" in text
 
 
-def test_pictures_that_cannot_be_read_again_are_left_out(full, tmp_path):
+def test_unreadable_images_are_skipped(full, tmp_path):
     class Gone:
         def __getitem__(self, index) -> Sample:
             raise DataError("it is gone")
@@ -164,7 +164,7 @@ def test_pictures_that_cannot_be_read_again_are_left_out(full, tmp_path):
     assert "taken for" in text
 
 
-def test_a_page_that_cannot_be_made_leaves_the_old_one(full, tmp_path, monkeypatch):
+def test_failed_report_keeps_the_old_one(full, tmp_path, monkeypatch):
     old = written(full, tmp_path)
 
     def stopped(*args):
@@ -177,13 +177,13 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(full, tmp_path, monkeypat
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_place_that_cannot_be_written_is_one_line(full, tmp_path):
+def test_unwritable_report_raises(full, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="cannot write"):
         write_report(tmp_path / "file" / "report.html", full)
 
 
-def test_steps_taken_again_replace_those_of_the_first_try():
+def test_repeated_steps_replace_earlier_points():
     again = [{"step": s, "loss": v} for s, v in ((10, 1.0), (20, 9.0), (30, 99.0), (15, 0.9))]
     assert points([*again, {"step": 25, "loss": None}, {"step": 26}], "loss")[:2] == [
         (10, 1.0),
@@ -192,19 +192,19 @@ def test_steps_taken_again_replace_those_of_the_first_try():
     assert math.isnan(points([{"step": 1, "loss": None}], "loss")[0][1])
 
 
-def test_only_all_is_a_hundred_percent():
+def test_rounding_never_shows_100_percent():
     assert share(1.0) == "100&nbsp;%"
     assert share(0.99999) == "99.9&nbsp;%"
     assert share(0.5) == "50.0&nbsp;%"
 
 
-def test_the_accuracy_comes_with_the_interval_of_so_many_pictures(full, source, tmp_path):
+def test_accuracy_has_a_confidence_interval(full, source, tmp_path):
     assert "likely 98.2 to 99.9&nbsp;%" in written(full, tmp_path)
     right = changed(full, outcomes={"test": outcome(source, accuracy=1.0)})
     assert "likely 99.1 to 100&nbsp;%" in written(right, tmp_path)
 
 
-def test_a_thousand_classes_and_a_long_run_stay_small(full, source, tmp_path):
+def test_report_size_is_bounded(full, source, tmp_path):
     rng = np.random.default_rng(0)
     confusion = rng.poisson(0.05, (1000, 1000)) + np.diag(np.full(1000, 30))
     many = outcome(source, confusion=confusion, mistakes=(), samples=int(confusion.sum()))

@@ -1,8 +1,8 @@
-"""A training run as one page: how good the model is, how it got there, and where it goes wrong.
+"""The HTML report of a training run: accuracy, training curves, and mistakes.
 
     write_report(folder / "report.html", report)
 
-The page asks nothing of the network and runs no script: pictures, charts and style are inside it.
+The page is self-contained, without scripts: images, charts and style are embedded.
 """
 
 import math
@@ -31,20 +31,20 @@ from vitrail.evaluation.parts import (
 )
 from vitrail.formatting import duration
 
-HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
-LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic
+HEADLINES = ("time", "parameters")  # facts shown as tiles
+LOG_FROM = 30  # ratio of the largest to the smallest loss from which the axis is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What there is to tell about a run."""
+    """The contents of the report."""
 
     title: str
     facts: Mapping[str, str]  # model, parameters, data, time, …
     rows: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
-    choices: Sequence[str] = ()  # what was chosen automatically, and why
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # split → how good it is
-    sources: Mapping[str, Source] = field(default_factory=dict)  # for the mistakes' pictures
+    choices: Sequence[str] = ()  # automatic settings, with reasons
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # by split
+    sources: Mapping[str, Source] = field(default_factory=dict)  # for the images of mistakes
     class_names: Sequence[str] = ()
     settings_toml: str = ""
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the run
@@ -53,12 +53,12 @@ class Report:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write the page whole, or leave what was there."""
+    """Write the page atomically."""
     write_whole(path, page(report))
 
 
 def page(report: Report) -> str:
-    """The page as text; nothing in it points outside."""
+    """Return the page as HTML."""
     body = [headline(report), curves(report.rows)]
     for split, outcome in report.outcomes.items():
         body += details(report, split, outcome)
@@ -68,7 +68,7 @@ def page(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """What everybody wants to know first, in large type, and the other facts below."""
+    """Return the most important numbers as tiles, and the other facts below."""
     tiles = [accuracy_tile(split, outcome) for split, outcome in report.outcomes.items()]
     large = [name for name in HEADLINES if name in report.facts]
     tiles += [tile(name, escape(report.facts[name])) for name in large]
@@ -85,7 +85,7 @@ def accuracy_tile(split: str, outcome: Outcome) -> str:
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Loss, accuracy, learning rate and speed over the run."""
+    """Return charts of loss, accuracy, learning rate and speed."""
     loss = [Series("train", points(rows, "loss"), noisy=True), *of_splits(rows, "loss")]
     low, high = extremes(loss)
     rate = [Series("learning rate", points(rows, "learning_rate"))]
@@ -107,7 +107,7 @@ def of_splits(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Series]:
 
 
 def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
-    """Where the rows have the key; of steps that were taken twice, as after a retry, the later."""
+    """Return the points of a metric; repeated steps, as after a rollback, replace earlier ones."""
     found: list[Point] = []
     for row in rows:
         if key in row:
@@ -124,7 +124,7 @@ def extremes(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def details(report: Report, split: str, outcome: Outcome) -> Iterator[str]:
-    """Which classes are mixed up, which are missed, and the worst mistakes."""
+    """Yield the confusion matrix and the most confident mistakes."""
     if outcome.confusion is not None:
         yield f"<h2>Which classes are mixed up: {escape(split)}</h2>"
         yield mixed_up(outcome.confusion, report.class_names)
@@ -136,7 +136,7 @@ def details(report: Report, split: str, outcome: Outcome) -> Iterator[str]:
 
 
 def chosen(choices: Sequence[str]) -> str:
-    """`what: why`, one line each."""
+    """Return the automatic settings as a list, `what: why`."""
     lines = []
     for choice in choices:
         what, colon, why = choice.partition(": ")
@@ -146,7 +146,7 @@ def chosen(choices: Sequence[str]) -> str:
 
 
 def bad_files(report: Report) -> dict[str, str]:
-    """Those that could not be read in training or in an evaluation, and why."""
+    """Return files that could not be read in training or evaluation, and why."""
     bad = dict(report.skipped)
     for outcome in report.outcomes.values():
         bad |= outcome.skipped
