@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from vitrail.models.config import VitConfig as VitConfig
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.vit import VisionTransformer as VisionTransformer
-    from vitrail.prediction.answers import Answer as Answer
-    from vitrail.prediction.engines import Guard as Guard
+    from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
     from vitrail.prediction.predictor import Predictor as Predictor
+    from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
     from vitrail.training.api import train as train
@@ -52,9 +52,9 @@ WHERE = {
     "save": "checkpoints.save",
     "teach": "probing.teaching",
     "train": "training.api",
-    "Answer": "prediction.answers",
+    "AccuracyGuard": "prediction.engines",
     "Facts": "checkpoints.facts",
-    "Guard": "prediction.engines",
+    "Prediction": "prediction.results",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",

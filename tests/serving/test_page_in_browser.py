@@ -17,7 +17,7 @@ from page_stub import (
     ROLLED,
     ROWS,
     Tab,
-    picture,
+    encoded_image,
     tab,
     until,
 )
@@ -59,7 +59,7 @@ def give(page, *files):
     """Choose pictures, as with the button."""
     named = [
         {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
-        for number, data in enumerate(files or (picture(),))
+        for number, data in enumerate(files or (encoded_image(),))
     ]
     page.locator("#files").set_input_files(named)
 
@@ -99,7 +99,7 @@ def test_it_says_what_it_knows_before_there_is_a_picture(page):
 
 
 def test_a_chosen_picture_is_answered_with_bars_and_the_time_it_took(page, stub):
-    data = picture()
+    data = encoded_image()
     give(page, data)
     assert told(page) == ("sun", "It is sure.")
     assert page.locator("#guesses .name").all_text_contents() == ["sun", "moon", "star"]
@@ -114,7 +114,7 @@ def test_a_chosen_picture_is_answered_with_bars_and_the_time_it_took(page, stub)
 @pytest.mark.parametrize(
     ("chances", "labels", "headline", "sentence"),
     [
-        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "room for doubt"),
+        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "admission for doubt"),
         ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
         ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
     ],
@@ -142,7 +142,7 @@ def test_of_many_labels_all_that_apply_are_told(browser, stub):
 
 
 def test_a_picture_can_be_pasted_and_dropped(page, stub):
-    data = base64.b64encode(picture()).decode()
+    data = base64.b64encode(encoded_image()).decode()
     page.evaluate(GIVE, ["paste", data, "image/png"])
     assert told(page)[0] == "sun"
     page.evaluate(GIVE, ["dragover", data, "image/png"])
@@ -157,7 +157,7 @@ def test_a_picture_can_be_pasted_and_dropped(page, stub):
 
 
 def test_several_pictures_become_a_strip(page):
-    give(page, picture(), b"no picture at all", picture(60, 90))
+    give(page, encoded_image(), b"no picture at all", encoded_image(60, 90))
     until(
         page,
         "[...document.querySelectorAll('#strip span')].map((s) => s.textContent).join() ==="
@@ -225,7 +225,7 @@ def test_the_panes_lie_on_what_the_model_sees(page):
 
 
 def test_a_class_can_be_asked_what_speaks_for_it(page, stub):
-    data = picture()
+    data = encoded_image()
     give(page, data)
     told(page)
     moon = page.locator("#guesses button").nth(1)
@@ -333,7 +333,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(browser, stub):
 def test_large_photographs_are_scaled_upright_before_they_are_sent(page, stub):
     exif = Image.Exif()
     exif[0x0112] = 6  # a phone held upright
-    photograph = picture(3000, 1500, kind="JPEG", exif=exif)
+    photograph = encoded_image(3000, 1500, kind="JPEG", exif=exif)
     give(page, photograph)
     assert told(page)[0] == "sun"
     (_, _, _, kind, body) = stub.requests("/predict")[-1]
@@ -364,7 +364,9 @@ def test_a_class_can_be_taught(page, stub):
     before = len(stub.requests("/predict"))
     page.locator("#teach summary").click()
     page.locator("#lesson").fill("comet")
-    named = [{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture()} for i in range(2)]
+    named = [
+        {"name": f"{i}.png", "mimeType": "image/png", "buffer": encoded_image()} for i in range(2)
+    ]
     page.locator("#lessons").set_input_files(named)
     page.locator("#teach button").click()
     until(page, "document.getElementById('learned').textContent.includes('knows')")
@@ -418,7 +420,7 @@ def test_it_fits_phones_and_desks_in_light_and_dark(browser, stub, width, scheme
     with tab(browser, stub.address, viewport=size, color_scheme=scheme, **phone) as page:
         page.wait_for_selector("#examples .row canvas")
         assert page.evaluate("document.documentElement.scrollWidth") == width
-        give(page, picture(), picture(50, 200), *[picture()] * 8)
+        give(page, encoded_image(), encoded_image(50, 200), *[encoded_image()] * 8)
         told(page)
         look(page, "layer")
         page.locator("#teach summary").click()
@@ -447,13 +449,12 @@ def real_server(model):
     uvicorn = pytest.importorskip("uvicorn")
     from vitrail.prediction.predictor import Predictor
     from vitrail.serving.app import make_app
-    from vitrail.serving.house import House
-    from vitrail.serving.settings import Settings
-    from vitrail.serving.shelf import Served
+    from vitrail.serving.config import ServerConfig
+    from vitrail.serving.state import AppState
 
-    house = House(Settings(batch=4, examples="none", log="off"))
-    house.add(Served("tiny", Predictor(model), house.tools))
-    config = uvicorn.Config(make_app(house), log_config=None, access_log=False)
+    state = AppState(ServerConfig(batch_size=4, examples="none", log="off"))
+    state.add_model("tiny", Predictor(model))
+    config = uvicorn.Config(make_app(state), log_config=None, access_log=False)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -465,7 +466,7 @@ def real_server(model):
         finally:
             server.should_exit = True
             thread.join()
-            house.close()
+            state.close()
 
 
 def test_the_real_server_speaks_as_the_page_expects(browser, tiny):
@@ -479,7 +480,7 @@ def test_the_real_server_speaks_as_the_page_expects(browser, tiny):
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight)
     with real_server(model) as address, tab(browser, address) as page:
-        give(page, picture(), picture(60, 90, kind="JPEG"))
+        give(page, encoded_image(), encoded_image(60, 90, kind="JPEG"))
         told(page)
         assert page.locator("#guesses button").count() == 3
         look(page, "layer")

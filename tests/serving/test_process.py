@@ -6,13 +6,13 @@ import json
 import signal
 
 import pytest
-from houses import picture, tiny_model
 from raw_client import closed_loop, raw, run
 from server_process import serving
+from serving_helpers import encoded_image, tiny_model
 
 import vitrail
 
-PREDICT = raw("/predict", picture(), "image/png")
+PREDICT = raw("/predict", encoded_image(), "image/png")
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ class Evaluate(DataOptions):
         from vitrail import parallel
         from vitrail.checkpoints.bundle import check_free
         from vitrail.evaluation.api import evaluate
-        from vitrail.prediction.engines import Guard
+        from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
 
         if self.save_temperature is not None:
@@ -110,7 +110,7 @@ class Evaluate(DataOptions):
                 self.save_temperature, overwrite=here, instead="give --save-temperature another"
             )
         parallel.start(self.device)
-        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
+        guard = AccuracyGuard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from houses import a_house, picture, tiny_model, wait_for
+from serving_helpers import encoded_image, make_state, tiny_model, wait_for
 from starlette.testclient import TestClient
 
 import vitrail
@@ -14,9 +14,9 @@ from vitrail.data.sources import open_source
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
-from vitrail.serving.examples import find_examples, given, spread
-from vitrail.serving.run import open_model
-from vitrail.serving.settings import Settings
+from vitrail.serving.config import ServerConfig
+from vitrail.serving.registry import examples_from, find_examples, spread_rows
+from vitrail.serving.server import load_model
 
 HOW = preset("google", (8, 8), 3)
 
@@ -35,13 +35,16 @@ def test_test_pictures_of_all_classes_are_to_be_tried(tmp_path):
 
 
 def test_encoded_pictures_are_shown_as_they_are_and_large_ones_smaller(tmp_path):
-    for name, data in {"a": picture("red"), "b": picture("blue", (700, 700), "BMP")}.items():
+    for name, data in {
+        "a": encoded_image("red"),
+        "b": encoded_image("blue", (700, 700), "BMP"),
+    }.items():
         (tmp_path / "set" / name).mkdir(parents=True)
         for n in range(3):
             (tmp_path / "set" / name / f"{n}.png").write_bytes(data)
     found = find_examples(known("nowhere"), str(tmp_path / "set"))
     kinds = {one.label: one for one in found}
-    assert kinds["a"].data == picture("red")
+    assert kinds["a"].data == encoded_image("red")
     assert kinds["b"].media_type == "image/jpeg"  # no browser is sent a BMP of a megabyte
     assert len(kinds["b"].data) < 2**18
 
@@ -58,15 +61,15 @@ def test_what_cannot_be_opened_is_an_error_only_if_it_was_asked_for(tmp_path):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
 def test_data_that_only_a_model_names_is_shown_to_this_machine(tmp_path, host):
-    assert given(Settings(host=host), str(tmp_path)) == ""
-    assert given(Settings(host=host), "hf:some/where") == "none"
-    assert given(Settings(host=host), str(tmp_path / "gone")) == "none"
+    assert examples_from(ServerConfig(host=host), str(tmp_path)) == ""
+    assert examples_from(ServerConfig(host=host), "hf:some/where") == "none"
+    assert examples_from(ServerConfig(host=host), str(tmp_path / "gone")) == "none"
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.2", "example.org"])
 def test_data_that_only_a_model_names_is_not_shown_to_others(tmp_path, host):
-    assert given(Settings(host=host), str(tmp_path)) == "none"
-    assert given(Settings(host=host, examples="photos"), "hf:some/where") == "photos"
+    assert examples_from(ServerConfig(host=host), str(tmp_path)) == "none"
+    assert examples_from(ServerConfig(host=host, examples="photos"), "hf:some/where") == "photos"
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", True), ("0.0.0.0", False)])
@@ -75,13 +78,13 @@ def test_a_server_that_others_reach_shows_nothing_that_was_not_named(tmp_path, h
     data = write_colors(tmp_path / "colors.npz")
     model.facts = replace(model.facts, provenance={"data": str(data)})
     vitrail.save(model, tmp_path / "bundle")
-    with a_house(host=host) as house:
-        house.shelf.models.clear()
-        words = (house, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
-        open_model(*words, several=False)
-        with TestClient(make_app(house)):
-            wait_for(lambda: "tiny" in house.examples)
-        assert bool(house.examples["tiny"]) is shown
+    with make_state(host=host) as state:
+        state.registry.models.clear()
+        words = (state, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
+        load_model(*words, several=False)
+        with TestClient(make_app(state)):
+            wait_for(lambda: "tiny" in state.examples)
+        assert bool(state.examples["tiny"]) is shown
 
 
 def test_many_classes_are_spread_and_few_pictures_are_all_taken(tmp_path):
@@ -93,20 +96,20 @@ def test_many_classes_are_spread_and_few_pictures_are_all_taken(tmp_path):
         def labels(self):
             return np.array([0, 0, 1])
 
-    rows = spread(Many(), 12)
+    rows = spread_rows(Many(), 12)
     assert len(rows) == len({row // 3 for row in rows}) == 12
-    assert sorted(spread(Few(), 12)) == [0, 1, 2]
+    assert sorted(spread_rows(Few(), 12)) == [0, 1, 2]
 
 
 def test_examples_are_served_by_number(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
-    with a_house() as house:
-        house.examples["tiny"] = find_examples(known(data), "")
-        client = TestClient(make_app(house))
+    with make_state() as state:
+        state.examples["tiny"] = find_examples(known(data), "")
+        client = TestClient(make_app(state))
         told = client.get("/examples").json()
         assert told[1] == {"id": "1", "label": "green"}
         one = client.get("/examples/1")
         assert one.headers["content-type"] == "image/png"
-        assert one.content == house.examples["tiny"][1].data
+        assert one.content == state.examples["tiny"][1].data
         for odd in ("12", "-1", "x", "1e1", "..%2f..%2fetc%2fpasswd", "²"):
             assert client.get(f"/examples/{odd}").status_code == 404

@@ -1,4 +1,4 @@
-"""Small servers for tests: a tiny model, pictures of one color, and work that can be held up."""
+"""Small servers for tests: a tiny model, noise images, and work that can be blocked."""
 
 import asyncio
 import io
@@ -16,17 +16,16 @@ from vitrail.checkpoints.facts import Facts
 from vitrail.data.preprocessing import preset
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
-from vitrail.serving.house import House
-from vitrail.serving.run import stoppable
-from vitrail.serving.settings import Limits, Settings
-from vitrail.serving.shelf import Served
+from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.server import make_server
+from vitrail.serving.state import AppState
 
 CLASSES = ("red", "green", "blue")
 COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
 def tiny_model(seed=0):
-    """A ViT that has an opinion, if no good one."""
+    """A ViT with a random head."""
     torch.manual_seed(seed)
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
@@ -34,8 +33,8 @@ def tiny_model(seed=0):
     return model.eval()
 
 
-def picture(color="red", size=(8, 8), format="PNG", seed=0):
-    """The bytes of a noisy picture."""
+def encoded_image(color="red", size=(8, 8), format="PNG", seed=0):
+    """A noisy image of one color, encoded."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 55, (*size, 3)) + np.array(COLORS[color])
     buffer = io.BytesIO()
@@ -44,31 +43,32 @@ def picture(color="red", size=(8, 8), format="PNG", seed=0):
 
 
 @contextmanager
-def a_house(models=None, *, batch=4, limits=None, **settings):
-    """A house with models, by name."""
-    settings = {"hosts": ("testserver",), **settings}  # what the test client calls it
-    house = House(Settings(batch=batch, log="off", limits=limits or Limits(), **settings))
+def make_state(models=None, *, batch_size=4, limits=None, **options):
+    """An `AppState` with models, by name."""
+    options = {"allow_hosts": ("testserver",), **options}  # the test client's Host header
+    limits = limits or Limits()
+    state = AppState(ServerConfig(batch_size=batch_size, log="off", limits=limits, **options))
     try:
         for name, model in (models or {"tiny": tiny_model()}).items():
-            house.add(Served(name, Predictor(model, device="cpu"), house.tools))
-        yield house
+            state.add_model(name, Predictor(model, device="cpu"))
+        yield state
     finally:
-        house.close()
+        state.close()
 
 
 @contextmanager
-def listening_to(house):
-    """The port of a real server around a house, in a thread of this process."""
-    with a_server(house) as (_, port):
+def server_port(state):
+    """The port of a real server, in a thread of this process."""
+    with running_server(state) as (_, port):
         yield port
 
 
 @contextmanager
-def a_server(house):
-    """That server, and its port."""
+def running_server(state):
+    """A real server in a thread of this process, and its port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = stoppable(make_app(house), house)
+        server = make_server(make_app(state), state)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -81,28 +81,28 @@ def a_server(house):
 
 
 class Gate:
-    """Work that waits until it is let go, and notes what it was given."""
+    """Work that blocks until it is opened, and records its batches."""
 
-    def __init__(self, most=4):
-        self.most, self.batches = most, []
+    def __init__(self, batch_size=4):
+        self.batch_size, self.batches = batch_size, []
         self.begun, self.open = threading.Semaphore(0), threading.Event()
 
-    def __call__(self, pieces):
-        self.batches.append(list(pieces))
+    def __call__(self, items):
+        self.batches.append(list(items))
         self.begun.release()
         assert self.open.wait(60)
-        return [(piece, len(pieces)) for piece in pieces]
+        return [(item, len(items)) for item in items]
 
 
 @contextmanager
-def held(house):
-    """The batcher is busy with something else, until the gate is opened or at the end."""
+def blocked_batcher(state):
+    """Keep the batch thread busy until the gate is opened, or to the end."""
     gate = Gate()
 
-    async def hold():
-        house.batcher.submit(gate, ["hold"])
+    async def submit():
+        state.batcher.submit(gate, ["block"])
 
-    asyncio.run(hold())
+    asyncio.run(submit())
     assert gate.begun.acquire(timeout=60)
     try:
         yield gate
@@ -111,7 +111,7 @@ def held(house):
 
 
 def wait_for(condition, seconds=60):
-    """Wait until something is true; so long only where it never will be."""
+    """Wait until a condition is true, or fail."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

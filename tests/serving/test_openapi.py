@@ -4,7 +4,6 @@ import json
 
 import pytest
 import schemathesis
-from houses import a_house
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -14,10 +13,11 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from serving_helpers import make_state
 from starlette.testclient import TestClient
 
 from vitrail.serving.app import make_app
-from vitrail.serving.examples import Example
+from vitrail.serving.registry import Example
 
 CHECKS = (
     not_a_server_error,
@@ -37,10 +37,10 @@ FEW = settings(
 
 @pytest.fixture(scope="module")
 def app():
-    with a_house() as house:
-        house.warm = True
-        house.examples["tiny"] = [Example("red", b"x", "image/png")]
-        yield make_app(house)
+    with make_state() as state:
+        state.warm = True
+        state.examples["tiny"] = [Example("red", b"x", "image/png")]
+        yield make_app(state)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def schema(app):
 
 
 def operations():
-    with a_house() as house:
-        paths = TestClient(make_app(house)).get("/openapi.json").json()["paths"]
+    with make_state() as state:
+        paths = TestClient(make_app(state)).get("/openapi.json").json()["paths"]
     return [(method.upper(), path) for path, found in paths.items() for method in found]
 
 

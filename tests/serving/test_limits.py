@@ -5,17 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_client import BOUNDARY, form_body
 
-from vitrail.serving.bodies import form_files
-from vitrail.serving.refusals import Refusal
-from vitrail.serving.room import Room
-from vitrail.serving.settings import Limits
+from vitrail.serving.config import Limits
+from vitrail.serving.limits import AdmissionController, ApiError, parse_form
 
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
-LIMITS = Limits(pictures=8)
+LIMITS = Limits(images=8)
 
 
 def files(body, kind=TYPE, limits=LIMITS):
-    return form_files(kind, body, limits)
+    return parse_form(kind, body, limits)
 
 
 def part(head, data=b"x"):
@@ -34,7 +32,7 @@ def test_files_come_out_of_a_form_as_they_went_in(pictures):
 @given(st.binary(max_size=200))
 @settings(max_examples=100, deadline=None)
 def test_no_bytes_are_more_than_refused(body):
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(ApiError) as refusal:
         files(body)
     assert refusal.value.status == 400
 
@@ -44,36 +42,36 @@ def test_no_bytes_are_more_than_refused(body):
 def test_a_damaged_form_is_read_or_refused(place, noise):
     body = form_body([b"first", b"second"])
     damaged = body[: place % len(body)] + noise + body[place % len(body) + len(noise) :]
-    with suppress(Refusal):
+    with suppress(ApiError):
         files(damaged)
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "said"),
     [
-        (form_body([b"x"]), "multipart/form-data", "names no boundary"),
-        (form_body([b"x"])[:-10], TYPE, "ends too early"),
-        (part("Content-Type: image/png"), TYPE, "does not say what it is"),
+        (form_body([b"x"]), "multipart/form-data", "no boundary"),
+        (form_body([b"x"])[:-10], TYPE, "truncated"),
+        (part("Content-Type: image/png"), TYPE, "no Content-Disposition header"),
         (f"--{BOUNDARY}\r\nno end".encode(), TYPE, "has no headers"),
-        (b"", TYPE, "ends too early"),
+        (b"", TYPE, "truncated"),
         (part("X: " + 5000 * "x"), TYPE, "has no headers"),
     ],
 )
 def test_a_broken_form_is_refused_in_one_line(body, kind, said):
-    with pytest.raises(Refusal, match=said) as refusal:
+    with pytest.raises(ApiError, match=said) as refusal:
         files(body, kind)
     assert refusal.value.status == 400
 
 
 def test_other_fields_are_passed_over_but_not_any_number():
     assert files(form_body([b"x"], field="comment")) == []
-    with pytest.raises(Refusal, match="more than 16 other fields"):
+    with pytest.raises(ApiError, match="more than 16 other fields"):
         files(form_body([b"x"] * 17, field="comment"))
 
 
 def test_more_pictures_than_are_allowed_are_refused():
     assert len(files(form_body([b"x"] * 8))) == 8
-    with pytest.raises(Refusal, match="more than 8 pictures") as refusal:
+    with pytest.raises(ApiError, match="more than 8 images") as refusal:
         files(form_body([b"x"] * 9))
     assert refusal.value.status == 413
 
@@ -85,24 +83,30 @@ def test_names_in_any_letters_come_back_and_are_not_endless():
     assert files(part('Content-Disposition: form-data; name="pictures"'))[0].name == "picture 1"
 
 
-def test_places_and_bytes_are_given_back_and_bounded():
-    room = Room(Limits(pictures=3, queue=4, heavy=1, body=60, memory=100), lambda: 2.0)
-    with room.enter(60) as place:
-        place.widen(3)
-        assert (room.pictures, room.bytes) == (3, 60)
-        with pytest.raises(Refusal) as refusal:
-            room.enter(50)  # too many bytes
-        assert refusal.value.reason == "memory"
-        with room.enter(10, heavy=True) as other:
-            assert room.is_full
-            for heavy in (False, True):
-                with pytest.raises(Refusal) as refusal:
-                    room.enter(1, heavy=heavy)
-                assert refusal.value.status == 503
-                assert refusal.value.headers == {"Retry-After": "2"}  # 4 pictures, 2 a second
-            with pytest.raises(Refusal):
-                other.widen(2)
-        with pytest.raises(Refusal) as refusal, room.enter(1, heavy=True):
-            room.enter(1, heavy=True)
-        assert (room.pictures, room.bytes, room.heavy) == (3, 60, 0)
-    assert (room.pictures, room.bytes, room.heavy) == (0, 0, 0)
+def test_reservations_are_bounded_and_released():
+    limits = Limits(images=3, queue=4, heavy=1, body=60, memory=100)
+    admission = AdmissionController(limits, lambda: 2.0)
+    first = admission.reserve(60)
+    first.resize(3)
+    assert (admission.images, admission.bytes) == (3, 60)
+    with pytest.raises(ApiError) as error:
+        admission.reserve(50)  # too many bytes
+    assert error.value.reason == "memory"
+    second = admission.reserve(10, heavy=True)
+    assert admission.is_full
+    for heavy in (False, True):
+        with pytest.raises(ApiError) as error:
+            admission.reserve(1, heavy=heavy)
+        assert error.value.status == 503
+        assert error.value.headers == {"Retry-After": "2"}  # 4 images, 2 per second
+    with pytest.raises(ApiError):
+        second.resize(2)
+    second.release()
+    third = admission.reserve(1, heavy=True)
+    with pytest.raises(ApiError) as error:
+        admission.reserve(1, heavy=True)
+    third.release()
+    third.release()  # releasing twice changes nothing
+    assert (admission.images, admission.bytes, admission.heavy) == (3, 60, 0)
+    first.release()
+    assert (admission.images, admission.bytes, admission.heavy) == (0, 0, 0)

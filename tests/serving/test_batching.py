@@ -1,9 +1,9 @@
 import asyncio
 
 import pytest
-from houses import Gate
+from serving_helpers import Gate
 
-from vitrail.serving.batcher import Batcher
+from vitrail.serving.batching import Batcher
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_lone_piece_waits_for_no_other(batcher):
 
 def test_what_waits_is_done_together_up_to_the_batch(batcher):
     async def story():
-        gate = Gate(most=4)
+        gate = Gate(batch_size=4)
         first = batcher.submit(gate, ["a"])
         await begun(gate)
         later = [batcher.submit(gate, [letter]) for letter in "bcdefg"]
@@ -44,7 +44,7 @@ def test_what_waits_is_done_together_up_to_the_batch(batcher):
 
 def test_a_large_request_is_split_and_comes_back_in_order(batcher):
     async def story():
-        gate = Gate(most=3)
+        gate = Gate(batch_size=3)
         gate.open.set()
         return await batcher.submit(gate, list("abcdefgh")).done
 
@@ -71,7 +71,7 @@ def test_what_nobody_waits_for_is_not_begun(batcher):
         first = batcher.submit(gate, ["a"])
         await begun(gate)
         dropped, kept = batcher.submit(gate, ["b", "c"]), batcher.submit(gate, ["d"])
-        batcher.give_up(dropped)
+        batcher.cancel(dropped)
         assert len(batcher.waiting) == 1  # its pieces are not kept either
         gate.open.set()
         await asyncio.gather(first.done, kept.done)
@@ -82,7 +82,7 @@ def test_what_nobody_waits_for_is_not_begun(batcher):
 
 def test_a_fault_reaches_those_it_concerns_and_the_thread_goes_on(batcher):
     class Faulty:
-        most = 4
+        batch_size = 4
 
         def __call__(self, pieces):
             if "all" in pieces:
@@ -130,6 +130,6 @@ def test_it_knows_its_pace(batcher):
         gate.open.set()
         await batcher.submit(gate, list("abcd")).done
 
-    assert batcher.pace == 0
+    assert batcher.throughput == 0
     asyncio.run(story())
-    assert batcher.pace > 0
+    assert batcher.throughput > 0

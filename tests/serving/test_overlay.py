@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import threading
 from dataclasses import replace
 
@@ -19,8 +18,8 @@ from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
-from vitrail.serving.description import Attention
-from vitrail.serving.looking import attention, explain, methods_of
+from vitrail.serving.overlay import attention, explain, methods_of
+from vitrail.serving.schemas import AttentionResponse
 
 NAMES = ("sun", "moon", "star")
 
@@ -67,8 +66,8 @@ def pixels(png):
 
 
 def maps_of(found):
-    shape = (found["layers"], found["heads"], *found["grid"])
-    return np.frombuffer(base64.b64decode(found["maps"]), np.uint8).reshape(shape)
+    shape = (found.layers, found.heads, *found.grid)
+    return np.frombuffer(base64.b64decode(found.maps), np.uint8).reshape(shape)
 
 
 def test_every_map_that_knows_something_can_be_asked_for(model):
@@ -146,7 +145,7 @@ def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
             rows = maps[0, :, 0] if changes["pool"] == "cls" else read @ maps[0, :, prefix:]
             expected.append(rows[:, prefix:].unflatten(1, (2, 2)))
     expected = torch.stack(expected)  # (L, H, h, w)
-    peaks = torch.tensor(found["peaks"])
+    peaks = torch.tensor(found.peaks)
     torch.testing.assert_close(peaks, expected.amax(dim=(2, 3)), atol=1e-5, rtol=0)
     shares = torch.tensor(maps_of(found) / 255.0) * peaks[:, :, None, None]
     torch.testing.assert_close(shares.float(), expected, atol=3e-3, rtol=0)
@@ -155,23 +154,23 @@ def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
 
 def test_rollout_comes_along(model, data):
     found = attention(model, data)
-    rolled = np.frombuffer(base64.b64decode(found["rollout"]), np.uint8).reshape(found["grid"])
+    rolled = np.frombuffer(base64.b64decode(found.rollout), np.uint8).reshape(found.grid)
     expected = rollout(model, as_seen(model, data)[None])[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
 
 
 def test_the_answer_is_small_and_ready_for_json(model, data):
     found = attention(model, data)
-    assert json.loads(json.dumps(found)) == found
-    assert (found["layers"], found["heads"], found["grid"]) == (2, 2, [2, 2])
-    assert len(json.dumps(found)) < 1000
+    assert AttentionResponse.model_validate_json(found.model_dump_json()) == found
+    assert (found.layers, found.heads, found.grid) == (2, 2, [2, 2])
+    assert len(found.model_dump_json()) < 1000
 
 
 def test_the_box_is_the_part_that_the_model_sees(tiny):
     cut = served(tiny, resize="short-side", resize_to=(8, 8))
-    assert attention(served(tiny), encoded(40, 20))["box"] == [0, 0, 1, 1]
-    assert attention(cut, encoded(40, 20))["box"] == [0, 0.25, 1, 0.5]
-    assert attention(cut, encoded(20, 40))["box"] == [0.25, 0, 0.5, 1]
+    assert attention(served(tiny), encoded(40, 20)).box == [0, 0, 1, 1]
+    assert attention(cut, encoded(40, 20)).box == [0, 0.25, 1, 0.5]
+    assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
 
 
 def test_looking_leaves_the_model_as_it_was(model, data):
@@ -222,8 +221,8 @@ def test_a_model_that_merges_tokens_is_looked_at_without_merging(model, data):
 
 def test_maps_are_moved_to_what_tokens_see(tiny, data):
     stem = served(replace(tiny, stem="conv"))
-    assert attention(served(tiny), data)["lag"] == 0
-    assert attention(stem, data)["lag"] == pytest.approx(3 / 8)
+    assert attention(served(tiny), data).lag == 0
+    assert attention(stem, data).lag == pytest.approx(3 / 8)
     explain(stem, data, method="rollout", label=None)
 
 
@@ -241,7 +240,3 @@ def test_without_a_method_the_first_that_the_model_has_is_drawn(tiny, model, dat
     bare.facts = replace(bare.facts, class_names=())
     drawn = explain(bare, data, method=None, label=None)
     assert drawn == explain(bare, data, method="rollout", label=None)
-
-
-def test_everything_that_is_told_of_attention_is_described(model, data):
-    assert attention(model, data).keys() == Attention.model_fields.keys()

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from houses import a_house, listening_to, picture
+from serving_helpers import encoded_image, make_state, server_port
 
-from vitrail.serving.guard import OPEN
-from vitrail.serving.sending import ROUTES
+from vitrail.serving.app import router
+from vitrail.serving.limits import PUBLIC_PATHS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -23,14 +23,14 @@ def blocks(kind):
 
 @pytest.fixture(scope="module")
 def server():
-    with a_house() as house, listening_to(house) as port:
+    with make_state() as state, server_port(state) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
 def folder(tmp_path):
     for name, color in {"tulip": "red", "rose": "blue"}.items():
-        (tmp_path / f"{name}.jpg").write_bytes(picture(color, (60, 80), "JPEG"))
+        (tmp_path / f"{name}.jpg").write_bytes(encoded_image(color, (60, 80), "JPEG"))
     return tmp_path
 
 
@@ -66,7 +66,10 @@ def test_the_javascript_example_runs(server, folder):
 
 
 def test_every_route_is_told():
-    for path in (*(route.path for route in ROUTES), *OPEN):
+    for path in (
+        *(route.path for route in router.routes if "POST" in route.methods),
+        *PUBLIC_PATHS,
+    ):
         assert f"{path}?" in PAGE or f"{path}`" in PAGE
 
 

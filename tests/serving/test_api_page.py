@@ -1,44 +1,42 @@
-"""The page that explains the interface; and what both pages promise a browser."""
+"""The API page, and what both pages guarantee a browser."""
 
 import re
 from pathlib import Path
 
 import pytest
-from page_stub import NEEDS_CHROMIUM, picture, tab
+from page_stub import NEEDS_CHROMIUM, encoded_image, tab
 
-from vitrail.serving import docs_page, page
+from vitrail.data.sheet import policy_hash
+from vitrail.serving import app
+from vitrail.serving.app import build_page
 
-ASSETS = Path(page.__file__).parent / "assets"
-PAGES = {"page": page, "docs": docs_page}
-
-
-@pytest.mark.parametrize("module", PAGES.values(), ids=PAGES)
-def test_a_page_names_no_other_host(module):
-    hosts = set(re.findall(r"//([\w-]+\.[\w.-]+)", module.PAGE))
-    assert hosts <= {"www.w3.org"}  # where SVG's name is from; nobody asks there
+ASSETS = Path(app.__file__).parent / "assets"
+PAGES = ("page.html", "docs.html")
 
 
-@pytest.mark.parametrize("module", PAGES.values(), ids=PAGES)
-def test_the_policy_allows_the_style_and_script_of_the_page_and_no_others(module):
-    (style,) = re.findall(r"<style>(.*?)</style>", module.PAGE, re.DOTALL)
-    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", module.PAGE, re.DOTALL)
-    assert f"style-src {page.policy_hash(style)};" in module.POLICY
-    assert f"script-src {page.policy_hash(script)};" in module.POLICY
-    assert "unsafe" not in module.POLICY
-    assert module.POLICY.startswith("default-src 'none'")
-    assert " style=" not in module.PAGE  # the policy would ignore it
-    assert not re.search(r"\son\w+=\"", module.PAGE)
+@pytest.mark.parametrize("name", PAGES)
+def test_page_names_no_other_host(name):
+    hosts = set(re.findall(r"//([\w-]+\.[\w.-]+)", build_page(name)[0]))
+    assert hosts <= {"www.w3.org"}  # the SVG namespace, which is never requested
 
 
-def test_no_asset_is_forgotten():
-    used = "".join(module.PAGE for module in PAGES.values())
+@pytest.mark.parametrize("name", PAGES)
+def test_policy_allows_the_style_and_script_of_the_page_only(name):
+    html, policy = build_page(name)
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
+    assert f"style-src {policy_hash(style)};" in policy
+    assert f"script-src {policy_hash(script)};" in policy
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+    assert " style=" not in html  # the policy would ignore it
+    assert not re.search(r"\son\w+=\"", html)
+
+
+def test_every_asset_is_used():
+    used = "".join(build_page(name)[0] for name in PAGES)
     for path in ASSETS.glob("*.[cj]s*"):
         assert path.read_text().strip() in used, path.name
-
-
-def test_the_pages_hand_out_their_text():
-    assert page.page() == page.PAGE
-    assert docs_page.docs_page() == docs_page.PAGE
 
 
 @NEEDS_CHROMIUM
@@ -81,7 +79,7 @@ def test_a_picture_can_be_sent_with_a_token(browser, stub):
         )
         assert "too many bytes" in predict.text_content()
         predict.locator("input[name=top]").fill("2")
-        file = {"name": "a.png", "mimeType": "image/png", "buffer": picture()}
+        file = {"name": "a.png", "mimeType": "image/png", "buffer": encoded_image()}
         predict.locator("input[type=file]").set_input_files(file)
         predict.locator("button").click()
         predict.locator(".result pre").wait_for()
@@ -91,5 +89,5 @@ def test_a_picture_can_be_sent_with_a_token(browser, stub):
         predict.locator(".result code").filter(has_text="200 OK").wait_for()
         assert '"label": "sun"' in predict.locator(".result pre").text_content()
         (_, _, query, kind, body) = stub.requests("/predict")[-1]
-        assert (query, kind, body) == ({"top": "2"}, "image/png", picture())
+        assert (query, kind, body) == ({"top": "2"}, "image/png", encoded_image())
         assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from houses import CLASSES, a_house, picture, tiny_model
+from serving_helpers import CLASSES, encoded_image, make_state, tiny_model
 from starlette.testclient import TestClient
 
 import vitrail
@@ -11,40 +11,38 @@ from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
 from vitrail.probing import teaching
 from vitrail.probing.memory import remember, save_memory
-from vitrail.serving import lessons
+from vitrail.serving import teaching as serving_teaching
 from vitrail.serving.app import make_app
-from vitrail.serving.bodies import Upload
-from vitrail.serving.refusals import Refusal
-from vitrail.serving.settings import Limits
-from vitrail.serving.shelf import Served
+from vitrail.serving.config import Limits
+from vitrail.serving.limits import ApiError, Upload
 
 
 def files(color, count=6, seed=0):
-    return [("pictures", (f"{n}", picture(color, seed=seed + n))) for n in range(count)]
+    return [("pictures", (f"{n}", encoded_image(color, seed=seed + n))) for n in range(count)]
 
 
 @pytest.fixture
 def taught():
-    """A house whose model remembers pictures of red and green, and may be taught."""
+    """A state whose model remembers pictures of red and green, and may be taught."""
     model = tiny_model()
-    with a_house({"tiny": model}, teach=True) as house:
-        served = house.shelf.get(None)
+    with make_state({"tiny": model}, allow_teach=True) as state:
+        served = state.registry.get(None)
         predictor = served.predictor
         images = [
-            predictor.prepare(picture(color, seed=50 + n))
+            predictor.preprocess(encoded_image(color, seed=50 + n))
             for color in ("red", "green")
             for n in range(5)
         ]
-        values = predictor.vectors(torch.stack(images)).numpy()
+        values = predictor.forward_features(torch.stack(images)).numpy()
         memory = remember(model, values, np.repeat([0, 1], 5), ("red", "green"))
-        house.add(Served("tiny", predictor, house.tools, memory=memory))
-        with TestClient(make_app(house)) as client:
-            yield house, client
+        state.add_model("tiny", predictor, memory)
+        with TestClient(make_app(state)) as client:
+            yield state, client
 
 
 def test_a_class_is_learned_from_a_few_pictures_and_known_at_once(taught):
-    house, client = taught
-    before = house.shelf.get(None)
+    state, client = taught
+    before = state.registry.get(None)
     assert client.get("/model").json()["teach"] is True
     found = client.post("/teach?name=blue", files=files("blue")).json()
     assert found["classes"] == ["red", "green", "blue"]
@@ -52,10 +50,10 @@ def test_a_class_is_learned_from_a_few_pictures_and_known_at_once(taught):
     assert found["accuracy"] > 0.6
     assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
     for color in CLASSES:
-        answer = client.post("/predict", content=picture(color, seed=90)).json()["answers"][0]
+        answer = client.post("/predict", content=encoded_image(color, seed=90)).json()["answers"][0]
         assert answer["label"] == color
     assert before.predictor.classes == CLASSES  # who began with the old one keeps it
-    assert house.shelf.get(None) is not before
+    assert state.registry.get(None) is not before
 
 
 def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taught):
@@ -66,7 +64,7 @@ def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taugh
     assert found["replaced"] is True
     assert found["pictures"] == 6
     assert found["errors"][0]["name"] == "broken"
-    answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
+    answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][0]
     assert answer["label"] == "blue"
 
 
@@ -79,23 +77,23 @@ def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taugh
         ("?name=a%00b", files("blue"), 422),
         (f"?name={'x' * 101}", files("blue"), 422),
         ("?name=blue", [("pictures", ("x", b"text"))], 422),
-        ("?name=blue", [("other", ("x", picture()))], 400),
+        ("?name=blue", [("other", ("x", encoded_image()))], 400),
     ],
 )
 def test_a_lesson_that_cannot_be_given_changes_nothing(taught, query, pictures, status):
-    house, client = taught
-    before = house.shelf.get(None)
+    state, client = taught
+    before = state.registry.get(None)
     assert client.post(f"/teach{query}", files=pictures).status_code == status
-    assert house.shelf.get(None) is before
+    assert state.registry.get(None) is before
 
 
 def test_pictures_of_lessons_have_no_more_pixels_than_others(taught):
-    house, _ = taught
-    memory = house.shelf.get(None).memory
-    with a_house(teach=True, limits=Limits(pixels=100)) as strict:
-        strict.add(Served("tiny", strict.shelf.get(None).predictor, strict.tools, memory=memory))
+    state, _ = taught
+    memory = state.registry.get(None).memory
+    with make_state(allow_teach=True, limits=Limits(pixels=100)) as strict:
+        strict.add_model("tiny", strict.registry.get(None).predictor, memory)
         pictures = [
-            ("pictures", ("large", picture(size=(20, 20)))),
+            ("pictures", ("large", encoded_image(size=(20, 20)))),
             *files("blue", count=1),
         ]
         found = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
@@ -105,19 +103,19 @@ def test_pictures_of_lessons_have_no_more_pixels_than_others(taught):
 
 
 def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):
-    house, client = taught
-    house.places["tiny"] = tmp_path / "kept"
+    state, client = taught
+    state.teach_folders["tiny"] = tmp_path / "kept"
     client.post("/teach?name=blue", files=files("blue"))
     kept = vitrail.Predictor(tmp_path / "kept", device="cpu")
-    assert kept(picture("blue", seed=90)).label == "blue"
+    assert kept(encoded_image("blue", seed=90)).label == "blue"
     assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can go on learning
     (tmp_path / "file").write_text("")
-    house.places["tiny"] = tmp_path / "file" / "below"
-    before = house.shelf.get(None)
+    state.teach_folders["tiny"] = tmp_path / "file" / "below"
+    before = state.registry.get(None)
     refused = client.post("/teach?name=gray", files=files("red"))
     assert refused.status_code == 503
     assert str(tmp_path) not in refused.text
-    assert house.shelf.get(None) is before
+    assert state.registry.get(None) is before
 
 
 def contents(folder):
@@ -128,19 +126,19 @@ def contents(folder):
 def test_a_lesson_that_cannot_be_written_leaves_the_folder_as_it_was(
     taught, tmp_path, monkeypatch, kept
 ):
-    house, client = taught
-    folder = house.places["tiny"] = tmp_path / "kept"
+    state, client = taught
+    folder = state.teach_folders["tiny"] = tmp_path / "kept"
     folder.mkdir()
     if kept:
         assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
         (folder / "notes.txt").write_text("of somebody else")
-    before, served = contents(folder), house.shelf.get(None)
+    before, served = contents(folder), state.registry.get(None)
 
     def full(*_):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lessons, "save", full)  # after the memory was written
+        patch.setattr(serving_teaching, "save", full)  # after the memory was written
         assert client.post("/teach?name=gray", files=files("red")).status_code == 503
     assert contents(folder) == before
     (folder / "config.json").unlink(missing_ok=True)
@@ -148,31 +146,31 @@ def test_a_lesson_that_cannot_be_written_leaves_the_folder_as_it_was(
     before = contents(folder)
     refused = client.post("/teach?name=gray", files=files("red"))
     assert refused.status_code == 503
-    assert "was not learned" in refused.json()["error"]
+    assert "was not added" in refused.json()["error"]
     assert contents(folder) == before
     assert {path.name for path in folder.iterdir()} == {*before, "config.json"}
-    assert house.shelf.get(None) is served
+    assert state.registry.get(None) is served
     (folder / "config.json").rmdir()
     assert client.post("/teach?name=gray", files=files("red")).status_code == 200
     assert "gray" in vitrail.Predictor(folder, device="cpu").classes
 
 
 def test_a_model_that_cannot_be_served_is_not_kept(taught, tmp_path, monkeypatch):
-    house, client = taught
-    folder = house.places["tiny"] = tmp_path / "kept"
+    state, client = taught
+    folder = state.teach_folders["tiny"] = tmp_path / "kept"
 
     def fails(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(lessons, "Predictor", fails)
+    monkeypatch.setattr(serving_teaching, "Predictor", fails)
     assert client.post("/teach?name=blue", files=files("blue")).status_code == 500
     assert not folder.exists()
 
 
 def test_a_lesson_by_an_abandoned_thread_does_not_undo_a_later_one(taught):
     """It began before the other one, and comes back after it."""
-    house, client = taught
-    stuck, begun, release = house.shelf.get(None), threading.Event(), threading.Event()
+    state, client = taught
+    stuck, begun, release = state.registry.get(None), threading.Event(), threading.Event()
     refused = []
 
     def late(model, memory, taught):
@@ -181,15 +179,15 @@ def test_a_lesson_by_an_abandoned_thread_does_not_undo_a_later_one(taught):
         return teaching.fitted(model, memory, taught=taught)
 
     def teach_late():
-        images = [house.readers.submit(picture("red"), stuck.answering.prepare)]
-        uploads = [Upload("x", picture("red"))]
+        images = [state.pool.submit(encoded_image("red"), stuck.predictor.preprocess)]
+        uploads = [Upload("x", encoded_image("red"))]
         try:
-            lessons.teach(house.shelf, "tiny", "gray", uploads, images, None)
-        except Refusal as refusal:
+            serving_teaching.teach(state.registry, "tiny", "gray", uploads, images, None)
+        except ApiError as refusal:
             refused.append(refusal.status)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lessons, "fitted", late)
+        patch.setattr(serving_teaching, "fitted", late)
         thread = threading.Thread(target=teach_late)
         thread.start()
         assert begun.wait(20)
@@ -202,19 +200,21 @@ def test_a_lesson_by_an_abandoned_thread_does_not_undo_a_later_one(taught):
 
 def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
-    with a_house({"bare": model}, teach=True) as house:
-        served = house.shelf.get(None)
-        memory, notes = lessons.ready(served.predictor, "bare", None)
+    with make_state({"bare": model}, allow_teach=True) as state:
+        served = state.registry.get(None)
+        memory, notes = serving_teaching.load_memory(served.predictor, "bare", None)
         assert notes == []
-        house.add(Served("bare", served.predictor, house.tools, memory=memory))
-        client = TestClient(make_app(house))
+        state.add_model("bare", served.predictor, memory)
+        client = TestClient(make_app(state))
         first = client.post("/teach?name=red", files=files("red")).json()
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
-        told = house.shelf.get(None).predictor.facts.provenance
+        told = state.registry.get(None).predictor.facts.provenance
         assert told["taught"] == ["red", "blue"]  # by pictures that nobody will know again
-        answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
+        answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][
+            0
+        ]
         assert answer["label"] == "blue"
 
 
@@ -222,25 +222,25 @@ def test_a_trained_model_is_reminded_by_its_data_before_it_is_served(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=6)
     tiny_run(data, tmp_path / "run", steps=2)
     predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
-    memory, notes = lessons.ready(predictor, str(tmp_path / "run"), None)
+    memory, notes = serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
     assert memory.classes == CLASSES
     assert "30 pictures of the 3 classes" in notes[0]
     data.unlink()
     with pytest.raises(ConfigError, match="--using"):
-        lessons.ready(predictor, str(tmp_path / "run"), None)
+        serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
 
 
 def test_lessons_are_kept_in_the_place_of_no_model_but_one_that_remembers(tmp_path):
     vitrail.save(tiny_model(), tmp_path / "one")
     vitrail.save(tiny_model(), tmp_path / "other")
-    with pytest.raises(ConfigError, match="other holds a model already"):
-        lessons.place_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
+    with pytest.raises(ConfigError, match="other already holds a model"):
+        serving_teaching.folder_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
     with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
-        lessons.place_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+        serving_teaching.folder_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
     values = np.zeros((2, tiny_model().config.num_features), np.float32)
     save_memory(remember(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one")
-    own = lessons.place_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
+    own = serving_teaching.folder_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
     assert own == tmp_path / "one"
-    free = lessons.place_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
+    free = serving_teaching.folder_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
     assert free == tmp_path / "new" / "one"
-    assert lessons.place_for(None, "one", "one", several=False) is None
+    assert serving_teaching.folder_for(None, "one", "one", several=False) is None
