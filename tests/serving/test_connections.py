@@ -24,9 +24,10 @@ from serving_helpers import (
     wait_for,
 )
 
-from vitrail.serving import app, limits, protocol
+from vitrail.serving import limits, protocol
 from vitrail.serving.app import json_response
 from vitrail.serving.config import Limits
+from vitrail.serving.schemas import FeaturesResponse, StatusResponse
 
 PREDICT = raw("/predict", encoded_image(), "image/png")
 
@@ -142,7 +143,7 @@ def test_a_request_whose_head_never_ends_is_hung_up_on(monkeypatch):
 def long_answer(monkeypatch):
     """More than the system keeps for a client that does not read."""
     body = b"".join(b"%08d" % n for n in range(2**21))
-    monkeypatch.setattr(app, "features_body", lambda *_: body)
+    monkeypatch.setattr(FeaturesResponse, "model_dump_json", lambda _: body.decode())
     return body
 
 
@@ -339,7 +340,7 @@ def test_much_json_is_not_written_on_the_event_loop():
 
         def write():
             threads.append(threading.get_ident())
-            return b"{}"
+            return StatusResponse(status="")
 
         await json_response(write, 10)
         await json_response(write, 10_000)

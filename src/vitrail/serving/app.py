@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -43,7 +44,7 @@ from vitrail.serving.metrics import (
     record_of,
     request_id,
 )
-from vitrail.serving.registry import MEDIA_TYPES, ServedModel
+from vitrail.serving.registry import MEDIA_TYPES
 from vitrail.serving.schemas import error_responses, file_response
 from vitrail.serving.state import AppState
 from vitrail.serving.teaching import teach as teach_class
@@ -81,12 +82,13 @@ def make_app(state: AppState) -> ASGIApp:
         redirect_slashes=False,
         lifespan=lifespan,
         telemetry=TELEMETRY_OFF,
+        routes=router.routes,  # flat: an included router is searched on every request
     )
     app.state.vitrail = state
-    app.include_router(router)
-    for kind in (ApiError, VitrailError, ClientDisconnectedError, RequestValidationError):
-        app.add_exception_handler(kind, handle_error)
-    for kind in (HTTPException, Exception):
+    for kind in (
+        *(ApiError, VitrailError, ClientDisconnectedError),
+        *(RequestValidationError, HTTPException, Exception),
+    ):
         app.add_exception_handler(kind, handle_error)
     if state.config.token:
         document = app.openapi()
@@ -202,29 +204,25 @@ class RequestMiddleware:
         await send(message)
 
 
-# Routes that take images come first: routes are matched in order.
+# Routes. Those that take images come first, since routes are matched in order.
 
+UPLOAD: dict[str, Any] = {
+    "responses": error_responses(400, 401, 403, 404, 408, 413, 415, 422, 503, 504),
+    "openapi_extra": schemas.IMAGE_BODY,
+}
+PUBLIC: dict[str, Any] = {"responses": error_responses(403, 503)}
+PROTECTED: dict[str, Any] = {"responses": error_responses(401, 403, 503)}
+LOOKUP: dict[str, Any] = {"responses": error_responses(401, 403, 503, 404, 422)}
+ModelQuery = Annotated[schemas.ModelQuery, Query()]
 router = APIRouter()
-uploading: dict[str, Any] = {"responses": error_responses(*schemas.UPLOADING)}
 
 
 def state_of(request: Request) -> AppState:
     return request.app.state.vitrail
 
 
-async def json_response(serialize: Callable[[], bytes], size: int = SMALL_RESPONSE + 1) -> Response:
-    """Return JSON of about `size` numbers or names; large ones are serialized in a thread."""
-    small = size <= SMALL_RESPONSE
-    body = serialize() if small else await asyncio.to_thread(serialize)
-    return Response(body, media_type="application/json")
-
-
 @router.post(
-    "/predict",
-    summary="Classify images",
-    response_model=schemas.PredictResponse,
-    openapi_extra=schemas.IMAGE_BODY,
-    **uploading,
+    "/predict", summary="Classify images", response_model=schemas.PredictResponse, **UPLOAD
 )
 async def predict(request: Request, query: Annotated[schemas.PredictQuery, Query()]) -> Response:
     state = state_of(request)
@@ -236,34 +234,35 @@ async def predict(request: Request, query: Annotated[schemas.PredictQuery, Query
     items = [ImageItem(*upload, query.top, query.threshold) for upload in uploads]
     predictions = await state.run(request, served.predict, items)
     check_readable(predictions)
-    body = partial(predict_body, served, time.perf_counter() - start, predictions)
-    return await json_response(body, len(predictions) * min(query.top, classes))
+    seconds = time.perf_counter() - start
+    make = partial(schemas.PredictResponse, **served.header(seconds), answers=predictions)
+    return await json_response(make, len(predictions) * min(query.top, classes))
 
 
 @router.post(
-    "/features",
-    summary="Extract feature vectors",
-    response_model=schemas.FeaturesResponse,
-    openapi_extra=schemas.IMAGE_BODY,
-    **uploading,
+    "/features", summary="Extract features", response_model=schemas.FeaturesResponse, **UPLOAD
 )
-async def features(request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
+async def features(request: Request, query: ModelQuery) -> Response:
     state = state_of(request)
     served = state.registry.get(query.model)
     uploads = await state.receive(request)
     start = time.perf_counter()
-    items = [ImageItem(*upload) for upload in uploads]
-    vectors = await state.run(request, served.features, items)
+    vectors = await state.run(request, served.features, [ImageItem(*x) for x in uploads])
     check_readable(vectors)
-    return await json_response(partial(features_body, served, time.perf_counter() - start, vectors))
+    header = served.header(time.perf_counter() - start)
+
+    def make() -> schemas.FeaturesResponse:
+        rows = [None if vector.values is None else vector.values.tolist() for vector in vectors]
+        return schemas.FeaturesResponse(**header, features=rows, answers=vectors)
+
+    return await json_response(make)
 
 
 @router.post(
     "/explain",
     summary="Draw where the model looks for a class",
     response_class=Response,
-    responses=file_response("The image, bright where it supports the class.", "image/png")
-    | error_responses(*schemas.UPLOADING),
+    responses=UPLOAD["responses"] | file_response("The image with a heat map.", "image/png"),
     openapi_extra=schemas.IMAGE_BODY,
 )
 async def explain(request: Request, query: Annotated[schemas.ExplainQuery, Query()]) -> Response:
@@ -278,23 +277,19 @@ async def explain(request: Request, query: Annotated[schemas.ExplainQuery, Query
     "/attention",
     summary="Return the attention maps of every layer and head",
     response_model=schemas.AttentionResponse,
-    openapi_extra=schemas.IMAGE_BODY,
-    **uploading,
+    **UPLOAD,
 )
-async def attention(request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
-    def compute(model: Model, image: overlay.View) -> bytes:
-        return overlay.attention(model, image).model_dump_json().encode()
-
-    body = await run_on_one_image(request, query, overlay.view, compute)
-    return Response(body, media_type="application/json")
+async def attention(request: Request, query: ModelQuery) -> Response:
+    maps = await run_on_one_image(request, query, overlay.view, overlay.attention)
+    return await json_response(lambda: maps)
 
 
 @router.post(
     "/teach",
     summary="Add or replace a class with a few images of it",
     response_model=schemas.TeachResponse,
+    responses=UPLOAD["responses"],
     openapi_extra=schemas.FORM_BODY,
-    **uploading,
 )
 async def teach(request: Request, query: Annotated[schemas.TeachQuery, Query()]) -> Response:
     state = state_of(request)
@@ -307,22 +302,18 @@ async def teach(request: Request, query: Annotated[schemas.TeachQuery, Query()])
         raise ApiError(422, "the class name must be printable text", reason="parameter")
     uploads = await state.receive(request, heavy=True)
     folder = state.teach_folders.get(served.name)
-    preprocess = served.predictor.preprocess
-    images = [state.pool.submit(upload.data, preprocess) for upload in uploads]
-
-    def fit() -> bytes:
-        response = teach_class(state.registry, served.name, label, uploads, images, folder)
-        return response.model_dump_json().encode()
-
-    return Response(await state.run_heavy(request, fit, images), media_type="application/json")
+    images = [state.pool.submit(x.data, served.predictor.preprocess) for x in uploads]
+    fit = partial(teach_class, state.registry, served.name, label, uploads, images, folder)
+    response = await state.run_heavy(request, fit, images)
+    return await json_response(lambda: response)
 
 
 async def run_on_one_image(
     request: Request,
     query: schemas.ModelQuery,
     prepare: Callable[[Model, bytes], Any],
-    function: Callable[[Model, Any], bytes],
-) -> bytes:
+    function: Callable[[Model, Any], Any],
+) -> Any:
     """Run a heavy function on the single image of a request, after `prepare` has decoded it."""
     state = state_of(request)
     model = state.registry.get(query.model).predictor.model
@@ -343,60 +334,28 @@ def check_readable(results: Sequence[Prediction] | Sequence[FeatureVector]) -> N
         raise ApiError(422, first if len(results) == 1 else text, reason="unreadable")
 
 
-def predict_body(served: ServedModel, seconds: float, predictions: Sequence[Prediction]) -> bytes:
-    items = [
-        schemas.PredictionItem(
-            name=prediction.name,
-            label=prediction.label,
-            labels=list(prediction.labels),
-            guesses=[
-                schemas.GuessItem(label=label, probability=probability)
-                for label, probability in prediction.guesses
-            ],
-            error=prediction.error,
-        )
-        for prediction in predictions
-    ]
-    response = schemas.PredictResponse(
-        model=served.name,
-        engine=served.predictor.engine.name,
-        seconds=round(seconds, 5),
-        answers=items,
-    )
-    return response.model_dump_json().encode()
+async def json_response(make: Callable[[], BaseModel], size: int = SMALL_RESPONSE + 1) -> Response:
+    """Return JSON of about `size` numbers or names; large ones are made in a thread."""
+
+    def serialize() -> bytes:
+        return make().model_dump_json().encode()
+
+    small = size <= SMALL_RESPONSE
+    body = serialize() if small else await asyncio.to_thread(serialize)
+    return Response(body, media_type="application/json")
 
 
-def features_body(served: ServedModel, seconds: float, vectors: Sequence[FeatureVector]) -> bytes:
-    response = schemas.FeaturesResponse(
-        model=served.name,
-        engine=served.predictor.engine.name,
-        seconds=round(seconds, 5),
-        features=[None if v.values is None else v.values.tolist() for v in vectors],
-        answers=[schemas.ImageStatus(name=v.name, error=v.error) for v in vectors],
-    )
-    return response.model_dump_json().encode()
-
-
-@router.get(
-    "/", summary="Web page", response_class=HTMLResponse, responses=error_responses(403, 503)
-)
+@router.get("/", summary="Web page", response_class=HTMLResponse, **PUBLIC)
 async def page() -> Response:
     return html_page("page.html")
 
 
-@router.get(
-    "/docs", summary="API page", response_class=HTMLResponse, responses=error_responses(403, 503)
-)
+@router.get("/docs", summary="API page", response_class=HTMLResponse, **PUBLIC)
 async def docs() -> Response:
     return html_page("docs.html")
 
 
-@router.get(
-    "/health",
-    summary="Liveness probe",
-    response_model=schemas.StatusResponse,
-    responses=error_responses(403, 503),
-)
+@router.get("/health", summary="Liveness probe", response_model=schemas.StatusResponse, **PUBLIC)
 async def health(request: Request) -> Any:
     if state_of(request).unrecoverable:
         text = "too many threads are stuck; the server is shutting down and must be restarted"
@@ -404,25 +363,18 @@ async def health(request: Request) -> Any:
     return {"status": "alive"}
 
 
-@router.get(
-    "/ready",
-    summary="Readiness probe",
-    response_model=schemas.StatusResponse,
-    responses=error_responses(403, 503),
-)
+@router.get("/ready", summary="Readiness probe", response_model=schemas.StatusResponse, **PUBLIC)
 async def ready(request: Request) -> Any:
     state = state_of(request)
     if state.draining:
         raise shutting_down()
-    if state.warm_up_failed:
-        text = "a model cannot run; see the server's log"
-        raise ApiError(503, text, reason="unable", headers={"Retry-After": "60"})
-    if not state.warm:
-        text = "the models are warming up"
-        raise ApiError(503, text, reason="warming", headers={"Retry-After": "1"})
-    if state.is_stalled or state.unrecoverable:
-        text = "the compute threads are stuck"
-        raise ApiError(503, text, reason="stuck", headers={"Retry-After": "30"})
+    for failed, text, reason, seconds in (
+        (state.warm_up_failed, "a model cannot run; see the server's log", "unable", 60),
+        (not state.warm, "the models are warming up", "warming", 1),
+        (state.is_stalled or state.unrecoverable, "the compute threads are stuck", "stuck", 30),
+    ):
+        if failed:
+            raise ApiError(503, text, reason=reason, headers={"Retry-After": str(seconds)})
     return {"status": "ready"}
 
 
@@ -430,38 +382,27 @@ async def ready(request: Request) -> Any:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses=file_response("Prometheus text format.", "text/plain")
-    | error_responses(*schemas.PROTECTED),
+    responses=PROTECTED["responses"] | file_response("Prometheus text format.", "text/plain"),
 )
 async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-@router.get(
-    "/models",
-    summary="List the models",
-    response_model=schemas.ModelList,
-    responses=error_responses(*schemas.PROTECTED),
-)
+@router.get("/models", summary="List models", response_model=schemas.ModelList, **PROTECTED)
 async def models(request: Request) -> Any:
     return {"models": list(state_of(request).registry.models)}
 
 
-lookup: dict[str, Any] = {"responses": error_responses(*schemas.PROTECTED, 404, 422)}
-
-
-@router.get("/model", summary="Describe a model", response_model=schemas.ModelInfo, **lookup)
-async def model(request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
+@router.get("/model", summary="Describe a model", response_model=schemas.ModelInfo, **LOOKUP)
+async def model(request: Request, query: ModelQuery) -> Response:
     served = state_of(request).registry.get(query.model)
-    return await json_response(
-        lambda: served.info.model_dump_json().encode(), len(served.predictor.classes)
-    )
+    return await json_response(lambda: served.info, len(served.predictor.classes))
 
 
 @router.get(
-    "/examples", summary="List example images", response_model=list[schemas.ExampleInfo], **lookup
+    "/examples", summary="List example images", response_model=list[schemas.ExampleInfo], **LOOKUP
 )
-async def examples(request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Any:
+async def examples(request: Request, query: ModelQuery) -> Any:
     state = state_of(request)
     known = state.examples.get(state.registry.get(query.model).name, [])
     return [{"id": str(index), "label": example.label} for index, example in enumerate(known)]
@@ -471,11 +412,9 @@ async def examples(request: Request, query: Annotated[schemas.ModelQuery, Query(
     "/examples/{id}",
     summary="Get an example image",
     response_class=Response,
-    responses=lookup["responses"] | file_response("The image.", *MEDIA_TYPES.values()),
+    responses=LOOKUP["responses"] | file_response("The image.", *MEDIA_TYPES.values()),
 )
-async def example(
-    request: Request, id: str, query: Annotated[schemas.ModelQuery, Query()]
-) -> Response:
+async def example(request: Request, id: str, query: ModelQuery) -> Response:
     state = state_of(request)
     known = state.examples.get(state.registry.get(query.model).name, [])
     if not (id.isascii() and id.isdigit() and len(id) < 4 and int(id) < len(known)):

@@ -3,7 +3,7 @@
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class ServedModel:
     @batch_size.setter
     def batch_size(self, size: int) -> None:
         self.predict.batch_size = self.features.batch_size = size
+
+    def header(self, seconds: float) -> dict[str, Any]:
+        """Return the fields that the responses of all models share."""
+        engine = self.predictor.engine.name
+        return {"model": self.name, "engine": engine, "seconds": round(seconds, 5)}
 
     @cached_property
     def info(self) -> ModelInfo:

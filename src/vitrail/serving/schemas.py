@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from vitrail.prediction.results import DEFAULT_TOP
 from vitrail.serving.limits import FORM_FIELD, FORM_TYPE
@@ -35,12 +35,16 @@ class ErrorBody(BaseModel):
 
 
 class GuessItem(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
     label: str
     probability: float
 
 
 class PredictionItem(BaseModel):
     """One image. `label` is empty below the threshold, `error` unless the image is unreadable."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     name: str
     label: str
@@ -49,34 +53,33 @@ class PredictionItem(BaseModel):
     error: str
 
 
-class PredictResponse(BaseModel):
+class ResultHeader(BaseModel):
     model: str
     engine: str
     seconds: float
+
+
+class PredictResponse(ResultHeader):
     answers: list[PredictionItem]
 
 
 class ImageStatus(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
     name: str
     error: str
 
 
-class FeaturesResponse(BaseModel):
+class FeaturesResponse(ResultHeader):
     """`features` has a row for each of `answers`; null where an image cannot be read."""
 
-    model: str
-    engine: str
-    seconds: float
     features: list[list[float] | None]
     answers: list[ImageStatus]
 
 
-class TeachResponse(BaseModel):
+class TeachResponse(ResultHeader):
     """`accuracy` is the leave-one-out accuracy on the remembered images."""
 
-    model: str
-    engine: str
-    seconds: float
     classes: list[str]
     pictures: int
     replaced: bool
@@ -153,8 +156,6 @@ ERRORS = {
     503: "overloaded, shutting down, or stuck; see Retry-After",
     504: "no result in time",
 }
-PROTECTED = (401, 403, 503)  # errors of every route that needs a token
-UPLOADING = (400, 401, 403, 404, 408, 413, 415, 422, 503, 504)
 BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 FORM_SCHEMA = {
     "type": "object",

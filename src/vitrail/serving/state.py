@@ -177,8 +177,8 @@ class AppState:
                 await disconnected
 
     async def run_heavy(
-        self, request: Request, function: Callable[[], bytes], images: "Sequence[Future[Any]]"
-    ) -> bytes:
+        self, request: Request, function: Callable[[], Any], images: "Sequence[Future[Any]]"
+    ) -> Any:
         """Run a function alone, after its images are decoded."""
         try:
             (result,) = await self.run(request, SingleWork(function, images), [None])
