@@ -96,7 +96,7 @@ class Results:
 
     replies: list[Reply] = field(default_factory=list)
     seconds: float = 0.0
-    refused: int = 0  # connections that could not be made
+    rejected: int = 0  # connections that could not be made
 
     def of(self, *statuses: int) -> list[Reply]:
         return [reply for reply in self.replies if reply.status in statuses]
@@ -137,7 +137,7 @@ async def closed_loop(
                 if connection is None or connection.closed:
                     connection = await connect(port)
             except OSError:
-                results.refused += 1
+                results.rejected += 1
                 return
             reply = await connection.ask(request)
             results.replies.append(reply)

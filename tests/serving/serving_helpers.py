@@ -85,11 +85,11 @@ class Gate:
 
     def __init__(self, batch_size=4):
         self.batch_size, self.batches = batch_size, []
-        self.begun, self.open = threading.Semaphore(0), threading.Event()
+        self.started, self.open = threading.Semaphore(0), threading.Event()
 
     def __call__(self, items):
         self.batches.append(list(items))
-        self.begun.release()
+        self.started.release()
         assert self.open.wait(60)
         return [(item, len(items)) for item in items]
 
@@ -103,7 +103,7 @@ def blocked_batcher(state):
         state.batcher.submit(gate, ["block"])
 
     asyncio.run(submit())
-    assert gate.begun.acquire(timeout=60)
+    assert gate.started.acquire(timeout=60)
     try:
         yield gate
     finally:

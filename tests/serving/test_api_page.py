@@ -66,7 +66,7 @@ def test_every_route_is_drawn_and_can_be_tried(browser, stub):
 
 @NEEDS_CHROMIUM
 @pytest.mark.timeout(60)
-def test_a_picture_can_be_sent_with_a_token(browser, stub):
+def test_image_can_be_sent_with_a_token(browser, stub):
     stub.reset()
     stub.token = "open sesame"
     with tab(browser, stub.address, "/docs", viewport={"width": 390, "height": 800}) as page:

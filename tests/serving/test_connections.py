@@ -1,4 +1,4 @@
-"""What only a real connection can show: slow, broken and vanished clients, overload, the end."""
+"""Behavior over real connections: slow and broken clients, overload, shutdown."""
 
 import asyncio
 import itertools
@@ -32,34 +32,34 @@ from vitrail.serving.schemas import FeaturesResponse, StatusResponse
 PREDICT = raw("/predict", encoded_image(), "image/png")
 
 
-def ask(port, *pieces, wait=10.0):
-    """All that comes back for raw bytes, until the server hangs up or `wait` is over."""
+def ask(port, *items, wait=10.0):
+    """Everything received for raw bytes, until the server closes or `wait` is over."""
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as link:
         with suppress(ConnectionError):
-            for piece in pieces:
+            for piece in items:
                 link.sendall(piece)
-        found = b""
+        reply = b""
         try:
             while data := link.recv(65536):
-                found += data
+                reply += data
         except TimeoutError:
-            return found
+            return reply
         except ConnectionResetError:
-            return found + b"RESET"
-        return found
+            return reply + b"RESET"
+        return reply
 
 
-def test_many_clients_are_answered_and_share_batches():
+def test_concurrent_clients_share_batches():
     with make_state(batch_size=8) as state, server_port(state) as port:
-        found = run(closed_loop(port, [PREDICT] * 200, clients=16))
-        assert found.counts() == {200: 200}
+        reply = run(closed_loop(port, [PREDICT] * 200, clients=16))
+        assert reply.counts() == {200: 200}
         batches = state.metrics.value("vitrail_batch_pictures_count")
         single = state.metrics.value("vitrail_batch_pictures_bucket", le="1.0")
         assert batches > single
         assert state.admission.images == state.admission.bytes == state.in_flight == 0
 
 
-def test_when_the_queue_is_full_others_are_told_at_once_when_to_come_again():
+def test_full_queue_is_503_with_retry_after():
     limits = Limits(queue=6, images=4)
     with (
         make_state(limits=limits) as state,
@@ -67,72 +67,72 @@ def test_when_the_queue_is_full_others_are_told_at_once_when_to_come_again():
         blocked_batcher(state) as gate,
     ):
 
-        async def story():
+        async def scenario():
             waiting = [asyncio.create_task((await connect(port)).ask(PREDICT)) for _ in range(6)]
             await asyncio.to_thread(wait_for, lambda: state.admission.is_full)
-            refused = await closed_loop(  # answered while the gate is closed: at once
+            rejected = await closed_loop(  # answered while the gate is closed: at once
                 port, [PREDICT, form("/predict", [encoded_image()] * 3)], clients=2
             )
-            state.admission.images -= 1  # a place is free: one picture fits, three do not
-            refused.replies += (
+            state.admission.images -= 1  # one slot is free: one image fits, three do not
+            rejected.replies += (
                 await closed_loop(port, [form("/predict", [encoded_image()] * 3)], clients=1)
             ).replies
             state.admission.images += 1
             gate.open.set()
-            return refused, await asyncio.gather(*waiting)
+            return rejected, await asyncio.gather(*waiting)
 
-        refused, answered = run(story())
-        assert refused.counts() == {503: 3}
-        for reply in refused.replies:
+        rejected, answered = run(scenario())
+        assert rejected.counts() == {503: 3}
+        for reply in rejected.replies:
             assert b"retry-after: " in reply.head
             assert b"try again in" in reply.body
-        assert [reply.status for reply in answered] == [200] * 6  # who was let in is answered
+        assert [reply.status for reply in answered] == [200] * 6  # admitted requests are answered
         recovered = run(closed_loop(port, [PREDICT] * 20, clients=4))
         assert recovered.counts() == {200: 20}
         assert state.metrics.value("vitrail_rejected_total", reason="queue") == 3
 
 
-def test_a_refused_body_is_not_held_in_memory_and_the_answer_arrives(monkeypatch):
-    """The client still sends when it is refused; it reads an answer, not a broken connection."""
+def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
+    """The client still sends when it is rejected; it reads an answer, not a broken connection."""
     monkeypatch.setattr(limits, "DRAIN_SECONDS", 0.3)
     with make_state(limits=Limits(body=2**20)) as state, server_port(state) as port:
         begun = head("/predict", 5 * 2**20, "image/png")
-        found = ask(port, begun, b"x" * 2**20)
-        assert found.startswith(b"HTTP/1.1 413 ")
-        assert b"connection: close" in found
-        assert b"RESET" not in found
+        reply = ask(port, begun, b"x" * 2**20)
+        assert reply.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in reply
+        assert b"RESET" not in reply
         chunked = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         endless = ask(port, chunked, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
         assert endless.startswith(b"HTTP/1.1 413 ")
         assert state.admission.bytes == 0
 
 
-def test_a_small_body_that_is_refused_unread_leaves_the_connection_usable():
+def test_connection_survives_a_rejected_small_body():
     with make_state() as state, server_port(state) as port:
 
-        async def story():
+        async def scenario():
             link = await connect(port)
             first = await link.ask(raw("/predict", b"x" * 1000, "text/plain"))
             return first.status, (await link.ask(PREDICT)).status
 
-        assert run(story()) == (415, 200)
+        assert run(scenario()) == (415, 200)
 
 
-def test_an_upload_that_is_too_slow_is_ended():
+def test_slow_upload_is_408():
     with make_state(limits=Limits(timeout=0.3)) as state, server_port(state) as port:
         begun = time.monotonic()
-        found = ask(port, head("/predict", 1000, "image/png"), b"only this", wait=30)
+        reply = ask(port, head("/predict", 1000, "image/png"), b"only this", wait=30)
         assert time.monotonic() - begun < 30  # the connection is closed
-        assert found.startswith(b"HTTP/1.1 408 ")
-        assert b"did not arrive within 0.3 s" in found
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive within 0.3 s" in reply
         assert state.admission.images == state.admission.bytes == 0
 
 
-def test_a_request_whose_head_never_ends_is_hung_up_on(monkeypatch):
+def test_endless_head_closes_the_connection(monkeypatch):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
     with make_state() as state, server_port(state) as port:
         begun = time.monotonic()
-        assert ask(port, wait=30) == b""  # not a word
+        assert ask(port, wait=30) == b""  # nothing sent
         assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n", wait=30) == b""
         assert time.monotonic() - begun < 30
         endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
@@ -140,14 +140,14 @@ def test_a_request_whose_head_never_ends_is_hung_up_on(monkeypatch):
 
 
 @pytest.fixture
-def long_answer(monkeypatch):
-    """More than the system keeps for a client that does not read."""
+def long_response(monkeypatch):
+    """A response larger than the socket buffers."""
     body = b"".join(b"%08d" % n for n in range(2**21))
     monkeypatch.setattr(FeaturesResponse, "model_dump_json", lambda _: body.decode())
     return body
 
 
-def test_who_does_not_read_the_answer_holds_a_place_and_is_hung_up_on(long_answer, monkeypatch):
+def test_client_that_does_not_read_is_disconnected(long_response, monkeypatch):
     monkeypatch.setattr(protocol, "SEND_SECONDS", 0.6)
     with make_state() as state, running_server(state) as (server, port), socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -156,12 +156,14 @@ def test_who_does_not_read_the_answer_holds_a_place_and_is_hung_up_on(long_answe
         link.sendall(raw("/features", encoded_image(), "image/png"))
         wait_for(lambda: state.metrics.value("vitrail_pictures_total") == 1)
         wait_for(lambda: state.admission.images == 0)
-        assert time.monotonic() - begun > 0.6  # the answer was in memory until then
+        assert (
+            time.monotonic() - begun > 0.6
+        )  # the reservation is held while the response is in memory
         wait_for(lambda: not server.server_state.connections)
         assert state.admission.bytes == state.in_flight == 0
 
 
-def test_who_reads_slowly_but_in_time_gets_all_of_a_long_answer(long_answer):
+def test_slow_reader_gets_the_whole_response(long_response):
     with (
         make_state() as state,
         running_server(state) as (server, port),
@@ -169,19 +171,19 @@ def test_who_reads_slowly_but_in_time_gets_all_of_a_long_answer(long_answer):
     ):
         link.sendall(raw("/features", encoded_image(), "image/png"))
         wait_for(lambda: any(one.abort_timer for one in server.server_state.connections))
-        found = b""
-        while not found.endswith(long_answer[-8:]):
-            found += link.recv(2**20)
-        assert found.partition(b"\r\n\r\n")[2] == long_answer
+        reply = b""
+        while not reply.endswith(long_response[-8:]):
+            reply += link.recv(2**20)
+        assert reply.partition(b"\r\n\r\n")[2] == long_response
         wait_for(lambda: not any(one.abort_timer for one in server.server_state.connections))
-        link.sendall(get("/health"))  # nothing will break it off
+        link.sendall(get("/health"))  # no abort timer is left
         assert link.recv(9999).startswith(b"HTTP/1.1 200 ")
 
 
-def test_to_hang_up_does_not_wait_for_ever_for_a_client_that_does_not_read(monkeypatch):
+def test_close_aborts_after_a_while(monkeypatch):
     monkeypatch.setattr(protocol, "SEND_SECONDS", 0.01)
 
-    async def story(end):
+    async def scenario(end):
         link = object.__new__(protocol.LimitedProtocol)
         link.loop, link.transport = asyncio.get_running_loop(), Mock()
         getattr(link, end)()
@@ -190,10 +192,10 @@ def test_to_hang_up_does_not_wait_for_ever_for_a_client_that_does_not_read(monke
         link.transport.abort.assert_called_once()
 
     for end in ("close", "timeout_keep_alive_handler"):
-        asyncio.run(story(end))
+        asyncio.run(scenario(end))
 
 
-def test_the_rest_of_a_refused_body_must_come_soon(monkeypatch):
+def test_rest_of_a_rejected_body_must_arrive_soon(monkeypatch):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 1.0)  # for a busy client to send the rest
     with make_state() as state, server_port(state) as port:
         for rest in (b"only this", b"x" * 1000):  # too little, or all and nothing after it
@@ -201,14 +203,14 @@ def test_the_rest_of_a_refused_body_must_come_soon(monkeypatch):
                 link.sendall(head("/predict", 1000, "text/plain"))
                 assert link.recv(9999).startswith(b"HTTP/1.1 415 ")
                 link.sendall(rest)
-                assert link.recv(9999) == b""  # it hung up
+                assert link.recv(9999) == b""  # closed
 
 
-def test_what_is_no_http_is_told_so_as_json():
+def test_invalid_http_is_400_as_json():
     with make_state() as state, server_port(state) as port:
-        found = ask(port, b"hello, is this a server?\r\n\r\n")
-        assert found.startswith(b"HTTP/1.1 400 ")
-        assert found.endswith(b'{"error":"not a valid HTTP request"}')
+        reply = ask(port, b"hello, is this a server?\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert reply.endswith(b'{"error":"not a valid HTTP request"}')
 
 
 CHUNKED = (
@@ -217,7 +219,7 @@ CHUNKED = (
 )
 
 
-def test_trailers_do_not_pass_for_headers():
+def test_trailers_are_not_headers():
     with make_state(token="secret") as state, server_port(state) as port:
         trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
         reply = ask(port, CHUNKED + trailers, wait=1)
@@ -241,7 +243,7 @@ def test_trailers_are_limited_like_headers(trailer):
         wait_for(lambda: state.admission.images == state.admission.bytes == state.in_flight == 0)
 
 
-def test_a_large_body_before_a_pipelined_request_does_not_count_as_its_head():
+def test_large_body_does_not_count_as_the_next_head():
     with make_state() as state, server_port(state) as port:
         large = raw("/predict", encoded_image(size=(300, 300)), "image/png")
         assert len(large) > protocol.MAX_HEAD
@@ -249,7 +251,7 @@ def test_a_large_body_before_a_pipelined_request_does_not_count_as_its_head():
 
 
 def test_pipelined_requests_are_limited():
-    """One read may hold thousands; the first are answered in order, then the server hangs up."""
+    """The first of thousands are answered in order, then the connection is closed."""
     most = protocol.MAX_PIPELINED
     with make_state(token="secret") as state, running_server(state) as (server, port):
         reply = ask(port, get("/models") * 14_000)
@@ -260,28 +262,28 @@ def test_pipelined_requests_are_limited():
         assert few.count(b"HTTP/1.1 200 ") == most
 
 
-def test_a_broken_request_behind_a_pending_one_does_not_get_its_answer():
+def test_invalid_pipelined_request_does_not_get_the_pending_response():
     with make_state() as state, server_port(state) as port, blocked_batcher(state):
         assert b"HTTP" not in ask(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
 
 
-def test_more_connections_than_there_are_places_for_are_refused(monkeypatch):
+def test_connections_are_limited(monkeypatch):
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
     with make_state() as state, server_port(state) as port:
 
-        async def story():
+        async def scenario():
             links = [await connect(port) for _ in range(3)]
-            refused = await asyncio.to_thread(ask, port)
-            return refused, [(await link.ask(get("/health"))).status for link in links]
+            rejected = await asyncio.to_thread(ask, port)
+            return rejected, [(await link.ask(get("/health"))).status for link in links]
 
-        refused, answered = run(story())
-        assert refused.startswith(b"HTTP/1.1 503 ")
+        rejected, answered = run(scenario())
+        assert rejected.startswith(b"HTTP/1.1 503 ")
         assert answered == [200, 200, 200]
 
 
 @pytest.mark.parametrize("sent", [0.0, 0.5, 1.0])
-def test_a_client_that_vanishes_harms_nobody(sent):
-    """In its head, in the middle of its body, or while it waits for its answer."""
+def test_disconnected_client_leaves_nothing_behind(sent):
+    """In the head, within the body, or while waiting for the response."""
     with make_state() as state, server_port(state) as port, blocked_batcher(state) as gate:
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as link:
@@ -298,20 +300,20 @@ def test_a_client_that_vanishes_harms_nobody(sent):
         assert state.admission.bytes == 0
 
 
-def test_garbage_gets_errors_and_leaves_nothing_behind():
+def test_garbage_is_4xx_and_leaves_nothing_behind():
     good = [raw("/predict", encoded_image(color, (40, 40), "JPEG")) for color in ("red", "blue")]
     bad = itertools.islice(broken(good, random.Random(3)), 120)
     with make_state(batch_size=8) as state, server_port(state) as port:
         mixed = [request for one in bad for request in (one, *good)]
-        found = run(closed_loop(port, mixed, clients=8))
-        assert found.counts()[200] >= 240
-        assert len(found.replies) == 360
-        assert found.counts().keys() <= {200, 400, 404, 413, 415, 422}
-        assert {400, 413, 415, 422} <= found.counts().keys()
+        reply = run(closed_loop(port, mixed, clients=8))
+        assert reply.counts()[200] >= 240
+        assert len(reply.replies) == 360
+        assert reply.counts().keys() <= {200, 400, 404, 413, 415, 422}
+        assert {400, 413, 415, 422} <= reply.counts().keys()
         assert state.admission.images == state.admission.bytes == state.in_flight == 0
 
 
-def test_an_explanation_and_a_batch_take_turns_and_too_many_explanations_are_refused():
+def test_heavy_requests_are_limited():
     data = encoded_image(size=(32, 32))
     request = raw("/explain", data, "image/png")
     limits = Limits(heavy=2)
@@ -321,21 +323,21 @@ def test_an_explanation_and_a_batch_take_turns_and_too_many_explanations_are_ref
         blocked_batcher(state) as gate,
     ):
 
-        async def story():
+        async def scenario():
             links = [await connect(port) for _ in range(3)]
             waiting = [asyncio.create_task(link.ask(request)) for link in links[:2]]
             await asyncio.to_thread(wait_for, lambda: state.admission.heavy == 2)
-            refused = await links[2].ask(request)
-            answer = asyncio.create_task(links[2].ask(PREDICT))  # others are still let in
+            rejected = await links[2].ask(request)
+            answer = asyncio.create_task(links[2].ask(PREDICT))  # others are still admitted
             await asyncio.to_thread(wait_for, lambda: len(state.batcher.waiting) == 3)
             gate.open.set()
-            return refused.status, [(await task).status for task in (*waiting, answer)]
+            return rejected.status, [(await task).status for task in (*waiting, answer)]
 
-        assert run(story()) == (503, [200, 200, 200])
+        assert run(scenario()) == (503, [200, 200, 200])
 
 
-def test_much_json_is_not_written_on_the_event_loop():
-    async def story():
+def test_large_responses_are_serialized_in_a_thread():
+    async def scenario():
         threads = []
 
         def write():
@@ -346,14 +348,14 @@ def test_much_json_is_not_written_on_the_event_loop():
         await json_response(write, 10_000)
         return [thread == threading.get_ident() for thread in threads]
 
-    assert asyncio.run(story()) == [True, False]
+    assert asyncio.run(scenario()) == [True, False]
 
 
-def test_requests_that_want_answers_told_differently_share_a_batch():
+def test_requests_with_different_options_share_a_batch():
     asked = {"top=1": (1, "x"), "top=2": (2, "x"), "top=3&threshold=1": (3, "")}
     with make_state() as state, server_port(state) as port, blocked_batcher(state) as gate:
 
-        async def story():
+        async def scenario():
             tasks = [
                 asyncio.create_task(
                     (await connect(port)).ask(
@@ -367,43 +369,43 @@ def test_requests_that_want_answers_told_differently_share_a_batch():
             return [json.loads((await task).body)["answers"][0] for task in tasks]
 
         state.registry.get(None).batch_size = 6
-        answers = run(story())
+        answers = run(scenario())
         assert state.metrics.value("vitrail_batch_pictures_sum") == 1 + 6  # the blocker, and all
         for answer, (count, label) in zip(answers, [*asked.values()] * 2, strict=True):
             assert len(answer["guesses"]) == count
             assert bool(answer["label"]) == bool(label)
 
 
-def test_a_stop_finishes_what_was_let_in_and_refuses_what_comes():
+def test_shutdown_finishes_admitted_requests_and_rejects_new_ones():
     gate = Gate()
     with make_state() as state, server_port(state) as port:
         state.registry.get(None).predict = gate  # type: ignore[assignment]
 
-        async def story():
+        async def scenario():
             link, other = await connect(port), await connect(port)
             waiting = asyncio.create_task(link.ask(PREDICT))
-            await asyncio.to_thread(gate.begun.acquire, timeout=60)
+            await asyncio.to_thread(gate.started.acquire, timeout=60)
             state.draining = True
-            refused = await other.ask(PREDICT)
+            rejected = await other.ask(PREDICT)
             gate.open.set()
-            return refused, await waiting
+            return rejected, await waiting
 
-        refused, _ = run(story())
-        assert refused.status == 503
-        assert b"connection: close" in refused.head
+        rejected, _ = run(scenario())
+        assert rejected.status == 503
+        assert b"connection: close" in rejected.head
 
 
-def test_who_asks_while_it_stops_is_told_so_instead_of_being_cut_off(monkeypatch):
-    """A connection that was kept open gets an answer first; it is not closed under a request."""
+def test_request_during_shutdown_is_503_not_a_reset(monkeypatch):
+    """A kept-alive connection gets a response first."""
     monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)  # for a busy client to ask in
     with make_state() as state, running_server(state) as (server, port):
 
-        async def story():
+        async def scenario():
             kept = await connect(port)
             first = await kept.ask(get("/health"))
             server.handle_exit(signal.SIGTERM, None)
             await asyncio.sleep(0.2)  # uvicorn looks ten times a second whether it is to stop
             return first.status, (await kept.ask(PREDICT)).status
 
-        assert run(story()) == (200, 503)
+        assert run(scenario()) == (200, 503)
         wait_for(lambda: not server.server_state.connections)

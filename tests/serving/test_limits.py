@@ -23,23 +23,23 @@ def part(head, data=b"x"):
 
 @given(st.lists(st.binary(max_size=80), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
-def test_files_come_out_of_a_form_as_they_went_in(pictures):
-    found = files(form_body(pictures))
-    assert [upload.data for upload in found] == pictures
-    assert [upload.name for upload in found] == [f"{n}.jpg" for n in range(len(pictures))]
+def test_form_round_trip(images):
+    uploads = files(form_body(images))
+    assert [upload.data for upload in uploads] == images
+    assert [upload.name for upload in uploads] == [f"{n}.jpg" for n in range(len(images))]
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=100, deadline=None)
-def test_no_bytes_are_more_than_refused(body):
-    with pytest.raises(ApiError) as refusal:
+def test_random_bytes_are_rejected(body):
+    with pytest.raises(ApiError) as caught:
         files(body)
-    assert refusal.value.status == 400
+    assert caught.value.status == 400
 
 
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=4))
 @settings(max_examples=100, deadline=None)
-def test_a_damaged_form_is_read_or_refused(place, noise):
+def test_corrupted_form_is_parsed_or_rejected(place, noise):
     body = form_body([b"first", b"second"])
     damaged = body[: place % len(body)] + noise + body[place % len(body) + len(noise) :]
     with suppress(ApiError):
@@ -47,7 +47,7 @@ def test_a_damaged_form_is_read_or_refused(place, noise):
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "said"),
+    ("body", "kind", "expected_text"),
     [
         (form_body([b"x"]), "multipart/form-data", "no boundary"),
         (form_body([b"x"])[:-10], TYPE, "truncated"),
@@ -57,26 +57,26 @@ def test_a_damaged_form_is_read_or_refused(place, noise):
         (part("X: " + 5000 * "x"), TYPE, "has no headers"),
     ],
 )
-def test_a_broken_form_is_refused_in_one_line(body, kind, said):
-    with pytest.raises(ApiError, match=said) as refusal:
+def test_invalid_form_is_a_one_line_error(body, kind, expected_text):
+    with pytest.raises(ApiError, match=expected_text) as caught:
         files(body, kind)
-    assert refusal.value.status == 400
+    assert caught.value.status == 400
 
 
-def test_other_fields_are_passed_over_but_not_any_number():
+def test_other_fields_are_ignored_up_to_a_limit():
     assert files(form_body([b"x"], field="comment")) == []
     with pytest.raises(ApiError, match="more than 16 other fields"):
         files(form_body([b"x"] * 17, field="comment"))
 
 
-def test_more_pictures_than_are_allowed_are_refused():
+def test_too_many_images_are_rejected():
     assert len(files(form_body([b"x"] * 8))) == 8
-    with pytest.raises(ApiError, match="more than 8 images") as refusal:
+    with pytest.raises(ApiError, match="more than 8 images") as caught:
         files(form_body([b"x"] * 9))
-    assert refusal.value.status == 413
+    assert caught.value.status == 413
 
 
-def test_names_in_any_letters_come_back_and_are_not_endless():
+def test_file_names_are_unicode_and_truncated():
     head = 'content-disposition: form-data; name="pictures"; filename="{}"'
     assert files(part(head.format("Küche ☕.jpg")))[0].name == "Küche ☕.jpg"
     assert len(files(part(head.format(2000 * "x")))[0].name) == 200

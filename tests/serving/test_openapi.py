@@ -1,4 +1,4 @@
-"""The OpenAPI description is complete and true: whatever it allows is answered as it says."""
+"""The OpenAPI document is complete, and responses conform to it."""
 
 import json
 
@@ -51,22 +51,22 @@ def schema(app):
 def operations():
     with make_state() as state:
         paths = TestClient(make_app(state)).get("/openapi.json").json()["paths"]
-    return [(method.upper(), path) for path, found in paths.items() for method in found]
+    return [(method.upper(), path) for path, document in paths.items() for method in document]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("method", "path"), operations())
-def test_whatever_is_asked_is_answered_as_the_description_says(schema, method, path, mode):
-    """What the description allows, and what it does not."""
+def test_responses_conform_to_the_openapi_document(schema, method, path, mode):
+    """Valid requests and invalid ones."""
     try:
         cases = schema[path][method].as_strategy(generation_mode=mode)
-        sent(cases)
+        send_all(cases)
     except Unsatisfiable:
-        assert mode is GenerationMode.NEGATIVE  # there is no wrong way to ask it
+        assert mode is GenerationMode.NEGATIVE  # no invalid request exists
 
 
-def sent(cases):
-    """Send some; a failure is raised."""
+def send_all(cases):
+    """Send some of the cases; raise on a failure."""
 
     @given(cases)
     @FEW
@@ -76,12 +76,12 @@ def sent(cases):
     send()
 
 
-def test_the_description_tells_bodies_and_every_error(app):
-    found = TestClient(app).get("/openapi.json").json()
-    predict = found["paths"]["/predict"]["post"]
+def test_openapi_document_lists_bodies_and_errors(app):
+    document = TestClient(app).get("/openapi.json").json()
+    predict = document["paths"]["/predict"]["post"]
     bodies = predict["requestBody"]["content"]
     assert set(bodies) == {"multipart/form-data", "image/*", "application/octet-stream"}
-    told = {"200", "400", "401", "403", "404", "408", "413", "415", "422", "503", "504"}
-    assert set(predict["responses"]) == told
+    statuses = {"200", "400", "401", "403", "404", "408", "413", "415", "422", "503", "504"}
+    assert set(predict["responses"]) == statuses
     assert [p["name"] for p in predict["parameters"]] == ["model", "top", "threshold"]
-    assert "HTTPValidationError" not in json.dumps(found)
+    assert "HTTPValidationError" not in json.dumps(document)

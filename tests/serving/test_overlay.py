@@ -1,4 +1,4 @@
-"""What a served model looks at."""
+"""Explanations of a served model."""
 
 import base64
 import io
@@ -31,13 +31,15 @@ def encoded(width, height):
     return buffer.getvalue()
 
 
-def served(config, **how):
-    """A model with opinions, as a server has it."""
+def served(config, **preprocessing_options):
+    """A model with random weights, in eval mode."""
     torch.manual_seed(0)
     model = VisionTransformer(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    preprocessing = Preprocessing(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **how)
+    preprocessing = Preprocessing(
+        size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **preprocessing_options
+    )
     model.facts = Facts(preprocessing=preprocessing, class_names=NAMES)
     return model
 
@@ -65,23 +67,23 @@ def pixels(png):
     return np.asarray(Image.open(io.BytesIO(png)), dtype=int)
 
 
-def maps_of(found):
-    shape = (found.layers, found.heads, *found.grid)
-    return np.frombuffer(base64.b64decode(found.maps), np.uint8).reshape(shape)
+def maps_of(result):
+    shape = (result.layers, result.heads, *result.grid)
+    return np.frombuffer(base64.b64decode(result.maps), np.uint8).reshape(shape)
 
 
-def test_every_map_that_knows_something_can_be_asked_for(model):
+def test_every_informative_method_is_available(model):
     assert set(methods_of(model)) == METHODS.keys() - {"random", "center"}
     assert methods_of(model)[0] == "relevance"
 
 
-def test_a_model_is_only_asked_what_it_can_answer(tiny):
+def test_methods_depend_on_the_model(tiny):
     assert methods_of(served(replace(tiny, num_classes=0))) == ("rollout", "last layer")
     assert methods_of(mixer()) == ()
     assert methods_of(None) == ()
 
 
-def test_every_explanation_is_a_png_of_the_picture_s_own_shape(model, data):
+def test_explanation_is_a_png_of_the_image_aspect_ratio(model, data):
     for method in methods_of(model):
         png = explain(model, data, method=method, label=None)
         image = Image.open(io.BytesIO(png))
@@ -89,17 +91,17 @@ def test_every_explanation_is_a_png_of_the_picture_s_own_shape(model, data):
         assert image.width / image.height == pytest.approx(40 / 24, abs=0.01)
 
 
-def test_classes_are_asked_by_name_and_the_likeliest_if_none_is(model, data):
-    found = {name: pixels(explain(model, data, method="relevance", label=name)) for name in NAMES}
-    assert (found["sun"] != found["moon"]).any()
+def test_label_defaults_to_the_predicted_class(model, data):
+    result = {name: pixels(explain(model, data, method="relevance", label=name)) for name in NAMES}
+    assert (result["sun"] != result["moon"]).any()
     with torch.no_grad():
-        likeliest = NAMES[int(model(as_seen(model, data)[None]).argmax())]
-    unasked = pixels(explain(model, data, method="relevance", label=None))
-    assert (unasked == found[likeliest]).all()
+        predicted = NAMES[int(model(as_seen(model, data)[None]).argmax())]
+    default = pixels(explain(model, data, method="relevance", label=None))
+    assert (default == result[predicted]).all()
 
 
 @pytest.mark.parametrize(
-    ("method", "label", "words"),
+    ("method", "label", "message"),
     [
         ("relevence", None, "did you mean 'relevance'"),
         ("random", None, "unknown method 'random'"),
@@ -108,31 +110,31 @@ def test_classes_are_asked_by_name_and_the_likeliest_if_none_is(model, data):
         ("rollout", "sun", "rollout is the same for every class"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(model, data, method, label, words):
-    with pytest.raises(ConfigError, match=words):
+def test_invalid_method_or_class_is_rejected(model, data, method, label, message):
+    with pytest.raises(ConfigError, match=message):
         explain(model, data, method=method, label=label)
 
 
-def test_without_attention_there_is_nothing_to_see(data):
+def test_model_without_attention_is_rejected(data):
     with pytest.raises(ConfigError, match="has no attention"):
         explain(mixer(), data, method="relevance", label=None)
     with pytest.raises(ConfigError, match="has no attention"):
         attention(mixer(), data)
 
 
-def test_what_is_no_picture_is_refused(model):
+def test_unreadable_image_is_rejected(model):
     with pytest.raises(DataError):
-        explain(model, b"no picture", method="rollout", label=None)
+        explain(model, b"not an image", method="rollout", label=None)
     with pytest.raises(DataError):
-        attention(model, b"no picture")
+        attention(model, b"not an image")
 
 
 @pytest.mark.parametrize(
     "changes", [{"pool": "cls"}, {"pool": "cls", "registers": 2}, {"pool": "mean"}, {"pool": "map"}]
 )
-def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
+def test_maps_follow_what_the_head_reads(tiny, data, changes):
     model = served(replace(tiny, **changes))
-    found = attention(model, data)
+    result = attention(model, data)
     image = as_seen(model, data)[None]
     prefix = model.config.num_prefix
     with torch.no_grad():
@@ -145,35 +147,35 @@ def test_maps_show_where_that_looks_what_the_head_reads(tiny, data, changes):
             rows = maps[0, :, 0] if changes["pool"] == "cls" else read @ maps[0, :, prefix:]
             expected.append(rows[:, prefix:].unflatten(1, (2, 2)))
     expected = torch.stack(expected)  # (L, H, h, w)
-    peaks = torch.tensor(found.peaks)
+    peaks = torch.tensor(result.peaks)
     torch.testing.assert_close(peaks, expected.amax(dim=(2, 3)), atol=1e-5, rtol=0)
-    shares = torch.tensor(maps_of(found) / 255.0) * peaks[:, :, None, None]
+    shares = torch.tensor(maps_of(result) / 255.0) * peaks[:, :, None, None]
     torch.testing.assert_close(shares.float(), expected, atol=3e-3, rtol=0)
-    assert (maps_of(found).max(axis=(2, 3)) == 255).all()
+    assert (maps_of(result).max(axis=(2, 3)) == 255).all()
 
 
-def test_rollout_comes_along(model, data):
-    found = attention(model, data)
-    rolled = np.frombuffer(base64.b64decode(found.rollout), np.uint8).reshape(found.grid)
+def test_rollout_is_included(model, data):
+    result = attention(model, data)
+    rolled = np.frombuffer(base64.b64decode(result.rollout), np.uint8).reshape(result.grid)
     expected = rollout(model, as_seen(model, data)[None])[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
 
 
-def test_the_answer_is_small_and_ready_for_json(model, data):
-    found = attention(model, data)
-    assert AttentionResponse.model_validate_json(found.model_dump_json()) == found
-    assert (found.layers, found.heads, found.grid) == (2, 2, [2, 2])
-    assert len(found.model_dump_json()) < 1000
+def test_attention_response_is_small_json(model, data):
+    result = attention(model, data)
+    assert AttentionResponse.model_validate_json(result.model_dump_json()) == result
+    assert (result.layers, result.heads, result.grid) == (2, 2, [2, 2])
+    assert len(result.model_dump_json()) < 1000
 
 
-def test_the_box_is_the_part_that_the_model_sees(tiny):
+def test_box_is_the_visible_part_of_the_image(tiny):
     cut = served(tiny, resize="short-side", resize_to=(8, 8))
     assert attention(served(tiny), encoded(40, 20)).box == [0, 0, 1, 1]
     assert attention(cut, encoded(40, 20)).box == [0, 0.25, 1, 0.5]
     assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
 
 
-def test_looking_leaves_the_model_as_it_was(model, data):
+def test_explanations_leave_the_model_unchanged(model, data):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     explain(model, data, method="relevance", label="moon")
     attention(model, data)
@@ -183,22 +185,22 @@ def test_looking_leaves_the_model_as_it_was(model, data):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_model_answers_the_same_while_others_look_at_it(model, data):
+def test_explanations_are_thread_safe(model, data):
     image = as_seen(model, data)[None]
     with torch.inference_mode():
         expected = model(image)
-    drawn, stop, wrong = [], threading.Event(), []
+    png, stop, wrong = [], threading.Event(), []
     alone = explain(model, data, method="relevance", label="sun")
 
     def predict():
         while not stop.is_set():
             with torch.inference_mode():
                 if not torch.equal(model(image), expected):
-                    wrong.append("another answer")
+                    wrong.append("different logits")
 
     def look():
         for _ in range(10):
-            drawn.append(explain(model, data, method="relevance", label="sun"))
+            png.append(explain(model, data, method="relevance", label="sun"))
             attention(model, data)
 
     predicting, looking = threading.Thread(target=predict), threading.Thread(target=look)
@@ -208,35 +210,35 @@ def test_a_model_answers_the_same_while_others_look_at_it(model, data):
     stop.set()
     predicting.join()
     assert wrong == []
-    assert drawn == [alone] * 10
+    assert png == [alone] * 10
 
 
-def test_a_model_that_merges_tokens_is_looked_at_without_merging(model, data):
-    drawn, maps = explain(model, data, method="relevance", label="sun"), attention(model, data)
+def test_explanations_ignore_token_merging(model, data):
+    png, maps = explain(model, data, method="relevance", label="sun"), attention(model, data)
     model.merge = 1
-    assert explain(model, data, method="relevance", label="sun") == drawn
+    assert explain(model, data, method="relevance", label="sun") == png
     assert attention(model, data) == maps
     assert model.merge == 1
 
 
-def test_maps_are_moved_to_what_tokens_see(tiny, data):
+def test_lag_of_the_convolutional_stem(tiny, data):
     stem = served(replace(tiny, stem="conv"))
     assert attention(served(tiny), data).lag == 0
     assert attention(stem, data).lag == pytest.approx(3 / 8)
     explain(stem, data, method="rollout", label=None)
 
 
-def test_an_unknown_class_among_many_does_not_list_them_all(tiny, data):
+def test_unknown_class_error_does_not_list_many_classes(tiny, data):
     many = served(replace(tiny, num_classes=21))
     many.facts = replace(many.facts, class_names=tuple(f"thing {n}" for n in range(21)))
     with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
         explain(many, data, method="relevance", label="moon")
 
 
-def test_without_a_method_the_first_that_the_model_has_is_drawn(tiny, model, data):
-    drawn = explain(model, data, method=None, label="moon")
-    assert drawn == explain(model, data, method="relevance", label="moon")
+def test_method_defaults_to_the_first(tiny, model, data):
+    png = explain(model, data, method=None, label="moon")
+    assert png == explain(model, data, method="relevance", label="moon")
     bare = served(replace(tiny, num_classes=0))
     bare.facts = replace(bare.facts, class_names=())
-    drawn = explain(bare, data, method=None, label=None)
-    assert drawn == explain(bare, data, method="rollout", label=None)
+    png = explain(bare, data, method=None, label=None)
+    assert png == explain(bare, data, method="rollout", label=None)

@@ -18,23 +18,23 @@ from vitrail.serving.config import ServerConfig
 from vitrail.serving.registry import examples_from, find_examples, spread_rows
 from vitrail.serving.server import load_model
 
-HOW = preset("google", (8, 8), 3)
+PREPROCESSING = preset("google", (8, 8), 3)
 
 
-def known(data):
-    return Facts(preprocessing=HOW, provenance={"data": str(data)})
+def facts_with(data):
+    return Facts(preprocessing=PREPROCESSING, provenance={"data": str(data)})
 
 
-def test_test_pictures_of_all_classes_are_to_be_tried(tmp_path):
+def test_examples_cover_all_classes_of_the_test_split(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=30)
-    found = find_examples(known(data), "")
-    assert [one.label for one in found] == ["red", "green", "blue"] * 4
-    assert {one.media_type for one in found} == {"image/png"}
+    examples = find_examples(facts_with(data), "")
+    assert [one.label for one in examples] == ["red", "green", "blue"] * 4
+    assert {one.media_type for one in examples} == {"image/png"}
     test = open_source(data, "test")
-    assert any(np.array_equal(decode(found[0].data), sample.data) for sample in test)
+    assert any(np.array_equal(decode(examples[0].data), sample.data) for sample in test)
 
 
-def test_encoded_pictures_are_shown_as_they_are_and_large_ones_smaller(tmp_path):
+def test_small_examples_are_unchanged_and_large_ones_resized(tmp_path):
     for name, data in {
         "a": encoded_image("red"),
         "b": encoded_image("blue", (700, 700), "BMP"),
@@ -42,52 +42,52 @@ def test_encoded_pictures_are_shown_as_they_are_and_large_ones_smaller(tmp_path)
         (tmp_path / "set" / name).mkdir(parents=True)
         for n in range(3):
             (tmp_path / "set" / name / f"{n}.png").write_bytes(data)
-    found = find_examples(known("nowhere"), str(tmp_path / "set"))
-    kinds = {one.label: one for one in found}
+    examples = find_examples(facts_with("nowhere"), str(tmp_path / "set"))
+    kinds = {one.label: one for one in examples}
     assert kinds["a"].data == encoded_image("red")
-    assert kinds["b"].media_type == "image/jpeg"  # no browser is sent a BMP of a megabyte
+    assert kinds["b"].media_type == "image/jpeg"  # browsers are not sent a large BMP
     assert len(kinds["b"].data) < 2**18
 
 
-def test_what_cannot_be_opened_is_an_error_only_if_it_was_asked_for(tmp_path):
-    assert find_examples(known(tmp_path / "gone"), "") == []
-    assert find_examples(known("hf:some/where"), "") == []  # nothing is fetched unasked
-    assert find_examples(Facts(preprocessing=HOW), "") == []
+def test_missing_examples_are_an_error_only_if_configured(tmp_path):
+    assert find_examples(facts_with(tmp_path / "gone"), "") == []
+    assert find_examples(facts_with("hf:some/where"), "") == []  # nothing is downloaded
+    assert find_examples(Facts(preprocessing=PREPROCESSING), "") == []
     data = write_colors(tmp_path / "colors.npz")
-    assert find_examples(known(data), "none") == []
+    assert find_examples(facts_with(data), "none") == []
     with pytest.raises(DataError):
-        find_examples(known(data), str(tmp_path / "gone"))
+        find_examples(facts_with(data), str(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
-def test_data_that_only_a_model_names_is_shown_to_this_machine(tmp_path, host):
+def test_examples_of_the_model_s_data_are_shown_on_loopback(tmp_path, host):
     assert examples_from(ServerConfig(host=host), str(tmp_path)) == ""
     assert examples_from(ServerConfig(host=host), "hf:some/where") == "none"
     assert examples_from(ServerConfig(host=host), str(tmp_path / "gone")) == "none"
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.2", "example.org"])
-def test_data_that_only_a_model_names_is_not_shown_to_others(tmp_path, host):
+def test_examples_of_the_model_s_data_are_hidden_off_loopback(tmp_path, host):
     assert examples_from(ServerConfig(host=host), str(tmp_path)) == "none"
     assert examples_from(ServerConfig(host=host, examples="photos"), "hf:some/where") == "photos"
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", True), ("0.0.0.0", False)])
-def test_a_server_that_others_reach_shows_nothing_that_was_not_named(tmp_path, host, shown):
+def test_public_server_shows_configured_examples_only(tmp_path, host, shown):
     model = tiny_model()
     data = write_colors(tmp_path / "colors.npz")
     model.facts = replace(model.facts, provenance={"data": str(data)})
     vitrail.save(model, tmp_path / "bundle")
     with make_state(host=host) as state:
         state.registry.models.clear()
-        words = (state, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
-        load_model(*words, several=False)
+        arguments = (state, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
+        load_model(*arguments, several=False)
         with TestClient(make_app(state)):
             wait_for(lambda: "tiny" in state.examples)
         assert bool(state.examples["tiny"]) is shown
 
 
-def test_many_classes_are_spread_and_few_pictures_are_all_taken(tmp_path):
+def test_example_rows_are_spread_over_classes(tmp_path):
     class Many:
         def labels(self):
             return np.repeat(np.arange(100), 3)
@@ -104,12 +104,12 @@ def test_many_classes_are_spread_and_few_pictures_are_all_taken(tmp_path):
 def test_examples_are_served_by_number(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     with make_state() as state:
-        state.examples["tiny"] = find_examples(known(data), "")
+        state.examples["tiny"] = find_examples(facts_with(data), "")
         client = TestClient(make_app(state))
-        told = client.get("/examples").json()
-        assert told[1] == {"id": "1", "label": "green"}
+        listed = client.get("/examples").json()
+        assert listed[1] == {"id": "1", "label": "green"}
         one = client.get("/examples/1")
         assert one.headers["content-type"] == "image/png"
         assert one.content == state.examples["tiny"][1].data
-        for odd in ("12", "-1", "x", "1e1", "..%2f..%2fetc%2fpasswd", "²"):
-            assert client.get(f"/examples/{odd}").status_code == 404
+        for invalid in ("12", "-1", "x", "1e1", "..%2f..%2fetc%2fpasswd", "²"):
+            assert client.get(f"/examples/{invalid}").status_code == 404

@@ -1,4 +1,4 @@
-"""What docs/serving.md shows runs as it stands there; only the port is another."""
+"""The examples of docs/serving.md run as written, with another port."""
 
 import re
 import shutil
@@ -34,38 +34,38 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_the_commands_with_curl_run(server, folder):
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_commands_run(server, folder):
     for line in blocks("sh")[0].strip().splitlines():
-        words = line.replace("curl ", "curl -sS --fail-with-body ").replace(HERE, server)
-        done = subprocess.run(words, shell=True, cwd=folder, capture_output=True)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        assert b"-o " in line.encode() or b'"engine"' in done.stdout
+        command = line.replace("curl ", "curl -sS --fail-with-body ").replace(HERE, server)
+        result = subprocess.run(command, shell=True, cwd=folder, capture_output=True)
+        assert result.returncode == 0, (line, result.stdout, result.stderr)
+        assert b"-o " in line.encode() or b'"engine"' in result.stdout
     assert (folder / "overlay.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_the_python_examples_run(server, folder, place):
-    code = blocks("python")[place]
+@pytest.mark.parametrize("index", [0, 1])
+def test_python_examples_run(server, folder, index):
+    code = blocks("python")[index]
     if "import requests" in code:
         pytest.importorskip("requests")
-    words = [sys.executable, "-c", code.replace(HERE, server)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert any(color in done.stdout for color in ("red", "green", "blue"))
+    command = [sys.executable, "-c", code.replace(HERE, server)]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert any(color in result.stdout for color in ("red", "green", "blue"))
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-def test_the_javascript_example_runs(server, folder):
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_javascript_example_runs(server, folder):
     code = blocks("js")[0].replace(HERE, server) + (
         "\nconst data = require('fs').readFileSync('tulip.jpg');"
         "\nclassify(new Blob([data])).then((found) => console.log(found.guesses.length));"
     )
-    done = subprocess.run(["node", "-e", code], cwd=folder, capture_output=True, text=True)
-    assert done.stdout == "3\n", done.stderr
+    result = subprocess.run(["node", "-e", code], cwd=folder, capture_output=True, text=True)
+    assert result.stdout == "3\n", result.stderr
 
 
-def test_every_route_is_told():
+def test_every_route_is_documented():
     for path in (
         *(route.path for route in router.routes if "POST" in route.methods),
         *PUBLIC_PATHS,
@@ -73,17 +73,17 @@ def test_every_route_is_told():
         assert f"{path}?" in PAGE or f"{path}`" in PAGE
 
 
-def test_every_option_that_is_told_exists():
+def test_every_documented_option_exists():
     help = subprocess.run(
         [sys.executable, "-m", "vitrail", "serve", "--help"], capture_output=True, text=True
     ).stdout
-    told = set(re.findall(r"--[a-z][a-z-]+", PAGE))
+    documented = set(re.findall(r"--[a-z][a-z-]+", PAGE))
     foreign = {"--data-binary", "--rm", "--now"}
-    for option in sorted(told - foreign):
+    for option in sorted(documented - foreign):
         assert option in help
 
 
-def test_what_the_image_copies_is_there_and_not_ignored():
+def test_docker_copies_exist_and_are_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for line in (ROOT / "Dockerfile").read_text().splitlines():
         if line.startswith("COPY"):

@@ -23,7 +23,7 @@ def files(color, count=6, seed=0):
 
 @pytest.fixture
 def taught():
-    """A state whose model remembers pictures of red and green, and may be taught."""
+    """A server whose model remembers images of red and green."""
     model = tiny_model()
     with make_state({"tiny": model}, allow_teach=True) as state:
         served = state.registry.get(None)
@@ -40,30 +40,30 @@ def taught():
             yield state, client
 
 
-def test_a_class_is_learned_from_a_few_pictures_and_known_at_once(taught):
+def test_taught_class_is_predicted_at_once(taught):
     state, client = taught
     before = state.registry.get(None)
     assert client.get("/model").json()["teach"] is True
-    found = client.post("/teach?name=blue", files=files("blue")).json()
-    assert found["classes"] == ["red", "green", "blue"]
-    assert (found["pictures"], found["replaced"], found["engine"]) == (6, False, "torch")
-    assert found["accuracy"] > 0.6
+    response = client.post("/teach?name=blue", files=files("blue")).json()
+    assert response["classes"] == ["red", "green", "blue"]
+    assert (response["pictures"], response["replaced"], response["engine"]) == (6, False, "torch")
+    assert response["accuracy"] > 0.6
     assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
     for color in CLASSES:
         answer = client.post("/predict", content=encoded_image(color, seed=90)).json()["answers"][0]
         assert answer["label"] == color
-    assert before.predictor.classes == CLASSES  # who began with the old one keeps it
+    assert before.predictor.classes == CLASSES  # requests keep the version they started with
     assert state.registry.get(None) is not before
 
 
-def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taught):
+def test_teaching_again_replaces_the_class_and_reports_unreadable_images(taught):
     _, client = taught
     client.post("/teach?name=blue", files=files("red"))
     pictures = [*files("blue"), ("pictures", ("broken", b"text"))]
-    found = client.post("/teach?name=blue", files=pictures).json()
-    assert found["replaced"] is True
-    assert found["pictures"] == 6
-    assert found["errors"][0]["name"] == "broken"
+    response = client.post("/teach?name=blue", files=pictures).json()
+    assert response["replaced"] is True
+    assert response["pictures"] == 6
+    assert response["errors"][0]["name"] == "broken"
     answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][0]
     assert answer["label"] == "blue"
 
@@ -80,14 +80,14 @@ def test_a_class_learned_again_is_replaced_and_what_cannot_be_read_is_told(taugh
         ("?name=blue", [("other", ("x", encoded_image()))], 400),
     ],
 )
-def test_a_lesson_that_cannot_be_given_changes_nothing(taught, query, pictures, status):
+def test_invalid_teach_request_changes_nothing(taught, query, pictures, status):
     state, client = taught
     before = state.registry.get(None)
     assert client.post(f"/teach{query}", files=pictures).status_code == status
     assert state.registry.get(None) is before
 
 
-def test_pictures_of_lessons_have_no_more_pixels_than_others(taught):
+def test_pixel_limit_applies_to_teaching(taught):
     state, _ = taught
     memory = state.registry.get(None).memory
     with make_state(allow_teach=True, limits=Limits(pixels=100)) as strict:
@@ -96,25 +96,25 @@ def test_pictures_of_lessons_have_no_more_pixels_than_others(taught):
             ("pictures", ("large", encoded_image(size=(20, 20)))),
             *files("blue", count=1),
         ]
-        found = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
-        assert found["pictures"] == 1
-        assert found["errors"][0]["name"] == "large"
-        assert "above the limit of 100 pixels" in found["errors"][0]["error"]
+        response = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
+        assert response["pictures"] == 1
+        assert response["errors"][0]["name"] == "large"
+        assert "above the limit of 100 pixels" in response["errors"][0]["error"]
 
 
-def test_what_was_taught_is_kept_as_a_bundle(taught, tmp_path):
+def test_taught_model_is_saved_as_a_bundle(taught, tmp_path):
     state, client = taught
     state.teach_folders["tiny"] = tmp_path / "kept"
     client.post("/teach?name=blue", files=files("blue"))
     kept = vitrail.Predictor(tmp_path / "kept", device="cpu")
     assert kept(encoded_image("blue", seed=90)).label == "blue"
-    assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can go on learning
+    assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can be taught further
     (tmp_path / "file").write_text("")
     state.teach_folders["tiny"] = tmp_path / "file" / "below"
     before = state.registry.get(None)
-    refused = client.post("/teach?name=gray", files=files("red"))
-    assert refused.status_code == 503
-    assert str(tmp_path) not in refused.text
+    rejected = client.post("/teach?name=gray", files=files("red"))
+    assert rejected.status_code == 503
+    assert str(tmp_path) not in rejected.text
     assert state.registry.get(None) is before
 
 
@@ -123,30 +123,28 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_lesson_that_cannot_be_written_leaves_the_folder_as_it_was(
-    taught, tmp_path, monkeypatch, kept
-):
+def test_failed_save_leaves_the_folder_unchanged(taught, tmp_path, monkeypatch, kept):
     state, client = taught
     folder = state.teach_folders["tiny"] = tmp_path / "kept"
     folder.mkdir()
     if kept:
         assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
-        (folder / "notes.txt").write_text("of somebody else")
+        (folder / "notes.txt").write_text("unrelated")
     before, served = contents(folder), state.registry.get(None)
 
     def full(*_):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving_teaching, "save", full)  # after the memory was written
+        patch.setattr(serving_teaching, "save", full)  # fails after the memory was saved
         assert client.post("/teach?name=gray", files=files("red")).status_code == 503
     assert contents(folder) == before
     (folder / "config.json").unlink(missing_ok=True)
-    (folder / "config.json").mkdir()  # the last file but one cannot be moved in
+    (folder / "config.json").mkdir()  # a directory blocks the move
     before = contents(folder)
-    refused = client.post("/teach?name=gray", files=files("red"))
-    assert refused.status_code == 503
-    assert "was not added" in refused.json()["error"]
+    rejected = client.post("/teach?name=gray", files=files("red"))
+    assert rejected.status_code == 503
+    assert "was not added" in rejected.json()["error"]
     assert contents(folder) == before
     assert {path.name for path in folder.iterdir()} == {*before, "config.json"}
     assert state.registry.get(None) is served
@@ -155,7 +153,7 @@ def test_a_lesson_that_cannot_be_written_leaves_the_folder_as_it_was(
     assert "gray" in vitrail.Predictor(folder, device="cpu").classes
 
 
-def test_a_model_that_cannot_be_served_is_not_kept(taught, tmp_path, monkeypatch):
+def test_taught_model_that_fails_to_load_is_not_saved(taught, tmp_path, monkeypatch):
     state, client = taught
     folder = state.teach_folders["tiny"] = tmp_path / "kept"
 
@@ -167,38 +165,38 @@ def test_a_model_that_cannot_be_served_is_not_kept(taught, tmp_path, monkeypatch
     assert not folder.exists()
 
 
-def test_a_lesson_by_an_abandoned_thread_does_not_undo_a_later_one(taught):
-    """It began before the other one, and comes back after it."""
+def test_abandoned_thread_does_not_undo_a_later_class(taught):
+    """It started before the other one and returns after it."""
     state, client = taught
-    stuck, begun, release = state.registry.get(None), threading.Event(), threading.Event()
-    refused = []
+    stuck, started, release = state.registry.get(None), threading.Event(), threading.Event()
+    rejected = []
 
     def late(model, memory, taught):
-        begun.set()
+        started.set()
         assert release.wait(20)
         return teaching.fitted(model, memory, taught=taught)
 
-    def teach_late():
+    def teach_slowly():
         images = [state.pool.submit(encoded_image("red"), stuck.predictor.preprocess)]
         uploads = [Upload("x", encoded_image("red"))]
         try:
             serving_teaching.teach(state.registry, "tiny", "gray", uploads, images, None)
         except ApiError as refusal:
-            refused.append(refusal.status)
+            rejected.append(refusal.status)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving_teaching, "fitted", late)
-        thread = threading.Thread(target=teach_late)
+        thread = threading.Thread(target=teach_slowly)
         thread.start()
-        assert begun.wait(20)
+        assert started.wait(20)
     assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
     release.set()
     thread.join(20)
-    assert refused == [503]
+    assert rejected == [503]
     assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
 
 
-def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
+def test_first_class_waits_for_a_second():
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
     with make_state({"bare": model}, allow_teach=True) as state:
         served = state.registry.get(None)
@@ -210,15 +208,15 @@ def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
-        told = state.registry.get(None).predictor.facts.provenance
-        assert told["taught"] == ["red", "blue"]  # by pictures that nobody will know again
+        provenance = state.registry.get(None).predictor.facts.provenance
+        assert provenance["taught"] == ["red", "blue"]
         answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][
             0
         ]
         assert answer["label"] == "blue"
 
 
-def test_a_trained_model_is_reminded_by_its_data_before_it_is_served(tmp_path):
+def test_memory_is_built_from_the_training_data(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=6)
     tiny_run(data, tmp_path / "run", steps=2)
     predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
@@ -230,7 +228,7 @@ def test_a_trained_model_is_reminded_by_its_data_before_it_is_served(tmp_path):
         serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
 
 
-def test_lessons_are_kept_in_the_place_of_no_model_but_one_that_remembers(tmp_path):
+def test_taught_model_never_overwrites_another(tmp_path):
     vitrail.save(tiny_model(), tmp_path / "one")
     vitrail.save(tiny_model(), tmp_path / "other")
     with pytest.raises(ConfigError, match="other already holds a model"):
