@@ -161,7 +161,7 @@ class Evaluate(DataOptions):
         """Write what was asked for."""
         from vitrail.evaluation.folder import write_folder
         from vitrail.evaluation.pictures import open_part
-        from vitrail.models.names import name_of
+        from vitrail.models.registry import name_of
 
         if self.out is not None:
             source, _ = open_part(self.data, self.split, predictor.facts)

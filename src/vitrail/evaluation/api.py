@@ -24,8 +24,7 @@ from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
 from vitrail.evaluation.pictures import open_part
 from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ def evaluate(
         loss = "sigmoid"
     views, prepare = Views(flip=flip, crops=crops), facts.preprocessing
     outputs = Outputs(len(source))
-    with standing_still(model) if isinstance(model, nn.Module) else nullcontext():
+    with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
         skipped = look_at_all(
             through(choosing(runner.run, matched.columns), views, prepare.size, loss),
             matched.source,

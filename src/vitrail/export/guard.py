@@ -15,8 +15,7 @@ from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
 from vitrail.evaluation.passes import Progress, look_at_all
 from vitrail.evaluation.pictures import open_part
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
 from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
@@ -61,7 +60,7 @@ def measure(
         for tally, each in zip(tallies, chosen, strict=True):
             tally.add(each, batch.labels, batch.indices)
 
-    with standing_still(model):
+    with eval_mode(model):
         skipped = look_at_all(
             predict,
             matched.source,

@@ -19,10 +19,9 @@ from vitrail import parallel
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.modes import standing_still
-from vitrail.models.names import name_of
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.words import percent
 
@@ -72,18 +71,18 @@ class TorchEngine:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        with self.eval_mode():
+        with self.in_eval_mode():
             return self.model(images.to(self.device)).float().cpu()
 
     @torch.inference_mode()
     def features(self, images: Tensor) -> Tensor:
-        with self.eval_mode():
+        with self.in_eval_mode():
             return self.model.features(images.to(self.device)).float().cpu()
 
-    def eval_mode(self) -> AbstractContextManager[None]:
+    def in_eval_mode(self) -> AbstractContextManager[None]:
         """Switch to eval mode; a model that is in it is not touched, so threads may share it."""
         training = any(module.training for module in self.modules)
-        return standing_still(self.model) if training else nullcontext()
+        return eval_mode(self.model) if training else nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)

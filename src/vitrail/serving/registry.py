@@ -13,7 +13,7 @@ from vitrail.data.samples import LabelSets, Source
 from vitrail.data.sources import judged_split, open_source
 from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
 from vitrail.errors import DataError, VitrailError, unknown
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.prediction.predictor import Predictor
 from vitrail.probing.memory import Memory
