@@ -340,10 +340,10 @@ def vanishing(server: Server, requests: list[bytes], count: int) -> Iterator[Che
     text = ""
     for _ in range(100):
         text = server.get("/metrics")[1].decode()
-        if "vitrail_queue_pictures 0\n" in text and "vitrail_requests_in_flight 1\n" in text:
+        if "vitrail_queue_pictures 0.0\n" in text and "vitrail_requests_in_flight 1.0\n" in text:
             break
         time.sleep(0.1)
-    yield Check("nothing is left", "queue 0", "queue 0", "vitrail_queue_pictures 0\n" in text)
+    yield Check("nothing is left", "queue 0", "queue 0", "vitrail_queue_pictures 0.0\n" in text)
 
 
 def stopping(server: Server, requests: list[bytes]) -> Iterator[Check]:
