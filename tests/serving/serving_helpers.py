@@ -116,3 +116,8 @@ def wait_for(condition, seconds=60):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def metric(state, name, **labels):
+    """The current value of a Prometheus sample."""
+    return state.metrics.registry.get_sample_value(name, labels)

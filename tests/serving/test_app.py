@@ -10,6 +10,7 @@ from serving_helpers import (
     blocked_batcher,
     encoded_image,
     make_state,
+    metric,
     tiny_model,
     wait_for,
 )
@@ -470,5 +471,5 @@ def test_timeout_cancels_work_that_has_not_started():
             late = client.post("/predict", content=encoded_image(), headers=PNG)
             assert "0.2 s" in error(late, 504)
         wait_for(lambda: not state.batcher.waiting)
-        assert state.metrics.value("vitrail_pictures_total") == 0
+        assert metric(state, "vitrail_pictures_total") == 0
         assert state.admission.images == 0

@@ -19,6 +19,7 @@ from serving_helpers import (
     blocked_batcher,
     encoded_image,
     make_state,
+    metric,
     running_server,
     server_port,
     wait_for,
@@ -53,8 +54,8 @@ def test_concurrent_clients_share_batches():
     with make_state(batch_size=8) as state, server_port(state) as port:
         reply = run(closed_loop(port, [PREDICT] * 200, clients=16))
         assert reply.counts() == {200: 200}
-        batches = state.metrics.value("vitrail_batch_pictures_count")
-        single = state.metrics.value("vitrail_batch_pictures_bucket", le="1.0")
+        batches = metric(state, "vitrail_batch_pictures_count")
+        single = metric(state, "vitrail_batch_pictures_bucket", le="1.0")
         assert batches > single
         assert state.admission.images == state.admission.bytes == state.in_flight == 0
 
@@ -89,7 +90,7 @@ def test_full_queue_is_503_with_retry_after():
         assert [reply.status for reply in answered] == [200] * 6  # admitted requests are answered
         recovered = run(closed_loop(port, [PREDICT] * 20, clients=4))
         assert recovered.counts() == {200: 20}
-        assert state.metrics.value("vitrail_rejected_total", reason="queue") == 3
+        assert metric(state, "vitrail_rejected_total", reason="queue") == 3
 
 
 def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
@@ -154,7 +155,7 @@ def test_client_that_does_not_read_is_disconnected(long_response, monkeypatch):
         link.connect(("127.0.0.1", port))
         begun = time.monotonic()
         link.sendall(raw("/features", encoded_image(), "image/png"))
-        wait_for(lambda: state.metrics.value("vitrail_pictures_total") == 1)
+        wait_for(lambda: metric(state, "vitrail_pictures_total") == 1)
         wait_for(lambda: state.admission.images == 0)
         assert (
             time.monotonic() - begun > 0.6
@@ -293,10 +294,10 @@ def test_disconnected_client_leaves_nothing_behind(sent):
         wait_for(lambda: state.admission.images == state.in_flight == 0)
         gate.open.set()
         assert run(closed_loop(port, [PREDICT] * 8, clients=2)).counts() == {200: 8}
-        assert state.metrics.value("vitrail_pictures_total") == 8  # none that was canceled
+        assert metric(state, "vitrail_pictures_total") == 8  # none that was canceled
         if sent:
             labels = {"route": "/predict", "status": "499"}
-            assert state.metrics.value("vitrail_requests_total", **labels) == 5
+            assert metric(state, "vitrail_requests_total", **labels) == 5
         assert state.admission.bytes == 0
 
 
@@ -370,7 +371,7 @@ def test_requests_with_different_options_share_a_batch():
 
         state.registry.get(None).batch_size = 6
         answers = run(scenario())
-        assert state.metrics.value("vitrail_batch_pictures_sum") == 1 + 6  # the blocker, and all
+        assert metric(state, "vitrail_batch_pictures_sum") == 1 + 6  # the blocker, and all
         for answer, (count, label) in zip(answers, [*asked.values()] * 2, strict=True):
             assert len(answer["guesses"]) == count
             assert bool(answer["label"]) == bool(label)

@@ -18,7 +18,6 @@ import asyncio
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
@@ -391,22 +390,28 @@ class FeatureVector(NamedTuple):
     """The features of one image, or the error if it cannot be read."""
 
     name: str
-    values: np.ndarray | None  # (D,)
+    values: np.ndarray | None = None  # (D,)
     error: str = ""
 
 
-class ImageWork(ABC):
-    """Decode a batch of images and run the model on those that can be read."""
+class ImageWork:
+    """Decode a batch of images and run `forward` on those that can be read.
+
+    `forward` takes the predictor, images uint8 (B, C, H, W) and their items, and returns a
+    `result_type` for each; an unreadable image gets one with its error.
+    """
 
     def __init__(
         self,
+        forward: Callable[[Predictor, Tensor, Sequence[ImageItem]], Sequence[Any]],
+        result_type: type[Prediction] | type[FeatureVector],
         predictor: Predictor,
         pool: DecodePool,
         metrics: Metrics,
         batch_size: int = DEFAULT_BATCH_SIZE,
     ) -> None:
+        self.forward, self.result_type, self.batch_size = forward, result_type, batch_size
         self.predictor, self.pool, self.metrics = predictor, pool, metrics
-        self.batch_size = batch_size
 
     def __call__(self, items: Sequence[ImageItem]) -> list[Any]:
         start = time.perf_counter()
@@ -415,11 +420,11 @@ class ImageWork(ABC):
         deferred = sum(isinstance(result, Future) for result in results)
         for index, result in enumerate(results):
             if isinstance(result, DataError):
-                results[index] = self.failed(items[index].name, str(result))
+                results[index] = self.result_type(name=items[index].name, error=str(result))
         decoded = time.perf_counter()
         if tensors:
             batch = torch.stack(list(tensors.values()))  # (B, C, H, W)
-            outputs = self.forward(batch, [items[index] for index in tensors])
+            outputs = self.forward(self.predictor, batch, [items[index] for index in tensors])
             for index, output in zip(tensors, outputs, strict=True):
                 results[index] = output
         self.metrics.prepare_seconds.observe(decoded - start)
@@ -449,43 +454,27 @@ class ImageWork(ABC):
                 results.append(future.exception() or future.result())
         return results
 
-    @abstractmethod
-    def forward(self, images: Tensor, items: Sequence[ImageItem]) -> Sequence[Any]:
-        """Return the result of each image, from uint8 (B, C, H, W)."""
 
-    @abstractmethod
-    def failed(self, name: str, error: str) -> Any:
-        """Return the result of an image that cannot be read."""
-
-
-class PredictWork(ImageWork):
-    """Images to predictions; only the forward pass is shared between requests."""
-
-    def forward(self, images: Tensor, items: Sequence[ImageItem]) -> Sequence[Prediction]:
-        logits = self.predictor.logits(images)  # (B, K)
-        predictions: dict[int, Prediction] = {}
-        for top, threshold in {(item.top, item.threshold) for item in items}:
-            rows = [i for i, x in enumerate(items) if (x.top, x.threshold) == (top, threshold)]
-            selected = logits if len(rows) == len(items) else logits[rows]
-            names = [items[row].name for row in rows]
-            facts = self.predictor.facts
-            decoded = decode_logits(selected, names, facts, top=top, threshold=threshold)
-            predictions |= zip(rows, decoded, strict=True)
-        return [predictions[row] for row in range(len(items))]
-
-    def failed(self, name: str, error: str) -> Prediction:
-        return Prediction(name=name, error=error)
+def predict_batch(
+    predictor: Predictor, images: Tensor, items: Sequence[ImageItem]
+) -> list[Prediction]:
+    """Run the model once and decode the logits with each request's options."""
+    logits = predictor.logits(images)  # (B, K)
+    predictions: dict[int, Prediction] = {}
+    for top, threshold in {(item.top, item.threshold) for item in items}:
+        rows = [i for i, x in enumerate(items) if (x.top, x.threshold) == (top, threshold)]
+        selected = logits if len(rows) == len(items) else logits[rows]
+        names = [items[row].name for row in rows]
+        decoded = decode_logits(selected, names, predictor.facts, top=top, threshold=threshold)
+        predictions |= zip(rows, decoded, strict=True)
+    return [predictions[row] for row in range(len(items))]
 
 
-class FeatureWork(ImageWork):
-    """Images to feature vectors."""
-
-    def forward(self, images: Tensor, items: Sequence[ImageItem]) -> Sequence[FeatureVector]:
-        values = self.predictor.forward_features(images).numpy()  # (B, D)
-        return [FeatureVector(x.name, row) for x, row in zip(items, values, strict=True)]
-
-    def failed(self, name: str, error: str) -> FeatureVector:
-        return FeatureVector(name, None, error)
+def extract_batch(
+    predictor: Predictor, images: Tensor, items: Sequence[ImageItem]
+) -> list[FeatureVector]:
+    values = predictor.forward_features(images).numpy()  # (B, D)
+    return [FeatureVector(x.name, row) for x, row in zip(items, values, strict=True)]
 
 
 class SingleWork:

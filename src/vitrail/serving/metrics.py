@@ -86,10 +86,6 @@ class Metrics:
             Gauge(name, text, registry=registry).set_function(read)
         ProcessCollector(registry=registry)
 
-    def value(self, name: str, **labels: str) -> float | None:
-        """Return a sample's current value; None if it does not exist."""
-        return self.registry.get_sample_value(name, labels)
-
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

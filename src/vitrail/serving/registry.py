@@ -16,8 +16,16 @@ from vitrail.errors import DataError, VitrailError, unknown
 from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.prediction.predictor import Predictor
+from vitrail.prediction.results import Prediction
 from vitrail.probing.memory import Memory
-from vitrail.serving.batching import DEFAULT_BATCH_SIZE, DecodePool, FeatureWork, PredictWork
+from vitrail.serving.batching import (
+    DEFAULT_BATCH_SIZE,
+    DecodePool,
+    FeatureVector,
+    ImageWork,
+    extract_batch,
+    predict_batch,
+)
 from vitrail.serving.config import ServerConfig
 from vitrail.serving.limits import ApiError
 from vitrail.serving.metrics import Metrics
@@ -46,15 +54,9 @@ class ServedModel:
     ) -> None:
         self.name, self.predictor, self.memory = name, predictor, memory
         self.pool, self.metrics = pool, metrics
-        self.predict = PredictWork(predictor, pool, metrics, batch_size)
-        self.features = FeatureWork(predictor, pool, metrics, batch_size)
-
-    def replaced_by(self, predictor: Predictor, memory: Memory) -> "ServedModel":
-        """Return the next version, with another predictor and memory."""
-        size = self.batch_size
-        return ServedModel(
-            self.name, predictor, self.pool, self.metrics, batch_size=size, memory=memory
-        )
+        shared = (predictor, pool, metrics, batch_size)
+        self.predict = ImageWork(predict_batch, Prediction, *shared)
+        self.features = ImageWork(extract_batch, FeatureVector, *shared)
 
     @property
     def batch_size(self) -> int:

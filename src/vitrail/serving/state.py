@@ -146,7 +146,7 @@ class AppState:
         try:
             await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
             if not job.done.done():
-                await self.wait_while_connected(request, job.done, seconds - POLL_SECONDS)
+                await wait_while_connected(request, job.done, seconds - POLL_SECONDS)
             record_of(request.scope).batch = job.batch if work.batch_size > 1 else 0
             if job.done.done():
                 return job.done.result()
@@ -156,25 +156,6 @@ class AppState:
             for item in items:
                 if isinstance(item, ImageItem) and item.image is not None:
                     item.image.cancel()
-
-    async def wait_while_connected(
-        self, request: Request, done: "asyncio.Future[list[Any]]", seconds: float
-    ) -> None:
-        async def wait_for_disconnect() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                continue
-
-        disconnected = asyncio.ensure_future(wait_for_disconnect())
-        try:
-            await asyncio.wait(
-                [done, disconnected], timeout=max(0.0, seconds), return_when="FIRST_COMPLETED"
-            )
-            if disconnected.done() and not done.done():
-                raise ClientDisconnectedError
-        finally:
-            disconnected.cancel()
-            with suppress(asyncio.CancelledError):
-                await disconnected
 
     async def run_heavy(
         self, request: Request, function: Callable[[], Any], images: "Sequence[Future[Any]]"
@@ -186,3 +167,23 @@ class AppState:
             for image in images:
                 image.cancel()
         return result
+
+
+async def wait_while_connected(
+    request: Request, done: "asyncio.Future[list[Any]]", seconds: float
+) -> None:
+    """Wait for a result or a timeout; raise if the client disconnects first."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not done.done():
+        message = asyncio.ensure_future(request.receive())
+        try:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait([done, message], timeout=left, return_when="FIRST_COMPLETED")
+            if done.done() or not message.done():
+                return
+            if message.result()["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+        finally:
+            message.cancel()
+            with suppress(asyncio.CancelledError):
+                await message

@@ -25,7 +25,7 @@ from vitrail.prediction.predictor import Predictor
 from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory
 from vitrail.probing.teaching import fitted, remembered
 from vitrail.serving.limits import ApiError, Upload
-from vitrail.serving.registry import ModelRegistry
+from vitrail.serving.registry import ModelRegistry, ServedModel
 from vitrail.serving.schemas import ImageStatus, TeachResponse
 
 FEATURE_BATCH_SIZE = 16
@@ -80,6 +80,7 @@ def teach(
     """
     start = time.perf_counter()
     served = registry.get(model)
+    name = served.name
     old_model, old_memory = served.predictor.model, served.memory
     assert old_model is not None
     assert old_memory is not None
@@ -97,15 +98,16 @@ def teach(
         if predictor.engine.name != served.predictor.engine.name:
             notes.append(f"engine changed from {served.predictor.engine.name} to torch")
     with registry.lock:
-        if registry.get(served.name) is not served:
+        if registry.get(name) is not served:
             text = "the model changed in the meantime and the class was not added; send it again"
             raise ApiError(503, text, reason="changed", headers={"Retry-After": "1"})
         if folder is not None and len(memory.classes) > 1:
             assert predictor.model is not None
             save_taught(predictor.model, memory, folder)
-        registry.set(served.replaced_by(predictor, memory))
+        shared, size = (served.pool, served.metrics), served.batch_size
+        registry.set(ServedModel(name, predictor, *shared, batch_size=size, memory=memory))
     return TeachResponse(
-        model=served.name,
+        model=name,
         engine=predictor.engine.name,
         seconds=round(time.perf_counter() - start, 4),
         classes=list(memory.classes),
