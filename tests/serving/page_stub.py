@@ -1,4 +1,4 @@
-"""A server that answers as the real one does, with canned answers, for the pages' tests."""
+"""A stub server with canned responses, for the tests of the pages."""
 
 import base64
 import contextlib

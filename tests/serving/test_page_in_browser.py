@@ -1,4 +1,4 @@
-"""The page of the server, in a browser."""
+"""The web page in a browser."""
 
 import base64
 import contextlib
@@ -56,7 +56,7 @@ def page(shared, stub):
 
 
 def give(page, *files):
-    """Choose pictures, as with the button."""
+    """Choose images with the button."""
     named = [
         {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
         for number, data in enumerate(files or (encoded_image(),))
@@ -65,13 +65,13 @@ def give(page, *files):
 
 
 def told(page):
-    """Headline and sentence, when there is an answer of some kind."""
+    """Headline and sentence of the result."""
     until(page, "!document.getElementById('headline').textContent.match(/^(Looking|It knows)/)")
     return page.locator("#headline").text_content(), page.locator("#sentence").text_content()
 
 
 def brightest(page, expected):
-    """Wait until the pane that lets most light through is the expected one."""
+    """Wait until the brightest patch of the overlay is the expected one."""
     until(
         page,
         f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"

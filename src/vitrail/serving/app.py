@@ -431,8 +431,8 @@ rx="3" fill="#1a1614"/><path d="M2 2h5v5H2z" fill="#b0183c"/><path d="M9 2h5v5H9
 STYLES = {"page.html": ("base.css", "page.css"), "docs.html": ("base.css", "docs.css")}
 SCRIPTS = {  # concatenated, so that each can use those before it
     "page.html": (
-        *("talk.js", "pictures.js", "glass.js", "state.js"),
-        *("incoming.js", "showing.js", "looking.js", "page.js"),
+        *("api.js", "images.js", "mosaic.js", "state.js"),
+        *("uploads.js", "results.js", "explanations.js", "page.js"),
     ),
     "docs.html": ("docs.js",),
 }

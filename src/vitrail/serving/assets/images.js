@@ -1,4 +1,4 @@
-// Files → pictures to send and to draw.
+// Files to images that are uploaded and drawn.
 
 const LARGEST = 2048; // pixels of the longer side that are sent; models see far fewer
 const LESSON = 1024; // of a picture to learn from, many of which go together
@@ -6,7 +6,7 @@ const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
 
 async function readied(file, mostBytes, largest = LARGEST) {
-  // What is sent, what is drawn (null if this browser cannot), and what was done to it.
+  // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
   let image = null;
   try {
     image = await createImageBitmap(file, { imageOrientation: "from-image" });
@@ -25,7 +25,7 @@ async function readied(file, mostBytes, largest = LARGEST) {
 }
 
 function drawn(image, scale) {
-  // The picture on a canvas of its own, upright, on white where it is clear.
+  // The image on a canvas, upright, with transparency on white.
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(image.width * scale));
   canvas.height = Math.max(1, Math.round(image.height * scale));
@@ -42,7 +42,7 @@ function thumbnail(image) {
 }
 
 function colorsOf(image, rows, columns, box) {
-  // The mean color of each pane, a little stronger than it is: [red, green, blue] of 0 to 255.
+  // The mean color of each pane, slightly saturated: [red, green, blue], 0 to 255.
   const [top, left, height, width] = box;
   const canvas = document.createElement("canvas");
   canvas.width = columns;
@@ -62,7 +62,7 @@ function colorsOf(image, rows, columns, box) {
 }
 
 function pictureFiles(transfer) {
-  // The pictures of a drop or a paste; an image dragged out of another page is only a file if the
+  // The image files of a drop or a paste; an image dragged from another page is a file only if the
   // browser makes it one.
   return [...(transfer?.files ?? [])].filter(
     (file) => file.type.startsWith("image/") || /\.(tiff?|avif|hei[cf]|webp)$/i.test(file.name));

@@ -1,4 +1,4 @@
-// Talking to the server: one function, and a sentence for everything that can go wrong.
+// Requests to the server, with retries and error messages.
 
 const PATIENCE = 120_000; // milliseconds until an answer is given up
 const TRIES = 5; // of a server that says it is busy
@@ -6,7 +6,7 @@ const LONGEST_WAIT = 30; // seconds between them
 const TOKEN = "vitrail token";
 
 class Trouble extends Error {
-  // Its message is for the person who reads the page. `final`: the same again would not help.
+  // Its message is shown to the user. `final`: retrying would not help.
   constructor(message, final = false) {
     super(message);
     this.final = final;
@@ -16,7 +16,7 @@ class Trouble extends Error {
 const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
 
 function kept(token) {
-  // The token of this tab; kept if given. Some browsers refuse storage: then it is asked for again.
+  // Get or set the token of this tab. Without browser storage it is requested again.
   try {
     if (token !== undefined) sessionStorage.setItem(TOKEN, token);
     return sessionStorage.getItem(TOKEN);
@@ -43,7 +43,7 @@ function sentenceOf(status, why) {
 }
 
 async function ask(path, { query = {}, body, askToken, waiting = () => {} } = {}) {
-  // The server's answer; what is not one is thrown as Trouble. `waiting` hears of delays.
+  // Return the response, or throw Trouble. `waiting` is called on delays.
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== "");
   const address = path + (given.length ? "?" + new URLSearchParams(given) : "");
   for (let tries = 1; ; ) {
@@ -79,7 +79,7 @@ async function answered(address, request) {
 }
 
 async function whole(response, kind) {
-  // The rest of an answer, as "json" or "blob".
+  // Read the body as "json" or "blob".
   try {
     return await response[kind]();
   } catch {

@@ -1,4 +1,4 @@
-// Glass: a picture as panes, one for each patch of the model, and the rose window of the empty page.
+// The mosaic over the image, one glass pane per patch, and the rose window of the empty page.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const JEWELS = [[176, 24, 60], [28, 78, 168], [12, 120, 84], [222, 150, 24], [108, 52, 160]];
@@ -8,8 +8,8 @@ const GOLD = "255 200 84"; // of one that much falls through
 const SETTLING = 130; // milliseconds in which what is missing shrinks to a third
 
 class Glass {
-  // Every pane has a tint (its own color hides the picture), a dark and a gold; every change is a new
-  // aim that the panes move to, each after a delay of its own. Who wants no motion gets the aim.
+  // Every pane has a tint (opacity of its own color), a dark and a gold value; every change sets new
+  // targets that the panes animate to, each with its own delay. Reduced motion skips the animation.
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
@@ -138,7 +138,7 @@ class Glass {
 }
 
 function lightOf(values, shade) {
-  // The aim of panes through which light falls where values are large.
+  // Targets that clear the panes where values are large.
   const least = Math.min(...values), span = Math.max(...values) - least || 1;
   const root = Float32Array.from(values, (v) => Math.sqrt((v - least) / span)); // the little, too
   return { dark: root.map((v) => shade * (1 - v)), gold: root.map((v) => 0.16 * shade * v * v) };
@@ -168,14 +168,14 @@ function pane(inner, outer, from, to) {
 }
 
 function petal(inner, outer, turn, half) {
-  // A leaf with its tip outside.
+  // A petal with its tip outwards.
   const middle = inner + 0.62 * (outer - inner);
   return "M" + at(inner, turn) + "Q" + at(middle, turn - half) + " " + at(outer, turn) +
     "Q" + at(middle, turn + half) + " " + at(inner, turn);
 }
 
 function rose(window, petals = 12) {
-  // Petals around a sun, a wreath of rounds, and a rim: drawn from the rim inwards.
+  // Petals around a center, a ring of circles, and a rim, drawn from the rim inwards.
   const [ruby, cobalt, emerald, amber, violet] = JEWELS.map((color) => "rgb(" + color + ")");
   const add = (kind, color, attributes) => {
     const made = svg(kind, { ...attributes, fill: color, class: "pane" });

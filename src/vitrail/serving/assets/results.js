@@ -1,4 +1,4 @@
-// What is seen of a picture and of the answer.
+// Shows an image and its prediction.
 
 function choose(picture) {
   now.chosen = picture;
@@ -14,13 +14,13 @@ function choose(picture) {
 }
 
 function say(headline, sentence) {
-  // Said once: screen readers speak again whenever the text is set.
+  // Set only on change: screen readers announce every assignment.
   for (const [id, words] of Object.entries({ headline, sentence }))
     if (find(id).textContent !== words) find(id).textContent = words;
 }
 
 function show(picture, changed = false) {
-  // Everything that depends on a picture; `changed` if there is another to see.
+  // Update everything that depends on the image; `changed` if another one is selected.
   showStrip();
   if (picture !== now.chosen) return;
   if (changed) showPicture(picture);
@@ -60,7 +60,7 @@ function showPicture(picture) {
 const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw==";
 
 function layPanes(picture) {
-  // A pane for each patch; before the model has told its patches, about eight along the shorter side.
+  // One pane per patch; before the grid is known, about eight along the shorter side.
   const { image, attention } = picture;
   const box = attention?.box ?? [0, 0, 1, 1];
   const ratio = image ? image.width / image.height : 1;
@@ -78,13 +78,13 @@ function layPanes(picture) {
 }
 
 function aim(picture, light) {
-  // A picture that this browser cannot draw stays glass.
+  // An image that the browser cannot draw stays covered.
   const tint = new Float32Array(glass.count).fill(1);
   glass.aim(picture.image ? light : { tint, lead: 1, ...light });
 }
 
 function verdict({ answer }) {
-  // What the answer comes to: a headline, a sentence, and a word for the strip.
+  // Summarize the prediction: a headline, a sentence, and a word for the strip.
   const [first, second] = answer.guesses, several = now.about?.multi_label;
   if (several && answer.labels.length)
     return { short: listed(answer.labels), headline: listed(answer.labels),
@@ -122,7 +122,7 @@ function showAnswer(picture) {
 }
 
 function labeled({ truth, answer }) {
-  // For an example: whether that is what its label says.
+  // For an example: whether the prediction matches its label.
   if (!truth) return "";
   return answer.labels.includes(truth) ? " And it is right." : " Its label says " + called(truth) + ".";
 }

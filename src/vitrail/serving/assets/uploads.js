@@ -1,4 +1,4 @@
-// Pictures come in, and are asked about.
+// Adds images and requests their predictions.
 
 function add(files, { truth = null } = {}) {
   const taken = files.slice(0, MOST - now.pictures.length);
@@ -14,7 +14,7 @@ function add(files, { truth = null } = {}) {
 const UNASKED = () => ({ state: "asking", answer: null, words: "", attention: null, maps: {} });
 
 async function work(picture) {
-  // From a file to an answer; every step is shown.
+  // From a file to a prediction; every step is shown.
   const round = now.round;
   const waiting = (words) => { picture.words = words; show(picture); };
   try {
@@ -52,7 +52,7 @@ async function prepare(picture) {
 }
 
 function again() {
-  // All pictures are asked about anew: another model, or it has learned something.
+  // Predict all images again after the model has changed.
   now.round += 1;
   for (const picture of now.pictures) {
     Object.values(picture.maps).forEach((map) => URL.revokeObjectURL(map.url));

@@ -1,11 +1,11 @@
-// Looking inside: where the model looks, and what speaks for a class.
+// Attention maps and class explanations.
 
 const looks = () => (now.about?.methods ?? []).length > 0;
 const ofClasses = () => (now.about?.methods ?? []).filter((name) => !GENERAL.includes(name));
 const asksClasses = () => ofClasses().length > 0;
 
 async function lookAt(picture) {
-  // Fetch where the model looks, and let the light fall through the panes once.
+  // Fetch the attention maps and reveal the image through them once.
   if (!looks()) return aim(picture, {});
   const round = now.round;
   if (!picture.attention) {
@@ -30,7 +30,7 @@ async function lookAt(picture) {
 }
 
 async function relight(picture) {
-  // The panes are laid as the model has them, and opened: where it looks most, first.
+  // Lay out one pane per patch, and clear them in the order of attention.
   const mine = (now.told += 1), interrupted = () => mine !== now.told || picture !== now.chosen;
   const glazed = glass.shimmer && picture.image && !still.matches;
   if (glazed) await pause(Math.max(0, GLAZED - (performance.now() - picture.glazed) / 1000));
@@ -53,7 +53,7 @@ function unpacked({ maps, rollout, ...more }) {
 }
 
 function seen({ grid, heads, maps, peaks }) {
-  // Where the chosen layer and head look, the largest 1.
+  // The attention map of the selected layer and head, scaled to a maximum of 1.
   const count = grid[0] * grid[1], total = new Float32Array(count);
   const chosen = now.head < 0 ? [...Array(heads).keys()] : [now.head];
   for (const head of chosen) {
@@ -65,7 +65,7 @@ function seen({ grid, heads, maps, peaks }) {
 }
 
 function showLight(picture) {
-  // The light of the chosen view.
+  // Show the selected view.
   if (picture?.state === "failed") aim(picture, {});
   if (picture?.state !== "answered") return;
   const shade = find("shade").value / 100, { attention } = picture;
@@ -99,7 +99,7 @@ function explained(map) {
 }
 
 async function explain(label) {
-  // The overlay of a class, fetched once; a second click takes it away.
+  // The overlay of a class, fetched once; a second click removes it.
   const picture = now.chosen, round = now.round;
   if (now.view === "class" && now.label === label) {
     setView("picture");
