@@ -9,7 +9,7 @@ from PIL import Image
 from torch.testing import assert_close as close
 
 import vitrail
-from vitrail import ConfigError, DataError, Facts, Predictor, Preprocessing
+from vitrail import ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.evaluation.api import evaluate
@@ -29,7 +29,7 @@ def predictor(model):
 
 def reference_probabilities(model, path):
     """Probabilities by the longest path: decode, transform, normalize, run a single image."""
-    how = model.facts.preprocessing
+    how = model.metadata.preprocessing
     image = EvaluationTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].softmax(0)
@@ -166,8 +166,8 @@ def test_below_the_threshold_no_label_is_assigned(predictor, folder):
 
 def test_multi_label_model_assigns_several_labels(model, folder):
     several = Predictor(model)
-    several.facts = Facts(
-        preprocessing=model.facts.preprocessing, class_names=CLASSES, multi_label=True
+    several.metadata = Metadata(
+        preprocessing=model.metadata.preprocessing, class_names=CLASSES, multi_label=True
     )
     probabilities = reference_multi_label(model, folder / "2.png")
     prediction = several(folder / "2.png", top=1)
@@ -179,7 +179,7 @@ def test_multi_label_model_assigns_several_labels(model, folder):
 
 
 def reference_multi_label(model, path):
-    how = model.facts.preprocessing
+    how = model.metadata.preprocessing
     image = EvaluationTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].sigmoid()
@@ -187,7 +187,7 @@ def reference_multi_label(model, path):
 
 def test_unnamed_classes_are_numbered(model, folder):
     nameless = Predictor(model)
-    nameless.facts = Facts(preprocessing=model.facts.preprocessing)
+    nameless.metadata = Metadata(preprocessing=model.metadata.preprocessing)
     assert nameless(folder / "0.png").label in {"0", "1", "2"}
 
 
@@ -226,7 +226,7 @@ def test_bundle_is_self_contained(model, folder, tmp_path):
 def test_preprocessing_can_be_set_for_a_checkpoint(model, tmp_path):
     vitrail.save(model, tmp_path / "bundle")
     predictor = Predictor(tmp_path / "bundle", preprocessing="deit")
-    assert predictor.facts.preprocessing == preset("deit", (8, 8))
+    assert predictor.metadata.preprocessing == preset("deit", (8, 8))
     for images in (model, "model.onnx"):
         with pytest.raises(ConfigError, match="preprocessing is for a checkpoint"):
             Predictor(images, preprocessing="deit")

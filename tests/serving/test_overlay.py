@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitrail import ConfigError, DataError, MixerConfig
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.pictures import as_seen
 from vitrail.inspection.relevance import METHODS
@@ -40,7 +40,7 @@ def served(config, **preprocessing_options):
     preprocessing = Preprocessing(
         size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **preprocessing_options
     )
-    model.facts = Facts(preprocessing=preprocessing, class_names=NAMES)
+    model.metadata = Metadata(preprocessing=preprocessing, class_names=NAMES)
     return model
 
 
@@ -230,7 +230,7 @@ def test_lag_of_the_convolutional_stem(tiny, data):
 
 def test_unknown_class_error_does_not_list_many_classes(tiny, data):
     many = served(replace(tiny, num_classes=21))
-    many.facts = replace(many.facts, class_names=tuple(f"thing {n}" for n in range(21)))
+    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
     with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
         explain(many, data, method="relevance", label="moon")
 
@@ -239,6 +239,6 @@ def test_method_defaults_to_the_first(tiny, model, data):
     png = explain(model, data, method=None, label="moon")
     assert png == explain(model, data, method="relevance", label="moon")
     bare = served(replace(tiny, num_classes=0))
-    bare.facts = replace(bare.facts, class_names=())
+    bare.metadata = replace(bare.metadata, class_names=())
     png = explain(bare, data, method=None, label=None)
     assert png == explain(bare, data, method="rollout", label=None)

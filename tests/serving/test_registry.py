@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.sources import open_source
@@ -21,13 +21,13 @@ from vitrail.serving.server import load_model
 PREPROCESSING = preset("google", (8, 8), 3)
 
 
-def facts_with(data):
-    return Facts(preprocessing=PREPROCESSING, provenance={"data": str(data)})
+def metadata_with(data):
+    return Metadata(preprocessing=PREPROCESSING, provenance={"data": str(data)})
 
 
 def test_examples_cover_all_classes_of_the_test_split(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=30)
-    examples = find_examples(facts_with(data), "")
+    examples = find_examples(metadata_with(data), "")
     assert [one.label for one in examples] == ["red", "green", "blue"] * 4
     assert {one.media_type for one in examples} == {"image/png"}
     test = open_source(data, "test")
@@ -42,7 +42,7 @@ def test_small_examples_are_unchanged_and_large_ones_resized(tmp_path):
         (tmp_path / "set" / name).mkdir(parents=True)
         for n in range(3):
             (tmp_path / "set" / name / f"{n}.png").write_bytes(data)
-    examples = find_examples(facts_with("nowhere"), str(tmp_path / "set"))
+    examples = find_examples(metadata_with("nowhere"), str(tmp_path / "set"))
     kinds = {one.label: one for one in examples}
     assert kinds["a"].data == encoded_image("red")
     assert kinds["b"].media_type == "image/jpeg"  # browsers are not sent a large BMP
@@ -50,13 +50,13 @@ def test_small_examples_are_unchanged_and_large_ones_resized(tmp_path):
 
 
 def test_missing_examples_are_an_error_only_if_configured(tmp_path):
-    assert find_examples(facts_with(tmp_path / "gone"), "") == []
-    assert find_examples(facts_with("hf:some/where"), "") == []  # nothing is downloaded
-    assert find_examples(Facts(preprocessing=PREPROCESSING), "") == []
+    assert find_examples(metadata_with(tmp_path / "gone"), "") == []
+    assert find_examples(metadata_with("hf:some/where"), "") == []  # nothing is downloaded
+    assert find_examples(Metadata(preprocessing=PREPROCESSING), "") == []
     data = write_colors(tmp_path / "colors.npz")
-    assert find_examples(facts_with(data), "none") == []
+    assert find_examples(metadata_with(data), "none") == []
     with pytest.raises(DataError):
-        find_examples(facts_with(data), str(tmp_path / "gone"))
+        find_examples(metadata_with(data), str(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
@@ -76,7 +76,7 @@ def test_examples_of_the_model_s_data_are_hidden_off_loopback(tmp_path, host):
 def test_public_server_shows_configured_examples_only(tmp_path, host, shown):
     model = tiny_model()
     data = write_colors(tmp_path / "colors.npz")
-    model.facts = replace(model.facts, provenance={"data": str(data)})
+    model.metadata = replace(model.metadata, provenance={"data": str(data)})
     vitrail.save(model, tmp_path / "bundle")
     with make_state(host=host) as state:
         state.registry.models.clear()
@@ -104,7 +104,7 @@ def test_example_rows_are_spread_over_classes(tmp_path):
 def test_examples_are_served_by_number(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     with make_state() as state:
-        state.examples["tiny"] = find_examples(facts_with(data), "")
+        state.examples["tiny"] = find_examples(metadata_with(data), "")
         client = TestClient(make_app(state))
         listed = client.get("/examples").json()
         assert listed[1] == {"id": "1", "label": "green"}

@@ -208,7 +208,7 @@ def test_first_class_waits_for_a_second():
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
-        provenance = state.registry.get(None).predictor.facts.provenance
+        provenance = state.registry.get(None).predictor.metadata.provenance
         assert provenance["taught"] == ["red", "blue"]
         answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][
             0

@@ -19,7 +19,7 @@ from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, aside, printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.words import cut
+from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
@@ -80,7 +80,7 @@ class Predict(DataOptions):
             preprocessing=self.preprocessing,
             guard=AccuracyGuard(data=self.data, max_drop=self.max_drop),
             device=self.device,
-            tell=aside,
+            log=aside,
         )
         pictures: Iterable[Any] = find_images(self.pictures, standard_input)
         printed = self.features is None and sys.stdout.isatty()  # there, the lines are progress
@@ -235,7 +235,7 @@ def as_bars(answers: Iterable["Prediction"]) -> Iterator[str]:
         width = min(NAME, max(len(guess.label) for guess in answer.guesses))
         for label, chance in answer.guesses:
             bar = "█" * round(BAR * chance) or "▏"
-            yield f"  {cut(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
+            yield f"  {truncate(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
 
 
 def as_table(answers: Iterable["Prediction"]) -> Iterator[str]:
@@ -246,7 +246,7 @@ def as_table(answers: Iterable["Prediction"]) -> Iterator[str]:
         if answer.error:
             yield f"{name:{NAME}}  (cannot be read)"
             continue
-        label = cut(", ".join(answer.labels) or "(not sure)", LABEL)
+        label = truncate(", ".join(answer.labels) or "(not sure)", LABEL)
         line = f"{name:{NAME}}  {label:{LABEL}} {100 * answer.probability:5.1f} % "
         for other, chance in answer.guesses:
             more = f" {other} {100 * chance:.0f} %"

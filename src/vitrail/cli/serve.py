@@ -11,8 +11,8 @@ from vitrail.cli.arguments import DataOptions, Preset
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.formatting import MIB
 from vitrail.serving.config import MAX_PIXELS
-from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"
@@ -119,7 +119,7 @@ class Serve(DataOptions):
                 preprocessing=self.preprocessing,
                 guard=guard,
                 device=self.device,
-                tell=tell,
+                log=tell,
             )
 
         serve(parse_models(self.models), config, predictor=opened, log=say)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data import folders
 from vitrail.data.files import MOST_BYTES
 from vitrail.data.given import Named, Picture, name_of, read, several
@@ -63,7 +63,7 @@ class Predictor:
         merge: Tokens to merge per layer; None keeps the model's setting.
         guard: How much accuracy int8 may cost, and the data to measure it on.
         preprocessing: As in `load`.
-        tell: Called with each line about what was chosen.
+        log: Called with each line about what was chosen.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Predictor:
         guard: AccuracyGuard | None = None,
         preprocessing: str | Preprocessing | None = None,
         device: str = "",
-        tell: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
         self.model: Model | None = None
         self.device = torch.device("cpu")
@@ -83,7 +83,7 @@ class Predictor:
         if preprocessing is not None and (is_onnx or isinstance(model, nn.Module)):
             raise ConfigError(
                 "preprocessing is for a checkpoint; an .onnx file holds its own, and a model has "
-                "it in model.facts"
+                "it in model.metadata"
             )
         if isinstance(model, str | PathLike) and is_onnx:
             if merge or engine not in ("", "onnx"):
@@ -92,29 +92,29 @@ class Predictor:
 
             session = OnnxEngine(model)
             self.engine: Engine = session
-            self.facts: Facts = session.facts
+            self.metadata: Metadata = session.metadata
             self.channels, self.num_classes = session.channels, session.num_classes
         else:
             self.model = (
                 model
                 if isinstance(model, nn.Module)
-                else load(model, preprocessing=preprocessing, tell=tell)
+                else load(model, preprocessing=preprocessing, log=log)
             )
-            self.device = parallel.start(device)
+            self.device = distributed.init(device)
             self.engine = open_engine(
                 self.model,
                 engine or "torch",
                 merge=merge,
                 guard=guard or AccuracyGuard(),
                 device=self.device,
-                log=tell or (lambda line: None),
+                log=log or (lambda line: None),
             )
-            self.facts = facts_of(self.model)
+            self.metadata = get_metadata(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
-        self.classes = self.facts.names(self.num_classes)
+        self.classes = self.metadata.names(self.num_classes)
         self.transform = EvaluationTransform(
-            preprocessing=self.facts.preprocessing, channels=self.channels
+            preprocessing=self.metadata.preprocessing, channels=self.channels
         )
 
     @overload
@@ -181,7 +181,7 @@ class Predictor:
         for names, errors, logits in self.run_batches(images, batch_size=batch_size):
             readable = [name for name, error in zip(names, errors, strict=True) if not error]
             decoded = iter(
-                decode_logits(logits, readable, self.facts, top=top, threshold=threshold)
+                decode_logits(logits, readable, self.metadata, top=top, threshold=threshold)
                 if logits is not None
                 else ()
             )
@@ -243,7 +243,7 @@ class Predictor:
         """This engine as an argument of `vitrail.evaluate`."""
         return Runner(
             run=self.engine,
-            facts=self.facts,
+            metadata=self.metadata,
             num_classes=self.num_classes,
             channels=self.channels,
             device=self.device,
@@ -255,11 +255,11 @@ class Predictor:
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of preprocessed images uint8 (B, C, H, W)."""
-        return self.engine(normalize(images.to(self.device), self.facts.preprocessing))
+        return self.engine(normalize(images.to(self.device), self.metadata.preprocessing))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return features (B, D) of preprocessed images uint8 (B, C, H, W)."""
-        return self.engine.features(normalize(images.to(self.device), self.facts.preprocessing))
+        return self.engine.features(normalize(images.to(self.device), self.metadata.preprocessing))
 
 
 def find_images(

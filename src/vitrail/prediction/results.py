@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 
 DEFAULT_TOP = 5
 MULTI_LABEL_THRESHOLD = 0.5  # probability from which a class applies to a multi-label model's image
@@ -45,7 +45,7 @@ class Prediction:
 def decode_logits(
     logits: Tensor,
     names: Sequence[str],
-    facts: Facts,
+    metadata: Metadata,
     *,
     top: int = DEFAULT_TOP,
     threshold: float | None = None,
@@ -55,16 +55,16 @@ def decode_logits(
     Below `threshold` no label is assigned; the default is 0, or 0.5 per class if multi-label.
     """
     if threshold is None:
-        threshold = MULTI_LABEL_THRESHOLD if facts.multi_label else 0.0
-    probabilities = facts.probabilities(logits.double())
+        threshold = MULTI_LABEL_THRESHOLD if metadata.multi_label else 0.0
+    probabilities = metadata.probabilities(logits.double())
     best = probabilities.topk(min(top, probabilities.shape[1]))
-    classes = facts.names(probabilities.shape[1])
+    classes = metadata.names(probabilities.shape[1])
     predictions = []
     for name, row, values, indices in zip(
         names, probabilities, best.values.tolist(), best.indices.tolist(), strict=True
     ):
         guesses = tuple(Guess(classes[i], p) for i, p in zip(indices, values, strict=True))
-        if facts.multi_label:
+        if metadata.multi_label:
             order = row.argsort(descending=True)
             labels = tuple(classes[i] for i in order[row[order] >= threshold].tolist())
         else:

@@ -465,7 +465,7 @@ def predict_batch(
         rows = [i for i, x in enumerate(items) if (x.top, x.threshold) == (top, threshold)]
         selected = logits if len(rows) == len(items) else logits[rows]
         names = [items[row].name for row in rows]
-        decoded = decode_logits(selected, names, predictor.facts, top=top, threshold=threshold)
+        decoded = decode_logits(selected, names, predictor.metadata, top=top, threshold=threshold)
         predictions |= zip(rows, decoded, strict=True)
     return [predictions[row] for row in range(len(items))]
 
@@ -517,6 +517,6 @@ def tune_batch_size(predictor: Predictor, seconds: float = TUNING_SECONDS) -> in
 
 def run_blank(predictor: Predictor, size: int) -> int:
     """Run the model on a batch of blank images; return the batch size."""
-    shape = predictor.facts.preprocessing.size
+    shape = predictor.metadata.preprocessing.size
     predictor.logits(torch.zeros(size, predictor.channels, *shape, dtype=torch.uint8))
     return size

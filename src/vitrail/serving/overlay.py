@@ -12,7 +12,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.decoding import open_picture
 from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, unknown
@@ -48,7 +48,7 @@ def explain(model: Model, data: bytes | Picture, *, method: str | None, label: s
         raise unknown("method", method, methods_of(vit))
     classes = None
     if label is not None:
-        names = facts_of(vit).names(vit.config.num_classes)
+        names = get_metadata(vit).names(vit.config.num_classes)
         if label not in names:
             raise unknown(
                 "class", label, names, "see /model" if len(names) > MAX_LISTED_CLASSES else ""
@@ -104,7 +104,7 @@ def view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
     picture = open_picture(data)
     height, width = picture.height, picture.width
-    box = seen(facts_of(model).preprocessing, height, width)
+    box = seen(get_metadata(model).preprocessing, height, width)
     sides = (box.top / height, box.left / width)
     sides += ((box.bottom - box.top) / height, (box.right - box.left) / width)
     return as_seen(model, data), [round(side, 5) for side in sides]
@@ -117,7 +117,7 @@ def without_merging(vit: VisionTransformer) -> VisionTransformer:
     with torch.device("meta"):
         twin = VisionTransformer(vit.config)
     twin.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
-    twin.facts = vit.facts
+    twin.metadata = vit.metadata
     return twin.eval()
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.headers import read_header
 from vitrail.data.samples import LabelSets, Source
 from vitrail.data.sources import judged_split, open_source
@@ -80,11 +80,11 @@ class ServedModel:
             name=self.name,
             architecture="onnx" if model is None else name_of(model.config),
             classes=list(self.predictor.classes),
-            image_size=list(self.predictor.facts.preprocessing.size),
+            image_size=list(self.predictor.metadata.preprocessing.size),
             channels=self.predictor.channels,
             parameters=None if model is None else sum(p.numel() for p in model.parameters()),
             engine=self.predictor.engine.name,
-            multi_label=self.predictor.facts.multi_label,
+            multi_label=self.predictor.metadata.multi_label,
             methods=list(methods_of(model)),
             layers=vit.config.depth if vit else 0,
             heads=vit.config.heads if vit else 0,
@@ -140,12 +140,12 @@ def examples_from(config: ServerConfig, reference: str) -> str:
     return "" if local and config.is_loopback else NO_EXAMPLES
 
 
-def find_examples(facts: Facts, data: str) -> list[Example]:
+def find_examples(metadata: Metadata, data: str) -> list[Example]:
     """Return examples of `data`, or of the model's own data if that is on this machine.
 
     Unless configured, nothing is downloaded and nothing is an error.
     """
-    own = facts.provenance.get("data")
+    own = metadata.provenance.get("data")
     reference = data or (own if isinstance(own, str) else "")
     remote = "://" in reference or reference.startswith("hf:")
     if reference in ("", NO_EXAMPLES) or (not data and remote):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import ConfigError
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.config import ServerConfig
 
@@ -70,7 +70,7 @@ def serve(
 
 
 def check_installed() -> None:
-    need(*REQUIRED, extra="serve", what="serving")
+    require(*REQUIRED, extra="serve", feature="serving")
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -122,7 +122,7 @@ def load_model(
         for note in notes:
             log(f"{name}: {note}")
     if data := examples_from(config, reference):
-        state.examples[name] = find_examples(loaded.facts, data)
+        state.examples[name] = find_examples(loaded.metadata, data)
     state.add_model(name, loaded, memory)
     classes = len(loaded.classes)
     log(f"{name}: {classes:,} class{'es' * (classes != 1)}, engine {loaded.engine.name}")

@@ -71,8 +71,8 @@ class AppState:
         self.warm, self.warm_up_failed = all(results), not all(results)
         for name, served in list(self.registry.models.items()):
             if name not in self.examples:
-                facts, data = served.predictor.facts, self.config.examples
-                self.examples[name] = await asyncio.to_thread(find_examples, facts, data)
+                metadata, data = served.predictor.metadata, self.config.examples
+                self.examples[name] = await asyncio.to_thread(find_examples, metadata, data)
 
     async def warm_up_model(self, served: ServedModel) -> bool:
         """Return whether the model can run; errors are logged."""

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, holds_model, may_write_card
+from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, contains_model, is_generated_card
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -40,7 +40,7 @@ def load_memory(
         raise ConfigError(
             f"{reference} is an exported model and cannot be taught; serve the bundle"
         )
-    if predictor.facts.multi_label:
+    if predictor.metadata.multi_label:
         raise ConfigError(f"{reference} is a multi-label model and cannot be taught")
     memory, notes = remembered(predictor.model, Path(reference), using, only=False)
     return memory, [*notes[:1], *([HEAD_REPLACED] if notes else [])]
@@ -55,9 +55,9 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
         return None
     folder = root / name if several else root
     own = folder.resolve() == Path(reference).resolve()
-    if holds_model(folder) and not own:
+    if contains_model(folder) and not own:
         raise ConfigError(f"{folder} already holds a model; serve that one, or name another folder")
-    if holds_model(folder) and not holds_memory(folder):
+    if contains_model(folder) and not holds_memory(folder):
         raise ConfigError(
             f"{folder} has no {MEMORY}, and only a bundle with one is changed in place; "
             "give --teach-to another folder"
@@ -135,7 +135,7 @@ def extract_features(
             errors.append(ImageStatus(name=upload.name, error=str(error)))
     if not decoded:
         raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
-    preprocessing = predictor.facts.preprocessing
+    preprocessing = predictor.metadata.preprocessing
     batches = [
         engine.features(normalize(torch.stack(decoded[i : i + FEATURE_BATCH_SIZE]), preprocessing))
         for i in range(0, len(decoded), FEATURE_BATCH_SIZE)
@@ -155,7 +155,7 @@ def save_taught(model: Model, memory: Memory, folder: Path) -> None:
             backup.mkdir()
             save_memory(memory, new)
             save(model, new)
-            if not may_write_card(folder / CARD):
+            if not is_generated_card(folder / CARD):
                 (new / CARD).unlink()
             move_files(new, folder, backup)
     except (OSError, VitrailError):
