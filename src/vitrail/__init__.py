@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.resnet import BiT as BiT
     from vitrail.models.vit import VisionTransformer as VisionTransformer
-    from vitrail.prediction.answers import Answer as Answer
-    from vitrail.prediction.engines import Guard as Guard
+    from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
     from vitrail.prediction.predictor import Predictor as Predictor
+    from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
     from vitrail.training.callbacks import Callback as Callback
@@ -52,9 +52,9 @@ WHERE = {
     "save": "checkpoints.save",
     "teach": "probing.teaching",
     "train": "training.trainer",
-    "Answer": "prediction.answers",
+    "AccuracyGuard": "prediction.engines",
     "Metadata": "checkpoints.metadata",
-    "Guard": "prediction.engines",
+    "Prediction": "prediction.results",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",

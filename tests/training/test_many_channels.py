@@ -13,7 +13,7 @@ from vitrail.cli import main
 from vitrail.data.health import examine
 from vitrail.data.packing import pack
 from vitrail.data.sheet import write_page
-from vitrail.serving.run import open_model
+from vitrail.serving.server import load_model
 from vitrail.training.config import ModelSettings
 
 
@@ -103,8 +103,8 @@ def test_packing_raises(data, tmp_path):
 
 
 def test_serving_raises(run):
-    class House:
-        settings = None
+    class State:
+        config = None
 
-    with pytest.raises(ConfigError, match="takes pictures of 6 channels"):
-        open_model(House(), "six", str(run), vitrail.Predictor, print, several=False)
+    with pytest.raises(ConfigError, match="takes images of 6 channels"):
+        load_model(State(), "six", str(run), vitrail.Predictor, print, several=False)

@@ -91,7 +91,7 @@ class Evaluate(DataOptions):
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.evaluation.api import evaluate
-        from vitrail.prediction.engines import Guard
+        from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
 
         if self.save_temperature is not None:
@@ -110,7 +110,7 @@ class Evaluate(DataOptions):
                 self.save_temperature, overwrite=here, hint="give --save-temperature another"
             )
         distributed.init(self.device)
-        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
+        guard = AccuracyGuard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
@@ -118,7 +118,7 @@ class Evaluate(DataOptions):
             preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
-            tell=aside,
+            log=aside,
         )
         with Progress() as progress:
             findings = evaluate(
