@@ -16,8 +16,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -182,7 +182,7 @@ def search(
         write_json(result.folder / RESULT, result.to_dict())
         return result
 
-    with trials_removed(config.out):
+    try:
         with lock_folder(config.out):
             check_folder(config)
             searching = AdaptationSearch(config, callback or Callback(), device, started, fraction)
@@ -195,15 +195,8 @@ def search(
         write(result)
         finished, outcomes = searching.final_run(chosen)
         return write(replace(result, finished=finished, outcomes=outcomes))
-
-
-@contextmanager
-def trials_removed(folder: Path) -> Iterator[None]:
-    """Remove the trial runs at the end, even after an error."""
-    try:
-        yield
     finally:
-        trials = folder / TRIALS
+        trials = config.out / TRIALS
         for name in (ATTENTION, FULL):
             for trial in trials.glob(f"{name.replace(' ', '-')}-*"):
                 shutil.rmtree(trial, ignore_errors=True)

@@ -144,7 +144,7 @@ def correct_schedule(budget: TimeBudget, schedule: Schedule, step: int) -> None:
 def time_step(trainer: "Trainer", size: int) -> float:
     """Return the seconds of a step at an image size; weights do not change."""
     train, device, micro = trainer.splits.train, trainer.device, trainer.micro_batch
-    shape = at_size(trainer.preprocessing, size).size
+    shape = at_size(trainer.batches.preprocessing, size).size
     images = torch.zeros(micro, trainer.evaluator.channels, *shape, device=device)
     targets = torch.zeros(micro, dtype=torch.long, device=device)
     if train.multi_label:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,13 @@ class MetricsLog:
         if folder is not None and self.path is not None:
             self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
             write_whole(self.path, "".join(map(to_line, self.rows)))
-            self.events = summary_writer(folder, after_step) if tensorboard else None
+            with suppress(ImportError):  # pip install 'vitrail[track]'
+                if tensorboard:
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    # TensorBoard hides earlier events from `purge_step` on.
+                    path = str(folder / "tensorboard")
+                    self.events = SummaryWriter(path, purge_step=after_step + 1)
         self.every = max(1, steps // LOGGED_ROWS)
         self.step_seconds = 0.0  # of the last step
         self.total_seconds = 0.0  # of all steps
@@ -135,15 +142,3 @@ def read_rows(path: Path, key: str = "step") -> list[Row]:
 def to_line(row: Mapping[str, Any]) -> str:
     finite = {k: v if not isinstance(v, float) or isfinite(v) else None for k, v in row.items()}
     return json.dumps(finite) + "\n"
-
-
-def summary_writer(folder: Path, after_step: int) -> Any:
-    """Return TensorBoard's writer if it is installed (`pip install 'vitrail[track]'`).
-
-    TensorBoard hides earlier events after that step.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)

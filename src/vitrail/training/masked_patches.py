@@ -87,9 +87,17 @@ class MaskedPatches(nn.Module):
 
     def __init__(self, model: Model, settings: MaskedSettings, seed: int = 0) -> None:
         super().__init__()
-        check_maskable(model)
-        assert isinstance(model, VisionTransformer)
+        if not isinstance(model, VisionTransformer):
+            raise ConfigError(
+                "objective='masked-patches' needs a Vision Transformer, and the model is a "
+                f"{type(model).__name__}; use another model, or objective='classify'"
+            )
         config = model.config
+        if config.patch_dropout:
+            raise ConfigError(
+                f"patch_dropout={config.patch_dropout} drops patches that "
+                "objective='masked-patches' must predict; use patch_dropout=0"
+            )
         self.model = model
         self.share = settings.share
         self.preprocessing = get_metadata(model).preprocessing
@@ -113,19 +121,6 @@ class MaskedPatches(nn.Module):
         features = gather(tokens[:, model.config.num_prefix :], masked)  # (B, M, D)
         all_targets = self.prediction.targets(images, model.config, self.preprocessing)
         return self.prediction.loss(self.head(features), gather(all_targets, masked))
-
-
-def check_maskable(model: nn.Module) -> None:
-    if not isinstance(model, VisionTransformer):
-        raise ConfigError(
-            "objective='masked-patches' needs a Vision Transformer, and the model is a "
-            f"{type(model).__name__}; use another model, or objective='classify'"
-        )
-    if model.config.patch_dropout:
-        raise ConfigError(
-            f"patch_dropout={model.config.patch_dropout} drops patches that "
-            "objective='masked-patches' must predict; use patch_dropout=0"
-        )
 
 
 def random_patches(patches: Tensor, share: float) -> Tensor:

@@ -30,10 +30,6 @@ def lr_factor(optim: OptimSettings, step: float, steps: int) -> float:
     count = step + 1  # the authors count from 1
     warmup = warmup_steps(optim, steps)
     rise = min(1.0, count / warmup) if warmup else 1.0
-    return rise * decay_factor(optim, count, steps, warmup)
-
-
-def decay_factor(optim: OptimSettings, count: float, steps: int, warmup: int) -> float:
     progress = min(1.0, max(0.0, (count - warmup) / max(1, steps - warmup)))
     fraction = DEFAULT_COOLDOWN if optim.cooldown is None else optim.cooldown
     cooldown = min(1.0, max(0.0, (steps - count) / (fraction * steps))) if fraction else 1.0
@@ -41,17 +37,18 @@ def decay_factor(optim: OptimSettings, count: float, steps: int, warmup: int) ->
         case "linear":
             assert optim.learning_rate is not None, "set by auto_config"
             end = optim.end / optim.learning_rate
-            return end + (1 - end) * (1 - progress)
+            decay = end + (1 - end) * (1 - progress)
         case "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
+            decay = 0.5 * (1 + math.cos(math.pi * progress))
         case "rsqrt":
-            return cooldown / math.sqrt(1 + max(0.0, count - warmup) / optim.timescale)
+            decay = cooldown / math.sqrt(1 + max(0.0, count - warmup) / optim.timescale)
         case "constant-linear":
-            return cooldown
+            decay = cooldown
         case "staircase":
-            return 0.1 ** sum(count > round(fraction * steps) for fraction in optim.stairs)
+            decay = 0.1 ** sum(count > round(share * steps) for share in optim.stairs)
         case "constant":
-            return 1.0
+            decay = 1.0
+    return rise * decay
 
 
 def warmup_steps(optim: OptimSettings, steps: int) -> int:

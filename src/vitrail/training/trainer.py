@@ -21,7 +21,6 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.files import same_data
 from vitrail.data.origin import origin_of
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.formatting import comma_list, duration, percent
@@ -332,10 +331,6 @@ class Trainer:
     @property
     def schedule(self) -> Schedule:
         return self.state.schedule
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self.batches.preprocessing
 
     @property
     def batch_size(self) -> int:
