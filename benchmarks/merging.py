@@ -14,7 +14,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data.sources import open_source
-from vitrail.evaluation.passes import look_at_all
+from vitrail.evaluation.evaluate import run_inference
 
 PAIRS = (0, 8, 16, 24, 32, 40, 48)
 BATCHES = (32, 8, 1)
@@ -37,7 +37,7 @@ def main(reference: str, data: str, split: str) -> None:
 def pictures(model: torch.nn.Module, data: str, split: str) -> tuple[Tensor, Tensor]:
     """All pictures, normalized, and their labels."""
     images, labels = [], []
-    look_at_all(
+    run_inference(
         lambda batch: batch,
         open_source(data, split),
         model.facts.preprocessing,

@@ -109,7 +109,7 @@ def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick,
         raise KeyboardInterrupt
 
     quick(probes=1.0)
-    monkeypatch.setattr(summit, "quick_outcome", stopped)
+    monkeypatch.setattr(summit, "quick_evaluate", stopped)
     with pytest.raises(KeyboardInterrupt):
         climb(order_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from tiny_runs import SETTINGS
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.training import rungs
 from vitrail.training.run import Result
 from vitrail.training.settings import ModelSettings, Optim
@@ -29,7 +29,7 @@ class Runs:
             result = real_run(order, watch)
         else:
             known = {"samples": 3, "top5": None, "loss": 0.0, "confusion": None, "skipped": {}}
-            outcome = Outcome(accuracy=0.0, **known)
+            outcome = EvaluationResult(accuracy=0.0, **known)
             result = Result(
                 folder=order.out,
                 step=self.steps,

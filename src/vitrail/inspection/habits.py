@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
-from vitrail.evaluation.charts import ticks, tidy
 from vitrail.inspection import plots
 from vitrail.inspection.findings import Study
 from vitrail.inspection.gallery import with_words
+from vitrail.reports.svg import ticks, tidy
 from vitrail.words import percent
 
 VARIANTS = {  # where there are tokens that are no patches

@@ -1,4 +1,4 @@
-"""What was found over many pictures, as SVG in the manner of `evaluation.charts`.
+"""What was found over many pictures, as SVG in the manner of `reports.svg`.
 
 by_layer     a dot for each head: attention distance (figure 7, right), entropy, redundancy
 lengths      how long tokens are, layer by layer
@@ -14,7 +14,8 @@ from html import escape
 
 import numpy as np
 
-from vitrail.evaluation.charts import (
+from vitrail.inspection.findings import Scatter
+from vitrail.reports.svg import (
     BOLD,
     BOTTOM,
     COLORS,
@@ -29,7 +30,6 @@ from vitrail.evaluation.charts import (
     ticks,
     tidy,
 )
-from vitrail.inspection.findings import Scatter
 from vitrail.words import percent
 
 STYLE = """

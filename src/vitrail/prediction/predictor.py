@@ -19,7 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.threads import reading_threads
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.api import Runner
+from vitrail.evaluation.evaluate import Runner
 from vitrail.models.build import Model
 from vitrail.prediction.answers import USUAL_TOP, Answer, Deciding, Seen, answers
 from vitrail.prediction.engines import Choice, Engine, Guard, open_engine, open_onnx

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from vitrail.evaluation.charts import BOLD, LETTER, spread
+from vitrail.reports.svg import BOLD, LETTER, spread
 from vitrail.reproduction.svg import (
     LINE,
     Scale,

@@ -11,7 +11,7 @@ from html import escape
 from itertools import pairwise
 from textwrap import wrap
 
-from vitrail.evaluation.charts import LETTER, log_ticks, ticks, tidy
+from vitrail.reports.svg import LETTER, log_ticks, ticks, tidy
 from vitrail.words import percent as as_percent
 
 LINE = 16  # height of a line of text

@@ -5,27 +5,27 @@ from typing import TYPE_CHECKING
 from vitrail import parallel
 from vitrail.checkpoints.save import save
 from vitrail.data.origin import origin_of
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.models.build import build
 from vitrail.models.checks import pair
 from vitrail.models.names import name_of
+from vitrail.reports.run import Report, write_report
 from vitrail.training.folder import REPORT
 from vitrail.training.recipes import to_toml
-from vitrail.training.report import Report, write_report
 from vitrail.words import duration
 
 if TYPE_CHECKING:
     from vitrail.training.run import Run
 
 
-def finish(run: "Run", outcomes: dict[str, Outcome]) -> None:
+def finish(run: "Run", outcomes: dict[str, EvaluationResult]) -> None:
     """Write both; of several processes, the first does."""
     write_bundle(run, outcomes)
     if parallel.is_first():
         write_report(run.folder / REPORT, report_of(run, outcomes))
 
 
-def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
+def write_bundle(run: "Run", outcomes: dict[str, EvaluationResult]) -> None:
     """The model as it is now; all processes call this."""
     average = run.state.average
     if average is None:
@@ -42,7 +42,7 @@ def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
     save(model, run.folder, provenance=provenance(run, outcomes))
 
 
-def provenance(run: "Run", outcomes: dict[str, Outcome]) -> dict[str, object]:
+def provenance(run: "Run", outcomes: dict[str, EvaluationResult]) -> dict[str, object]:
     """Where the weights come from, for the bundle."""
     facts: dict[str, object] = {
         **origin_of(run.order.data, run.setup.material.train).to_dict(),
@@ -55,7 +55,7 @@ def provenance(run: "Run", outcomes: dict[str, Outcome]) -> dict[str, object]:
     return facts | {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
 
 
-def report_of(run: "Run", outcomes: dict[str, Outcome]) -> Report:
+def report_of(run: "Run", outcomes: dict[str, EvaluationResult]) -> Report:
     setup, step = run.setup, run.state.step
     config, train = setup.learner.model.config, setup.material.train
     height, width = pair(config.image_size)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.loader import usual_workers
 from vitrail.data.samples import Samples
 from vitrail.errors import DataError
-from vitrail.evaluation.passes import look_at_all
+from vitrail.evaluation.evaluate import run_inference
 from vitrail.training.budget import ENDING
 from vitrail.training.choices import look_at
 from vitrail.training.device import synchronize
@@ -159,7 +159,7 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
             return found
 
         begun = time.monotonic()
-        look_at_all(
+        run_inference(
             features,
             dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
             learner.preprocessing,

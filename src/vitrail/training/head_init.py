@@ -19,7 +19,7 @@ from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.heads import with_head
 from vitrail.data.samples import Samples
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.ridge import fit, fit_path
@@ -38,7 +38,7 @@ class ProbeHead:
     loss: float = 0.0  # on dev
     images: int = 0  # in dev
 
-    def beats(self, tuned: Outcome) -> bool:
+    def beats(self, tuned: EvaluationResult) -> bool:
         """Whether the probe is better on dev than the fine-tuned model; a tie goes to the loss."""
         return (self.accuracy, -self.loss) > (tuned.accuracy, -tuned.loss)
 

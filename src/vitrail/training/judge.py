@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.outcome import Outcome
-from vitrail.evaluation.passes import look_at_all
-from vitrail.evaluation.quick import quick_outcome
+from vitrail.evaluation.evaluate import quick_evaluate, run_inference
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.training.averaging import Average
 from vitrail.training.device import synchronize
 from vitrail.training.feed import at_size
@@ -54,8 +53,8 @@ class Judge:
         return numbers(name, self.of(name, size))
 
     def all(
-        self, known: Mapping[str, Outcome] | None = None
-    ) -> tuple[dict[str, Outcome], dict[str, float]]:
+        self, known: Mapping[str, EvaluationResult] | None = None
+    ) -> tuple[dict[str, EvaluationResult], dict[str, float]]:
         """What there is to say about every split, at the end; and the numbers of all.
 
         Splits that are `known` are not evaluated again.
@@ -67,10 +66,10 @@ class Judge:
         row = {key: x for name, o in outcomes.items() for key, x in numbers(name, o).items()}
         return outcomes, row
 
-    def of(self, split: str, size: int | None = None) -> Outcome:
+    def of(self, split: str, size: int | None = None) -> EvaluationResult:
         self.objective.eval()
         with self.average.applied() if self.average else nullcontext():
-            outcome = quick_outcome(
+            outcome = quick_evaluate(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.material.judged[split],
                 at_size(self.preprocessing, size),
@@ -96,7 +95,8 @@ class Judge:
 
         self.objective.eval()
         with self.average.applied() if self.average else nullcontext():
-            look_at_all(predict, self.material.judged[split], self.preprocessing, take, **self.how)
+            source = self.material.judged[split]
+            run_inference(predict, source, self.preprocessing, take, **self.how)
         self.objective.train()
         summed, pictures = parallel.sum_over(total).tolist()
         return summed / max(1.0, pictures)
@@ -145,7 +145,7 @@ class Judge:
         return min(LARGEST_BATCH, max(1, largest))
 
 
-def numbers(split: str, outcome: Outcome) -> dict[str, float]:
+def numbers(split: str, outcome: EvaluationResult) -> dict[str, float]:
     """The numbers of an evaluation by name, such as val/accuracy."""
     row = {f"{split}/accuracy": outcome.accuracy, f"{split}/loss": outcome.loss}
     return row if outcome.top5 is None else row | {f"{split}/top5": outcome.top5}

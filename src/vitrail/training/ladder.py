@@ -26,7 +26,7 @@ import torch
 from vitrail import parallel
 from vitrail.checkpoints.files import write_json
 from vitrail.errors import ConfigError
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.models.names import name_of
 from vitrail.training import rungs
 from vitrail.training.ground import TRIALS, Ground, prepare, slug
@@ -53,7 +53,7 @@ class Climb:
     rungs: tuple[Rung, ...]
     seconds: float = 0.0
     finished: bool = False  # False: the last run was stopped, and can be resumed
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # split → how good the result is
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # by split
 
     @property
     def chosen(self) -> Rung:

@@ -16,7 +16,7 @@ import torch
 from vitrail import parallel
 from vitrail.checkpoints.bundle import holds_model
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.training import ending, state
 from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
@@ -46,7 +46,7 @@ class Result:
     step: int
     seconds: float
     finished: bool  # False: it was asked to stop, and can be resumed
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # split → how good it is
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # split → how good it is
 
 
 def run(order: Order, watch: Watch | None = None, *, begun: float | None = None) -> Result:
@@ -280,7 +280,7 @@ class Run:
             f"{reason}; back to step {self.state.step:,} at {scale:g} of the learning rate"
         )
 
-    def finish(self) -> dict[str, Outcome]:
+    def finish(self) -> dict[str, EvaluationResult]:
         """Judge, write the bundle and the report; then the state is no longer needed."""
         self.timings["steps"] = self.window.total
         with self.timed("evaluating"):
@@ -293,7 +293,7 @@ class Run:
             (self.folder / PROBE_HEAD).unlink(missing_ok=True)
         return outcomes
 
-    def keep_better(self) -> dict[str, Outcome]:
+    def keep_better(self) -> dict[str, EvaluationResult]:
         """Compare with the linear probe on dev; if that is better, return to it.
 
         Gives what is known of dev. Weights that are spread over processes ("fsdp") stay.

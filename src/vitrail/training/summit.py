@@ -11,8 +11,8 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.origin import origin_of
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.evaluation.outcome import Outcome
-from vitrail.evaluation.quick import quick_outcome
+from vitrail.evaluation.evaluate import quick_evaluate
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.models.build import Model
 from vitrail.probing.memory import Memory, memory_beside
 from vitrail.probing.others import fit_logistic
@@ -27,7 +27,9 @@ from vitrail.training.state import has_state
 AT_ONCE = 64  # pictures that are evaluated together
 
 
-def fit_again(ground: Ground, chosen: Rung, seen: Seen, device: torch.device) -> dict[str, Outcome]:
+def fit_again(
+    ground: Ground, chosen: Rung, seen: Seen, device: torch.device
+) -> dict[str, EvaluationResult]:
     """A probe of all training pictures that were seen, as the model's head."""
     model, classes = ground.learner.model, ground.material.train.classes
     memory = None  # what it takes to teach the model more
@@ -42,7 +44,7 @@ def fit_again(ground: Ground, chosen: Rung, seen: Seen, device: torch.device) ->
 
 def train_again(
     ground: Ground, chosen: Rung, device: torch.device
-) -> tuple[bool, dict[str, Outcome]]:
+) -> tuple[bool, dict[str, EvaluationResult]]:
     """A run on all training pictures: whether it came to its end, and how good the result is.
 
     It is a run like any other, and can be resumed. Where there is no time for it, or it fails, the
@@ -79,7 +81,7 @@ def write(
     device: torch.device,
     about: Mapping[str, object],
     memory: Memory | None = None,
-) -> dict[str, Outcome]:
+) -> dict[str, EvaluationResult]:
     """Make a model that is ready the bundle, then judge it; how good it is on each split."""
     order, settings, learner = ground.order, ground.learner.settings, ground.learner
     if order.overwrite:
@@ -91,7 +93,7 @@ def write(
         save(model.to("cpu"), order.out, provenance=provenance)
     model = model.to(device).eval()
     outcomes = {
-        name: quick_outcome(
+        name: quick_evaluate(
             model,
             samples,
             learner.preprocessing,

@@ -20,7 +20,7 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, TrainingError, unknown
-from vitrail.evaluation.passes import Progress
+from vitrail.evaluation.evaluate import Progress
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import fit_logistic

@@ -8,7 +8,7 @@ from page_reader import Reader
 from vitrail import DataError
 from vitrail.data.samples import Sample
 from vitrail.data.sources import open_source
-from vitrail.evaluation.outcome import Mistake, Outcome
+from vitrail.evaluation.results import Mistake, EvaluationResult
 from vitrail.training import report as module
 from vitrail.training.report import Report, points, share, write_report
 
@@ -46,7 +46,7 @@ def outcome(source, **more):
         "mistakes": tuple(mistakes),
         "skipped": {},
     }
-    return Outcome(**given | more)
+    return EvaluationResult(**given | more)
 
 
 @pytest.fixture(scope="module")
