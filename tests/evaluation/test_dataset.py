@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from PIL import Image
+from vitrail.evaluation.pictures import open_part
 
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
@@ -14,7 +15,6 @@ from vitrail.cli import main
 from vitrail.data.packing import pack
 from vitrail.data.sources import open_source, picture_bytes
 from vitrail.data.splits import Splits
-from vitrail.evaluation.pictures import open_part
 from vitrail.export.guard import pictures_for
 
 DIVIDED = "the set states no splits and was divided: 80% train, 10% val, 10% test by seed 0"

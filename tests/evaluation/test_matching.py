@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from vitrail.evaluation.matching import match
 
 from vitrail import ConfigError
 from vitrail.data.samples import LabelSets, Sample
-from vitrail.evaluation.matching import match
 
 
 class Listed:

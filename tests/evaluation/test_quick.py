@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vitrail.evaluation.quick import quick_outcome
 
 from vitrail import ConfigError, DataError
 from vitrail.data.preprocessing import preset
 from vitrail.data.samples import Sample
 from vitrail.evaluation import passes as module
-from vitrail.evaluation.quick import quick_outcome
 
 HOW = preset("google", (4, 4))
 

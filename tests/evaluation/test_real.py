@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 from test_matching import Listed
-
-from vitrail import DataError
 from vitrail.evaluation.findings import Predictions
 from vitrail.evaluation.matching import Match
 from vitrail.evaluation.real import read_real, real_hits
+
+from vitrail import DataError
 
 
 class Validation(Listed):

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from vitrail.evaluation.views import Views, through
 
 from vitrail import ConfigError
 from vitrail.data.preprocessing import preset
-from vitrail.evaluation.views import Views, through
 
 IMAGES = torch.arange(2 * 1 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6)
 
