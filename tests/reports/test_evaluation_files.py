@@ -1,18 +1,20 @@
-"""What an evaluation writes agrees with what it found."""
+"""The files of an evaluation agree with its result."""
 
 import csv
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from PIL import Image
 
+from page_reader import Reader
 from vitrail.data.sources import open_source
-from vitrail.evaluation.assess import assess
-from vitrail.evaluation.findings import Findings, Predictions
-from vitrail.evaluation.folder import write_folder
-from vitrail.evaluation.outcome import Tally
+from vitrail.evaluation.evaluate import compute_metrics
+from vitrail.evaluation.results import EvaluationResult, Predictions
+from vitrail.reports import evaluation
+from vitrail.reports.evaluation import write_evaluation
 
 FACTS = {"model": "m", "data": "d"}
 
@@ -22,24 +24,20 @@ def source():
     return open_source("builtin:sign-digits", "test")
 
 
-def findings_of(source, logits, labels, loss="softmax") -> Findings:
+def result_of(source, logits, labels, loss="softmax") -> EvaluationResult:
     logits, labels = np.asarray(logits, np.float32), np.asarray(labels)
-    places = np.arange(len(logits))[::-1].copy()
-    several = labels.ndim == 2
-    tally = Tally(logits.shape[1], multi_label=several, loss=loss)
-    tally.add(*map(torch.from_numpy, (logits, labels, places)))
     predictions = Predictions(
         classes=tuple("abcdefgh"[: logits.shape[1]]),
         logits=logits,
         labels=labels,
-        indices=places,
-        loss="sigmoid" if several else loss,
+        indices=np.arange(len(logits))[::-1].copy(),
+        loss="sigmoid" if labels.ndim == 2 else loss,
     )
-    return assess(predictions, tally.finish(source, {}))
+    return compute_metrics(predictions, source)
 
 
-def written(folder, findings, source):
-    paths = list(write_folder(folder, findings, source, title="t", facts=FACTS))
+def written(folder, result, source):
+    paths = list(write_evaluation(folder, result, source, title="t", facts=FACTS))
     assert [path.name for path in paths] == [
         "evaluation.html",
         "evaluation.json",
@@ -53,9 +51,9 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_every_picture_has_a_line(source, tmp_path):
-    findings = findings_of(source, [[2.0, 0], [2, 0], [0, 3]], [0, 1, 1])
-    rows = written(tmp_path, findings, source)
+def test_csv_has_a_line_per_image(source, tmp_path):
+    result = result_of(source, [[2.0, 0], [2, 0], [0, 3]], [0, 1, 1])
+    rows = written(tmp_path, result, source)
     assert [row["picture"] for row in rows] == [source.name(n) for n in (2, 1, 0)]
     assert [row["label"] for row in rows] == ["a", "b", "b"]
     assert [row["predicted"] for row in rows] == ["a", "a", "b"]
@@ -66,7 +64,7 @@ def test_every_picture_has_a_line(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels", "loss", "right"),
+    ("logits", "labels", "loss", "correct"),
     [
         ([[17.5, 30.0]] * 2, [0, 1], "sigmoid", "01"),  # both are 1.0 in float32
         ([[math.nan, 1.0], [1.0, math.nan], [3.0, 0.0]], [0, 1, 0], "softmax", "001"),
@@ -80,33 +78,63 @@ def test_every_picture_has_a_line(source, tmp_path):
         ),
     ],
 )
-def test_the_right_lines_are_those_that_the_accuracy_counts(
-    logits, labels, loss, right, source, tmp_path
-):
-    findings = findings_of(source, logits, labels, loss)
-    rows = written(tmp_path, findings, source)
-    assert "".join(row["right"] for row in rows) == right
-    assert right.count("1") / len(right) == findings.accuracy
+def test_csv_agrees_with_the_accuracy(logits, labels, loss, correct, source, tmp_path):
+    result = result_of(source, logits, labels, loss)
+    rows = written(tmp_path, result, source)
+    assert "".join(row["right"] for row in rows) == correct
+    assert correct.count("1") / len(correct) == result.accuracy
     for row in rows:
         assert (row["predicted"] in row["label"].split("|")) == (row["right"] == "1")
 
 
-def test_several_labels_stand_side_by_side(source, tmp_path):
-    findings = findings_of(source, [[1.0, 2, 3], [1, 2, 3]], [[1, 0, 1], [0, 0, 0]])
-    rows = written(tmp_path, findings, source)
+def test_multi_labels_are_separated_by_bars(source, tmp_path):
+    result = result_of(source, [[1.0, 2, 3], [1, 2, 3]], [[1, 0, 1], [0, 0, 0]])
+    rows = written(tmp_path, result, source)
     assert [row["label"] for row in rows] == ["a|c", ""]
 
 
-def test_many_pictures_have_a_line_each(source, tmp_path):
+def test_csv_of_many_images(source, tmp_path):
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(400, 8)), rng.integers(8, size=400)
-    findings = findings_of(source, logits, labels)
-    rows = written(tmp_path, findings, source)
+    result = result_of(source, logits, labels)
+    rows = written(tmp_path, result, source)
     assert len(rows) == 400
-    assert sum(row["right"] == "1" for row in rows) / 400 == findings.accuracy
+    assert sum(row["right"] == "1" for row in rows) / 400 == result.accuracy
 
 
-def test_the_page_of_a_run_stays_as_it_is(source, tmp_path):
+def test_run_report_is_not_overwritten(source, tmp_path):
     (tmp_path / "report.html").write_text("the run's own")
-    written(tmp_path, findings_of(source, [[2.0, 0], [0, 3]], [0, 1]), source)
+    written(tmp_path, result_of(source, [[2.0, 0], [0, 3]], [0, 1]), source)
     assert (tmp_path / "report.html").read_text() == "the run's own"
+
+
+def test_failed_page_leaves_the_old_one(source, tmp_path, monkeypatch):
+    result = result_of(source, [[2.0, 0], [0, 3]], [0, 1])
+    written(tmp_path, result, source)
+    old = (tmp_path / "evaluation.html").read_text()
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "mistake_figures", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path, result, source)
+    assert (tmp_path / "evaluation.html").read_text() == old
+
+
+def test_html_in_file_names_and_paths_is_shown_as_text(tmp_path):
+    for name in ("<b>x</b>", "&amp;"):
+        folder = tmp_path / "<i>data" / name
+        folder.mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(folder / "<img src=x>.png")
+    source = open_source(tmp_path / "<i>data")
+    result = result_of(source, [[2.0, 0], [3, 1]], [1, 1])
+    result = replace(result, skipped={source.name(0): "broken"})
+    facts = {"model": "<u>m", "data": str(tmp_path / "<i>data")}
+    page, *_ = write_evaluation(tmp_path, result, source, title="<s>t", facts=facts)
+    reader = Reader(page.read_text())
+    tags = {tag for tag, _ in reader.seen}
+    assert not tags & {"u", "s", "script"}
+    assert {"<s>t", "<u>m", str(tmp_path / "<i>data"), source.name(0)} <= set(reader.said)
+    titles = [values.get("title", "") for tag, values in reader.seen if tag == "figure"]
+    assert any("<img src=x>.png" in title for title in titles)
