@@ -45,7 +45,7 @@ SIZE = 224  # pixels
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WARMUP = 0.05  # share of the run, for timm's cosine schedule
 
-# timm's train.py with AdamW, weight decay 0.05, label smoothing 0.1, cosine schedule and its default
+# timm's train.py with AdamW, weight decay 0.05, label smoothing 0.1, cosine schedule and default
 # augmentation; transformers' run_image_classification.py: AdamW, linear schedule, clipping at 1.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "timm": {
@@ -63,13 +63,13 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
 CHOSEN = {"timm": "lr 1e-4, batch 16", "transformers": "lr 1e-4, batch 8"}  # by `tune`
 
 INTRODUCTION = """\
-One real checkpoint, DeiT-Ti/16 trained on ImageNet-1k at 224 pixels, fine-tuned to three datasets on
-{threads} with equal wall time: {seconds} seconds for everybody, and {shorter} seconds for vitrail
-besides. The peers' clock starts with their first step, on images decoded beforehand, and none of
-them is evaluated on the clock; vitrail's covers opening the dataset, decoding, the linear probe and
-its dev evaluation. timm follows train.py, transformers its image-classification example; learning
-rate and batch size of both were chosen on a tenth of flowers5's training images
-(`python benchmarks/transfer.py tune`). vitrail gets no setting but the time. Test accuracy of at
+One real checkpoint, DeiT-Ti/16 trained on ImageNet-1k at 224 pixels, fine-tuned to three datasets
+on {threads} with equal wall time: {seconds} seconds for everybody, and {shorter} seconds for
+vitrail besides. The peers' clock starts with their first step, on images decoded beforehand, and
+none of them is evaluated on the clock; vitrail's covers opening the dataset, decoding, the linear
+probe and its dev evaluation. timm follows train.py, transformers its image-classification example;
+learning rate and batch size of both were chosen on a tenth of flowers5's training images
+(`python benchmarks/transfer.py tune`). vitrail gets no setting but the time. Test accuracy on at
 most {images:,} images, mean and range of {seeds} seeds.
 """
 
