@@ -5,7 +5,7 @@ import torch
 from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.checkpoints.rules import read
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 VIT = VitConfig(depth=2, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3)
 FAMILIES = {

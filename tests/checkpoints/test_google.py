@@ -13,7 +13,7 @@ from vitrail.checkpoints import google_bit, google_mixer, google_vit
 from vitrail.checkpoints.google_vit import POSITION
 from vitrail.checkpoints.rules import write
 from vitrail.models.build import build
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 
 GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit"]
 

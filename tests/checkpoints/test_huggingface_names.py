@@ -261,7 +261,7 @@ def test_other_formats_are_left_alone():
         ("hidden_size", 16, "hidden_size=16; the weights say 8"),
         ("num_hidden_layers", 10**12, "the weights say 2"),
         ("num_attention_heads", 3, "does not split"),
-        ("num_attention_heads", "two", "whole number"),
+        ("num_attention_heads", "two", "integer"),
         ("intermediate_size", 17, "intermediate_size=17"),
         ("patch_size", [4, 8], "patch_size"),
         ("patch_size", "large", "patch_size"),
@@ -276,7 +276,7 @@ def test_other_formats_are_left_alone():
         ("layer_norm_eps", float("nan"), "layer_norm_eps=nan"),
         ("layer_norm_eps", 10**400, "layer_norm_eps"),
         ("layer_norm_eps", 0, "positive"),
-        ("hidden_dropout_prob", 2, "chance"),
+        ("hidden_dropout_prob", 2, "probability"),
     ],
 )
 def test_settings_that_do_not_belong_to_the_weights_are_refused(name, value, message):

@@ -14,7 +14,7 @@ from vitrail.checkpoints.formats import unwrapped
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 TIMM = NUMERICS["timm"]
 

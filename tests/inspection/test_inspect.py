@@ -21,7 +21,7 @@ from vitrail.data.sources import open_source
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
 from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import read_file, read_json, write_file, write_json
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference

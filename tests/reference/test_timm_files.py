@@ -12,7 +12,7 @@ from vitrail.checkpoints.files import Entry, Weights, read_file, read_json, writ
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference

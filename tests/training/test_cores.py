@@ -11,7 +11,7 @@ from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 from vitrail import create
 from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import cores, memory
 from vitrail.training.cores import EachCoreAPart, parts_for, pays
 from vitrail.training.memory import KEPT, keep_memory

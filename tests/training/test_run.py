@@ -13,7 +13,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import pace
 from vitrail.training.budget import ENDING, Budget
 from vitrail.training.device import choose_precision

@@ -14,10 +14,8 @@ from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model, build
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import NUMERICS, MixerConfig, Numerics, VitConfig
-from vitrail.models.grids import interpolation
-from vitrail.models.position import POSITIONS
+from vitrail.models.config import NUMERICS, MixerConfig, Numerics, Size, VitConfig, pair
+from vitrail.models.pos_embed import POS_EMBEDS, interpolation_matrix
 from vitrail.models.vit import VisionTransformer
 
 HEADS = ("head", "distillation_head")
@@ -122,8 +120,8 @@ def new_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Chan
         return []
     stretched = 0
     for name, module in model.named_modules():
-        if isinstance(module, tuple(POSITIONS.values())):
-            tables = cast(Any, module).tables_at(new.grid)
+        if isinstance(module, tuple(POS_EMBEDS.values())):
+            tables = cast(Any, module).resized_parameters(new.grid)
             state |= {f"{name}.{table}": values for table, values in tables.items()}
             stretched += len(tables)
     (h, w), (high, wide) = model.config.grid, new.grid
@@ -162,7 +160,7 @@ def new_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
     for axis, (before, after) in enumerate(
         zip(pair(old.patch_size), pair(new.patch_size), strict=True), start=2
     ):
-        resize = interpolation(before, after, "flexivit", like=weight)  # (after, before)
+        resize = interpolation_matrix(before, after, "flexivit", like=weight)  # (after, before)
         inverse = torch.linalg.pinv(resize.mT)  # (after, before)
         weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
     state[name] = weight.float().contiguous()

@@ -3,9 +3,8 @@
 from vitrail.checkpoints.facts import Facts
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import BitConfig, Config, VitConfig
-from vitrail.models.names import name_of
+from vitrail.models.config import BitConfig, Config, VitConfig, pair
+from vitrail.models.registry import name_of
 from vitrail.words import listed
 
 GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"

@@ -33,8 +33,8 @@ from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, sa
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 
 COUNTED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
 TOLERANCE = 1e-6  # of the largest logit; the same weights and numerics give the same logits

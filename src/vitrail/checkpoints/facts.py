@@ -14,7 +14,7 @@ from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
 from vitrail.errors import CheckpointError, DataError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 if TYPE_CHECKING:
     from vitrail.data.given import Picture

@@ -12,7 +12,7 @@ from vitrail.checkpoints.files import Entry, Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same
 from vitrail.checkpoints.shapes import count, is_square, last_size, other_numerics, shape, square
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, VitConfig, resnet_shrink
+from vitrail.models.config import NUMERICS, VitConfig, resnet_stride
 from vitrail.models.resnet import ROOT_WIDTH
 
 POSITION = "Transformer/posembed_input/pos_embedding"
@@ -82,7 +82,7 @@ def describe(weights: Weights) -> VitConfig:
     root = "conv_root/kernel" if hybrid else "embedding/kernel"
     _, _, channels, root_width = shape(entries, root, 4)
     blocks = resnet_blocks(entries) if hybrid else ()
-    shrink = resnet_shrink(blocks) if hybrid else 1
+    shrink = resnet_stride(blocks) if hybrid else 1
     return VitConfig(
         depth=count(entries, r"Transformer/encoderblock_(\d+)/"),
         width=width,

@@ -39,8 +39,7 @@ from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bia
 from vitrail.checkpoints.shapes import count, last_size, shape, usual_heads
 from vitrail.data.preprocessing import preset
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import pair
-from vitrail.models.config import VitConfig
+from vitrail.models.config import VitConfig, pair
 
 CONFIG = "config.json"
 tidy = huggingface_names.tidy

@@ -6,8 +6,7 @@ from typing import Any
 
 from vitrail.checkpoints.shapes import square
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import Size, pair, tidy_size
-from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig
+from vitrail.models.config import NUMERICS, Gelu, Numerics, Size, VitConfig, normalize_size, pair
 
 Settings = Mapping[str, Any]
 
@@ -78,7 +77,7 @@ def check_settings(settings: Settings, config: VitConfig) -> None:
     for theirs, ours in IN_SHAPES.items():
         said, found = settings.get(theirs), getattr(config, ours)
         if said is not None and theirs == "patch_size":
-            said = tidy_size(theirs, said)
+            said = normalize_size(theirs, said)
         if said is not None and said != found:
             raise CheckpointError(f"config.json says {theirs}={said!r}; the weights say {found!r}")
     act = settings.get("pooler_act", "tanh")
@@ -92,7 +91,7 @@ def image_size(settings: Settings, patches: int, patch_size: tuple[int, int]) ->
     """The pixels the position table was made for."""
     down, across = patch_size
     if (said := settings.get("image_size")) is not None:
-        height, width = pair(tidy_size("image_size", said))
+        height, width = pair(normalize_size("image_size", said))
         if (height // down) * (width // across) != patches:
             raise CheckpointError(
                 f"config.json says image_size={said!r}; the weights have positions for {patches} "

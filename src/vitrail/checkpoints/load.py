@@ -21,9 +21,8 @@ from vitrail.checkpoints.rules import Rule
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import Numerics
-from vitrail.models.names import configuration, name_of
+from vitrail.models.config import Numerics, Size, pair
+from vitrail.models.registry import configuration, name_of
 
 Reference = str | PathLike[str]
 BESIDE_CONFIG = ("model.safetensors", "pytorch_model.bin")  # files that config.json belongs to

@@ -6,7 +6,7 @@ import re
 from vitrail.checkpoints.rules import Entries
 from vitrail.errors import CheckpointError
 from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, VitConfig
-from vitrail.models.names import SIZES
+from vitrail.models.registry import SIZES
 
 USUAL_HEAD_WIDTH = 64
 SMALLEST_USUAL_WIDTH = 191  # below Ti, sizes are our own and nobody else's

@@ -9,8 +9,7 @@ from vitrail.checkpoints.shapes import count, other_numerics, shape
 from vitrail.checkpoints.timm_settings import config_json, image_size, ratio
 from vitrail.checkpoints.timm_settings import read_facts as read_facts
 from vitrail.checkpoints.timm_vit import mlp_rules
-from vitrail.models.checks import pair
-from vitrail.models.config import NUMERICS, MixerConfig
+from vitrail.models.config import NUMERICS, MixerConfig, pair
 
 # What a name of timm fixes: no argument changes it.
 #    patch  depth  width

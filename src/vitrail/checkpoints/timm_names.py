@@ -23,7 +23,7 @@ from vitrail.checkpoints.files import Entry, Weights
 from vitrail.checkpoints.rules import Entries
 from vitrail.checkpoints.shapes import count, is_square, shape
 from vitrail.checkpoints.timm_settings import Settings, grids
-from vitrail.models.config import resnet_shrink
+from vitrail.models.config import resnet_stride
 
 WRAPPERS = r"^(?:(?:module|model|backbone|_orig_mod)\.)+"
 TODAY = (
@@ -119,7 +119,7 @@ def stride(entries: Entries) -> tuple[int, int]:
     """Pixels between neighboring tokens."""
     _, _, down, across = shape(entries, PATCHES, 4)
     is_hybrid = any(name.startswith(BACKBONE) for name in entries)
-    shrink = resnet_shrink(resnet_blocks(entries)) if is_hybrid else 1
+    shrink = resnet_stride(resnet_blocks(entries)) if is_hybrid else 1
     return max(1, down) * shrink, max(1, across) * shrink
 
 

@@ -15,8 +15,7 @@ from vitrail.checkpoints.facts import Facts
 from vitrail.checkpoints.shapes import square
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import Config, pair
 
 Settings = Mapping[str, Any]
 UNKNOWN_SIZE = 224  # pixels, where neither positions nor settings say for which size a model is

@@ -19,8 +19,7 @@ from vitrail.checkpoints.timm_settings import config_json, ratio
 from vitrail.checkpoints.timm_settings import read_facts as read_facts
 from vitrail.checkpoints.timm_shapes import ACTIVATIONS, FIRST_SCALE, POOLS
 from vitrail.checkpoints.timm_shapes import describe as describe
-from vitrail.models.checks import pair
-from vitrail.models.config import NUMERICS, Gelu, VitConfig
+from vitrail.models.config import NUMERICS, Gelu, VitConfig, pair
 
 # The ResNets that some name of timm begins with; no argument changes them.
 HYBRIDS = {
@@ -127,7 +126,7 @@ def timm_name(config: VitConfig) -> str:
 
 def position(config: VitConfig) -> Rule:
     """timm has a row for each register, where we have none: zeros, which `tidy` sees to."""
-    start, stop = config.placed_prefix, config.num_prefix
+    start, stop = config.num_class_tokens, config.num_prefix
 
     def unpack(table: Tensor) -> tuple[Tensor]:
         zeros = table.new_zeros(config.registers, config.width)

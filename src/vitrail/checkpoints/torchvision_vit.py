@@ -12,8 +12,7 @@ from vitrail.checkpoints.files import Weights
 from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
 from vitrail.checkpoints.shapes import count, last_size, other_numerics, shape, square, usual_heads
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import pair
-from vitrail.models.config import NUMERICS, VitConfig
+from vitrail.models.config import NUMERICS, VitConfig, pair
 
 POSITION = "encoder.pos_embedding"
 LAYER = "encoder.layers.encoder_layer_"

@@ -162,7 +162,7 @@ class Evaluate(DataOptions):
     def write(self, predictor: "Predictor", result: "EvaluationResult") -> Iterator[Path]:
         """Write the files of --out; yields their paths."""
         from vitrail.evaluation.dataset import open_evaluation_split
-        from vitrail.models.names import name_of
+        from vitrail.models.registry import name_of
         from vitrail.reports.evaluation import write_evaluation
 
         if self.out is not None:

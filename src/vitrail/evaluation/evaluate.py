@@ -43,8 +43,7 @@ from vitrail.evaluation.results import (
     SelectiveAccuracy,
     no_readable_images,
 )
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
 
 Progress = Callable[[int, int], None]
 
@@ -112,7 +111,7 @@ def evaluate(
     if source.multi_label or facts.multi_label:
         loss = "sigmoid"
     views, columns, outputs = Views(flip=flip, crops=crops), match.columns, Outputs(len(source))
-    with standing_still(model) if isinstance(model, nn.Module) else nullcontext():
+    with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
         skipped = run_inference(
             average_views(
                 runner.run if columns is None else lambda images: runner.run(images)[:, columns],

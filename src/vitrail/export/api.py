@@ -25,9 +25,8 @@ from vitrail.export.proof import (
 from vitrail.export.sessions import OnnxEngine, open_session
 from vitrail.extras import need
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig
-from vitrail.models.names import name_of
+from vitrail.models.config import MixerConfig, pair
+from vitrail.models.registry import name_of
 
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
 

@@ -10,7 +10,7 @@ from vitrail.checkpoints.facts import from_dict as facts_from_dict
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import Config, from_dict, to_dict
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 
 
 class Description(NamedTuple):

@@ -14,8 +14,7 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Progress, run_inference
 from vitrail.evaluation.results import ResultAccumulator
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
 from vitrail.words import percent
 
 Data = Source | str | PathLike[str]
@@ -61,7 +60,7 @@ def measure(
         for tally, each in zip(tallies, chosen, strict=True):
             tally.update(each, batch.labels, batch.indices)
 
-    with standing_still(model):
+    with eval_mode(model):
         skipped = run_inference(
             predict,
             matched.source,

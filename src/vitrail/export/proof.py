@@ -13,8 +13,7 @@ from vitrail.checkpoints.rules import unwrapped
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig, VitConfig
+from vitrail.models.config import MixerConfig, VitConfig, pair
 from vitrail.models.vit import VisionTransformer
 
 TOLERANCE = 1e-4  # of the largest number; the order of summation makes 1e-6
@@ -43,7 +42,7 @@ def ready(model: Model) -> Model:
 def answers(model: Model, images: Tensor) -> Outputs:
     """What the model itself says: its logits, if it has a head, and features, in one pass."""
     if isinstance(model, VisionTransformer):
-        features, logits = model.heads(*model.tokens_and_sizes(images))
+        features, logits = model.run_head(*model.run_encoder(*model.prepare_tokens(images)))
     else:
         features = model.features(images)
         logits = None if model.head is None else model.head(features)

@@ -25,10 +25,9 @@ from vitrail.export.description import about, from_texts
 from vitrail.export.kinds import OnnxKind
 from vitrail.extras import need
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig, VitConfig
-from vitrail.models.names import name_of
-from vitrail.models.stems import check_images
+from vitrail.models.config import MixerConfig, VitConfig, pair
+from vitrail.models.patch_embed import check_images
+from vitrail.models.registry import name_of
 
 File = str | PathLike[str] | bytes  # its path, or what is in it
 

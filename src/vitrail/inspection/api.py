@@ -25,12 +25,11 @@ from vitrail.inspection.rollout import Fuse, rollout
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filters, mixing, position_similarity
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import pair
 from vitrail.models.mixer import MlpMixer
-from vitrail.models.modes import standing_still
-from vitrail.models.names import name_of
-from vitrail.models.vit import VisionTransformer, chosen
+from vitrail.models.registry import name_of
+from vitrail.models.vit import VisionTransformer, resolve_indices
 from vitrail.words import listed
 
 SHOWN = 6  # pictures, where none are named
@@ -86,7 +85,7 @@ def inspect_model(
         images=images,
     )
     source, paths = opened(data), files(pictures)
-    with standing_still(model):
+    with eval_mode(model):
         found = inspected(model, paths, source, question, progress or no_progress)
     if out is not None:
         list(write_folder(Path(out), found))
@@ -180,7 +179,7 @@ def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
     if not layers:
         return ()
     depth = with_attention(model, "maps of its layers").config.depth
-    return tuple(chosen("layers", layers, depth))
+    return tuple(resolve_indices("layers", layers, depth))
 
 
 def check_classes(model: Model, classes: Sequence[str]) -> tuple[int, ...]:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from vitrail import parallel
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import Config, pair
 from vitrail.planning.trace import PARTS, Trace
 from vitrail.planning.wish import Wish
 from vitrail.training.cores import parts_for, pays

@@ -14,7 +14,7 @@ from vitrail.data.files import write_whole
 from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,

@@ -9,9 +9,8 @@ from vitrail import parallel
 from vitrail.checkpoints.load import is_name, load
 from vitrail.errors import ConfigError
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
-from vitrail.models.names import configuration, name_of
+from vitrail.models.config import Config, pair
+from vitrail.models.registry import configuration, name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,

@@ -15,7 +15,7 @@ from vitrail.data.decoding import decode, fast_jpeg
 from vitrail.data.sources import open_source
 from vitrail.data.threads import threads_with_cores
 from vitrail.data.thumbnails import thumbnail, to_jpeg
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.parallel import device_kind
 from vitrail.training.cores import parts_for
 from vitrail.training.device import choose_precision

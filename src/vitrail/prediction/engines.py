@@ -19,10 +19,9 @@ from vitrail import parallel
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.modes import standing_still
-from vitrail.models.names import name_of
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.words import percent
 
@@ -84,7 +83,7 @@ class TorchEngine:
     def answering(self) -> AbstractContextManager[None]:
         """Evaluation mode meanwhile. A model that is in it is left alone, for any thread to use."""
         learning = any(module.training for module in self.parts)
-        return standing_still(self.model) if learning else nullcontext()
+        return eval_mode(self.model) if learning else nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,8 @@ from vitrail.data.sources import contents
 from vitrail.errors import CheckpointError, DataError
 from vitrail.evaluation.evaluate import Outputs, labels_at, run_inference
 from vitrail.evaluation.results import no_readable_images
-from vitrail.models.build import Model
+from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import to_dict
-from vitrail.models.modes import standing_still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ def features_of(
     found = None if parallel.any_true(kept is None) else kept
     if found is None:
         how |= {"channels": model.config.channels, "device": next(model.parameters()).device}
-        with standing_still(model):
+        with eval_mode(model):
             found = looked_at(model.features, source, prepare, batch_size, how)
         if path is not None and parallel.is_first() and not found[2]:
             with suppress(CheckpointError):

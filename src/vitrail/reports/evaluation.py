@@ -151,7 +151,9 @@ def tiles(result: EvaluationResult) -> Iterator[dict[str, Any]]:
         name, explanation = names[key]
         lines = [f"95 % CI {interval(low, high)}"] if math.isfinite(low + high) else []
         if key == "accuracy":
-            explanation = f"{round(result.accuracy * result.samples):,} of {result.samples:,} correct"
+            explanation = (
+                f"{round(result.accuracy * result.samples):,} of {result.samples:,} correct"
+            )
         lines += [explanation] if explanation else []
         yield {
             "name": name,

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from vitrail.errors import unknown
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.prediction.predictor import Predictor
 from vitrail.probing.memory import Memory

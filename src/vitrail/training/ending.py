@@ -7,8 +7,8 @@ from vitrail.checkpoints.save import save
 from vitrail.data.origin import origin_of
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.reports.run import Report, write_report
 from vitrail.training.folder import REPORT
 from vitrail.training.recipes import to_toml

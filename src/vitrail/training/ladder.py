@@ -27,7 +27,7 @@ from vitrail import parallel
 from vitrail.checkpoints.files import write_json
 from vitrail.errors import ConfigError
 from vitrail.evaluation.results import EvaluationResult
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.training import rungs
 from vitrail.training.ground import TRIALS, Ground, prepare, slug
 from vitrail.training.run import check_folder

@@ -17,10 +17,10 @@ from vitrail.data.samples import Samples
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.build import Model, build, create
-from vitrail.models.checks import pair
-from vitrail.models.stems import ConvStem
+from vitrail.models.config import pair
+from vitrail.models.init import whiten
+from vitrail.models.patch_embed import ConvStem
 from vitrail.models.vit import VisionTransformer
-from vitrail.models.whitening import whiten
 from vitrail.training.choices import Look, choose, some_of, whitened
 from vitrail.training.finetune_plan import Budget, seconds_per_image
 from vitrail.training.material import Material, hold_out_dev

@@ -106,10 +106,10 @@ class MaskedPatches(nn.Module):
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss over the corrupted patches of a batch; labels are not looked at."""
         model = self.model
-        patches = model.patches(images)  # (B, h, w, D)
+        patches = model.embed_patches(images)  # (B, h, w, D)
         places = random_places(patches.flatten(1, 2), self.share)  # (B, M)
         corrupted = corrupt(patches.flatten(1, 2), places, self.mask).view_as(patches)
-        tokens = model.encoder(*model.place(corrupted))  # (B, prefix + N, D)
+        tokens = model.encoder(*model.assemble_tokens(corrupted))  # (B, prefix + N, D)
         seen = pick(tokens[:, model.config.num_prefix :], places)  # (B, M, D)
         wanted = self.prediction.targets(images, model.config, self.preprocessing)
         return self.prediction.loss(self.head(seen), pick(wanted, places))

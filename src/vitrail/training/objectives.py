@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrail.checkpoints.facts import facts_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 from vitrail.models.vit import VisionTransformer
 from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
 from vitrail.training.masked import MaskedPatches
@@ -63,7 +63,7 @@ class Distillation(nn.Module):
     def opinions(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits that learn the labels, and those that learn the teacher's."""
         if isinstance(self.model, VisionTransformer) and self.model.config.distillation:
-            return self.model.two_opinions(images)
+            return self.model.distillation_logits(images)
         logits = self.model(images)
         return logits, logits
 

@@ -9,8 +9,8 @@ from torch import nn
 from vitrail import parallel
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
 from vitrail.training.cores import EachCoreAPart, parts_for

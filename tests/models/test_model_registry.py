@@ -2,14 +2,14 @@ import pytest
 
 from vitrail import BitConfig, ConfigError
 from vitrail.models.build import build
-from vitrail.models.names import CONFIGURATIONS, configuration
+from vitrail.models.registry import CONFIGURATIONS, configuration
 
 
-def size(config):
+def num_parameters(config):
     return sum(p.numel() for p in build(config).parameters())
 
 
-# Every number below is published by the authors or follows from their code by a closed formula.
+# Published by the authors, or computed from their code by a closed formula.
 # name: (1000 classes, no head, 21843 classes and a representation layer, 21843 classes, at 384)
 VIT = {
     "ViT-Ti/16": (5_717_416, 5_524_416, 9_777_171, 9_740_115, 5_790_376),
@@ -55,7 +55,7 @@ BIT_21K = {
 
 
 @pytest.mark.parametrize("name", VIT)
-def test_vision_transformers_have_the_published_size(name):
+def test_vit_parameter_counts(name):
     config = configuration(name)
     changes = (
         {},
@@ -66,48 +66,48 @@ def test_vision_transformers_have_the_published_size(name):
     )
     for change, published in zip(changes, VIT[name], strict=True):
         if published is not None:
-            assert size(config.change(**change)) == published, change
+            assert num_parameters(config.change(**change)) == published, change
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_other_models_have_the_published_size(name):
-    assert size(configuration(name)) == PUBLISHED[name]
+def test_hybrid_bit_and_mixer_parameter_counts(name):
+    assert num_parameters(configuration(name)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", MILLIONS)
-def test_rounded_sizes_are_the_published_ones(name):
-    assert round(size(configuration(name)) / 1e6, 2) == MILLIONS[name]
+def test_rounded_parameter_counts(name):
+    assert round(num_parameters(configuration(name)) / 1e6, 2) == MILLIONS[name]
 
 
 @pytest.mark.parametrize("name", BIT_21K)
-def test_bit_with_the_classes_of_imagenet_21k_has_the_published_size(name):
-    assert size(configuration(name).change(num_classes=21843)) == BIT_21K[name]
+def test_bit_imagenet_21k_parameter_counts(name):
+    assert num_parameters(configuration(name).change(num_classes=21843)) == BIT_21K[name]
 
 
-def test_mean_pooling_saves_the_class_token_and_its_position():
-    assert size(configuration("ViT-B/16").change(pool="mean")) == 86_566_120
+def test_parameter_count_with_mean_pooling():
+    assert num_parameters(configuration("ViT-B/16").change(pool="mean")) == 86_566_120
 
 
-def test_huge_at_518_pixels_has_the_size_torchvision_states():
-    assert size(configuration("ViT-H/14").change(image_size=518)) == 633_470_440
+def test_parameter_count_of_vit_h14_at_518_pixels():
+    assert num_parameters(configuration("ViT-H/14").change(image_size=518)) == 633_470_440
 
 
-def test_the_smallest_hybrid_has_tokens_32_pixels_apart():
+def test_stride_of_smallest_hybrid():
     assert configuration("R+ViT-Ti/16").stride == (32, 32)
 
 
-def test_names_do_not_mind_their_case():
+def test_names_are_case_insensitive():
     assert configuration("vit-b/16") == configuration("ViT-B/16")
     assert configuration("r50+VIT-b/16") == configuration("R50+ViT-B/16")
     assert isinstance(configuration("bit-r50X1"), BitConfig)
 
 
-def test_little_g_and_big_g_are_two_models():
+def test_vit_g_and_vit_big_g_are_distinct():
     assert configuration("vit-g/14").depth == 40
     assert configuration("VIT-G/14").depth == 48
 
 
-def test_a_misspelled_name_is_told_the_nearest():
+def test_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown model 'BiT-R50x7'; did you mean 'BiT-R50x\d'"):
         configuration("BiT-R50x7")
     with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; there is ViT-B/8 and .*16"):
@@ -115,15 +115,15 @@ def test_a_misspelled_name_is_told_the_nearest():
     for almost in ("B/16", "ViT-B"):
         with pytest.raises(ConfigError, match="there is ViT-B/8 and ViT-B/14 and ViT-B/16"):
             configuration(almost)
-    with pytest.raises(ConfigError, match="a word such as 'ViT-B/16', not None"):
+    with pytest.raises(ConfigError, match="must be a string such as 'ViT-B/16', not None"):
         configuration(None)
 
 
-def test_a_name_like_no_other_is_told_where_the_names_are():
+def test_unknown_name_refers_to_the_list():
     with pytest.raises(ConfigError, match="`vitrail models` lists"):
         configuration("zebra")
 
 
-def test_small_pictures_have_models_of_their_own():
+def test_models_for_small_images():
     assert CONFIGURATIONS["ViT-Nano/4"].image_size == 32
     assert CONFIGURATIONS["ViT-Nano/4"].num_tokens == 65

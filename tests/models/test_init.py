@@ -1,8 +1,9 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vitrail import ConfigError, VisionTransformer, create
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize, whiten, whitening_filters
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def assert_uniform(weight, bound):
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03)
 
 
-def test_queries_keys_and_values_are_three_maps_of_their_own(model):
+def test_qkv_are_initialized_separately(model):
     for block in model.encoder.blocks:
         for part in block.attention.qkv.weight.chunk(3):
             assert_uniform(part, (6 / (192 + 192)) ** 0.5)
@@ -24,13 +25,13 @@ def test_queries_keys_and_values_are_three_maps_of_their_own(model):
         assert_uniform(block.attention.merge.weight, (6 / (192 + 192)) ** 0.5)
 
 
-def test_mlps_start_from_xavier_with_a_trace_of_bias(model):
+def test_mlp_init(model):
     mlp = model.encoder.blocks[0].mlp
     assert_uniform(mlp.fc1.weight, (6 / (192 + 768)) ** 0.5)
     assert mlp.fc1.bias.std().item() == pytest.approx(1e-6, rel=0.1)
 
 
-def test_patches_start_from_a_truncated_normal(model):
+def test_stem_and_representation_init(model):
     weight = model.stem.projection.weight
     std = (3 * 16 * 16) ** -0.5
     assert weight.std().item() == pytest.approx(std, rel=0.02)
@@ -39,31 +40,31 @@ def test_patches_start_from_a_truncated_normal(model):
     assert model.representation.weight.std().item() == pytest.approx(192**-0.5, rel=0.02)
 
 
-def test_positions_are_small_and_the_class_token_and_head_zero(model):
+def test_position_class_token_and_head_init(model):
     assert model.position.table.std().item() == pytest.approx(0.02, rel=0.02)
     assert not model.cls_token.any()
     assert not model.head.weight.any()
     assert not model.head.bias.any()
 
 
-def test_the_head_can_start_by_saying_no():
+def test_head_bias():
     model = create("ViT-Mu/4", num_classes=5, head_bias=-10.0)
     assert torch.equal(model(torch.rand(1, 3, 32, 32)), torch.full((1, 5), -10.0))
 
 
-def test_big_visions_positions_are_wider():
+def test_big_vision_position_init():
     model = create("ViT-Ti/16", depth=1, init="big_vision")
     assert model.position.table.std().item() == pytest.approx(192**-0.5, rel=0.02)
 
 
-def test_quick_positions_are_sines_and_the_class_token_has_none():
+def test_quick_positions_are_sincos():
     model = create("ViT-Mu/4", init="quick")
     fixed = create("ViT-Mu/4", position="sincos-2d")
-    assert torch.allclose(model.position.table[1:], fixed.position.at((8, 8))[1:].float())
+    assert torch.allclose(model.position.table[1:], fixed.position.embedding((8, 8))[1:].float())
     assert model.position.table[0].abs().max() < 0.2
 
 
-def test_timms_values_are_small_normals():
+def test_timm_init():
     model = create("ViT-Ti/16", depth=1, init="timm")
     assert model.encoder.blocks[0].attention.qkv.weight.std().item() == pytest.approx(
         0.02, rel=0.02
@@ -74,12 +75,12 @@ def test_timms_values_are_small_normals():
     assert model.cls_token.abs().max().item() < 1e-5
 
 
-def test_an_unknown_scheme_is_refused():
+def test_unknown_scheme_raises():
     with pytest.raises(ConfigError, match=r"unknown initialization 'jax'; known: google"):
         create("ViT-Mu/4", init="jax")
 
 
-def test_layer_scale_registers_and_pools_have_their_own_first_values():
+def test_layer_scale_register_and_pool_init():
     model = create("ViT-Mu/4", layer_scale=0.25, registers=3)
     assert (model.encoder.blocks[0].branch2.scale == 0.25).all()
     assert model.registers.std().item() == pytest.approx(0.02, rel=0.3)
@@ -89,7 +90,7 @@ def test_layer_scale_registers_and_pools_have_their_own_first_values():
     assert pooled.pool.probe.std().item() == pytest.approx(0.8796 * 768**-0.5, rel=0.1)
 
 
-def test_hybrid_units_start_as_their_shortcut():
+def test_hybrid_units_start_as_identity():
     model = create("R26+ViT-S/32", depth=1)
     unit = model.stem.resnet.stages[1][1]
     assert not unit.norm3.weight.any()
@@ -97,7 +98,7 @@ def test_hybrid_units_start_as_their_shortcut():
     assert torch.equal(unit(images), images)
 
 
-def test_mixers_mlps_start_from_lecun():
+def test_mixer_mlp_init():
     model = create("Mixer-S/32", depth=1)
     weight = model.blocks[0].channel_mixing.fc1.weight
     assert weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
@@ -106,7 +107,7 @@ def test_mixers_mlps_start_from_lecun():
 
 @pytest.mark.parametrize("name", ["ViT-Mu/4", "R+ViT-Ti/16", "BiT-R50x1", "Mixer-S/32"])
 @pytest.mark.parametrize("init", ["google", "big_vision", "timm", "quick"])
-def test_no_weight_is_forgotten(name, init):
+def test_every_parameter_is_initialized(name, init):
     if init in ("timm", "quick") and not hasattr(create(name), "encoder"):
         with pytest.raises(ConfigError, match="is for Vision Transformers"):
             create(name, init=init)
@@ -119,7 +120,7 @@ def test_no_weight_is_forgotten(name, init):
     assert [n for n, p in model.named_parameters() if p.isnan().any()] == []
 
 
-def test_a_generator_decides_every_value():
+def test_generator_makes_init_reproducible():
     def made(seed):
         return create("ViT-Mu/4", pool="map", generator=torch.Generator().manual_seed(seed))
 
@@ -128,7 +129,50 @@ def test_a_generator_decides_every_value():
     assert not torch.equal(one["position.table"], other["position.table"])
 
 
-def test_a_model_made_from_its_class_is_initialized_too(tiny):
+def test_constructor_initializes(tiny):
     model = VisionTransformer(tiny)
     assert all(p.isfinite().all() for p in model.parameters())
     assert not model.cls_token.any()
+
+
+def smooth_images(count=40, side=24, channels=3):
+    """Noise with correlated neighbors, as in photographs."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(count, channels, side + 4, side + 4, generator=generator)
+    return F.avg_pool2d(noise, 5, stride=1)
+
+
+def responses(filters, images):
+    return F.conv2d(images, filters).transpose(0, 1).flatten(1)  # (n, .)
+
+
+def test_whitening_filters_decorrelate():
+    images = smooth_images()
+    filters = whitening_filters(images, 24, 3)[:12]
+    covariance = torch.cov(responses(filters, images))
+    assert torch.allclose(covariance, torch.eye(12), atol=0.05)
+    random = torch.randn(12, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+    correlation = torch.corrcoef(responses(random, images)).fill_diagonal_(0).abs().max()
+    assert correlation > 0.5  # of random filters
+
+
+def test_whitening_filters_have_both_signs():
+    filters = whitening_filters(smooth_images(), 16, 3)
+    assert filters.shape == (16, 3, 3, 3)
+    assert torch.equal(filters[8:], -filters[:8])
+    assert whitening_filters(smooth_images(channels=1), 40, 3).shape == (18, 1, 3, 3)
+
+
+def test_whiten_keeps_surplus_filters():
+    model = create("ViT-Mu/4", stem="conv", channels=1, width=64)
+    before = model.stem.first_conv.weight.clone()
+    whiten(model.stem, smooth_images(channels=1))
+    after = model.stem.first_conv.weight
+    assert len(after) == 32
+    assert torch.equal(after[18:], before[18:])
+    assert after[:18].std().item() == pytest.approx(before.std().item(), rel=1e-4)
+
+
+def test_whitening_constant_images_is_finite():
+    filters = whitening_filters(torch.ones(4, 3, 16, 16), 48, 3)
+    assert filters.isfinite().all()

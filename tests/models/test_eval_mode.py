@@ -1,4 +1,4 @@
-"""Whoever looks at a model leaves it in the mode it was in."""
+"""Inference leaves a model in the mode it was in."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ from vitrail.data.sources import open_source
 from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.rollout import rollout
-from vitrail.models.modes import standing_still
+from vitrail.models.build import eval_mode
 from vitrail.probing.features import features_of
 
 PIXELS = np.zeros((8, 8, 3), np.uint8)
-LOOKS = {
+CALLS = {
     "evaluate": lambda model, data: vitrail.evaluate(model, data),
     "features_of": lambda model, data: features_of(model, open_source(data, "test"), cache=False),
     "inspect_model": lambda model, data: vitrail.inspect_model(model, data=data, images=4),
@@ -33,20 +33,20 @@ def modes(model):
     return [module.training for module in model.modules()]
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_model_that_was_looked_at_goes_on_learning(name, tmp_path):
+@pytest.mark.parametrize("name", CALLS)
+def test_inference_restores_training_mode(name, tmp_path):
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, depth=1, dropout=0.5)
     model.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
-    model.head.eval()  # a part of it that is to stand still
-    before, seen = modes(model), []
-    model.encoder.register_forward_hook(lambda module, *_: seen.append(module.training))
-    LOOKS[name](model, write_colors(tmp_path / "colors.npz", train=6, test=6))
+    model.head.eval()  # a frozen submodule
+    before, training = modes(model), []
+    model.encoder.register_forward_hook(lambda module, *_: training.append(module.training))
+    CALLS[name](model, write_colors(tmp_path / "colors.npz", train=6, test=6))
     assert modes(model) == before
-    assert not any(seen)  # and nothing was dropped meanwhile
+    assert not any(training)
 
 
-def test_a_model_is_put_back_after_an_error_too():
+def test_mode_is_restored_after_an_error():
     model = vitrail.create("ViT-Mu/4")
-    with pytest.raises(ZeroDivisionError), standing_still(model):
-        model.fell = model.training / 0
+    with pytest.raises(ZeroDivisionError), eval_mode(model):
+        _ = 1 / 0
     assert all(modes(model))
