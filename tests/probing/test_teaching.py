@@ -183,7 +183,7 @@ def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
     found = vitrail.evaluate(home / "more", f"{folder}/")
     assert found.notes[0] == "split val"
     assert found.samples == 18
-    assert not [note for note in found.notes if "learned from" in note]
+    assert not [note for note in found.notes if "trained on" in note]
     vitrail.teach(home / "more", {"red": folder / "red"})
     notes = vitrail.evaluate(home / "more", folder).notes
     assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
@@ -322,7 +322,7 @@ def test_a_model_that_remembers_is_changed_in_place_however_that_is_spelled(mode
 def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):
     (home / "red").mkdir()
     (home / "red" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of 1 pictures could be read"):
+    with pytest.raises(DataError, match=r"none of 1 images could be read"):
         vitrail.teach(model, {"red": home / "red"}, home / "out")
 
 

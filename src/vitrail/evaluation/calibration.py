@@ -56,8 +56,8 @@ def reliability_bins(
     """Counts, mean confidences and accuracies of the bins; NaN in an empty bin. (BINS,) each"""
     bins = bin_of(confidence)
     counts = np.bincount(bins, minlength=BINS)
-    sums = (np.bincount(bins, weights=x, minlength=BINS) for x in (confidence, correct))
-    return counts, *(safe_divide(x, counts) for x in sums)
+    sums = [np.bincount(bins, weights=x, minlength=BINS) for x in (confidence, correct)]
+    return counts, safe_divide(sums[0], counts), safe_divide(sums[1], counts)
 
 
 def expected_calibration_error(

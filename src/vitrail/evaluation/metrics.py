@@ -151,23 +151,23 @@ def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.nda
     return counts / samples, hits[counts - 1] / counts
 
 
-class Confusion(NamedTuple):
+class ConfusedPair(NamedTuple):
     """Images of one class that were assigned to another."""
 
     label: int
     predicted: int
-    count: int
+    images: int
     share: float  # of the images with this label
 
 
-def most_confused(confusion: np.ndarray, count: int) -> list[Confusion]:
+def most_confused(confusion: np.ndarray, count: int) -> list[ConfusedPair]:
     """The largest off-diagonal entries of a confusion matrix (K, K)."""
     wrong = confusion - np.diag(confusion.diagonal())
     support = confusion.sum(axis=1)
     order = np.argsort(-wrong, axis=None, kind="stable")[:count]
     pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
     return [
-        Confusion(int(a), int(b), int(wrong[a, b]), float(wrong[a, b] / support[a]))
+        ConfusedPair(int(a), int(b), int(wrong[a, b]), float(wrong[a, b] / support[a]))
         for a, b in pairs
         if wrong[a, b]
     ]

@@ -195,7 +195,7 @@ def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dic
             {
                 "label": names[pair.label],
                 "predicted": names[pair.predicted],
-                "count": f"{pair.count:,}",
+                "count": f"{pair.images:,}",
                 "support": f"{support[pair.label]:,}",
                 "share": pair.share,
             }
@@ -257,7 +257,7 @@ def summary(result: EvaluationResult) -> Iterator[str]:
     for pair in [] if result.confusion is None else most_confused(result.confusion, 1):
         label, predicted = (result.classes[n].name for n in (pair.label, pair.predicted))
         yield (
-            f"Most confused: “{label}” predicted as “{predicted}”, {pair.count:,} of "
+            f"Most confused: “{label}” predicted as “{predicted}”, {pair.images:,} of "
             f"{result.classes[pair.label].support:,} ({100 * pair.share:.0f} %)."
         )
 

@@ -62,7 +62,7 @@ DARK = {
     "s3": "#fde68a",
     "s4": "#f9a8d4",
 }
-STYLE = {
+STYLE: Any = {
     "axes.edgecolor": LIGHT["line"],
     "axes.facecolor": "none",
     "axes.grid": True,
@@ -193,7 +193,7 @@ def confusion_matrix(confusion: np.ndarray, names: Sequence[str]) -> Any:
         for pair in [] if named else most_confused(counts, MAX_TOOLTIPS):
             row, column = pair.label, pair.predicted
             target = Rectangle((column, row), 1, 1, facecolor=LIGHT["paper"], alpha=0.01, lw=0)
-            set_tooltip(target, cell_tooltip(names, row, column, pair.count, shares[row, column]))
+            set_tooltip(target, cell_tooltip(names, row, column, pair.images, shares[row, column]))
             axes.add_patch(target)
         return figure
 
