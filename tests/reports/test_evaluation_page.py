@@ -21,6 +21,7 @@ from vitrail.evaluation.results import (
     SelectiveAccuracy,
 )
 from vitrail.reports.evaluation import (
+    confusion_section,
     evaluation_page,
     noise_ece,
     summary,
@@ -362,3 +363,16 @@ def test_selective_accuracy_at_a_coverage():
         coverage=np.array([0.5, 0.8, 1.0]), accuracy=np.array([3.0, 2.0, 1.0])
     )
     assert [curve.at(x) for x in (0.1, 0.5, 0.6, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, 1]
+
+
+def test_recall_bars_of_many_classes_need_enough_images():
+    confusion = np.diag(np.r_[np.full(39, 12), 3])
+    confusion[38] = 0
+    confusion[38, :2] = 1, 8  # 9 images, none correct
+    section = confusion_section(confusion, [f"class {n}" for n in range(40)])
+    assert section is not None
+    assert section["recall_title"].endswith("lowest 30 of 38 with at least 10 images")
+    assert "class 38" not in [bar["name"] for bar in section["recalls"]]
+    few = confusion_section(confusion // 4, [f"class {n}" for n in range(40)])
+    assert few is not None
+    assert few["recalls"] == []

@@ -176,7 +176,9 @@ def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dic
     order = sorted((n for n in range(classes) if support[n]), key=lambda n: hits[n] / support[n])
     title = "Recall by class"
     if len(order) > MAX_RECALL_BARS:
-        title += f", lowest {MAX_RECALL_BARS} of {len(order):,}"
+        order = [n for n in order if support[n] >= MIN_SUPPORT]
+        shown = min(MAX_RECALL_BARS, len(order))
+        title += f", lowest {shown} of {len(order):,} with at least {MIN_SUPPORT} images"
     return {
         "figure": inline_svg(figures.confusion_matrix(confusion, names)),
         "note": note,

@@ -136,12 +136,12 @@ def confusion_matrix(confusion: np.ndarray, names: Sequence[str]) -> Any:
         from matplotlib.path import Path as Outline
 
         shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        kept = np.arange(len(confusion))
+        shown = np.arange(len(confusion))
         if len(confusion) > MAX_DRAWN:
-            kept = most_confused_classes(confusion, MAX_NAMED)
-        counts, shares = confusion[np.ix_(kept, kept)], shares[np.ix_(kept, kept)]
-        names = [printable(names[number]) for number in kept.tolist()]
-        classes, named = len(kept), len(kept) <= MAX_NAMED
+            shown = most_confused_classes(confusion, MAX_NAMED)
+        counts, shares = confusion[np.ix_(shown, shown)], shares[np.ix_(shown, shown)]
+        names = [printable(names[number]) for number in shown.tolist()]
+        classes, named = len(shown), len(shown) <= MAX_NAMED
         short = [cut(name, MAX_NAME) for name in names]
         longest = max(map(len, short))
         cell = CELL if named else 8
