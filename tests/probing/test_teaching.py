@@ -181,12 +181,12 @@ def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
     taught = vitrail.teach(home / "run", gray, home / "more")
     assert "42 pictures of the 3 classes" in taught.notes[0]
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split val"
+    assert found.notes[0] == "split: val"
     assert found.samples == 18
     assert not [note for note in found.notes if "trained on" in note]
     vitrail.teach(home / "more", {"red": folder / "red"})
     notes = vitrail.evaluate(home / "more", folder).notes
-    assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
+    assert [note for note in notes if "the images used to teach 'red' are not recorded" in note]
 
 
 def test_a_model_remembers_where_it_was_reminded(home):
@@ -199,7 +199,7 @@ def test_a_model_remembers_where_it_was_reminded(home):
     gray = {"gray": paint(home / "gray", "gray")}
     vitrail.teach(home / "plain", gray, home / "more", using=folder)
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split test"
+    assert found.notes[0] == "split: test"
     assert found.samples == 6
 
 
