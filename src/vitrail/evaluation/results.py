@@ -267,12 +267,10 @@ class ResultAccumulator:
 
 def most_confident(mistakes: list[Mistake]) -> list[Mistake]:
     """The most confident mistakes; ties in the order of the source, NaN last."""
-
-    def key(mistake: Mistake) -> tuple[float, int]:
-        broken = math.isnan(mistake.confidence)
-        return (math.inf if broken else -mistake.confidence, mistake.index)
-
-    return sorted(mistakes, key=key)[:MAX_MISTAKES]
+    order = sorted(
+        mistakes, key=lambda m: (math.inf if math.isnan(m.confidence) else -m.confidence, m.index)
+    )
+    return order[:MAX_MISTAKES]
 
 
 def no_readable_images(total: int, skipped: Mapping[str, str]) -> DataError:
