@@ -6,23 +6,26 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrail"
 
-FLOOR = {"errors", "words", "extras"}  # what everybody may import, and what imports nothing else
+FLOOR = {"errors", "formatting", "extras"}  # everybody may import these; they import nothing else
 
 MAY_IMPORT = {
     **{name: set() for name in FLOOR},
     "models": set(),
     "data": set(),
     "checkpoints": {"models", "data"},
-    "parallel": set(),
-    "evaluation": {"models", "data", "checkpoints", "parallel"},
-    "probing": {"models", "data", "checkpoints", "parallel", "evaluation"},
+    "distributed": set(),
+    "evaluation": {"models", "data", "checkpoints", "distributed"},
+    "probing": {"models", "data", "checkpoints", "distributed", "evaluation"},
     "reports": {"data", "evaluation"},
-    "training": {"models", "data", "checkpoints", "parallel", "evaluation", "probing", "reports"},
+    "training": {
+        *("models", "data", "checkpoints", "distributed"),
+        *("evaluation", "probing", "reports"),
+    },
     "inspection": {"models", "data", "checkpoints", "evaluation", "probing", "reports"},
     "export": {"models", "data", "checkpoints", "evaluation"},
-    "prediction": {"models", "data", "checkpoints", "parallel", "evaluation", "export"},
+    "prediction": {"models", "data", "checkpoints", "distributed", "evaluation", "export"},
     "serving": {"models", "data", "checkpoints", "probing", "inspection", "prediction"},
-    "planning": {"models", "data", "checkpoints", "parallel", "training"},
+    "planning": {"models", "data", "checkpoints", "distributed", "training"},
     "reproduction": {
         *("models", "data", "checkpoints", "evaluation", "probing"),
         *("training", "inspection", "planning", "reports"),
@@ -63,7 +66,7 @@ FREE_OF_TORCH = [
     "training/watch.py",
     "data/variation.py",
     "errors.py",
-    "words.py",
+    "formatting.py",
     "extras.py",
     "reproduction/names.py",
     "reproduction/published.py",
@@ -138,7 +141,7 @@ def test_one_file_knows_about_several_processes():
         name
         for name, _, modules in files()
         for module in modules
-        if module.startswith("torch.distributed") and name != "parallel.py"
+        if module.startswith("torch.distributed") and name != "distributed.py"
     ]
     assert not wrong
 

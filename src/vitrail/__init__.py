@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.checkpoints.facts import Facts as Facts
     from vitrail.checkpoints.load import load as load
+    from vitrail.checkpoints.metadata import Metadata as Metadata
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
     from vitrail.data.files import allow_outside as allow_outside
@@ -53,7 +53,7 @@ WHERE = {
     "teach": "probing.teaching",
     "train": "training.api",
     "Answer": "prediction.answers",
-    "Facts": "checkpoints.facts",
+    "Metadata": "checkpoints.metadata",
     "Guard": "prediction.engines",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",

@@ -11,7 +11,7 @@ from PIL import Image
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.cli import main
 from vitrail.data.packing import pack
 from vitrail.data.samples import LabelSets, Sample
@@ -48,7 +48,7 @@ def home(tmp_path_factory):
 
 def evaluation_images(model, data, split=None):
     """The images of the evaluation split, as bytes, and the notes."""
-    source, notes = open_evaluation_split(data, split, facts_of(vitrail.load(model)))
+    source, notes = open_evaluation_split(data, split, get_metadata(vitrail.load(model)))
     return {picture_bytes(source, row) for row in range(len(source))}, notes
 
 
@@ -96,8 +96,8 @@ def test_training_dataset_is_recognized_after_resizing(home, tmp_path):
     shutil.copytree(home / "pictures", larger)
     for picture in larger.glob("*/*.png"):
         Image.open(picture).resize((9, 9)).save(picture)
-    facts = facts_of(vitrail.load(home / "usual"))
-    there = replace(facts, provenance={**facts.provenance, "data": f"{larger}/"})
+    metadata = get_metadata(vitrail.load(home / "usual"))
+    there = replace(metadata, provenance={**metadata.provenance, "data": f"{larger}/"})
     source, notes = open_evaluation_split(larger, None, there)
     assert len(source) == 6
     assert notes[-1] == CHANGED
@@ -137,11 +137,11 @@ def test_train_images_are_recognized_in_another_folder(home, tmp_path):
 
 def test_unknown_training_data_gives_a_warning(home):
     model = vitrail.load(home / "usual")
-    known = dict(facts_of(model).provenance)
+    known = dict(get_metadata(model).provenance)
     recorded = [{}, {"data": "elsewhere", "fingerprint": known["fingerprint"]}, {"samples": 3}]
     for provenance in recorded:
-        facts = replace(facts_of(model), provenance=provenance)
-        source, notes = open_evaluation_split(home / "pictures", None, facts)
+        metadata = replace(get_metadata(model), provenance=provenance)
+        source, notes = open_evaluation_split(home / "pictures", None, metadata)
         assert len(source) == 60
         assert notes[-1].startswith(UNKNOWN)
 

@@ -15,7 +15,7 @@ import torch
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
-from vitrail.checkpoints.heads import with_head, with_temperature
+from vitrail.checkpoints.adapt import with_head, with_temperature
 from vitrail.cli import main
 from vitrail.data.preprocessing import preset
 from vitrail.data.samples import Sample
@@ -39,7 +39,9 @@ def test_result_is_independent_of_the_batch_size(trained):
     model, data = trained
     whole = vitrail.evaluate(model, data, batch_size=64)
     assert whole.samples == 41
-    assert whole.accuracy == vitrail.load(model).facts.provenance["test accuracy"]  # as in training
+    assert (
+        whole.accuracy == vitrail.load(model).metadata.provenance["test accuracy"]
+    )  # as in training
     for batch_size in (1, 7, 40):
         other = vitrail.evaluate(model, data, batch_size=batch_size)
         assert other.accuracy == whole.accuracy
@@ -131,7 +133,7 @@ def test_saved_temperature_calibrates_and_keeps_predictions(tmp_path, capsys):
     assert after.calibration.temperature == pytest.approx(1, abs=1e-3)
     assert after.loss <= before["loss"]
     scaled = vitrail.load(tmp_path / "calibrated")
-    stated = scaled.facts.provenance["temperature"]
+    stated = scaled.metadata.provenance["temperature"]
     assert stated == pytest.approx(before["calibration"]["temperature"], abs=1e-5)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(scaled.eval()(images) * stated, vitrail.load(model).eval()(images))
@@ -141,13 +143,13 @@ def test_calibrated_model_does_not_overwrite_another(trained, tmp_path, capsys):
     vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
     words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
     assert main(["evaluate", *words]) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 def test_temperatures_multiply(trained):
     model = vitrail.load(trained[0])
     twice = with_temperature(with_temperature(model, 2.0), 3.0)
-    assert twice.facts.provenance["temperature"] == 6.0
+    assert twice.metadata.provenance["temperature"] == 6.0
     torch.testing.assert_close(twice.head.weight * 6, model.head.weight)
 
 
@@ -160,7 +162,7 @@ def test_new_head_leaves_the_model_unchanged(changes):
     headed = with_head(model, weight, bias, ["a", "b", "c", "d"])
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(headed(images), model.features(images) @ weight.T + bias)
-    assert headed.facts.class_names == ("a", "b", "c", "d")
+    assert headed.metadata.class_names == ("a", "b", "c", "d")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -299,9 +301,9 @@ def test_progress_reaches_the_total():
 def test_all_processes_call_the_model_equally_often(monkeypatch, broken):
     """Nine images in pairs over two processes: three batches and two."""
     calls = []
-    monkeypatch.setattr(evaluation.parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(evaluation.distributed, "world_size", lambda: 2)
     for rank in (0, 1):
-        monkeypatch.setattr(evaluation.parallel, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(evaluation.distributed, "rank", lambda rank=rank: rank)
         shapes = []
         calls.append(shapes)
         try:
@@ -323,7 +325,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path[:0] = sys.argv[1:]
 from test_evaluate import Grays, evaluate_grays
 from vitrail import DataError
-from vitrail.parallel import leave
+from vitrail.distributed import exit_process
 
 dist.init_process_group("gloo")
 dist.init_device_mesh("cpu", (2,))
@@ -339,7 +341,7 @@ except DataError as error:
 values = (got.samples, got.accuracy, got.confusion.tolist())
 print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, got.loss, flush=True)
 dist.destroy_process_group()
-leave(0)
+exit_process(0)
 """
 
 

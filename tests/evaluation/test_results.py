@@ -149,13 +149,13 @@ def test_processes_combine_to_the_result_of_one(monkeypatch):
         tuple: [torch.from_numpy(part.confusion.copy()) for part in parts],  # type: ignore
     }
 
-    def sum_over(tensor):
+    def all_reduce_sum(tensor):
         kind = float if tensor.dtype == torch.float64 else tuple if tensor.ndim == 2 else int
         return torch.stack(sums[kind]).sum(0)
 
     lists = [part.mistakes for part in parts]
-    monkeypatch.setattr(results, "sum_over", sum_over)
-    monkeypatch.setattr(results, "gather_objects", lambda value: lists)
+    monkeypatch.setattr(results, "all_reduce_sum", all_reduce_sum)
+    monkeypatch.setattr(results, "all_gather_object", lambda value: lists)
     parts[1].reduce()
     got, whole = parts[1].finish(NamedSource(), {}), evaluated()  # type: ignore
     assert (got.samples, got.accuracy, got.top5) == (whole.samples, whole.accuracy, whole.top5)

@@ -6,7 +6,7 @@ import torch
 
 import vitrail
 from tiny_runs import CLASSES, write_colors
-from vitrail import Facts, Preprocessing
+from vitrail import Metadata, Preprocessing
 from vitrail.data.sources import open_source
 from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
@@ -36,7 +36,7 @@ def modes(model):
 @pytest.mark.parametrize("name", CALLS)
 def test_inference_restores_training_mode(name, tmp_path):
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, depth=1, dropout=0.5)
-    model.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
+    model.metadata = Metadata(preprocessing=Preprocessing(size=(8, 8)), class_names=CLASSES)
     model.head.eval()  # a frozen submodule
     before, training = modes(model), []
     model.encoder.register_forward_hook(lambda module, *_: training.append(module.training))

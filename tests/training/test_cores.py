@@ -190,7 +190,7 @@ def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
 
 
 def test_processes_have_their_parts_already(two_threads, monkeypatch):
-    monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
+    monkeypatch.setattr("vitrail.distributed.world_size", lambda: 2)
     config, settings = configuration("ViT-Mu/4"), Settings()
     assert parts_for(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VisionTransformer, create
+from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VisionTransformer, create
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import normalize
 from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
@@ -24,7 +24,7 @@ def awake(config, seed=0, **facts):
         torch.nn.init.normal_(parameter, std=0.5)
     if facts:
         size = (config.image_size, config.image_size)
-        model.facts = Facts(**{"preprocessing": preset("google", size)} | facts)
+        model.metadata = Metadata(**{"preprocessing": preset("google", size)} | facts)
     return model
 
 

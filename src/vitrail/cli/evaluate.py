@@ -11,7 +11,7 @@ from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.words import cut, percent
+from vitrail.formatting import percent, truncate
 
 if TYPE_CHECKING:
     from vitrail.evaluation.results import EvaluationResult
@@ -80,16 +80,16 @@ class Evaluate(DataOptions):
     """Print one JSON object instead of text."""
 
     def run(self) -> None:
-        from vitrail import parallel
+        from vitrail import distributed
 
         try:
             self.evaluate()
         finally:
-            parallel.stop()
+            distributed.shutdown()
 
     def evaluate(self) -> None:
-        from vitrail import parallel
-        from vitrail.checkpoints.bundle import check_free
+        from vitrail import distributed
+        from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.evaluation.evaluate import evaluate
         from vitrail.prediction.engines import Guard
         from vitrail.prediction.predictor import Predictor
@@ -106,12 +106,12 @@ class Evaluate(DataOptions):
                     "pass the model it was exported from"
                 )
             here = self.save_temperature == Path(self.model)
-            check_free(
+            check_overwrite(
                 self.save_temperature,
                 overwrite=here,
-                instead="use another --save-temperature",
+                hint="use another --save-temperature",
             )
-        parallel.start(self.device)
+        distributed.init(self.device)
         guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
@@ -138,9 +138,9 @@ class Evaluate(DataOptions):
                 backend=self.backend,
                 strict=self.strict,
                 device=self.device,
-                progress=progress if parallel.is_first() else None,
+                progress=progress if distributed.is_main() else None,
             )
-        if not parallel.is_first():
+        if not distributed.is_main():
             return
         written = [str(path) for path in self.write(predictor, result)]
         if self.json:
@@ -166,7 +166,7 @@ class Evaluate(DataOptions):
         from vitrail.reports.evaluation import write_evaluation
 
         if self.out is not None:
-            source, _ = open_evaluation_split(self.data, self.split, predictor.facts)
+            source, _ = open_evaluation_split(self.data, self.split, predictor.metadata)
             facts = {"model": self.model, "data": self.data}
             if predictor.model is not None:
                 facts["architecture"] = name_of(predictor.model.config)
@@ -179,7 +179,7 @@ class Evaluate(DataOptions):
         """Write the model with its logits divided by the temperature."""
         from dataclasses import replace
 
-        from vitrail.checkpoints.heads import with_temperature
+        from vitrail.checkpoints.adapt import with_temperature
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import load_memory, memory_beside
 
@@ -246,4 +246,4 @@ def class_table(result: "EvaluationResult") -> Iterator[str]:
     yield f"{title:{width}}    images  precision   recall       F1"
     for c in shown:
         shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
-        yield f"{cut(c.name, width):{width}}  {c.support:>8,}  {shares}"
+        yield f"{truncate(c.name, width):{width}}  {c.support:>8,}  {shares}"

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.origin import Origin, from_provenance, holds_some
 from vitrail.data.samples import LabelSets, Sample, Samples, Source
 from vitrail.data.sources import ALL, fingerprint, judged_split, open_source
 from vitrail.data.splits import canonical
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.results import Predictions
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 HELD_OUT = ("val", "test")  # splits that models are commonly not trained on
 OPTIMISTIC = "the metrics are optimistic"
@@ -27,7 +27,7 @@ REAL_NUMBER = re.compile(r"val_(\d{8})\.")
 
 
 def open_evaluation_split(
-    data: Source | str | PathLike[str], split: str | None, facts: Facts
+    data: Source | str | PathLike[str], split: str | None, metadata: Metadata
 ) -> tuple[Source, list[str]]:
     """Open a split, with notes on the choice; a dataset used in training is split as it was then.
 
@@ -36,7 +36,7 @@ def open_evaluation_split(
     """
     if not isinstance(data, str | PathLike):
         return data, []
-    origin = from_provenance(facts.provenance)
+    origin = from_provenance(metadata.provenance)
     splits = origin.division(data)
     if split is None:
         stated = open_source(data, ALL).collection
@@ -76,8 +76,8 @@ def overlap_notes(
         )
     if taught := [name for name in origin.taught if name in source.classes]:
         yield (
-            f"the images used to teach {listed(taught, quoted=True)} are not recorded; if some of "
-            f"them are in this split, {OPTIMISTIC}"
+            f"the images used to teach {comma_list(taught, quoted=True)} are not recorded; if some "
+            f"of them are in this split, {OPTIMISTIC}"
         )
 
 
@@ -141,22 +141,22 @@ def match_classes(
         if outputs != len(classes):
             raise ConfigError(
                 f"class mismatch: the model has {outputs:,} classes and the dataset "
-                f"{len(classes):,}: {listed(classes, quoted=True)}; expected the same classes"
+                f"{len(classes):,}: {comma_list(classes, quoted=True)}; expected the same classes"
             )
         why = "the class names differ" if names else "the model has no class names"
         return ClassMatch(source, None, [f"classes matched by order: {why}"])
     places = {name: place for place, name in enumerate(names)}
     unknown = [name for name in classes if name not in places]
-    own = listed(names, quoted=True)
+    own = comma_list(names, quoted=True)
     if len(unknown) == len(classes):
         raise ConfigError(
-            f"class mismatch: the model has {own} and the dataset {listed(classes, quoted=True)}; "
-            "if these are the same classes in the same order, use --by-order (Python: "
-            "by_order=True)"
+            f"class mismatch: the model has {own} and the dataset "
+            f"{comma_list(classes, quoted=True)}; if these are the same classes in the same order, "
+            "use --by-order (Python: by_order=True)"
         )
     if unknown:
         raise ConfigError(
-            f"classes unknown to the model: {listed(unknown, quoted=True)}; it has {own}"
+            f"classes unknown to the model: {comma_list(unknown, quoted=True)}; it has {own}"
         )
     numbers = [places[name] for name in classes]
     if tuple(names) == tuple(classes):

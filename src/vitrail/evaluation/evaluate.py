@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
@@ -53,7 +53,7 @@ class Runner:
     """Anything that returns logits: a model, or another engine."""
 
     run: Callable[[Tensor], Tensor]  # normalized images (B, C, H, W) → (B, K)
-    facts: Facts
+    metadata: Metadata
     num_classes: int
     channels: int
     device: torch.device
@@ -89,26 +89,26 @@ def evaluate(
     the dataset; `by_order` matches classes by order instead of by name. `real` is a file of
     ImageNet-ReaL labels. Under torchrun, the processes share the work and return the same result.
     """
-    where = parallel.start(device)
+    where = distributed.init(device)
     if isinstance(model, Runner):
         runner = model
     else:
         model = model if isinstance(model, nn.Module) else load(model).to(where)
         runner = Runner(
             run=model,
-            facts=facts_of(model),
+            metadata=get_metadata(model),
             num_classes=model.config.num_classes,
             channels=model.config.channels,
             device=next(model.parameters()).device,
         )
-    facts = runner.facts
-    source, notes = open_evaluation_split(data, split, facts)
+    metadata = runner.metadata
+    source, notes = open_evaluation_split(data, split, metadata)
     real_labels = None if real is None else read_real_labels(Path(real))
     match = match_classes(
-        facts.class_names, runner.num_classes, source, restrict=restrict, by_order=by_order
+        metadata.class_names, runner.num_classes, source, restrict=restrict, by_order=by_order
     )
     source = match.source
-    if source.multi_label or facts.multi_label:
+    if source.multi_label or metadata.multi_label:
         loss = "sigmoid"
     views, columns, outputs = Views(flip=flip, crops=crops), match.columns, Outputs(len(source))
     with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
@@ -116,11 +116,11 @@ def evaluate(
             average_views(
                 runner.run if columns is None else lambda images: runner.run(images)[:, columns],
                 views,
-                facts.preprocessing.size,
+                metadata.preprocessing.size,
                 loss,
             ),
             source,
-            views.enlarged(facts.preprocessing),
+            views.enlarged(metadata.preprocessing),
             outputs.add,
             channels=runner.channels,
             batch_size=batch_size,
@@ -207,8 +207,8 @@ def run_inference(
     order = EvaluationOrder(
         samples=len(source),
         batch_size=batch_size,
-        rank=parallel.rank(),
-        world_size=parallel.world_size(),
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
     )
     transform = EvaluationTransform(preprocessing=preprocessing, channels=channels, backend=backend)
     loader = Loader(source, transform, order, workers=workers, strict=strict)
@@ -228,10 +228,10 @@ def run_inference(
             empty = torch.zeros(1, channels, *preprocessing.size, device=device)
             for _ in range(calls, len(replace(order, rank=0))):
                 predict(empty)
-    for error in parallel.gather_objects(problem):  # all processes raise the same error
+    for error in distributed.all_gather_object(problem):  # all processes raise the same error
         if error is not None:
             raise error
-    parts = parallel.gather_objects(loader.skipped)
+    parts = distributed.all_gather_object(loader.skipped)
     return {name: reason for part in parts for name, reason in part.items()}
 
 
@@ -253,10 +253,10 @@ class Outputs:
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Outputs (N, D) of all processes, and their indices (N,)."""
-        if parallel.several():
+        if distributed.is_distributed():
             mine = np.flatnonzero(self.filled)
             rows = None if self.values is None else self.values[mine]
-            for indices, values in parallel.gather_objects((mine, rows)):
+            for indices, values in distributed.all_gather_object((mine, rows)):
                 if values is not None:
                     self.put(indices, values)
         indices = np.flatnonzero(self.filled)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.samples import Label, Source
+from vitrail.distributed import all_gather_object, all_reduce_sum
 from vitrail.errors import DataError
 from vitrail.evaluation.metrics import COVERAGE, LossKind, SampleScores, score_samples
-from vitrail.parallel import gather_objects, sum_over
 
 MAX_MISTAKES = 24  # kept, and shown on a page
 MAX_CONFUSION_CLASSES = 1000  # larger confusion matrices are not kept: 8 MB
@@ -243,11 +243,13 @@ class ResultAccumulator:
 
     def reduce(self) -> None:
         """Combine all processes; each gets the same values."""
-        self.counts = sum_over(torch.from_numpy(self.counts)).cpu().numpy()
-        self.total_loss = float(sum_over(torch.tensor([self.total_loss], dtype=torch.float64)))
+        self.counts = all_reduce_sum(torch.from_numpy(self.counts)).cpu().numpy()
+        self.total_loss = float(
+            all_reduce_sum(torch.tensor([self.total_loss], dtype=torch.float64))
+        )
         if self.confusion is not None:
-            self.confusion = sum_over(torch.from_numpy(self.confusion)).cpu().numpy()
-        gathered = gather_objects(self.mistakes)
+            self.confusion = all_reduce_sum(torch.from_numpy(self.confusion)).cpu().numpy()
+        gathered = all_gather_object(self.mistakes)
         self.mistakes = most_confident([mistake for part in gathered for mistake in part])
 
     def finish(self, source: Source, skipped: dict[str, str]) -> EvaluationResult:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.rules import unwrapped
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.rules import unwrap_model
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
@@ -26,7 +26,7 @@ Outputs = dict[str, Tensor]  # logits and features
 
 def ready(model: Model) -> Model:
     """The model as it is exported: for answers and not for training, float32, on the CPU."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     if getattr(model, "merge", 0):
         raise ConfigError("token merging has no place in an export; set merge to 0 for it")
     if next(model.parameters()).is_meta:
@@ -34,8 +34,8 @@ def ready(model: Model) -> Model:
     plain = all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters())
     if plain and not model.training:
         return model
-    facts, model = model.facts, copy.deepcopy(model).to("cpu", torch.float32).eval()
-    model.facts = facts
+    metadata, model = model.metadata, copy.deepcopy(model).to("cpu", torch.float32).eval()
+    model.metadata = metadata
     return model
 
 
@@ -104,7 +104,7 @@ def check_same(model: Model, session: Any, tolerance: float = TOLERANCE) -> floa
 def check_same_pixels(model: Model, session: Any, tolerance: float = TOLERANCE) -> float:
     """The same for a file that prepares pictures itself; `tolerance` is for those that have the
     right size already."""
-    how = facts_of(model).preprocessing
+    how = get_metadata(model).preprocessing
     target = how.resize_to or how.size
     if how.resize == "short-side":
         target = (min(target), min(target))

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitrail.data.files import write_whole
 from vitrail.data.thumbnails import inline_smallest
+from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
 from vitrail.inspection.drawing import filter_sheet, mixing_sheet, position_sheet
@@ -22,7 +23,6 @@ from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles
 from vitrail.inspection.gallery import with_words
 from vitrail.reports.html import page as render_page
 from vitrail.reports.html import prose
-from vitrail.words import percent
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;

@@ -14,6 +14,7 @@ from html import escape
 
 import numpy as np
 
+from vitrail.formatting import percent
 from vitrail.inspection.findings import Scatter
 from vitrail.reports.svg import (
     BOLD,
@@ -30,7 +31,6 @@ from vitrail.reports.svg import (
     ticks,
     tidy,
 )
-from vitrail.words import percent
 
 STYLE = """
 :root { --tone: 40%; } @media (prefers-color-scheme: dark) { :root { --tone: 68%; } }

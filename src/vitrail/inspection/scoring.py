@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.findings import Curves, Trust
 from vitrail.inspection.layers import at_once, lag
@@ -93,7 +93,7 @@ def fading(model: Model, image: Tensor, turns: Tensor, asked: Tensor, shown: Ten
     for counts in shown.split(together):
         best = (turns < counts[:, None, None])[:, None]  # (s, 1, H, W)
         both = torch.cat([image.where(best, blurry), plain.where(best, image)])
-        sure = facts_of(model).probabilities(model(both))[:, asked]
+        sure = get_metadata(model).probabilities(model(both))[:, asked]
         parts.append(sure.double().cpu().unflatten(0, (2, -1)))
     return torch.cat(parts, dim=1)
 

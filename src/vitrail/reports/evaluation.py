@@ -27,11 +27,11 @@ from vitrail.evaluation.results import (
     EvaluationResult,
     Mistake,
 )
+from vitrail.formatting import ABSENT, percent
 from vitrail.reports import figures
 from vitrail.reports.figures import inline_svg
 from vitrail.reports.html import NBSP, interval, render
 from vitrail.reports.svg import tidy
-from vitrail.words import ABSENT, percent
 
 TILES = {  # estimate → name and explanation on the page
     "accuracy": ("top-1 accuracy", ""),

@@ -24,7 +24,7 @@ import numpy as np
 from vitrail.data.files import whole_or_absent, write_whole
 from vitrail.evaluation.metrics import COVERAGE, most_confused
 from vitrail.evaluation.results import Calibration, SelectiveAccuracy
-from vitrail.words import cut, percent
+from vitrail.formatting import percent, truncate
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -142,7 +142,7 @@ def confusion_matrix(confusion: np.ndarray, names: Sequence[str]) -> Any:
         counts, shares = confusion[np.ix_(shown, shown)], shares[np.ix_(shown, shown)]
         names = [printable(names[number]) for number in shown.tolist()]
         classes, named = len(shown), len(shown) <= MAX_NAMED
-        short = [cut(name, MAX_NAME) for name in names]
+        short = [truncate(name, MAX_NAME) for name in names]
         longest = max(map(len, short))
         cell = CELL if named else 8
         left = 30 + 7 * longest if named else 20

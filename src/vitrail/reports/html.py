@@ -13,9 +13,9 @@ from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from vitrail.formatting import ABSENT, percent
 from vitrail.reports.figures import DARK, LIGHT
 from vitrail.reports.svg import tidy
-from vitrail.words import ABSENT, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -13,10 +13,10 @@ from vitrail.data.files import write_whole
 from vitrail.data.samples import Source
 from vitrail.evaluation.bootstrap import wilson_interval
 from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult
+from vitrail.formatting import duration, percent
 from vitrail.reports.evaluation import confusion_section, mistake_figures
 from vitrail.reports.html import NBSP, interval, render
 from vitrail.reports.svg import Point, Series, line_chart
-from vitrail.words import duration, percent
 
 HEADLINES = ("time", "parameters")  # facts shown as large as the accuracy
 LOG_RATIO = 30  # largest loss to smallest from which on the axis is logarithmic

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vitrail.words import percent as as_percent
+from vitrail.formatting import percent as as_percent
 
 COLORS = 5
 MAX_POINTS = 240  # of a line; more are averaged

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model
@@ -83,7 +83,7 @@ PREDICTIONS: dict[Prediction, Colors | Pixels] = {
 class MaskedPatches(nn.Module):
     """How wrongly the model fills in corrupted patches. `model` needs no head, and none learns.
 
-    How to read colors from normalized pictures is told by the model's facts.
+    How to read colors from normalized pictures is told by the model's metadata.
     """
 
     def __init__(self, model: Model, settings: MaskedSettings, seed: int = 0) -> None:
@@ -92,7 +92,7 @@ class MaskedPatches(nn.Module):
         config = model.config
         self.model = model
         self.share = settings.share
-        self.preprocessing = facts_of(model).preprocessing
+        self.preprocessing = get_metadata(model).preprocessing
         self.prediction = PREDICTIONS[settings.predict]
         rng = torch.Generator().manual_seed(seed)
         self.mask = nn.Parameter(torch.empty(config.width).normal_(std=START_STD, generator=rng))

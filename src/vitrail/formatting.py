@@ -1,29 +1,29 @@
-"""How numbers, times, bytes and names are written for people, everywhere alike."""
+"""Format numbers, durations, sizes and lists for messages and reports."""
 
 import math
 from collections.abc import Sequence
 
 MIB, GIB = 2**20, 2**30
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-ABSENT = "—"  # a number that cannot be given
+ABSENT = "—"  # for a value that is not available
 
 
 def percent(share: float | None) -> str:
-    """`98.3 %`, and `100 %` only where nothing is missing; a dash for what is no number."""
+    """`98.3 %`; `100 %` only for exactly 1, a dash for None, NaN and infinity."""
     if share is None or not math.isfinite(share):
         return ABSENT
     text = f"{100 * share:.1f}"
     return f"{100 if share == 1 else min(text, '99.9', key=float)} %"
 
 
-def listed(names: Sequence[str], most: int = 5, *, quoted: bool = False) -> str:
-    """`a, b, c`, or the first of them and how many more."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(repr if quoted else str, names[:most])) + more
+def comma_list(names: Sequence[str], limit: int = 5, *, quoted: bool = False) -> str:
+    """`a, b, c`, shortened to `limit` names: `a, b, c and 7 more`."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(map(repr if quoted else str, names[:limit])) + more
 
 
-def cut(text: str, width: int) -> str:
-    """The text, or as much of it as there is room for, and `…`."""
+def truncate(text: str, width: int) -> str:
+    """Shorten a text to `width` characters, ending in `…`."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
@@ -36,8 +36,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def size(count: float) -> str:
-    """`785 KiB`, `2.1 MiB`, `1.25 GiB`: so many bytes."""
+def byte_size(count: float) -> str:
+    """`785 KiB`, `2.1 MiB`, `1.25 GiB`."""
     unit = 0
     while count >= 1024 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -45,5 +45,5 @@ def size(count: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that matter, and all of a large one: `0.0312`, `45.6`, `1,234`."""
+    """Three significant digits, or all digits of a large number: `0.0312`, `45.6`, `1,234`."""
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -1,4 +1,4 @@
-"""transformers' names and settings: every spelling of them, both ways, without transformers."""
+"""transformers' names and settings in both directions, without transformers."""
 
 import json
 import re
@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, load_by, same_weights
+from small_models import FAMILIES, VIT, load_with, random_model, same_weights
 
-from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VitConfig
+from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
-from vitrail.checkpoints.files import Entry, Weights
-from vitrail.checkpoints.huggingface_processor import cannot_prepare
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
@@ -40,11 +40,11 @@ DINO_NAMES = {
 
 CANNOT = {
     "mean",
-    "attention pool",
+    "attention pooling",
     "representation",
     "distilled",
     "registers",
-    "sines",
+    "sincos",
     "relative",
     "2-D at every layer",
     "conv stem",
@@ -53,21 +53,23 @@ CANNOT = {
 }
 
 
-def weights_of(model, beside):
-    """What a file of this model holds, with the settings beside it."""
-    tensors = write(model, huggingface.rules(model.config))
-    return Weights({n: Entry(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, beside)
+def weights_of(model, stated):
+    """The model as a checkpoint with these settings."""
+    tensors = write(model, huggingface.VIT.rules(model.config))
+    return Checkpoint(
+        {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}, stated
+    )
 
 
 def config_json(config, names=()):
-    """config.json as it comes out of a file."""
-    facts = Facts(preprocessing=preset("transformers", (8, 8)), class_names=names)
-    return json.loads(json.dumps(huggingface.companions(config, facts)["config.json"]))
+    """config.json after a JSON round trip."""
+    metadata = Metadata(preprocessing=preset("transformers", (8, 8)), class_names=names)
+    return json.loads(json.dumps(huggingface.VIT.json_files(config, metadata)["config.json"]))
 
 
 def renamed(weights, change):
-    return Weights(
-        {change(name): entry for name, entry in weights.entries.items()}, weights.settings
+    return Checkpoint(
+        {change(name): entry for name, entry in weights.tensors.items()}, weights.settings
     )
 
 
@@ -81,7 +83,7 @@ def replacing(table):
 
 
 def load(weights):
-    return load_by(huggingface, weights)
+    return load_with(huggingface.FORMAT, weights)
 
 
 @st.composite
@@ -109,8 +111,8 @@ def configs(draw):
 
 @given(config=configs(), new=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_what_is_written_is_read_back(config, new):
-    model = awake(config)
+def test_round_trip_of_random_configs(config, new):
+    model = random_model(config)
     weights = weights_of(model, config_json(config))
     if new:
         weights = renamed(weights, replacing(NEW_NAMES))
@@ -120,80 +122,80 @@ def test_what_is_written_is_read_back(config, new):
     assert again.config.numerics.gelu == config.numerics.gelu
     assert again.config.numerics.norm_eps == config.numerics.norm_eps
     assert same_weights(again, model)
-    assert huggingface.cannot(config) == []
+    assert huggingface.VIT.unsupported(config) == []
 
 
-def test_a_bare_file_is_described_by_its_shapes():
-    model = awake(THEIRS)
+def test_config_is_inferred_from_shapes():
+    model = random_model(THEIRS)
     assert load(weights_of(model, {"heads": 2})).config == THEIRS
     with pytest.raises(CheckpointError, match="heads"):
         load(weights_of(model, {}))
-    usual = awake(THEIRS.change(width=128, heads=2))
+    usual = random_model(THEIRS.change(width=128, heads=2))
     assert load(weights_of(usual, {})).config == usual.config
 
 
 @pytest.mark.parametrize("representation", [0, 5])
 @pytest.mark.parametrize("prefix", ["", "vit."])
-def test_a_model_without_a_classifier_has_its_pooler_as_representation(representation, prefix):
-    model = awake(THEIRS.change(num_classes=0, representation=representation))
+def test_pooler_becomes_representation(representation, prefix):
+    model = random_model(THEIRS.change(num_classes=0, representation=representation))
     weights = weights_of(model, config_json(model.config))
-    assert not any(name.startswith("vit.") for name in weights.entries)
+    assert not any(name.startswith("vit.") for name in weights.tensors)
     again = load(renamed(weights, lambda name: prefix + name))
     assert again.config == model.config
     assert same_weights(again, model)
 
 
-def test_what_no_model_needs_is_left_out_and_why_is_told():
-    weights = weights_of(awake(THEIRS), config_json(THEIRS))
+def test_pre_training_tensors_are_skipped():
+    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
     for name in ("vit.embeddings.mask_token", "decoder.0.weight", "vit.pooler.dense.bias"):
-        weights.entries[name] = Entry((8,), lambda: torch.zeros(8))
-    tidied = huggingface.tidy(weights)
-    assert tidied.left_out == {
-        "vit.embeddings.mask_token": "stands for hidden patches, in pre-training only",
-        "decoder.0.weight": "paints hidden patches, in pre-training only",
-        "vit.pooler.dense.bias": "transformers' classifier does not read it",
+        weights.tensors[name] = LazyTensor((8,), lambda: torch.zeros(8))
+    normalized = huggingface.normalize(weights)
+    assert normalized.skipped == {
+        "vit.embeddings.mask_token": "only used in pre-training",
+        "decoder.0.weight": "pre-training decoder",
+        "vit.pooler.dense.bias": "not used by transformers' classifier",
     }
-    assert same_weights(load(weights), awake(THEIRS))
+    assert same_weights(load(weights), random_model(THEIRS))
 
 
-def test_any_other_tensor_is_an_error():
-    weights = weights_of(awake(THEIRS), config_json(THEIRS))
-    weights.entries["vit.embeddings.surprise"] = Entry((8,), lambda: torch.zeros(8))
-    with pytest.raises(CheckpointError, match=r"no place for vit\.embeddings\.surprise"):
+def test_unexpected_tensor_raises():
+    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
+    weights.tensors["vit.embeddings.surprise"] = LazyTensor((8,), lambda: torch.zeros(8))
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: vit\.embeddings\.surprise"):
         load(weights)
 
 
-def test_a_tensor_under_two_names_is_an_error():
-    weights = weights_of(awake(THEIRS), config_json(THEIRS))
-    weights.entries.update(renamed(weights, replacing(NEW_NAMES)).entries)
-    with pytest.raises(CheckpointError, match="twice"):
+def test_duplicate_tensor_raises():
+    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
+    weights.tensors.update(renamed(weights, replacing(NEW_NAMES)).tensors)
+    with pytest.raises(CheckpointError, match="duplicate tensors"):
         load(weights)
 
 
-def test_deit_keeps_its_second_head():
-    model = awake(THEIRS.change(distillation=True))
-    beside = config_json(THEIRS) | {"model_type": "deit"}
+def test_deit_distillation_head():
+    model = random_model(THEIRS.change(distillation=True))
+    stated = config_json(THEIRS) | {"model_type": "deit"}
     names = {"vit.": "deit."}
-    weights = renamed(weights_of(model, beside), replacing(names))
+    weights = renamed(weights_of(model, stated), replacing(names))
     weights = renamed(weights, lambda name: re.sub(r"^classifier", "cls_classifier", name))
-    assert "cls_classifier.weight" in weights.entries
+    assert "cls_classifier.weight" in weights.tensors
     again = load(weights)
     assert again.config == model.config
     assert same_weights(again, model)
 
 
 @pytest.mark.parametrize("classes", [0, 3])
-def test_a_distillation_token_without_a_head_is_a_register_that_knows_its_position(classes):
-    model = awake(THEIRS.change(num_classes=classes, registers=1))
+def test_headless_distillation_token_becomes_a_register(classes):
+    model = random_model(THEIRS.change(num_classes=classes, registers=1))
     weights = weights_of(model, config_json(THEIRS) | {"model_type": "deit"})
     start = "vit." if classes else ""
     token = torch.randn(1, 1, 8)
     where = model.registers.detach()[None] - token
     table = model.position.table.detach()[None]
     table = torch.cat([table[:, :1], where, table[:, 1:]], dim=1)
-    del weights.entries[f"{start}embeddings.register_tokens"]
+    del weights.tensors[f"{start}embeddings.register_tokens"]
     for name, value in (("distillation_token", token), ("position_embeddings", table)):
-        weights.entries[f"{start}embeddings.{name}"] = Entry(
+        weights.tensors[f"{start}embeddings.{name}"] = LazyTensor(
             tuple(value.shape), lambda value=value: value
         )
     again = load(weights)
@@ -204,62 +206,64 @@ def test_a_distillation_token_without_a_head_is_a_register_that_knows_its_positi
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @pytest.mark.parametrize("registers", [0, 2])
-def test_dinov2_is_read(mlp, registers):
+def test_dinov2(mlp, registers):
     config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp=mlp, registers=registers)
     config = config.change(numerics=replace(config.numerics, norm_eps=1e-6))
-    model = awake(config)
+    model = random_model(config)
     weights = renamed(weights_of(model, {"heads": 2}), replacing(DINO_NAMES))
-    assert "encoder.layer.0.norm1.weight" in weights.entries
+    assert "encoder.layer.0.norm1.weight" in weights.tensors
     again = load(weights)
     assert again.config == config
     assert same_weights(again, model)
-    assert huggingface.cannot(config)
+    assert huggingface.VIT.unsupported(config)
 
 
-def test_gates_that_are_split_in_memory_are_joined():
+def test_split_gates_are_joined():
     config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp="swiglu")
-    weights = weights_of(awake(config), {"heads": 2})
-    for name in [name for name in weights.entries if "weights_in" in name]:
-        whole = weights.entries.pop(name).read()
+    weights = weights_of(random_model(config), {"heads": 2})
+    for name in [name for name in weights.tensors if "weights_in" in name]:
+        whole = weights.tensors.pop(name).read()
         for part, value in zip(("gate_proj", "up_proj"), whole.chunk(2), strict=True):
-            weights.entries[name.replace("weights_in", part)] = Entry(
+            weights.tensors[name.replace("weights_in", part)] = LazyTensor(
                 tuple(value.shape), lambda value=value: value
             )
     names = {"weights_out": "down_proj"}
-    assert same_weights(load(renamed(weights, replacing(names))), awake(config))
-    lonely = weights.entries.pop("encoder.layer.0.mlp.gate_proj.weight")
-    assert lonely.shape == (16, 8)
+    assert same_weights(load(renamed(weights, replacing(names))), random_model(config))
+    gate = weights.tensors.pop("encoder.layer.0.mlp.gate_proj.weight")
+    assert gate.shape == (16, 8)
     with pytest.raises(CheckpointError):
         load(renamed(weights, replacing(names)))
 
 
-def test_dinov2s_classifier_is_refused():
-    model = awake(THEIRS.change(layer_scale=1.0))
+def test_dinov2_classifier_raises():
+    model = random_model(THEIRS.change(layer_scale=1.0))
     weights = weights_of(model, {"heads": 2})
-    weights.entries["classifier.weight"] = Entry((3, 16), lambda: torch.zeros(3, 16))
-    with pytest.raises(CheckpointError, match="side by side"):
+    weights.tensors["classifier.weight"] = LazyTensor((3, 16), lambda: torch.zeros(3, 16))
+    with pytest.raises(CheckpointError, match="concatenated class token"):
         load(weights)
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "swin", 7, ["vit"]])
-def test_another_model_is_refused_by_its_name(kind):
-    weights = Weights({}, {"model_type": kind})
+def test_unsupported_model_type_raises(kind):
+    weights = Checkpoint({}, {"model_type": kind})
     with pytest.raises(CheckpointError, match=re.escape(f"model_type={kind!r}")):
-        huggingface.tidy(weights)
+        huggingface.normalize(weights)
 
 
-def test_other_formats_are_left_alone():
-    for beside in ({}, {"architecture": "vit_base_patch16_224"}, {"model_type": "timm_wrapper"}):
-        weights = Weights({"patch_embed.proj.weight": Entry((8, 3, 4, 4), torch.empty)}, beside)
-        assert huggingface.tidy(weights) is weights
-        assert not huggingface.recognizes(weights.entries)
+def test_normalize_ignores_other_formats():
+    for stated in ({}, {"architecture": "vit_base_patch16_224"}, {"model_type": "timm_wrapper"}):
+        weights = Checkpoint(
+            {"patch_embed.proj.weight": LazyTensor((8, 3, 4, 4), torch.empty)}, stated
+        )
+        assert huggingface.normalize(weights) is weights
+        assert not huggingface.VIT.matches(weights.tensors)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("hidden_size", 16, "hidden_size=16; the weights say 8"),
-        ("num_hidden_layers", 10**12, "the weights say 2"),
+        ("hidden_size", 16, "hidden_size=16, the weights have 8"),
+        ("num_hidden_layers", 10**12, "the weights have 2"),
         ("num_attention_heads", 3, "does not split"),
         ("num_attention_heads", "two", "integer"),
         ("intermediate_size", 17, "intermediate_size=17"),
@@ -279,46 +283,46 @@ def test_other_formats_are_left_alone():
         ("hidden_dropout_prob", 2, "probability"),
     ],
 )
-def test_settings_that_do_not_belong_to_the_weights_are_refused(name, value, message):
-    weights = weights_of(awake(THEIRS), config_json(THEIRS) | {name: value})
+def test_contradicting_config_json_raises(name, value, message):
+    weights = weights_of(random_model(THEIRS), config_json(THEIRS) | {name: value})
     with pytest.raises((CheckpointError, ConfigError), match=re.escape(message)):
         load(weights)
 
 
-def test_only_a_pooler_with_tanh_is_a_representation_layer():
-    model = awake(THEIRS.change(num_classes=0, representation=5))
+def test_pooler_without_tanh_raises():
+    model = random_model(THEIRS.change(num_classes=0, representation=5))
     weights = weights_of(model, config_json(model.config) | {"pooler_act": "relu"})
     with pytest.raises(CheckpointError, match="tanh"):
         load(weights)
 
 
 @pytest.mark.parametrize("act", ["gelu_new", "gelu_fast", "gelu_pytorch_tanh"])
-def test_every_name_of_the_tanh_gelu_is_known(act):
-    weights = weights_of(awake(THEIRS), config_json(THEIRS) | {"hidden_act": act})
+def test_tanh_gelu_names(act):
+    weights = weights_of(random_model(THEIRS), config_json(THEIRS) | {"hidden_act": act})
     assert load(weights).config.numerics.gelu == "tanh"
 
 
-def test_a_grid_that_is_not_square_needs_the_settings():
-    model = awake(THEIRS.change(image_size=(8, 12)))
+def test_non_square_grid_needs_config_json():
+    model = random_model(THEIRS.change(image_size=(8, 12)))
     assert load(weights_of(model, config_json(model.config))).config == model.config
-    with pytest.raises(CheckpointError, match="6 patches"):
+    with pytest.raises(CheckpointError, match="6 patch positions"):
         load(weights_of(model, {"heads": 2}))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_cannot_be_said_is_known_before_writing(name):
+def test_unsupported_covers_every_family(name):
     config = FAMILIES[name]
     if isinstance(config, VitConfig):
-        assert bool(huggingface.cannot(config)) == (name in CANNOT)
+        assert bool(huggingface.VIT.unsupported(config)) == (name in CANNOT)
         if name not in CANNOT:
-            again = load(weights_of(awake(config), config_json(config)))
-            assert same_weights(again, awake(config))
+            again = load(weights_of(random_model(config), config_json(config)))
+            assert same_weights(again, random_model(config))
 
 
-def facts_again(facts, config=THEIRS):
-    files = json.loads(json.dumps(huggingface.companions(config, facts)))
-    beside = files["config.json"] | {PROCESSOR: files[PROCESSOR]}
-    return huggingface.read_facts(beside, config)
+def metadata_again(metadata, config=THEIRS):
+    files = json.loads(json.dumps(huggingface.VIT.json_files(config, metadata)))
+    stated = files["config.json"] | {PROCESSOR: files[PROCESSOR]}
+    return huggingface.read_metadata(stated, config)
 
 
 @pytest.mark.parametrize(
@@ -332,43 +336,45 @@ def facts_again(facts, config=THEIRS):
     ],
     ids=str,
 )
-def test_preprocessing_survives(how):
-    assert cannot_prepare(how) == []
-    assert facts_again(Facts(preprocessing=how)) == Facts(preprocessing=how)
+def test_preprocessing_round_trip(how):
+    assert unsupported_preprocessing(how) == []
+    assert metadata_again(Metadata(preprocessing=how)) == Metadata(preprocessing=how)
 
 
-def test_what_a_processor_cannot_say_is_told():
-    told = cannot_prepare(preset("google", (8, 8))) + cannot_prepare(preset("big_vision", (8, 12)))
-    assert told == [
-        "resizing without antialiasing",
-        "the interpolation 'area'",
+def test_unsupported_preprocessing():
+    unsupported = unsupported_preprocessing(preset("google", (8, 8))) + unsupported_preprocessing(
+        preset("big_vision", (8, 12))
+    )
+    assert unsupported == [
+        "antialias=False",
+        "interpolation='area'",
         "a short side of 9 or 13 pixels",
     ]
 
 
-def test_class_names_survive_and_placeholders_are_no_names():
+def test_class_names_round_trip_without_placeholders():
     how = preset("transformers", (8, 8))
-    named = Facts(preprocessing=how, class_names=("cat", "dog", "owl"))
-    assert facts_again(named) == named
-    assert facts_again(Facts(preprocessing=how)).class_names == ()
+    named = Metadata(preprocessing=how, class_names=("cat", "dog", "owl"))
+    assert metadata_again(named) == named
+    assert metadata_again(Metadata(preprocessing=how)).class_names == ()
     assert config_json(THEIRS)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
-    bare = huggingface.read_facts({"model_type": "vit", "id2label": {"0": "cat"}}, THEIRS)
+    bare = huggingface.read_metadata({"model_type": "vit", "id2label": {"0": "cat"}}, THEIRS)
     assert bare is not None
     assert bare.class_names == ()
 
 
-def test_a_bare_file_says_nothing_of_preprocessing():
-    assert huggingface.read_facts({}, THEIRS) is None
-    assert huggingface.read_facts({"format": "pt", "heads": 2}, THEIRS) is None
+def test_bare_file_has_no_metadata():
+    assert huggingface.read_metadata({}, THEIRS) is None
+    assert huggingface.read_metadata({"format": "pt", "heads": 2}, THEIRS) is None
 
 
 def processed(**values):
-    facts = huggingface.read_facts({PROCESSOR: values}, THEIRS)
-    assert facts is not None
-    return facts.preprocessing
+    metadata = huggingface.read_metadata({PROCESSOR: values}, THEIRS)
+    assert metadata is not None
+    return metadata.preprocessing
 
 
-def test_older_processors_are_understood():
+def test_processor_variants():
     assert processed(size=224, resample=2, image_mean=[0.5] * 3, image_std=[0.5] * 3) == preset(
         "transformers", (224, 224)
     )
@@ -397,6 +403,6 @@ def test_older_processors_are_understood():
     ],
     ids=str,
 )
-def test_a_processor_that_makes_no_sense_is_refused(values):
+def test_invalid_processor_raises(values):
     with pytest.raises((CheckpointError, ConfigError)):
         processed(**values)

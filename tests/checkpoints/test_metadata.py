@@ -1,15 +1,27 @@
-"""The preprocessing of each kind of checkpoint, and whether loading says where it comes from."""
+"""Metadata: preparing images, and the preprocessing of each kind of checkpoint."""
 
+import io
 import json
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
-from small_models import FAMILIES, VIT, awake
+from PIL import Image
+from small_models import FAMILIES, VIT, random_model
 
-from vitrail import CheckpointError, ConfigError, Preprocessing, load, save
+import vitrail
+from vitrail import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Metadata,
+    Preprocessing,
+    load,
+    save,
+)
 from vitrail.checkpoints.convert import convert
-from vitrail.checkpoints.formats import table_for
+from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
 from vitrail.cli import main
 from vitrail.data.preprocessing import PRESETS, Preset, preset
@@ -23,8 +35,8 @@ OWN = Preprocessing(size=(8, 8), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
 
 
 def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"):
-    """A file of weights alone, with names changed, tensors added, or inside a training state."""
-    tensors = write(awake(config), table_for(config, format).rules(config))
+    """Write bare weights: renamed, with extra tensors, or inside a training checkpoint."""
+    tensors = write(random_model(config), table_for(config, format).rules(config))
     if rename:
         tensors = {rename(name): tensor for name, tensor in tensors.items()}
     tensors |= {name: torch.zeros(1, 1, 8) for name in extra}
@@ -33,7 +45,7 @@ def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, n
 
 
 def timm_folder(folder, drop=()):
-    save(awake(TIMM), folder / "timm", "timm", preprocessing=OWN)
+    save(random_model(TIMM), folder / "timm", "timm", preprocessing=OWN)
     settings = json.loads((folder / "timm" / "config.json").read_text())
     for key in drop:
         del settings["pretrained_cfg"][key]
@@ -42,7 +54,7 @@ def timm_folder(folder, drop=()):
 
 
 def hf_folder(folder, *, processor=True, model_type="vit", name="hf"):
-    save(awake(HF), folder / name, "huggingface", preprocessing=OWN)
+    save(random_model(HF), folder / name, "huggingface", preprocessing=OWN)
     settings = json.loads((folder / name / "config.json").read_text()) | {"model_type": model_type}
     (folder / name / "config.json").write_text(json.dumps(settings))
     if not processor:
@@ -52,12 +64,12 @@ def hf_folder(folder, *, processor=True, model_type="vit", name="hf"):
 
 def google(folder, family):
     numerics = "big_transfer" if family == "bit" else "google"
-    save(awake(FAMILIES[family].change(numerics=numerics)), folder / "model.npz", "google")
+    save(random_model(FAMILIES[family].change(numerics=numerics)), folder / "model.npz", "google")
     return folder / "model.npz"
 
 
 def our_file(folder, name, format="timm"):
-    save(awake(TIMM), folder / name, format, preprocessing=OWN)
+    save(random_model(TIMM), folder / name, format, preprocessing=OWN)
     return folder / name
 
 
@@ -65,7 +77,7 @@ def dinov2_names(name):
     return name.replace("reg_token", "register_tokens")
 
 
-ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
+ORIGINS = {  # how a checkpoint is made, its preprocessing, the line that is logged
     "timm, config.json": (timm_folder, OWN, ""),
     "timm, no mean in config.json": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
     "timm, weights alone": (lambda f: bare(f, TIMM), "timm", "warning"),
@@ -211,94 +223,145 @@ ORIGINS = {  # how a checkpoint is made, its preprocessing, what is said
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_preprocessing_follows_from_the_origin(tmp_path, origin):
+def test_preprocessing_of_every_origin(tmp_path, origin):
     make, expected, said = ORIGINS[origin]
     path, lines = make(tmp_path), []
-    model = load(path, tell=lines.append)
+    model = load(path, log=lines.append)
     size = model.config.image_size
     if isinstance(expected, str):
         expected = preset(expected, (size, size) if isinstance(size, int) else size)
     if expected is not None:
-        assert model.facts.preprocessing == expected
+        assert model.metadata.preprocessing == expected
     about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
     assert len(about) == bool(said)
     assert all(line.startswith(said) for line in about)
-    assumed = model.facts.provenance.get("preprocessing") == "assumed"
+    assumed = model.metadata.provenance.get("preprocessing") == "assumed"
     assert assumed == (said == "warning")
 
 
-def test_the_warning_names_the_assumption_and_the_option(tmp_path):
+def test_warning_states_assumption_and_option(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
-    load(path, tell=lines.append)
+    load(path, log=lines.append)
     (line,) = lines
-    for words in (
+    for part in (
         f"warning: {path} does not state its preprocessing",
         "mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)",
         "resize short side to 8 (bicubic), center crop 8 x 8",
         "--preprocessing",
         ", ".join(PRESETS),
     ):
-        assert words in line
+        assert part in line
 
 
 @pytest.mark.parametrize("given", ["deit", OWN], ids=["preset", "value"])
-def test_what_the_user_chooses_is_taken_without_a_warning(tmp_path, given):
+def test_explicit_preprocessing_does_not_warn(tmp_path, given):
     lines = []
-    model = load(bare(tmp_path, TIMM), preprocessing=given, tell=lines.append)
+    model = load(bare(tmp_path, TIMM), preprocessing=given, log=lines.append)
     assert lines == []
-    assert model.facts.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
-    assert "preprocessing" not in model.facts.provenance
+    assert model.metadata.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
+    assert "preprocessing" not in model.metadata.provenance
 
 
-def test_a_preset_fits_the_size_that_the_model_is_adapted_to(tmp_path):
+def test_preset_uses_the_adapted_image_size(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
-    model = load(path, image_size=16, preprocessing="dino", tell=lines.append)
-    assert model.facts.preprocessing == preset("dino", (16, 16))
-    load(path, image_size=18 * 4, tell=lines.append)
+    model = load(path, image_size=16, preprocessing="dino", log=lines.append)
+    assert model.metadata.preprocessing == preset("dino", (16, 16))
+    load(path, image_size=18 * 4, log=lines.append)
     assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
 
 
-def test_wrong_preprocessing_is_refused(tmp_path):
+def test_invalid_preprocessing_raises(tmp_path):
     path = bare(tmp_path, TIMM)
     with pytest.raises(ConfigError, match="unknown preprocessing 'diet'; did you mean 'deit'"):
-        load(path, preprocessing="diet", tell=lambda line: None)
+        load(path, preprocessing="diet", log=lambda line: None)
     gray = Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,))
     with pytest.raises(ConfigError, match="for 1 channels does not fit a model of 3"):
-        load(path, preprocessing=gray, tell=lambda line: None)
+        load(path, preprocessing=gray, log=lambda line: None)
 
 
-def test_a_bundle_of_assumed_preprocessing_warns_until_it_is_chosen(tmp_path):
+def test_assumed_preprocessing_warns_until_set(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
     convert(path, tmp_path / "bundle", "bundle")
-    model = load(tmp_path / "bundle", tell=lines.append)
+    model = load(tmp_path / "bundle", log=lines.append)
     assert lines[0].startswith(f"warning: {tmp_path / 'bundle'} does not state")
-    save(model, tmp_path / "chosen", preprocessing=model.facts.preprocessing)
+    save(model, tmp_path / "chosen", preprocessing=model.metadata.preprocessing)
     convert(path, tmp_path / "converted", "bundle", preprocessing="timm")
     for folder in ("chosen", "converted"):
-        again = load(tmp_path / folder, tell=lines.append)
-        assert again.facts == model.facts.__class__(
-            preprocessing=preset("timm", (8, 8)), provenance=again.facts.provenance
+        again = load(tmp_path / folder, log=lines.append)
+        assert again.metadata == model.metadata.__class__(
+            preprocessing=preset("timm", (8, 8)), provenance=again.metadata.provenance
         )
-        assert "preprocessing" not in again.facts.provenance
+        assert "preprocessing" not in again.metadata.provenance
     assert len(lines) == 1
 
 
 def test_convert_passes_the_warning_on(tmp_path, capsys):
     path = str(bare(tmp_path, TIMM))
-    words = ["convert", path, str(tmp_path / "out"), "--to", "bundle", "--json"]
-    assert main(words) == 0
-    told = capsys.readouterr()
-    assert told.err.startswith("warning: ")
-    assert json.loads(told.out)["notice"] == told.err.strip()
-    assert main([*words, "--preprocessing", "deit"]) == 0
+    arguments = ["convert", path, str(tmp_path / "out"), "--to", "bundle", "--json"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.err.startswith("warning: ")
+    assert json.loads(output.out)["notice"] == output.err.strip()
+    assert main([*arguments, "--preprocessing", "deit"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_other_formats_are_refused_as_before(tmp_path):
+def test_clip_is_rejected(tmp_path):
     path = bare(tmp_path, TIMM, extra=["norm_pre.weight"])
-    with pytest.raises(CheckpointError, match=r"norm_pre\), as CLIP's have"):
+    with pytest.raises(CheckpointError, match=r"norm_pre\), as in CLIP"):
         load(path)
 
 
-def test_presets_are_listed_for_the_command_line():
+def test_preset_names_match_the_literal():
     assert get_args(Preset) == tuple(PRESETS)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+METADATA = Metadata(preprocessing=preset("torchvision", (8, 12)))
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_prepare_accepts_one_image_or_a_list(tmp_path):
+    (tmp_path / "cat.png").write_bytes(png(PIXELS))
+    one = METADATA.prepare(tmp_path / "cat.png")
+    assert (one.shape, one.dtype) == ((1, 3, 8, 12), torch.float32)
+    ways = [str(tmp_path / "cat.png"), png(PIXELS), Image.fromarray(PIXELS), PIXELS]
+    many = METADATA.prepare([*ways, torch.tensor(PIXELS).permute(2, 0, 1)])
+    assert torch.equal(many, one.expand(5, -1, -1, -1))
+    assert METADATA.prepare([]).shape == (0, 3, 8, 12)
+
+
+def test_prepare_normalizes():
+    how = Preprocessing(size=(20, 30), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    found = Metadata(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
+    expected = (PIXELS / 255 - np.array(how.mean)) / np.array(how.std)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_prepare_matches_predictor(tmp_path):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    vitrail.save(model, tmp_path / "model", class_names=[*"abc"])
+    model = vitrail.load(tmp_path / "model")
+    with torch.inference_mode():
+        chances = model.metadata.probabilities(model(model.metadata.prepare(PIXELS)))[0]
+    answer = vitrail.Predictor(model)(PIXELS)
+    assert answer.label == "abc"[chances.argmax()]
+    assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)
+
+
+def test_prepare_converts_to_gray():
+    metadata = Metadata(preprocessing=preset("google", (4, 4), channels=1))
+    assert metadata.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
+
+
+def test_prepare_names_the_unreadable_image():
+    with pytest.raises(DataError, match="picture 2: an empty file"):
+        METADATA.prepare([PIXELS, b""])
+    with pytest.raises(DataError, match="there is no file nowhere"):
+        METADATA.prepare("nowhere.jpg")
