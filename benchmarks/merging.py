@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.passes import look_at_all
 
 PAIRS = (0, 8, 16, 24, 32, 40, 48)
@@ -39,7 +39,7 @@ def pictures(model: torch.nn.Module, data: str, split: str) -> tuple[Tensor, Ten
     images, labels = [], []
     look_at_all(
         lambda batch: batch,
-        open_source(data, split),
+        open_dataset(data, split),
         model.facts.preprocessing,
         lambda found, batch: (images.append(found.clone()), labels.append(batch.labels)),
         channels=model.config.channels,

@@ -29,7 +29,7 @@ from race_sets import COURSES, DIGITS, default_model, judged_by
 from race_sets import reference as reference_of
 from race_variants import FINETUNING, VARIANTS
 from vitrail import evaluate, load, save, train
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.planning.cost import cost_of
 from vitrail.training.folder import METRICS
 from vitrail.training.material import open_material
@@ -116,7 +116,7 @@ def main() -> None:
         result = pretrain(data, seconds, seed, options.out)
     else:
         table = FINETUNING if start else VARIANTS
-        source = open_source(data, "train")
+        source = open_dataset(data, "train")
         config = load(start / "bundle").config if start else of_equal_work(default_model(source))
         task = Task(
             data=data,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from vitrail.data.sources import BUILTIN, open_source
+from vitrail.data.datasets import BUILTIN, open_dataset
 from vitrail.errors import VitrailError
 from vitrail.extras import need
 from vitrail.serving.run import NEEDED, check_installed
@@ -163,8 +163,8 @@ def test_all_commands_and_public_names_load_without_any_extra():
 @pytest.mark.parametrize(
     ("missing", "extra", "wish"),
     [
-        ("datasets", "data", lambda: open_source("hf:owner/name")),
-        ("fsspec.core", "data", lambda: open_source("memory://shards/*.tar")),
+        ("datasets", "data", lambda: open_dataset("hf:owner/name")),
+        ("fsspec.core", "data", lambda: open_dataset("memory://shards/*.tar")),
         ("onnx", "export", lambda: need("onnxruntime", "onnx", extra="export", what="ONNX")),
         ("onnxruntime", "export", lambda: vitrail.Predictor(ROOT / "model.onnx")),
         *((module, "serve", check_installed) for module in NEEDED),

@@ -8,8 +8,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitrail.checkpoints.facts import facts_of
-from vitrail.data.decoding import open_picture
-from vitrail.data.samples import Sample
+from vitrail.data.datasets import Sample
+from vitrail.data.decode import open_image
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.findings import Box
 from vitrail.inspection.layers import lag
@@ -48,7 +48,7 @@ def picture(model: VisionTransformer, samples: Sequence[Sample]) -> Image.Image:
 
 def photograph(sample: Sample) -> Image.Image:
     assert isinstance(sample.data, bytes)
-    pixels = open_picture(sample.data).pixels(channels=3)
+    pixels = open_image(sample.data).pixels(channels=3)
     return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 

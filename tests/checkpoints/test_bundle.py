@@ -8,7 +8,8 @@ from small_models import FAMILIES, VIT, awake, probe, same_weights
 import vitrail
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints import bundle, files
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.datasets import open_dataset
+from vitrail.data.provenance import fingerprint
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -32,7 +33,7 @@ def test_names_preprocessing_and_provenance_travel_along(tmp_path):
 
 
 def test_the_datas_fingerprint_goes_into_the_bundle(tmp_path):
-    source = open_source("builtin:sign-digits", "train")
+    source = open_dataset("builtin:sign-digits", "train")
     save(awake(VIT), tmp_path, provenance={"data": fingerprint(source)})
     assert load(tmp_path).facts.provenance["data"] == fingerprint(source)
     assert fingerprint(source) in (tmp_path / "README.md").read_text()

@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 from odd_images import bombs, odd_images
 
-from vitrail.data.decoding import open_picture
+from vitrail.data.decode import open_image
 from vitrail.errors import DataError
 
 KINDS = ("flip", "flip", "cut", "grow", "noise", "number", "number", "splice", "drop", "repeat")
@@ -75,7 +75,7 @@ def mend_checksums(data):
 def decode_once(data, rng):
     """Header, then pixels, checked; True if there were any."""
     try:
-        picture = open_picture(data)
+        picture = open_image(data)
         channels = rng.choice([1, 3])
         least = rng.choice([None, (8, 8), (20, 20)])
         backend = rng.choice(["auto", "quick", "pillow"])

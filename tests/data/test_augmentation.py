@@ -10,9 +10,15 @@ import torch
 from PIL import Image
 
 from vitrail.data import augmentation
-from vitrail.data.augmentation import Box
-from vitrail.data.operations import COLORS, OPERATIONS, Canvas
-from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL
+from vitrail.data.augment import (
+    AUG_MIX,
+    COLOR_OPS,
+    OPERATIONS,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT,
+    Box,
+    Geometry,
+)
 from vitrail.errors import ConfigError
 
 # Everything that makes a random picture out of a picture.
@@ -70,7 +76,7 @@ def test_the_generator_decides_and_nothing_else(change):
 def test_operations_keep_size_and_mode(name, mode):
     for size, resample in itertools.product(SIZES, (0, 2, 3)):
         image = picture(size, mode)
-        canvas = Canvas((10, 20, 30), Image.Resampling(resample))
+        canvas = Geometry((10, 20, 30), Image.Resampling(resample))
         for amount in (-0.5, 0.0, 0.5, 2.0, 300.0):
             changed = OPERATIONS[name](image, amount, canvas)
             assert (changed.mode, changed.size) == (mode, size[::-1])
@@ -81,26 +87,26 @@ def test_operations_keep_size_and_mode(name, mode):
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_without_an_amount_nothing_moves(mode, resample):
     image = picture(mode=mode)
-    canvas = Canvas(128, Image.Resampling(resample))
+    canvas = Geometry(128, Image.Resampling(resample))
     for name in ("shear_x", "shear_y", "translate_x", "translate_y", "rotate", "cutout"):
         assert OPERATIONS[name](image, 0.0, canvas).tobytes() == image.tobytes(), name
     for name in ("brightness", "contrast", "color", "sharpness", "contrast_by_size"):
-        assert COLORS[name](image, 1.0).tobytes() == image.tobytes(), name
+        assert COLOR_OPS[name](image, 1.0).tobytes() == image.tobytes(), name
 
 
 def test_the_fill_is_a_color_in_color_and_gray_in_gray():
-    canvas = Canvas((255, 0, 0))
+    canvas = Geometry((255, 0, 0))
     color = OPERATIONS["translate_x"](picture((4, 4)), 4, canvas)
     assert color.getcolors() == [(16, (255, 0, 0))]
     gray = OPERATIONS["translate_x"](picture((4, 4), "L"), 4, canvas)
     assert gray.getcolors() == [(16, 76)]
-    whole = OPERATIONS["rotate"](picture((4, 4)), 45, Canvas(7))
+    whole = OPERATIONS["rotate"](picture((4, 4)), 45, Geometry(7))
     assert whole.getpixel((0, 0)) == (7, 7, 7)
 
 
 def test_bilinear_sliding_lies_between_neighbors():
     image = Image.fromarray(np.arange(0, 200, 10, dtype=np.uint8)[None].repeat(5, 0))
-    canvas = Canvas(0, Image.Resampling.BILINEAR)
+    canvas = Geometry(0, Image.Resampling.BILINEAR)
     moved = np.asarray(OPERATIONS["translate_x"](image, 2.25, canvas)).astype(int)
     expected = np.arange(20) * 10 - 22.5
     assert np.abs(moved[:, 3:] - expected[3:]).max() <= 1
@@ -108,9 +114,9 @@ def test_bilinear_sliding_lies_between_neighbors():
 
 def test_cutout_covers_a_square_within_the_picture():
     image = Image.new("L", (20, 10), 200)
-    middle = np.asarray(OPERATIONS["cutout"](image, 2, Canvas(0)))
+    middle = np.asarray(OPERATIONS["cutout"](image, 2, Geometry(0)))
     assert (middle == 0).sum() == 16
-    corner = np.asarray(OPERATIONS["cutout"](image, 2, Canvas(0, spot=(0.0, 0.0))))
+    corner = np.asarray(OPERATIONS["cutout"](image, 2, Geometry(0, spot=(0.0, 0.0))))
     assert (corner[:2, :2] == 0).all()
     assert (corner == 0).sum() == 4
 
@@ -118,11 +124,13 @@ def test_cutout_covers_a_square_within_the_picture():
 def test_a_picture_of_one_color_survives_all_color_operations():
     flat = Image.new("RGB", (8, 8), (10, 100, 200))
     for name in ("autocontrast", "equalize", "sharpness"):
-        assert COLORS[name](flat, 1.5).tobytes() == flat.tobytes(), name
+        assert COLOR_OPS[name](flat, 1.5).tobytes() == flat.tobytes(), name
 
 
 @pytest.mark.parametrize(
-    "policy", [*RAND_AUGMENT.values(), TRIVIAL, AUGMIX], ids=[*RAND_AUGMENT, "trivial", "augmix"]
+    "policy",
+    [*RAND_AUGMENT.values(), TRIVIAL_AUGMENT, AUG_MIX],
+    ids=[*RAND_AUGMENT, "trivial", "augmix"],
 )
 def test_policies_know_their_operations_at_every_magnitude(policy):
     assert policy.strengths.keys() <= OPERATIONS.keys()
@@ -138,7 +146,7 @@ def test_magnitude_zero_of_torchvision_moves_nothing():
     quiet |= {"brightness", "color", "contrast", "sharpness", "posterize"}
     for name in quiet:
         amount = RAND_AUGMENT["torchvision"].strengths[name](0.0, -1, image.size)
-        assert OPERATIONS[name](image, amount, Canvas()).tobytes() == image.tobytes(), name
+        assert OPERATIONS[name](image, amount, Geometry()).tobytes() == image.tobytes(), name
 
 
 # Level functions of big_vision's pp/autoaugment.py at magnitudes 10, 15 and 20 (AugReg's).
@@ -169,9 +177,9 @@ def test_big_vision_has_sixteen_operations_of_its_strengths():
 
 def test_contrast_of_big_vision_turns_about_the_number_of_pixels():
     flat = Image.new("RGB", (224, 224), (196, 100, 250))
-    assert COLORS["contrast_by_size"](flat, 1.9).getpixel((0, 0)) == (196, 13, 255)
+    assert COLOR_OPS["contrast_by_size"](flat, 1.9).getpixel((0, 0)) == (196, 13, 255)
     white = Image.new("L", (300, 300), 100)
-    assert COLORS["contrast_by_size"](white, 0.1).getpixel((0, 0)) == 239
+    assert COLOR_OPS["contrast_by_size"](white, 0.1).getpixel((0, 0)) == 239
 
 
 # Boxes

@@ -14,7 +14,7 @@ from odd_images import GRAY, RGB, bombs, chunk, exif, odd_images, png, saved, st
 from PIL import Image
 
 from vitrail.data import decoding
-from vitrail.data.decoding import decode, open_picture
+from vitrail.data.decode import decode, open_image
 from vitrail.errors import ConfigError, DataError
 
 ODD = odd_images()
@@ -27,7 +27,7 @@ MEASURE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from odd_images import bombs, odd_images
-from vitrail.data.decoding import decode
+from vitrail.data.decode import decode
 from vitrail.errors import DataError
 
 def now(key):
@@ -73,7 +73,7 @@ def test_there_are_many_kinds():
 @pytest.mark.parametrize("name", ODD)
 def test_every_kind_gives_the_right_pixels(name, backend):
     odd = ODD[name]
-    picture = open_picture(odd.data)
+    picture = open_image(odd.data)
     pixels = picture.pixels(backend=backend)
     assert pixels.shape == (picture.height, picture.width, 3) == odd.pixels.shape
     assert pixels.dtype == np.uint8
@@ -137,7 +137,7 @@ def test_without_the_fast_decoder_nothing_changes(monkeypatch):
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_a_jpeg_comes_smaller_but_never_too_small(turn, backend):
     upright = photograph(304, 1000)
-    picture = open_picture(saved(stored(upright, turn), "JPEG", exif=exif(turn), quality=95))
+    picture = open_image(saved(stored(upright, turn), "JPEG", exif=exif(turn), quality=95))
     assert (picture.height, picture.width) == (304, 1000)
     full = Image.fromarray(picture.pixels(backend=backend))
     for least, scale in {
@@ -159,7 +159,7 @@ def test_the_upper_rows_are_those_of_the_whole_picture(sampling, extra):
         for least in (None, (100, 70), (26, 19)):
             whole = decode(data, at_least=least, backend="quick")
             for rows in (1, 8, 9, 100, 131, 196, 203):
-                upper = open_picture(data).pixels(at_least=least, rows=rows, backend="quick")
+                upper = open_image(data).pixels(at_least=least, rows=rows, backend="quick")
                 assert len(upper) >= -(-rows * len(whole) // 203)
                 assert np.array_equal(upper, whole[: len(upper)])
 
@@ -168,13 +168,13 @@ def test_a_jpeg_is_decoded_no_further_than_asked():
     pytest.importorskip("simplejpeg")
     tall = photograph(400, 40)
     sizes = {
-        turn: open_picture(saved(stored(tall, turn), "JPEG", exif=exif(turn)))
+        turn: open_image(saved(stored(tall, turn), "JPEG", exif=exif(turn)))
         .pixels(rows=100, backend="quick")
         .shape[0]
         for turn in range(1, 9)
     }
     assert sizes == {1: 104, 2: 104, **dict.fromkeys(range(3, 9), 400)}  # from their tops down
-    exact = open_picture(saved(tall, "JPEG")).pixels(rows=100)
+    exact = open_image(saved(tall, "JPEG")).pixels(rows=100)
     assert len(exact) == 400  # rows beside a cut would be smoothed without their neighbors
 
 
@@ -183,20 +183,20 @@ def test_faults_are_found_although_only_the_upper_rows_are_read():
     whole = saved(photograph(160, 64), "JPEG", quality=80)
     for data in (whole[:-400], whole[:-2]):
         with pytest.raises(DataError, match="ends before its pixels do"):
-            open_picture(data).pixels(rows=16, backend="quick")
+            open_image(data).pixels(rows=16, backend="quick")
     start = whole.index(b"\xff\xda") + 20
     for place in range(start, start + 200):
         data = bytearray(whole)
         data[place] ^= 0x55
-        upper = open_picture(bytes(data)).upper(80, 3, 1)
+        upper = open_image(bytes(data)).upper(80, 3, 1)
         every = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True, strict=False)
         assert upper is None or np.array_equal(upper, every[:80])
         data[place : place + 2] = b"\xff\xd3"  # no such marker may stand here
-        assert open_picture(bytes(data)).upper(80, 3, 1) is None
+        assert open_image(bytes(data)).upper(80, 3, 1) is None
 
 
 def test_sides_that_do_not_divide_round_up():
-    picture = open_picture(saved(photograph(301, 999), "JPEG"))
+    picture = open_image(saved(photograph(301, 999), "JPEG"))
     for backend in ("auto", "pillow"):
         assert picture.pixels(at_least=(38, 125), backend=backend).shape == (38, 125, 3)
         assert picture.pixels(at_least=(39, 125), backend=backend).shape == (76, 250, 3)
@@ -209,7 +209,7 @@ def test_other_formats_stay_whole():
 
 def test_a_picture_can_be_decoded_again_and_elsewhere():
     for odd in ODD.values():
-        picture = open_picture(odd.data)
+        picture = open_image(odd.data)
         first = picture.pixels()
         assert np.array_equal(picture.pixels(), first)
         assert np.array_equal(pickle.loads(pickle.dumps(picture)).pixels(), first)
@@ -288,13 +288,13 @@ def test_half_a_file_is_no_picture(name, backend, capfd):
 
 def test_a_jpeg_without_its_last_byte_is_truncated():
     with pytest.raises(DataError, match="ends before its pixels"):
-        open_picture(ODD["jpeg"].data[:-1])  # seen without decoding anything
+        open_image(ODD["jpeg"].data[:-1])  # seen without decoding anything
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_by_its_header(name):
     with pytest.raises(DataError, match="above the limit"):
-        open_picture(BOMBS[name])
+        open_image(BOMBS[name])
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
@@ -319,8 +319,8 @@ def test_a_large_picture_needs_no_warning():
     wide = io.BytesIO()
     Image.new("1", (10_000, 9_500)).save(wide, "PNG")  # above where Pillow begins to warn
     with pytest.raises(DataError, match="above the limit"):
-        open_picture(wide.getvalue())
-    picture = open_picture(wide.getvalue(), max_pixels=10**8)
+        open_image(wide.getvalue())
+    picture = open_image(wide.getvalue(), max_pixels=10**8)
     assert (picture.height, picture.width, picture.mode) == (9_500, 10_000, "1")
 
 

@@ -8,10 +8,8 @@ from PIL import Image
 from tiny_sets import shared
 
 from vitrail.cli.check import Check, report
-from vitrail.data.duplicates import near_pairs
-from vitrail.data.health import examine
-from vitrail.data.sheet import write_page
-from vitrail.data.verdict import READY
+from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
+from vitrail.data.check_page import write_page
 from vitrail.errors import ConfigError, DataError
 
 
@@ -73,7 +71,7 @@ def planted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def health(planted):
-    return examine(planted)
+    return check_dataset(planted)
 
 
 def names(twins):
@@ -127,7 +125,7 @@ def test_odd_pictures_and_odd_names_are_found(tmp_path):
     scene(200).convert("L").save(tmp_path / "train/dog/gray.png")
     scene(201, (30, 24)).save(tmp_path / "train/dog/small.png")
     Image.new("RGB", (150, 120), (9, 90, 200)).save(tmp_path / "train/dog/blank.png")
-    health = examine(tmp_path)
+    health = check_dataset(tmp_path)
     assert [member.name for member in health.gray] == ["train/dog/gray.png"]
     assert [member.name for member in health.small] == ["train/dog/small.png"]
     assert [member.name for member in health.blank] == ["train/dog/blank.png"]
@@ -141,8 +139,8 @@ def test_odd_pictures_and_odd_names_are_found(tmp_path):
 def test_a_good_set_is_called_good(tmp_path):
     pixels = np.stack([np.asarray(scene(number, (40, 30))) for number in range(40)])
     np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(40) % 2)
-    health = examine(tmp_path / "set.npz")
-    assert health.verdict == (READY,)
+    health = check_dataset(tmp_path / "set.npz")
+    assert health.verdict == (NO_PROBLEMS,)
     assert health.kinds == {"array RGB": 40}
 
 
@@ -150,7 +148,7 @@ def test_equal_arrays_are_duplicates(tmp_path):
     scenes = [scene(number % 19, (40, 30)).convert("L") for number in range(20)]
     pixels = np.stack([np.asarray(image) for image in scenes])
     np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(20) % 2)
-    health = examine(tmp_path / "set.npz")
+    health = check_dataset(tmp_path / "set.npz")
     assert [len(found.members) for found in health.duplicates] == [2]
     assert health.conflicts == health.duplicates  # 0 and 19: an even and an odd number
 
@@ -175,7 +173,9 @@ def test_near_pairs_are_those_of_comparing_all_with_all():
 
 def test_a_limit_is_kept_and_told(planted):
     seen = []
-    health = examine(planted, limit=20, progress=lambda done, total: seen.append((done, total)))
+    health = check_dataset(
+        planted, limit=20, progress=lambda done, total: seen.append((done, total))
+    )
     assert health.examined == 20
     assert seen[-1] == (20, 20)
     assert "Only 20 of 131 pictures" in health.verdict[-1]
@@ -226,7 +226,7 @@ def test_names_cannot_change_the_page(tmp_path):
     folder.mkdir(parents=True)
     (folder / "<img src=x>.jpg").write_bytes(b"nothing")
     scene(1).save(folder / "1.png")
-    text = write_page(examine(tmp_path / "set"), tmp_path / "out").read_text(encoding="utf-8")
+    text = write_page(check_dataset(tmp_path / "set"), tmp_path / "out").read_text(encoding="utf-8")
     assert "<b>bold" not in text
     assert "<img src=x>" not in text
     assert "&lt;img src=x&gt;.jpg" in text
@@ -235,7 +235,7 @@ def test_names_cannot_change_the_page(tmp_path):
 def test_a_set_of_broken_files_only_is_reported_too(tmp_path):
     (tmp_path / "set/train/cat").mkdir(parents=True)
     (tmp_path / "set/train/cat/1.jpg").write_bytes(b"nothing")
-    health = examine(tmp_path / "set")
+    health = check_dataset(tmp_path / "set")
     assert len(health.unreadable) == 1
     assert list(report(health))
     assert write_page(health, tmp_path / "out").exists()
@@ -250,7 +250,7 @@ def test_strict_ends_with_an_error(planted, capsys):
 
 
 def test_the_published_flowers_have_two_leaks(tmp_path):
-    health = examine(shared("flowers5_160.tar", tmp_path))
+    health = check_dataset(shared("flowers5_160.tar", tmp_path))
     assert not health.unreadable
     assert len(health.leaks) == 2
     assert names(health.conflicts) == {

@@ -14,8 +14,8 @@ from odd_images import GRAY, RGB, odd_images, saved
 from PIL import Image
 
 from vitrail.data import decoding
-from vitrail.data.av1 import avif_cost
-from vitrail.data.decoding import decode, open_picture
+from vitrail.data.decode import decode, open_image
+from vitrail.data.image_headers import avif_pixels
 from vitrail.errors import DataError
 
 HOSTILE = hostile_images.hostile_images()
@@ -28,7 +28,7 @@ import pickle
 import sys
 sys.path.insert(0, sys.argv[1])
 from odd_images import odd_images
-from vitrail.data.decoding import decode
+from vitrail.data.decode import decode
 from vitrail.errors import DataError
 
 def peak():
@@ -103,7 +103,7 @@ def test_costly_files_are_refused_by_their_header(name):
     if "scans" in name or "JPEG" in name:
         limit = decoding.MAX_PIXELS
     with pytest.raises(DataError, match=REFUSED[name]) as caught:
-        open_picture(HOSTILE[name], max_pixels=limit)
+        open_image(HOSTILE[name], max_pixels=limit)
     reason = str(caught.value)
     assert len(reason) < 160
     assert ";" in reason
@@ -134,7 +134,7 @@ def test_padding_changes_no_pixel():
         padded = jpeg.replace(mark, b"\xff" * 9 + mark, 1)
         for backend in ("auto", "pillow"):
             assert np.array_equal(decode(padded, backend=backend), decode(jpeg, backend=backend))
-        upper = open_picture(padded).pixels(rows=8, backend="quick")
+        upper = open_image(padded).pixels(rows=8, backend="quick")
         assert np.array_equal(upper, decode(jpeg, backend="quick")[: len(upper)])
 
 
@@ -165,11 +165,11 @@ def test_run_length_encoding_is_read_up_to_its_limit():
 
 def test_avif_cost_is_that_of_the_stream():
     odd = odd_images()
-    costs = {name: avif_cost(odd[name].data) for name in odd if name.startswith("avif")}
+    costs = {name: avif_pixels(odd[name].data) for name in odd if name.startswith("avif")}
     assert {name: largest for name, (largest, _) in costs.items()} == dict.fromkeys(costs, 64 * 32)
     assert costs["avif"][1] == 64 * 32
     assert costs["avif with alpha"][1] == 2 * 64 * 32
-    wide = avif_cost(saved(Image.new("RGB", (333, 77)), "AVIF"))
+    wide = avif_pixels(saved(Image.new("RGB", (333, 77)), "AVIF"))
     assert wide == (333 * 77, 333 * 77)
 
 

@@ -7,8 +7,8 @@ from tiny_sets import make_folder, png
 from tiny_models import awake
 from vitrail import save
 from vitrail.cli import main
-from vitrail.data.files import allow_outside
-from vitrail.data.sources import open_source, splits_of
+from vitrail.data.datasets import open_dataset, split_counts
+from vitrail.data.storage import allow_outside
 from vitrail.errors import DataError
 
 
@@ -34,7 +34,7 @@ def write(tmp_path, name, text):
     ],
 )  # fmt: skip
 def test_a_list_can_be_written_in_many_ways(tmp_path, name, text):
-    source = open_source(write(tmp_path, name, text), "all")
+    source = open_dataset(write(tmp_path, name, text), "all")
     assert source.classes == ("cat", "dog")
     assert source.labels().tolist() == [1, 0, 1]
     assert not source.multi_label
@@ -55,7 +55,7 @@ def test_a_list_can_be_written_in_many_ways(tmp_path, name, text):
     ],
 )  # fmt: skip
 def test_a_picture_may_have_several_labels_or_none(tmp_path, name, text):
-    source = open_source(write(tmp_path, name, text), "all")
+    source = open_dataset(write(tmp_path, name, text), "all")
     assert source.multi_label
     assert source.classes == ("a", "b", "c")
     assert [sample.label for sample in source] == [(1, 0), (), (2,)] == list(source.labels())
@@ -63,20 +63,20 @@ def test_a_picture_may_have_several_labels_or_none(tmp_path, name, text):
 
 def test_one_cell_with_two_labels_makes_it_a_set_of_several(tmp_path):
     text = "file,label\npictures/0.png,a;b\npictures/1.png,a\n"
-    assert list(open_source(write(tmp_path, "a.csv", text), "all").labels()) == [(0, 1), (0,)]
+    assert list(open_dataset(write(tmp_path, "a.csv", text), "all").labels()) == [(0, 1), (0,)]
 
 
 def test_a_list_may_state_splits(tmp_path):
     rows = [f"pictures/{n}.png,cat,{s}" for n, s in enumerate(["Validation", "train", "fold 7"])]
     path = write(tmp_path, "labels.csv", "\n".join(["file,class,split", *rows]))
-    assert splits_of(path) == {"train": 1, "val": 1, "fold 7": 1}
-    assert open_source(tmp_path, "val").name(0) == "pictures/0.png"  # the folder stands for it
-    assert open_source(path, "fold 7").name(0) == "pictures/2.png"
+    assert split_counts(path) == {"train": 1, "val": 1, "fold 7": 1}
+    assert open_dataset(tmp_path, "val").name(0) == "pictures/0.png"  # the folder stands for it
+    assert open_dataset(path, "fold 7").name(0) == "pictures/2.png"
 
 
 def test_numbers_are_classes_in_the_order_of_numbers(tmp_path):
     text = "file,label\npictures/0.png,10\npictures/1.png,9\npictures/2.png,2\n"
-    source = open_source(write(tmp_path, "a.csv", text), "all")
+    source = open_dataset(write(tmp_path, "a.csv", text), "all")
     assert source.classes == ("2", "9", "10")
 
 
@@ -93,7 +93,7 @@ def test_numbers_are_classes_in_the_order_of_numbers(tmp_path):
 def test_the_order_of_classes_may_be_stated_beside(tmp_path, name, classes):
     (tmp_path / name).write_text(classes)
     text = "file,label\npictures/0.png,cat\npictures/1.png,0\n"
-    source = open_source(write(tmp_path, "a.csv", text), "all")
+    source = open_dataset(write(tmp_path, "a.csv", text), "all")
     assert source.classes == ("dog", "cat")
     assert source.labels().tolist() == [1, 0]
 
@@ -118,21 +118,21 @@ def test_the_order_of_classes_may_be_stated_beside(tmp_path, name, classes):
 def test_a_list_that_cannot_be_used_is_told_in_one_line(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=words) as error:
-        open_source(tmp_path / name)
+        open_dataset(tmp_path / name)
     assert "\n" not in str(error.value)
 
 
 def test_a_list_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot read"):
-        open_source(tmp_path / "a.csv")
+        open_dataset(tmp_path / "a.csv")
 
 
 def test_a_label_outside_the_stated_classes_is_refused(tmp_path):
     (tmp_path / "classes.txt").write_text("dog\ncat\n")
     path = write(tmp_path, "a.csv", "file,label\npictures/0.png,cow\n")
     with pytest.raises(DataError, match="label 'cow' is not among the 2 classes dog, cat"):
-        open_source(path)
+        open_dataset(path)
 
 
 @pytest.mark.parametrize("classes", ["{", "[]", '["a", "a"]', '{"a": 5}', "3"])
@@ -140,12 +140,12 @@ def test_classes_that_are_no_list_of_names_are_refused(tmp_path, classes):
     (tmp_path / "classes.json").write_text(classes)
     path = write(tmp_path, "a.csv", "file,label\npictures/0.png,cow\n")
     with pytest.raises(DataError, match=r"classes\.json"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_missing_picture_of_a_list_is_told_when_it_is_read(tmp_path):
     path = write(tmp_path, "a.jsonl", json.dumps({"file": "gone.png", "label": 3}))
-    source = open_source(path, "all")
+    source = open_dataset(path, "all")
     assert source.labels().tolist() == [0]
     with pytest.raises(DataError, match="there is no file"):
         source[0]
@@ -180,10 +180,10 @@ def test_a_list_may_not_leave_its_folder_unless_allowed(outsider, name, kind):
     text = json.dumps({"file": name, "label": "x"}) if kind == "jsonl" else f"file,class\n{name},x"
     (outsider / f"labels.{kind}").write_text(text)
     with pytest.raises(DataError, match=r"which is outside .*--allow-outside") as error:
-        open_source(outsider, "all")
+        open_dataset(outsider, "all")
     assert "\n" not in str(error.value)
     with allow_outside():
-        source = open_source(outsider, "all")
+        source = open_dataset(outsider, "all")
     if os.path.exists(outsider / name):
         assert source[0].data == png(7)  # decided when it was opened
 
@@ -193,19 +193,19 @@ def test_a_list_may_not_leave_its_folder_unless_allowed(outsider, name, kind):
 def test_a_path_that_comes_back_into_the_folder_is_inside(outsider, name):
     links(outsider)
     (outsider / "labels.csv").write_text(f"file,class\n{name.format(outsider)},x\n")
-    assert open_source(outsider, "all")[0].data == png(0)
+    assert open_dataset(outsider, "all")[0].data == png(0)
 
 
 def test_a_list_in_a_linked_folder_is_inside_itself(outsider, tmp_path):
     (outsider / "labels.csv").write_text("file,class\ncat/000.png,x\n")
     (tmp_path / "alias").symlink_to(outsider)
-    assert open_source(tmp_path / "alias", "all")[0].data == png(0)
+    assert open_dataset(tmp_path / "alias", "all")[0].data == png(0)
 
 
 def test_linked_class_folders_are_the_users_own(outsider, tmp_path):
     make_folder(tmp_path / "store", {"dog": 2})
     (outsider / "dog").symlink_to(tmp_path / "store" / "dog")
-    assert len(open_source(outsider, "all")) == 3
+    assert len(open_dataset(outsider, "all")) == 3
 
 
 def test_pack_copies_no_private_key(outsider, tmp_path, capsys):
@@ -219,7 +219,7 @@ def test_pack_copies_no_private_key(outsider, tmp_path, capsys):
     packed = ["pack", str(outsider), str(shards), "--split", "all", "--allow-outside"]
     assert main(packed) == 0
     assert "left out, not an image: ../id_rsa" in capsys.readouterr().out
-    assert len(open_source(shards, "all")) == 1
+    assert len(open_dataset(shards, "all")) == 1
     assert KEY not in (shards / "all-000000.tar").read_bytes()
 
 
@@ -231,7 +231,7 @@ def test_pack_leaves_out_what_is_no_image_and_names_it(tmp_path, capsys):
     assert main(["pack", str(folder), str(shards), "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["left_out"] == ["train/cat/001.jpg", "train/cat/zz.png"]
-    assert done["splits"]["train"]["samples"] == 3 == len(open_source(shards))
+    assert done["splits"]["train"]["samples"] == 3 == len(open_dataset(shards))
     make_folder(tmp_path / "none", {"train/cat": 1})
     (tmp_path / "none/train/cat/000.png").write_bytes(KEY)
     assert main(["pack", str(tmp_path / "none"), str(tmp_path / "other")]) == 2
@@ -259,7 +259,12 @@ def test_check_reads_files_outside_when_allowed(outsider, capsys):
 def test_classes_may_be_numbers_of_thousands_of_digits(tmp_path):
     names = ["9" * 5000, "10", "9", "09"]
     text = "file,label\n" + "".join(f"pictures/0.png,{name}\n" for name in names)
-    assert open_source(write(tmp_path, "a.csv", text), "all").classes == ("09", "9", "10", names[0])
+    assert open_dataset(write(tmp_path, "a.csv", text), "all").classes == (
+        "09",
+        "9",
+        "10",
+        names[0],
+    )
 
 
 def test_a_table_of_many_columns_is_refused_at_once(tmp_path):
@@ -267,10 +272,10 @@ def test_a_table_of_many_columns_is_refused_at_once(tmp_path):
     columns = ",".join(f"c{number}" for number in range(2000))
     path = write(tmp_path, "a.csv", f"file,label,{columns}\n" + "a,b\n" * 100)
     with pytest.raises(DataError, match="has 2,002 columns; at most 1,000 are read"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_pipe_called_like_a_list_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.csv")
     with pytest.raises(DataError):
-        open_source(tmp_path / "a.csv")
+        open_dataset(tmp_path / "a.csv")

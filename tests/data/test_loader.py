@@ -10,16 +10,14 @@ import torch
 from test_transforms import jpeg, photograph
 
 from vitrail import DataError, create
+from vitrail.data.datasets import Sample, open_dataset
 from vitrail.data.loader import Loader
-from vitrail.data.order import EvaluationOrder, TrainingOrder
-from vitrail.data.preprocessing import preset
-from vitrail.data.samples import Sample
-from vitrail.data.sources import open_source
-from vitrail.data.transforms import EvaluationTransform, TrainTransform, normalize
-from vitrail.data.variation import Augmentation
+from vitrail.data.preprocessing import Augmentation, preset
+from vitrail.data.sampler import EvalSampler, TrainSampler
+from vitrail.data.transforms import EvalTransform, TrainTransform, normalize
 
 HOW = preset("google", (16, 16))
-EVALUATE = EvaluationTransform(preprocessing=HOW)
+EVALUATE = EvalTransform(preprocessing=HOW)
 TRAIN = TrainTransform(preprocessing=HOW, augmentation=Augmentation(policy="randaugment"))
 
 
@@ -68,7 +66,7 @@ def same(one, other):
 
 def test_batches_after_resuming_equal_the_uninterrupted_ones(pictures):
     def order(**more):
-        return TrainingOrder(samples=23, batch_size=4, seed=5, **more)
+        return TrainSampler(samples=23, batch_size=4, seed=5, **more)
 
     whole, _ = batches(pictures, order(), 20)
     for case in range(6):
@@ -80,11 +78,11 @@ def test_batches_after_resuming_equal_the_uninterrupted_ones(pictures):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_share_the_batches_out(pictures, world):
-    alone, _ = batches(pictures, TrainingOrder(samples=23, batch_size=8, seed=5), 5)
+    alone, _ = batches(pictures, TrainSampler(samples=23, batch_size=8, seed=5), 5)
     shares = [
         batches(
             pictures,
-            TrainingOrder(samples=23, batch_size=8, seed=5, rank=rank, world_size=world),
+            TrainSampler(samples=23, batch_size=8, seed=5, rank=rank, world_size=world),
             5,
         )[0]
         for rank in range(world)
@@ -96,7 +94,7 @@ def test_processes_share_the_batches_out(pictures, world):
 
 def test_a_bad_picture_is_replaced_by_the_same_other_and_named(pictures):
     broken = Memory([None if i in (3, 17) else p for i, p in enumerate(pictures.pictures)])
-    order = TrainingOrder(samples=23, batch_size=4, seed=5)
+    order = TrainSampler(samples=23, batch_size=4, seed=5)
     one, loader = batches(broken, order, 12)
     other, again = batches(broken, order, 12, workers=2)
     assert same(one, other)
@@ -117,11 +115,11 @@ def test_a_folder_with_broken_files_trains_to_the_end_and_names_them(tmp_path):
             data = jpeg(photograph(20, 24, i) // (1 if name == "a" else 4))
             path = tmp_path / name / f"{i:02d}.jpg"
             path.write_bytes(data[:200] if f"{name}/{i:02d}.jpg" in broken else data)
-    source = open_source(tmp_path, "all")
+    source = open_dataset(tmp_path, "all")
     model = create("ViT-Mu/4", num_classes=2, image_size=16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     transform = TrainTransform(preprocessing=HOW, augmentation=Augmentation())
-    order = TrainingOrder(samples=len(source), batch_size=20, seed=1)
+    order = TrainSampler(samples=len(source), batch_size=20, seed=1)
     loader = Loader(source, transform, order, workers=2)
     for batch in islice(loader, 20):  # four epochs
         loss = torch.nn.functional.cross_entropy(model(normalize(batch.images, HOW)), batch.labels)
@@ -135,21 +133,21 @@ def test_a_folder_with_broken_files_trains_to_the_end_and_names_them(tmp_path):
 
 def test_strict_stops_at_the_first_bad_picture(pictures):
     broken = Memory([None, *pictures.pictures[1:]])
-    order = TrainingOrder(samples=23, batch_size=4, seed=5)
+    order = TrainSampler(samples=23, batch_size=4, seed=5)
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"^picture 0: it is broken$"):
             batches(broken, order, 12, workers=workers, strict=True)
 
 
 def test_nothing_but_bad_pictures_is_an_error():
-    order = TrainingOrder(samples=9, batch_size=4)
+    order = TrainSampler(samples=9, batch_size=4)
     with pytest.raises(DataError, match=r"picture \d: it is broken"):
         batches(Memory([None] * 9), order, 1)
 
 
 def test_evaluation_leaves_bad_pictures_out_and_counts_them(pictures):
     broken = Memory([None if i in (0, 1, 5) else p for i, p in enumerate(pictures.pictures)])
-    loader = Loader(broken, EVALUATE, EvaluationOrder(samples=23, batch_size=2), workers=0)
+    loader = Loader(broken, EVALUATE, EvalSampler(samples=23, batch_size=2), workers=0)
     seen = [int(index) for batch in loader for index in batch.indices]
     assert seen == [i for i in range(23) if i not in (0, 1, 5)]
     assert sorted(loader.skipped) == ["picture 0", "picture 1", "picture 5"]
@@ -163,7 +161,7 @@ def test_several_labels_become_rows_of_zeros_and_ones(pictures):
             return super().__getitem__(index)._replace(label=((), (0,), (0, 1))[index % 3])
 
     source = Many(pictures.pictures[:3])
-    (batch,) = Loader(source, EVALUATE, EvaluationOrder(samples=3, batch_size=3), workers=0)
+    (batch,) = Loader(source, EVALUATE, EvalSampler(samples=3, batch_size=3), workers=0)
     assert batch.labels.tolist() == [[0, 0], [1, 0], [1, 1]]
 
 
@@ -174,7 +172,7 @@ sys.path.insert(0, sys.argv[1])
 from test_loader import Memory, TRAIN, jpeg, photograph
 from vitrail import DataError, create
 from vitrail.data.loader import Loader
-from vitrail.data.order import TrainingOrder
+from vitrail.data.sampler import TrainSampler
 
 class Deadly(Memory):
     def __getitem__(self, index):
@@ -203,6 +201,6 @@ def test_a_worker_that_dies_is_reported_and_not_waited_for():
 
 
 def test_images_are_bytes_until_they_are_normalized(pictures):
-    (batch,), _ = batches(pictures, TrainingOrder(samples=23, batch_size=4), 1)
+    (batch,), _ = batches(pictures, TrainSampler(samples=23, batch_size=4), 1)
     assert batch.images.dtype == torch.uint8
     assert batch.images.shape == (4, 3, 16, 16)

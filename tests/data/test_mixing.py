@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.data import mixing
-from vitrail.data.augmentation import Box
+from vitrail.data.augment import Box
 from vitrail.errors import ConfigError
 
 METHODS = {

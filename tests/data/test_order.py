@@ -3,7 +3,7 @@ from itertools import islice
 import pytest
 
 from vitrail import ConfigError
-from vitrail.data.order import EvaluationOrder, TrainingOrder, epoch_order, sample_rng
+from vitrail.data.sampler import EvalSampler, TrainSampler, epoch_order, sample_rng
 
 
 def take(order, steps):
@@ -11,7 +11,7 @@ def take(order, steps):
 
 
 def test_every_epoch_has_every_sample_once():
-    batches = take(TrainingOrder(samples=10, batch_size=4), 5)  # 20 places: two epochs
+    batches = take(TrainSampler(samples=10, batch_size=4), 5)  # 20 places: two epochs
     places = [place for batch in batches for place in batch]
     for epoch in (0, 1):
         assert sorted(p.index for p in places if p.epoch == epoch) == list(range(10))
@@ -25,16 +25,16 @@ def test_epochs_have_orders_of_their_own():
 
 @pytest.mark.parametrize("start", [0, 1, 5, 17])
 def test_starting_later_is_the_same_as_having_run(start):
-    whole = take(TrainingOrder(samples=13, batch_size=4, seed=3), 25)
-    late = take(TrainingOrder(samples=13, batch_size=4, seed=3, start_step=start), 25 - start)
+    whole = take(TrainSampler(samples=13, batch_size=4, seed=3), 25)
+    late = take(TrainSampler(samples=13, batch_size=4, seed=3, start_step=start), 25 - start)
     assert late == whole[start:]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_any_number_of_processes_sees_the_same_batches(world):
-    alone = take(TrainingOrder(samples=13, batch_size=8, seed=1), 10)
+    alone = take(TrainSampler(samples=13, batch_size=8, seed=1), 10)
     shares = [
-        take(TrainingOrder(samples=13, batch_size=8, seed=1, rank=rank, world_size=world), 10)
+        take(TrainSampler(samples=13, batch_size=8, seed=1, rank=rank, world_size=world), 10)
         for rank in range(world)
     ]
     together = [[place for share in step for place in share] for step in zip(*shares, strict=True)]
@@ -42,7 +42,7 @@ def test_any_number_of_processes_sees_the_same_batches(world):
 
 
 def test_a_batch_may_be_larger_than_the_data():
-    (batch,) = take(TrainingOrder(samples=3, batch_size=8), 1)
+    (batch,) = take(TrainSampler(samples=3, batch_size=8), 1)
     assert [place.epoch for place in batch] == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
@@ -50,7 +50,7 @@ def test_a_batch_may_be_larger_than_the_data():
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_evaluation_neither_drops_nor_doubles(samples, world):
     orders = [
-        EvaluationOrder(samples=samples, batch_size=4, rank=rank, world_size=world)
+        EvalSampler(samples=samples, batch_size=4, rank=rank, world_size=world)
         for rank in range(world)
     ]
     seen = [place.index for order in orders for batch in order for place in batch]
@@ -59,7 +59,7 @@ def test_evaluation_neither_drops_nor_doubles(samples, world):
 
 
 def test_repeated_samples_come_in_a_row_with_randomness_of_their_own():
-    batches = take(TrainingOrder(samples=5, batch_size=6, repeats=3), 5)  # two epochs of 15
+    batches = take(TrainSampler(samples=5, batch_size=6, repeats=3), 5)  # two epochs of 15
     places = [place for batch in batches for place in batch]
     assert [place.turn for place in places] == [0, 1, 2] * 10
     for start in range(0, 30, 3):
@@ -70,13 +70,13 @@ def test_repeated_samples_come_in_a_row_with_randomness_of_their_own():
 
 def test_impossible_orders_are_refused():
     with pytest.raises(ConfigError, match="does not split over 3 processes; try 12"):
-        TrainingOrder(samples=5, batch_size=10, world_size=3)
+        TrainSampler(samples=5, batch_size=10, world_size=3)
     with pytest.raises(ConfigError, match="no samples"):
-        TrainingOrder(samples=0, batch_size=10)
+        TrainSampler(samples=0, batch_size=10)
 
 
 def test_randomness_belongs_to_the_sample_and_its_epoch():
-    first, second = take(TrainingOrder(samples=2, batch_size=2), 2)
+    first, second = take(TrainSampler(samples=2, batch_size=2), 2)
     draws = {sample_rng(0, place).random() for place in first + second}
     assert len(draws) == 4
     assert sample_rng(0, first[0]).random() == sample_rng(0, first[0]).random()

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from tiny_runs import write_colors, write_folder
-from vitrail.data.files import same_data
-from vitrail.data.origin import SPEAKERS, Origin, digests, from_provenance, holds_some, origin_of
-from vitrail.data.sources import open_source
-from vitrail.data.splits import Splits
+from vitrail.data.datasets import Splits, open_dataset
+from vitrail.data.provenance import PROVENANCE_SAMPLES, DataProvenance, contains_any, sample_digests
+from vitrail.data.storage import same_location
 
 
 def test_an_origin_comes_back_from_a_file_as_it_was(tmp_path):
     folder = write_folder(tmp_path / "pictures", 20)
-    origin = origin_of("pictures", open_source(folder, splits=Splits(val=0.2, test=0.0)))
+    origin = DataProvenance.of("pictures", open_dataset(folder, splits=Splits(val=0.2, test=0.0)))
     assert origin.splits == Splits(val=0.2, test=0.0)
-    assert len(origin.samples) == SPEAKERS
-    assert from_provenance(json.loads(json.dumps(origin.to_dict()))) == origin
+    assert len(origin.samples) == PROVENANCE_SAMPLES
+    assert DataProvenance.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
 
 
 @pytest.mark.parametrize(
@@ -30,29 +29,29 @@ def test_an_origin_comes_back_from_a_file_as_it_was(tmp_path):
     ],
 )
 def test_what_is_odd_counts_as_not_known(values):
-    assert from_provenance(values) == Origin()
+    assert DataProvenance.from_dict(values) == DataProvenance()
 
 
 def test_samples_know_how_their_set_was_divided(tmp_path):
     folder, stated = write_folder(tmp_path / "pictures"), write_colors(tmp_path / "colors.npz")
-    assert open_source(folder).splits == Splits()
-    assert open_source(folder).take(np.arange(3)).splits == Splits()
-    assert open_source(stated).splits is None
+    assert open_dataset(folder).splits == Splits()
+    assert open_dataset(folder).take(np.arange(3)).splits == Splits()
+    assert open_dataset(stated).splits is None
 
 
 def test_a_picture_that_cannot_be_read_speaks_for_none(tmp_path):
     (tmp_path / "list.csv").write_text("file,label\na.png,a\nb.png,b\n")
-    source = open_source(tmp_path / "list.csv", "all")
-    assert digests(source) == ()
-    assert not holds_some(source, digests(source))
+    source = open_dataset(tmp_path / "list.csv", "all")
+    assert sample_digests(source) == ()
+    assert not contains_any(source, sample_digests(source))
 
 
 def test_one_picture_of_many_is_found(tmp_path):
     few, many = write_folder(tmp_path / "few", 1), write_folder(tmp_path / "many", 30, seed=1)
-    samples = digests(open_source(few, "all"))
-    assert not holds_some(open_source(many, "all"), samples)
+    samples = sample_digests(open_dataset(few, "all"))
+    assert not contains_any(open_dataset(many, "all"), samples)
     os.rename(few / "red" / "0.png", many / "green" / "moved.png")
-    assert holds_some(open_source(many, "all"), samples)
+    assert contains_any(open_dataset(many, "all"), samples)
 
 
 def test_a_place_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
@@ -60,8 +59,8 @@ def test_a_place_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "link").symlink_to("pictures")
     for other in ("pictures/", "./pictures", "a/../pictures", "~/pictures", "link"):
-        assert same_data("pictures", other)
-    assert same_data("pictures", f"file://{tmp_path}/pictures")
-    assert same_data("hf:a/b", "hf:a/b")
-    assert not same_data("hf:a/b", "hf:a/c")
-    assert not same_data("pictures", "pictures-2")
+        assert same_location("pictures", other)
+    assert same_location("pictures", f"file://{tmp_path}/pictures")
+    assert same_location("hf:a/b", "hf:a/b")
+    assert not same_location("hf:a/b", "hf:a/c")
+    assert not same_location("pictures", "pictures-2")

@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_sets import make_folder, pixels, png
 
-from vitrail.data.samples import LabelSets
-from vitrail.data.sources import fingerprint, open_source, splits_of
-from vitrail.data.splits import Splits, divide
+from vitrail.data.datasets import LabelSets, Splits, assign_splits, open_dataset, split_counts
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 
 def test_a_folder_of_class_folders_is_a_data_set(tmp_path):
     make_folder(tmp_path, {"cat": 2, "ape": 1})
-    source = open_source(tmp_path, "all")
+    source = open_dataset(tmp_path, "all")
     assert source.classes == ("ape", "cat")
     assert [sample.name for sample in source] == ["ape/000.png", "cat/000.png", "cat/001.png"]
     assert source[0].data == (tmp_path / "ape/000.png").read_bytes()
@@ -31,19 +30,19 @@ def test_a_folder_of_class_folders_is_a_data_set(tmp_path):
 
 def test_split_folders_go_by_several_names(tmp_path):
     make_folder(tmp_path, {"training/cat": 3, "training/dog": 2, "Valid/cat": 1, "testing/dog": 1})
-    assert splits_of(tmp_path) == {"train": 5, "val": 1, "test": 1}
-    assert open_source(tmp_path, "validation").name(0) == "Valid/cat/000.png"
-    assert open_source(tmp_path, "val").classes == ("cat", "dog")  # although it has no dog
-    assert open_source(tmp_path, "test").labels().tolist() == [1]
-    assert len(open_source(tmp_path, "all")) == 7
+    assert split_counts(tmp_path) == {"train": 5, "val": 1, "test": 1}
+    assert open_dataset(tmp_path, "validation").name(0) == "Valid/cat/000.png"
+    assert open_dataset(tmp_path, "val").classes == ("cat", "dog")  # although it has no dog
+    assert open_dataset(tmp_path, "test").labels().tolist() == [1]
+    assert len(open_dataset(tmp_path, "all")) == 7
 
 
 def test_a_class_may_be_called_train(tmp_path):
     make_folder(tmp_path, {"train": 4, "bus": 4, "car": 4})
-    assert open_source(tmp_path, "all").classes == ("bus", "car", "train")
+    assert open_dataset(tmp_path, "all").classes == ("bus", "car", "train")
     (tmp_path / "train" / "steam").mkdir()
     shutil.move(tmp_path / "train" / "000.png", tmp_path / "train" / "steam")
-    assert len(open_source(tmp_path, "all")) == 12
+    assert len(open_dataset(tmp_path, "all")) == 12
 
 
 def test_what_is_no_picture_is_left_out_and_counted(tmp_path):
@@ -52,7 +51,7 @@ def test_what_is_no_picture_is_left_out_and_counted(tmp_path):
     (tmp_path / "cat" / ".000.png").write_text("")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "top.png").write_bytes(png(1))
-    source = open_source(tmp_path, "all")
+    source = open_dataset(tmp_path, "all")
     assert source.classes == ("Cat", "cat")
     assert len(source) == 3
     assert source.notes == (
@@ -68,30 +67,30 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     (root / "dog").symlink_to(tmp_path / "elsewhere" / "x")
     (root / "cat" / "again").symlink_to(root / "cat")
     (root / "cat" / "nowhere.png").symlink_to(tmp_path / "missing")
-    source = open_source(root, "all")
+    source = open_dataset(root, "all")
     assert source.labels().tolist().count(1) == 2
     assert "cat/nowhere.png" in [source.name(i) for i in range(len(source))]
 
 
 def test_a_picture_that_goes_missing_is_told_when_it_is_read(tmp_path):
-    source = open_source(make_folder(tmp_path, {"cat": 2}), "all")
+    source = open_dataset(make_folder(tmp_path, {"cat": 2}), "all")
     (tmp_path / "cat" / "001.png").unlink()
     os.mkfifo(tmp_path / "cat" / "002.png")
     source[0]
     with pytest.raises(DataError, match=r"there is no file .*cat/001\.png"):
         source[1]
     with pytest.raises(DataError, match="no ordinary file"):  # and it is not waited for
-        open_source(tmp_path, "all")[1]
+        open_dataset(tmp_path, "all")[1]
 
 
 def test_a_set_without_splits_is_divided_class_by_class(tmp_path):
     make_folder(tmp_path, {"cat": 20, "dog": 10, "eel": 3, "fox": 1})
-    parts = {split: open_source(tmp_path, split) for split in ("train", "val", "test")}
+    parts = {split: open_dataset(tmp_path, split) for split in ("train", "val", "test")}
     counts = {
         split: np.bincount(part.labels(), minlength=4).tolist() for split, part in parts.items()
     }
     assert counts == {"train": [16, 8, 1, 1], "val": [2, 1, 1, 0], "test": [2, 1, 1, 0]}
-    assert splits_of(tmp_path) == {"train": 26, "val": 4, "test": 4}
+    assert split_counts(tmp_path) == {"train": 26, "val": 4, "test": 4}
     names = [sample.name for part in parts.values() for sample in part]
     assert len(set(names)) == 34
     assert "80% train, 10% val, 10% test by seed 0" in parts["train"].notes[0]
@@ -102,7 +101,7 @@ def test_another_seed_divides_otherwise_and_the_same_seed_the_same(tmp_path):
     copy = shutil.copytree(tmp_path, tmp_path.with_name(tmp_path.name + "-copy"))
 
     def val(folder, seed):
-        part = open_source(folder, "val", splits=Splits(val=0.2, test=0, seed=seed))
+        part = open_dataset(folder, "val", splits=Splits(val=0.2, test=0, seed=seed))
         return [part.name(i) for i in range(len(part))]
 
     assert val(tmp_path, 0) == val(copy, 0) != val(tmp_path, 1)
@@ -118,7 +117,7 @@ def test_another_seed_divides_otherwise_and_the_same_seed_the_same(tmp_path):
 def test_every_class_keeps_something_to_learn_from(labels, val, test, seed):
     labels = np.array(labels, np.int32)
     names = [f"{i}.jpg" for i in range(len(labels))]
-    places = divide(names, labels, Splits(val=val, test=test, seed=seed))
+    places = assign_splits(names, labels, Splits(val=val, test=test, seed=seed))
     for label in np.unique(labels):
         train, held, judged = np.bincount(places[labels == label], minlength=3)
         count = train + held + judged
@@ -138,7 +137,9 @@ def test_a_picture_added_later_moves_three_others_of_its_class_at_most(labels, v
     labels = np.array([*labels, 0], np.int32)  # the last one is added
     names = [f"{i}.jpg" for i in range(len(labels))]
     splits = Splits(val=val, test=test, seed=seed)
-    moved = divide(names[:-1], labels[:-1], splits) != divide(names, labels, splits)[:-1]
+    moved = (
+        assign_splits(names[:-1], labels[:-1], splits) != assign_splits(names, labels, splits)[:-1]
+    )
     assert moved.sum() <= 3
     assert set(labels[:-1][moved].tolist()) <= {0}
 
@@ -148,15 +149,15 @@ def test_the_fifteenth_picture_of_a_class_may_move_as_many_as_three():
     moved = []
     for seed in range(20):
         names, splits = [f"{i}.jpg" for i in range(15)], Splits(seed=seed)
-        before = divide(names[:14], np.zeros(14, np.int32), splits)
-        moved.append((before != divide(names, np.zeros(15, np.int32), splits)[:14]).sum())
+        before = assign_splits(names[:14], np.zeros(14, np.int32), splits)
+        moved.append((before != assign_splits(names, np.zeros(15, np.int32), splits)[:14]).sum())
     assert max(moved) == 3
 
 
 def test_pictures_of_several_classes_are_divided_by_the_rarest():
     ends = np.concatenate([np.arange(2, 61, 2), np.arange(61, 131)])
     labels = LabelSets(np.array([0, 1] * 30 + [0] * 70, np.int32), ends)
-    places = divide([str(i) for i in range(100)], labels, Splits())
+    places = assign_splits([str(i) for i in range(100)], labels, Splits())
     assert np.bincount(places[:30]).tolist() == [24, 3, 3]
     assert [labels.take(np.array([29, 30]))[i] for i in (0, 1, -1)] == [(0, 1), (0,), (0,)]
 
@@ -164,11 +165,11 @@ def test_pictures_of_several_classes_are_divided_by_the_rarest():
 def test_stated_splits_stay_and_lacking_ones_can_be_cut_out_of_train(tmp_path):
     make_folder(tmp_path, {"train/cat": 20, "train/dog": 20, "test/cat": 5, "test/dog": 5})
     with pytest.raises(DataError, match=r"has no split 'val'; it has: train, test$"):
-        open_source(tmp_path, "val")
-    assert splits_of(tmp_path) == {"train": 40, "test": 10}
+        open_dataset(tmp_path, "val")
+    assert split_counts(tmp_path) == {"train": 40, "test": 10}
     cut = Splits(val=0.25, test=0.5)
-    assert splits_of(tmp_path, splits=cut) == {"train": 30, "val": 10, "test": 10}
-    parts = [open_source(tmp_path, split, splits=cut) for split in ("train", "val", "test")]
+    assert split_counts(tmp_path, splits=cut) == {"train": 30, "val": 10, "test": 10}
+    parts = [open_dataset(tmp_path, split, splits=cut) for split in ("train", "val", "test")]
     assert len({sample.name for part in parts for sample in part}) == 50
     assert all(sample.name.startswith("test/") for sample in parts[2])
 
@@ -193,7 +194,7 @@ def test_stated_splits_stay_and_lacking_ones_can_be_cut_out_of_train(tmp_path):
 )
 def test_what_is_no_data_set_is_told_in_one_line(tmp_path, make, words):
     with pytest.raises(VitrailError) as error:
-        open_source(make(tmp_path))
+        open_dataset(make(tmp_path))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -201,7 +202,7 @@ def test_what_is_no_data_set_is_told_in_one_line(tmp_path, make, words):
 def test_a_split_nobody_has_is_told_with_those_there_are(tmp_path):
     make_folder(tmp_path, {"cat": 10})
     with pytest.raises(DataError, match="has no split 'dev2'; it has: train, val, test"):
-        open_source(tmp_path, "dev2")
+        open_dataset(tmp_path, "dev2")
     with pytest.raises(ConfigError, match="leave some for train"):
         Splits(val=0.5, test=0.5)
 
@@ -212,10 +213,10 @@ def test_the_fingerprint_is_that_of_the_samples(tmp_path):
     os.utime(copy / "cat" / "000.png", (0, 0))
 
     def print_of(path):
-        return fingerprint(open_source(path, "all"))
+        return fingerprint(open_dataset(path, "all"))
 
     assert print_of(folder) == print_of(copy)
-    assert print_of(folder) != fingerprint(open_source(folder, "train"))
+    assert print_of(folder) != fingerprint(open_dataset(folder, "train"))
     (copy / "cat" / "000.png").write_bytes(png(0) + b"more")
     assert print_of(folder) != print_of(copy)
     shutil.rmtree(copy)
@@ -230,24 +231,24 @@ def test_the_fingerprint_of_arrays_looks_at_some_pixels(tmp_path):
     np.savez_compressed(tmp_path / "b.npz", images=images, labels=np.arange(40) % 4)
     images[0] += 1
     np.savez(tmp_path / "c.npz", images=images, labels=np.arange(40) % 4)
-    a, b, c = (fingerprint(open_source(tmp_path / f"{name}.npz", "all")) for name in "abc")
+    a, b, c = (fingerprint(open_dataset(tmp_path / f"{name}.npz", "all")) for name in "abc")
     assert a == b != c
 
 
 def test_the_first_run_needs_no_download():
-    assert splits_of("builtin:sign-digits") == {"train": 1653, "test": 409}
-    source = open_source("builtin:sign-digits", "test")
+    assert split_counts("builtin:sign-digits") == {"train": 1653, "test": 409}
+    source = open_dataset("builtin:sign-digits", "test")
     assert source.classes == tuple("0123456789")
     assert source[0].data.startswith(b"\xff\xd8")
     assert source.name(0) == "test/0/IMG_1158.JPG"
-    assert fingerprint(open_source("builtin:sign-digits")) == "ebea408a87bd788aefdf8f450febcb1c"
+    assert fingerprint(open_dataset("builtin:sign-digits")) == "ebea408a87bd788aefdf8f450febcb1c"
 
 
 def test_sources_go_to_other_processes_and_serve_many_threads(tmp_path):
     make_folder(tmp_path, {"cat": 5, "dog": 5})
     np.savez(tmp_path / "a.npz", images=pixels(10), labels=np.arange(10) % 2)
     for reference in (tmp_path, tmp_path / "a.npz", "builtin:sign-digits"):
-        source = open_source(reference)
+        source = open_dataset(reference)
         first = source[0]
         again = pickle.loads(pickle.dumps(source))
         assert np.array_equal(again[0].data, first.data)
@@ -271,7 +272,7 @@ def test_folders_may_be_deeper_than_pythons_stack(tmp_path):
     subprocess.run(["mkdir", "-p", deepest], check=True)
     (deepest / "1.png").write_bytes(png(1))
     try:
-        assert len(open_source(tmp_path, "all")) == 3
+        assert len(open_dataset(tmp_path, "all")) == 3
     finally:
         subprocess.run(["rm", "-r", tmp_path / "cat"], check=True)  # pytest would recurse, too
 
@@ -284,4 +285,4 @@ def test_links_that_multiply_are_refused(tmp_path):
             (tmp_path / f"store/{number}/{name}").symlink_to(tmp_path / f"store/{number + 1}")
     (tmp_path / "set/cat/more").symlink_to(tmp_path / "store/0")
     with pytest.raises(DataError, match="more than 100 times"):
-        open_source(tmp_path / "set")
+        open_dataset(tmp_path / "set")

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from vitrail.data.threads import reading_threads
+from vitrail.data.loader import reader_pool
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def threads_of_a_new_thread():
 
 
 def test_torch_works_alone_in_the_threads_and_as_before_elsewhere(two_cores):
-    with reading_threads() as pool:
+    with reader_pool() as pool:
         assert pool.submit(torch.get_num_threads).result() == 1
         assert torch.get_num_threads() == 2
         assert threads_of_a_new_thread() == 2
@@ -34,7 +34,7 @@ def test_torch_works_alone_in_the_threads_and_as_before_elsewhere(two_cores):
 
 def test_pools_that_are_made_at_once_do_not_disturb_each_other(two_cores):
     with ThreadPoolExecutor(4) as makers:
-        pools = [job.result() for job in [makers.submit(reading_threads) for _ in range(12)]]
+        pools = [job.result() for job in [makers.submit(reader_pool) for _ in range(12)]]
     assert threads_of_a_new_thread() == 2
     for pool in pools:
         pool.shutdown()
@@ -46,6 +46,6 @@ def test_a_pool_whose_threads_cannot_begin_fails_and_leaves_none_waiting(two_cor
 
     monkeypatch.setattr("threading.Thread.start", no_more)
     with pytest.raises(RuntimeError, match="start new thread"):
-        reading_threads()
+        reader_pool()
     monkeypatch.undo()
     assert torch.get_num_threads() == 2

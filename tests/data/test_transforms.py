@@ -6,17 +6,16 @@ import torch
 from PIL import Image
 
 from vitrail import ConfigError, Preprocessing
-from vitrail.data.decoding import decode
-from vitrail.data.preprocessing import preset
+from vitrail.data.decode import decode
+from vitrail.data.preprocessing import Augmentation, preset
 from vitrail.data.transforms import (
     PILLOW,
-    EvaluationTransform,
+    EvalTransform,
     TrainTransform,
     mirrored,
     normalize,
     resize,
 )
-from vitrail.data.variation import Augmentation
 
 
 def photograph(height, width, seed=0):
@@ -79,14 +78,14 @@ def test_google_pictures_are_decoded_whole_and_not_smoothed(backend):
     exact = by_hand(decode(data, backend="pillow"), (48, 56))
     how = preset("google", (48, 56))
     for transform in (
-        EvaluationTransform(preprocessing=how, backend=backend),
+        EvalTransform(preprocessing=how, backend=backend),
         TrainTransform(
             preprocessing=how, augmentation=Augmentation(crop="whole", flip=False), backend="pillow"
         ),
     ):
         ours = transform(data, np.random.default_rng(0)).permute(1, 2, 0).numpy()
         assert np.abs(ours - exact).max() <= 0.51  # rounded to whole levels
-    smooth = EvaluationTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
+    smooth = EvalTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
     assert np.abs(smooth(data).permute(1, 2, 0).numpy() - exact).mean() > 20
 
 
@@ -110,7 +109,7 @@ def test_google_evaluation_squeezes_the_whole_picture():
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[:, 40:] = 255
     how = preset("google", (16, 16))
-    out = EvaluationTransform(preprocessing=how)(pixels)
+    out = EvalTransform(preprocessing=how)(pixels)
     assert out.shape == (3, 16, 16)
     assert (out[:, :, :7] == 0).all()
     assert (out[:, :, 9:] == 255).all()
@@ -120,7 +119,7 @@ def test_short_side_evaluation_cuts_the_middle():
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[:, 30:50] = 255  # the middle quarter of the width
     how = Preprocessing(size=(20, 20), resize="short-side", resize_to=(20, 20))
-    out = EvaluationTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
+    out = EvalTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
     assert out.shape == (3, 20, 20)
     assert (out[0, :, 7:13] == 255).all()
     assert (out[0, :, :3] == 0).all()
@@ -130,13 +129,13 @@ def test_short_side_evaluation_cuts_the_middle():
 @pytest.mark.parametrize("shape", [(30, 200), (224, 224), (1, 1), (500, 375)])
 def test_every_preset_gives_its_size(name, shape):
     how = preset(name, (64, 48))
-    assert EvaluationTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
+    assert EvalTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
 
 
 def test_decoding_smaller_changes_little():
     pixels = photograph(800, 1200)
     how = preset("torchvision", (96, 96))
-    transform = EvaluationTransform(preprocessing=how)
+    transform = EvalTransform(preprocessing=how)
     from_file = transform(jpeg(pixels)).int()
     from_array = transform(pixels).int()
     assert (from_file - from_array).abs().float().mean() < 2
@@ -203,7 +202,7 @@ def test_impossible_settings_are_one_line():
     with pytest.raises(ConfigError, match="crop_area"):
         Augmentation(crop_area=(0.0, 1.0))
     with pytest.raises(ConfigError, match="pictures of 2 channels do not fit a model of 3"):
-        EvaluationTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
+        EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
 
 
 @pytest.mark.parametrize(("start", "count"), [(-3, 5), (2, 6), (-1, 8), (0, 6)])

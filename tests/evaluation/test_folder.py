@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.assess import assess
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.folder import write_folder
@@ -19,7 +19,7 @@ FACTS = {"model": "m", "data": "d"}
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 def findings_of(source, logits, labels, loss="softmax") -> Findings:

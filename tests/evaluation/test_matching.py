@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from vitrail import ConfigError
-from vitrail.data.samples import LabelSets, Sample
+from vitrail.data.datasets import LabelSets, Sample
 from vitrail.evaluation.matching import match
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from page_reader import Reader
 from vitrail import DataError
-from vitrail.data.samples import Sample
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import Sample, open_dataset
 from vitrail.evaluation import page as module
 from vitrail.evaluation.diagrams import at_share, reliability, trade_off
 from vitrail.evaluation.findings import Calibration, ClassFinding, Estimate, Findings, Selective
@@ -26,7 +25,7 @@ NAN = math.nan
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 def calibration(counts, confidence, accuracy, **more):

@@ -11,9 +11,9 @@ from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import DataError
 from vitrail.checkpoints.facts import facts_of
 from vitrail.cli import main
-from vitrail.data.packing import pack
-from vitrail.data.sources import open_source, picture_bytes
-from vitrail.data.splits import Splits
+from vitrail.data.datasets import Splits, open_dataset
+from vitrail.data.provenance import image_bytes
+from vitrail.data.tar_shards import pack
 from vitrail.evaluation.pictures import open_part
 from vitrail.export.guard import pictures_for
 
@@ -40,11 +40,11 @@ def home(tmp_path_factory):
 def judged(model, data, split=None):
     """The pictures that a model would be judged by, as bytes, and the notes."""
     source, notes = open_part(data, split, facts_of(vitrail.load(model)))
-    return {picture_bytes(source, row) for row in range(len(source))}, notes
+    return {image_bytes(source, row) for row in range(len(source))}, notes
 
 
 def learned(data, **splits):
-    return {sample.data for sample in open_source(data, splits=Splits(**splits))}
+    return {sample.data for sample in open_dataset(data, splits=Splits(**splits))}
 
 
 def test_all_pictures_of_a_set_without_splits_are_judged_by(home, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitrail import ConfigError, DataError
+from vitrail.data.datasets import Sample
 from vitrail.data.preprocessing import preset
-from vitrail.data.samples import Sample
 from vitrail.evaluation import passes as module
 from vitrail.evaluation.quick import quick_outcome
 

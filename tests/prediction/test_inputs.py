@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data.given import Named
+from vitrail.data.transforms import NamedImage
 from vitrail.errors import DataError
 from vitrail.prediction.inputs import find
 
@@ -65,7 +65,7 @@ def test_a_list_may_come_in(between):
 
 
 def test_a_picture_may_come_in():
-    assert found("-", coming=PNG) == [Named("standard input", PNG)]
+    assert found("-", coming=PNG) == [NamedImage("standard input", PNG)]
 
 
 def test_a_list_is_read_line_by_line_as_it_comes():

@@ -11,7 +11,7 @@ from torch.testing import assert_close as close
 import vitrail
 from vitrail import ConfigError, DataError, Facts, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.evaluation.api import evaluate
 
 CLASSES = ("ape", "bee", "cat")
@@ -30,7 +30,7 @@ def predictor(model):
 def slowly(model, path):
     """The answer by the longest way: decode, prepare, normalize, run, one picture at a time."""
     how = model.facts.preprocessing
-    image = EvaluationTransform(preprocessing=how)(path.read_bytes())
+    image = EvalTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].softmax(0)
 
@@ -168,7 +168,7 @@ def test_several_classes_may_apply_where_the_model_says_so(model, folder):
 
 def slowly_several(model, path):
     how = model.facts.preprocessing
-    image = EvaluationTransform(preprocessing=how)(path.read_bytes())
+    image = EvalTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].sigmoid()
 
@@ -253,7 +253,7 @@ def test_pictures_are_prepared_ahead_where_the_model_has_another_device(model, f
 
 def test_a_picture_too_thin_to_be_resized_by_its_short_side_is_refused(model):
     thin = Predictor(model)
-    thin.transform = EvaluationTransform(
+    thin.transform = EvalTransform(
         preprocessing=Preprocessing(size=(8, 8), resize="short-side", resize_to=(9, 9))
     )
     with pytest.raises(DataError, match="1000 x 1 pixels is too thin"):

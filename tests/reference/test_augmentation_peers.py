@@ -12,8 +12,15 @@ import torch
 from PIL import Image
 
 from vitrail.data import augmentation
-from vitrail.data.operations import COLORS, OPERATIONS, PLACES, Canvas
-from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL
+from vitrail.data.augment import (
+    AUG_MIX,
+    COLOR_OPS,
+    GEOMETRY_OPS,
+    OPERATIONS,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT,
+    Geometry,
+)
 
 functional = pytest.importorskip("torchvision.transforms.functional")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -85,7 +92,7 @@ def apart(ours, theirs):
 def test_colors_change_as_they_do_there(name, theirs, amounts, mode):
     for image in pictures(mode):
         for amount in amounts:
-            assert apart(COLORS[name](image, amount), theirs(image, amount)).max() == 0, amount
+            assert apart(COLOR_OPS[name](image, amount), theirs(image, amount)).max() == 0, amount
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -96,7 +103,7 @@ def test_pixels_move_as_they_do_in_timm(name, resample, mode):
     fill = (10, 20, 30) if mode == "RGB" else 20
     for image in pictures(mode):
         for amount in amounts:
-            ours = PLACES[name](image, amount, Canvas(fill, resample))
+            ours = GEOMETRY_OPS[name](image, amount, Geometry(fill, resample))
             other = theirs(image, sign * amount, resample=resample, fillcolor=fill)
             assert apart(ours, other).max() == 0, amount
 
@@ -107,7 +114,7 @@ def test_bilinear_filtering_is_within_two_levels_of_timm(name, mode):
     theirs, sign, amounts = PLACED[name]
     for image in pictures(mode):
         for amount in amounts:
-            ours = PLACES[name](image, amount, Canvas(128, BILINEAR))
+            ours = GEOMETRY_OPS[name](image, amount, Geometry(128, BILINEAR))
             fill = 128 if mode == "L" else (128,) * 3
             other = theirs(image, sign * amount, resample=BILINEAR, fillcolor=fill)
             difference = apart(ours, other)[inner(name, image, amount)]
@@ -143,7 +150,7 @@ def test_pixels_move_as_they_do_in_torchvision(name):
                 case _:
                     move = [amount, 0] if name == "translate_x" else [0, amount]
                     theirs = functional.affine(image, **affine | {"translate": move})
-            assert apart(OPERATIONS[name](image, amount, Canvas(0)), theirs).max() == 0, amount
+            assert apart(OPERATIONS[name](image, amount, Geometry(0)), theirs).max() == 0, amount
 
 
 def ours_called(name):
@@ -156,8 +163,8 @@ def ours_called(name):
     ("policy", "peer", "bins"),
     [
         (RAND_AUGMENT["torchvision"], v2.RandAugment, 31),
-        (TRIVIAL, v2.TrivialAugmentWide, 31),
-        (AUGMIX, v2.AugMix, 10),
+        (TRIVIAL_AUGMENT, v2.TrivialAugmentWide, 31),
+        (AUG_MIX, v2.AugMix, 10),
     ],
 )
 def test_strengths_are_those_of_torchvision(policy, peer, bins):
@@ -239,7 +246,7 @@ def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch)
 
 def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
     names = ["Brightness", "Posterize", "Color", "Solarize", "Contrast", "Sharpness"]
-    theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUGMIX.strengths)
+    theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUG_MIX.strengths)
     share, weights = 0.7, np.array([0.1, 0.3, 0.2, 0.15, 0.05, 0.2])
     peer = v2.AugMix(mixture_width=6, chain_depth=1)
     peer._sample_dirichlet = lambda alphas: torch.tensor(

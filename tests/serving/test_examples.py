@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 import vitrail
 from tiny_runs import write_colors
 from vitrail.checkpoints.facts import Facts
-from vitrail.data.decoding import decode
+from vitrail.data.datasets import open_dataset
+from vitrail.data.decode import decode
 from vitrail.data.preprocessing import preset
-from vitrail.data.sources import open_source
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
@@ -30,7 +30,7 @@ def test_test_pictures_of_all_classes_are_to_be_tried(tmp_path):
     found = find_examples(known(data), "")
     assert [one.label for one in found] == ["red", "green", "blue"] * 4
     assert {one.media_type for one in found} == {"image/png"}
-    test = open_source(data, "test")
+    test = open_dataset(data, "test")
     assert any(np.array_equal(decode(found[0].data), sample.data) for sample in test)
 
 

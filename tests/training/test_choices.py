@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tiny_runs import write_colors
-from vitrail.data.sources import open_source
-from vitrail.data.variation import Mixing
+from vitrail.data.datasets import open_dataset
+from vitrail.data.preprocessing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
 from vitrail.models.names import configuration
@@ -197,8 +197,8 @@ def test_sizes_that_are_no_whole_patches_are_refused():
 
 
 def test_a_look_at_the_data_tells_size_and_color(tmp_path):
-    look = look_at(open_source(write_colors(tmp_path / "colors.npz")))
+    look = look_at(open_dataset(write_colors(tmp_path / "colors.npz")))
     assert (look.pictures, look.classes, look.side, look.channels) == (30, 3, 8, 3)
     gray = np.zeros((4, 9, 7), np.uint8)
     np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
-    assert look_at(open_source(tmp_path / "gray.npz", "all")).channels == 1
+    assert look_at(open_dataset(tmp_path / "gray.npz", "all")).channels == 1

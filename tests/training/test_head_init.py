@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import vitrail
 from tiny_runs import Notebook, tiny_run, write_colors
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.training.head_init import (
     PROBE_HEAD,
     ProbeHead,
@@ -56,8 +56,8 @@ def test_the_first_loss_is_the_probes_not_that_of_a_zero_head(colors, tmp_path, 
 
 def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, start):
     model = vitrail.load(start)
-    train = open_source(str(colors), "train")
-    dev = open_source(str(colors), "test")
+    train = open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", cut=False, workers=0)
     images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
@@ -75,7 +75,7 @@ def test_a_run_that_ends_below_the_probe_returns_the_probe(colors, tmp_path, sta
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     model = vitrail.load(start)
-    train = open_source(str(colors), "train")
+    train = open_dataset(str(colors), "train")
     whole = fit_probe_head(model, train, None, "", cut=False, workers=0)
     # Refitted to all training images with the l2 that was chosen without dev.
     assert after["head.weight"].shape == whole.final["head.weight"].shape
@@ -121,8 +121,8 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, start, mon
 
 
 def test_a_probe_head_is_read_as_it_was_saved(colors, tmp_path, start):
-    model, train = vitrail.load(start), open_source(str(colors), "train")
-    dev = open_source(str(colors), "test")
+    model, train = vitrail.load(start), open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "val", cut=True, workers=0)
     probe.save(tmp_path)
     again = read_probe_head(tmp_path)

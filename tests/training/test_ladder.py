@@ -15,8 +15,8 @@ import vitrail
 from tiny_runs import CLASSES, Notebook, write_colors
 from vitrail.cli import main
 from vitrail.cli.ladder import report
-from vitrail.data.samples import Collection, Rows, Samples
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dataset
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.build import create
 from vitrail.probing.memory import MEMORY, load_memory
@@ -117,8 +117,8 @@ def test_a_set_with_val_and_test_is_chosen_by_val(colors, start, tmp_path, quick
     assert (found.dev, found.pictures) == ("val", 12)
     assert found.outcomes.keys() == {"val", "test"}
     material = runs.orders[0].material
-    assert named(material.train) == named(open_source(colors, "train"))
-    assert named(material.judged["dev"]) == named(open_source(colors, "val"))
+    assert named(material.train) == named(open_dataset(colors, "train"))
+    assert named(material.judged["dev"]) == named(open_dataset(colors, "val"))
 
 
 @pytest.mark.parametrize(("pictures", "kept"), [(1000, 100), (20_000, 400), (100_000, 1000)])
@@ -127,9 +127,9 @@ def test_the_larger_the_set_the_smaller_the_share_that_is_kept_apart(pictures, k
         in_memory = True
 
     labels = np.arange(pictures) % 4
-    names = Rows([("train", pictures)])
-    collection = Collection(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
-    part, dev = apart(Material(reference="x", train=Samples(collection), judged={}))
+    names = RowNames([("train", pictures)])
+    collection = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
+    part, dev = apart(Material(reference="x", train=ImageDataset(collection), judged={}))
     assert len(dev) == kept
     assert len(part) + len(dev) == pictures
     assert np.bincount(dev.labels()).tolist() == [kept // 4] * 4
@@ -144,7 +144,7 @@ def test_a_share_to_keep_apart_that_is_given_takes_nothing_from_the_last_run(
     assert (found.dev, found.pictures) == ("train", 6)
     assert len(runs.orders[0].material.train) == 24
     assert found.outcomes.keys() == {"test"}
-    train = fingerprint(open_source(colors, "train"))
+    train = fingerprint(open_dataset(colors, "train"))
     assert vitrail.load(tmp_path / "out").facts.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
 
@@ -167,7 +167,7 @@ def test_trials_do_not_see_dev_and_the_last_run_sees_all(colors, start, tmp_path
     runs = quick({"full-fine-tuning": 1.0}, real=True, probes=0.0)
     found = climb(order_of(colors, tmp_path / "out", start))
     assert found.chosen.name == FULL
-    train = open_source(colors, "train")
+    train = open_dataset(colors, "train")
     for order in runs.orders:
         learned, dev = named(order.material.train), named(order.material.judged["dev"])
         assert not learned & dev

@@ -9,7 +9,7 @@ from tiny_ladders import named, order_of, real_run
 
 import vitrail
 from tiny_runs import Notebook
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
 from vitrail.probing.memory import load_memory
 from vitrail.training import ground, rungs, summit
@@ -74,7 +74,7 @@ def test_without_a_time_to_keep_nothing_is_measured_and_all_is_seen(
 
 
 def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(colors):
-    train = open_source(colors, "train")
+    train = open_dataset(colors, "train")
     some = fewer(train, 12)
     assert np.bincount(some.labels()).tolist() == [4, 4, 4]
     assert named(some) == named(fewer(train, 12))

@@ -10,9 +10,9 @@ import vitrail
 from tiny_runs import Notebook, tiny_run
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
-from vitrail.data.health import examine
-from vitrail.data.packing import pack
-from vitrail.data.sheet import write_page
+from vitrail.data.check import check_dataset
+from vitrail.data.check_page import write_page
+from vitrail.data.tar_shards import pack
 from vitrail.serving.run import open_model
 from vitrail.training.settings import ModelSettings
 
@@ -92,7 +92,7 @@ def test_a_model_of_three_channels_is_fine_tuned_once_it_has_six(data, tmp_path)
 
 
 def test_the_health_of_such_a_set_is_told_and_shown(data, tmp_path):
-    health = examine(data)
+    health = check_dataset(data)
     assert health.kinds == {"array of 6 channels": 36}
     assert write_page(health, tmp_path / "report").exists()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny_runs import write_colors
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
 from vitrail.models.initialization import initialize
@@ -68,7 +68,7 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
         optimizers=make_optimizers(named.items(), settings.optim, 2),
         average=Average(named, settings.average) if settings.average else None,
     )
-    source = open_source(write_colors(tmp_path / "colors.npz"))
+    source = open_dataset(write_colors(tmp_path / "colors.npz"))
     augmentation, mixing = choose_variation(settings, LOOK)
     size = size_for(settings)
     plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))

@@ -6,8 +6,7 @@ import pytest
 
 from page_reader import Reader
 from vitrail import DataError
-from vitrail.data.samples import Sample
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import Sample, open_dataset
 from vitrail.evaluation.outcome import Mistake, Outcome
 from vitrail.training import report as module
 from vitrail.training.report import Report, points, share, write_report
@@ -51,7 +50,7 @@ def outcome(source, **more):
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ import torch
 import vitrail
 from tiny_runs import TINY, Notebook, write_colors
 from vitrail.cli.vtab import Vtab, words
-from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.build import create
 from vitrail.training import transfer
@@ -83,7 +81,7 @@ def test_four_fifths_and_one_fifth_are_disjoint_and_together_all(colors, count):
 
 def test_a_thousand_are_eight_hundred_and_two_hundred(tmp_path):
     data = write_colors(tmp_path / "many.npz", train=1200)
-    hand = deal(open_source(data, "train"), transfer.EXAMPLES, seed=0)
+    hand = deal(open_dataset(data, "train"), transfer.EXAMPLES, seed=0)
     assert [len(part) for part in (hand.train, hand.fit, hand.dev)] == [1000, 800, 200]
     assert np.ptp(np.bincount(hand.dev.labels())) <= 1
 
@@ -95,14 +93,14 @@ def test_the_draw_is_the_seeds(colors):
 
 def test_classes_keep_their_shares_and_the_rarest_has_one():
     labels = np.repeat(np.arange(4), [600, 300, 99, 1])
-    drawn = representative(labels, 100, np.random.default_rng(0))
+    drawn = stratified_subset(labels, 100, np.random.default_rng(0))
     assert len(set(drawn.tolist())) == 100
     assert np.abs(np.bincount(labels[drawn]) - [60, 30, 9, 1]).max() <= 1
     assert np.bincount(labels[drawn])[3] == 1
 
 
 def test_more_classes_than_pictures_is_no_error():
-    drawn = representative(np.arange(50), 10, np.random.default_rng(0))
+    drawn = stratified_subset(np.arange(50), 10, np.random.default_rng(0))
     assert len(drawn) == 10
 
 
@@ -269,8 +267,8 @@ def test_what_is_odd_about_the_pictures_is_told_once_for_each_task(
     model, colors, tmp_path, monkeypatch
 ):
     divided = "the set states no splits and was divided"
-    train = Samples(colors.train.collection, colors.train.rows, [divided])
-    test = Samples(colors.test.collection, colors.test.rows, [divided, "1 file was left out"])
+    train = ImageDataset(colors.train.index, colors.train.rows, [divided])
+    test = ImageDataset(colors.test.index, colors.test.rows, [divided, "1 file was left out"])
     spy = Spy({("test", 0.1): 0.25}, (0.1,))
     monkeypatch.setitem(transfer.METHODS, "finetune", lambda bench, model: spy)
     made, lines = bench(model, tmp_path)

@@ -17,7 +17,7 @@ from vitrail.models.build import Model
 from vitrail.models.checks import pair
 
 if TYPE_CHECKING:
-    from vitrail.data.given import Picture
+    from vitrail.data.transforms import ImageInput
 
 # In the provenance of a model whose checkpoint did not state its preprocessing.
 PREPROCESSING, ASSUMED = "preprocessing", "assumed"
@@ -36,7 +36,7 @@ class Facts:
         """What so many classes are called; by their numbers, if nobody knows."""
         return self.class_names or tuple(map(str, range(count)))
 
-    def prepare(self, pictures: "Picture | Sequence[Picture]") -> Tensor:
+    def prepare(self, pictures: "ImageInput | Sequence[ImageInput]") -> Tensor:
         """One picture or a list as the model takes them, normalized: (B, C, H, W).
 
         >>> logits = model(model.facts.prepare("cat.jpg"))
@@ -44,17 +44,22 @@ class Facts:
         A picture is a path, the bytes of a file, a Pillow image, or pixels: uint8 (H, W) or
         (H, W, C).
         """
-        from vitrail.data.given import name_of, read, several
-        from vitrail.data.transforms import EvaluationTransform, normalize
+        from vitrail.data.transforms import (
+            EvalTransform,
+            as_sequence,
+            input_name,
+            normalize,
+            read_image,
+        )
 
         how = self.preprocessing
         channels = len(how.mean)
-        transform, found = EvaluationTransform(preprocessing=how, channels=channels), []
-        for number, picture in enumerate(several(pictures)[0]):
+        transform, found = EvalTransform(preprocessing=how, channels=channels), []
+        for number, picture in enumerate(as_sequence(pictures)[0]):
             try:
-                found.append(transform(read(picture, channels)))
+                found.append(transform(read_image(picture, channels)))
             except DataError as error:
-                raise DataError(f"{name_of(picture, number)}: {error}") from None
+                raise DataError(f"{input_name(picture, number)}: {error}") from None
         batch = torch.stack(found) if found else torch.empty(0, channels, *how.size)
         return normalize(batch, how)
 

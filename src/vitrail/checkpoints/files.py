@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.data.array_files import check_unpacked, read_header
-from vitrail.data.files import whole_or_absent as written_whole
+from vitrail.data.arrays import check_npz_size, read_npy_header
+from vitrail.data.storage import atomic_path as written_whole
 from vitrail.errors import CheckpointError, DataError
 
 SAFETENSORS_TYPES = {
@@ -154,7 +154,7 @@ def read_npz(path: Path) -> Weights:
     file = OpenFile(path)
     with file.stream() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
-        check_unpacked(path, members)
+        check_npz_size(path, members)
         for info in members:
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as member:
@@ -182,7 +182,7 @@ def npz_reader(file: OpenFile, info: zipfile.ZipInfo) -> Callable[[], Tensor]:
 
 def safe_header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of an array; refuses Python objects, which would run code."""
-    shape, _, dtype = read_header(stream)
+    shape, _, dtype = read_npy_header(stream)
     if dtype.hasobject:
         raise CheckpointError("the file holds Python objects, and loading it could run code")
     return shape, dtype
@@ -241,7 +241,7 @@ def read_torch(path: Path) -> Weights:
     file = OpenFile(path)
     if zipfile.is_zipfile(path):
         with file.stream() as stream, zipfile.ZipFile(stream) as archive:
-            check_unpacked(path, archive.infolist())
+            check_npz_size(path, archive.infolist())
     content = load_torch(path, mmap=True)
     seen = tensors_of(path, content)
     left_out = {} if seen.pop(AVERAGED, None) is None else {AVERAGED: "a count, no weight"}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
-from vitrail.data.samples import LabelSets, Source
+from vitrail.data.datasets import Dataset, LabelSets
 from vitrail.data.transforms import Backend
 from vitrail.evaluation.assess import assess
 from vitrail.evaluation.bootstrap import estimates, means
@@ -41,7 +41,7 @@ class Runner:
 
 def evaluate(
     model: Model | Reference | Runner,
-    data: Source | str | PathLike[str],
+    data: Dataset | str | PathLike[str],
     split: str | None = None,
     *,
     flip: bool = False,
@@ -149,7 +149,7 @@ def predicted(outputs: Outputs, matched: Match, loss: Loss, skipped: dict[str, s
     )
 
 
-def labels_at(source: Source, indices: np.ndarray) -> np.ndarray:
+def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:
     """The labels of some pictures: int64 (N,), or bool (N, K) where several may apply."""
     found = source.labels()
     if not isinstance(found, LabelSets):
@@ -161,7 +161,7 @@ def labels_at(source: Source, indices: np.ndarray) -> np.ndarray:
     return many
 
 
-def outcome_of(predictions: Predictions, source: Source) -> Outcome:
+def outcome_of(predictions: Predictions, source: Dataset) -> Outcome:
     tally = Tally(
         len(predictions.classes), multi_label=predictions.multi_label, loss=predictions.loss
     )

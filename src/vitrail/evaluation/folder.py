@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vitrail.data.files import whole_or_absent, write_whole
-from vitrail.data.samples import Source
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import atomic_path, write_atomic
 from vitrail.evaluation.findings import Findings, Predictions
 from vitrail.evaluation.page import write_evaluation
 
@@ -21,7 +21,7 @@ from vitrail.evaluation.page import write_evaluation
 def write_folder(
     folder: Path,
     findings: Findings,
-    source: Source,
+    source: Dataset,
     *,
     title: str,
     facts: Mapping[str, str],
@@ -32,10 +32,10 @@ def write_folder(
     write_evaluation(page, findings, title=title, facts=facts, source=source)
     yield page
     text = json.dumps(dict(facts) | findings.to_dict(), indent=1)
-    write_whole(folder / "evaluation.json", text)
+    write_atomic(folder / "evaluation.json", text)
     yield folder / "evaluation.json"
     with (
-        whole_or_absent(folder / "predictions.csv") as temporary,
+        atomic_path(folder / "predictions.csv") as temporary,
         temporary.open("w", encoding="utf-8", errors="replace", newline="") as file,
     ):
         writer = csv.writer(file)
@@ -44,7 +44,7 @@ def write_folder(
     yield folder / "predictions.csv"
 
 
-def lines(predictions: Predictions, source: Source) -> Iterator[list[str | int]]:
+def lines(predictions: Predictions, source: Dataset) -> Iterator[list[str | int]]:
     """Each picture's name, label, likeliest class and its probability, and whether it is right.
 
     Several labels are separated by a vertical bar. As many are right as the outcome says.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.samples import LabelSets, Sample, Source
+from vitrail.data.datasets import Dataset, LabelSets, Sample
 from vitrail.errors import ConfigError
 from vitrail.words import listed
 
@@ -17,7 +17,7 @@ from vitrail.words import listed
 class Relabeled:
     """A source whose classes have the numbers that a model gives them."""
 
-    def __init__(self, source: Source, classes: Sequence[str], numbers: Sequence[int]) -> None:
+    def __init__(self, source: Dataset, classes: Sequence[str], numbers: Sequence[int]) -> None:
         self.source = source
         self.classes = tuple(classes)
         self.numbers = np.asarray(numbers, np.int64)  # of each class of the source
@@ -46,7 +46,7 @@ class Relabeled:
 class Match(NamedTuple):
     """A source in the model's terms, or the model's columns in those of the source."""
 
-    source: Source
+    source: Dataset
     columns: list[int] | None  # of the logits, those to keep in this order; None: all
     notes: list[str]
 
@@ -54,7 +54,7 @@ class Match(NamedTuple):
 def match(
     names: Sequence[str],
     outputs: int,
-    source: Source,
+    source: Dataset,
     *,
     restrict: bool = False,
     by_order: bool = False,
@@ -95,7 +95,7 @@ def match(
     return Match(Relabeled(source, names, numbers), None, [note])
 
 
-def by_number(outputs: int, source: Source, *, named: bool) -> Match:
+def by_number(outputs: int, source: Dataset, *, named: bool) -> Match:
     """The first class of one is the first of the other, if they have equally many."""
     if outputs != len(source.classes):
         raise ConfigError(

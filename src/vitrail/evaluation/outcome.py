@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.samples import Label, Source
+from vitrail.data.datasets import Dataset, Label
 from vitrail.evaluation.passes import none_read
 from vitrail.parallel import gather_objects, sum_over
 
@@ -136,7 +136,7 @@ class Tally:
         found = gather_objects(self.mistakes)
         self.mistakes = worst([mistake for part in found for mistake in part])
 
-    def finish(self, source: Source, skipped: dict[str, str]) -> Outcome:
+    def finish(self, source: Dataset, skipped: dict[str, str]) -> Outcome:
         """The outcome of what was added; a `DataError` if that is nothing."""
         samples, right, among_five = map(int, self.counts)
         if not samples:

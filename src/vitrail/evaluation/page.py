@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from vitrail.data.files import write_whole
-from vitrail.data.samples import Source
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import write_atomic
 from vitrail.evaluation import diagrams
 from vitrail.evaluation.charts import tidy
 from vitrail.evaluation.diagrams import at_share, reliability, trade_off
@@ -77,13 +77,13 @@ def write_evaluation(
     *,
     title: str,
     facts: Mapping[str, str],
-    source: Source,
+    source: Dataset,
 ) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(findings, title, facts, source))
+    write_atomic(path, page(findings, title, facts, source))
 
 
-def page(findings: Findings, title: str, facts: Mapping[str, str], source: Source) -> str:
+def page(findings: Findings, title: str, facts: Mapping[str, str], source: Dataset) -> str:
     """The page as text; nothing in it points outside."""
     names = [found.name for found in findings.classes]
     body = [tiles_and_facts(list(tiles(findings)), {**facts, **more_facts(findings)})]

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from vitrail.data.samples import Label, Source
-from vitrail.data.sheet import PAGE, policy_hash
-from vitrail.data.thumbnails import picture_at
+from vitrail.data.check_page import PAGE, csp_hash
+from vitrail.data.datasets import Dataset, Label
+from vitrail.data.thumbnails import thumbnail_url
 from vitrail.evaluation import charts
 from vitrail.evaluation.outcome import Mistake
 from vitrail.words import percent
@@ -78,7 +78,7 @@ def whole_page(
 
 def only(script: str) -> str:
     """What is added to a page's policy so that this script may run, and no other."""
-    return f"; script-src {policy_hash(script)}"
+    return f"; script-src {csp_hash(script)}"
 
 
 def tile(name: str, html: str, below: str = "", *, first: bool = False) -> str:
@@ -105,14 +105,14 @@ def likely(low: float, high: float) -> str:
     return f'<span title="95 % interval">likely {least} to {share(high)}</span>'
 
 
-def mistake_figures(mistakes: Sequence[Mistake], source: Source, names: Sequence[str]) -> str:
+def mistake_figures(mistakes: Sequence[Mistake], source: Dataset, names: Sequence[str]) -> str:
     figures = "".join(mistake_figure(mistake, source, names) for mistake in mistakes)
     return f'<div class="mistakes">{figures}</div>'
 
 
-def mistake_figure(mistake: Mistake, source: Source, names: Sequence[str]) -> str:
+def mistake_figure(mistake: Mistake, source: Dataset, names: Sequence[str]) -> str:
     truth, predicted = escape(called(mistake.label, names)), escape(names[mistake.predicted])
-    small = picture_at(source, mistake.index, SIDE)
+    small = thumbnail_url(source, mistake.index, SIDE)
     image = f'<img alt="{truth}, taken for {predicted}" src="{small}">' if small else ""
     sure = "" if math.isnan(mistake.confidence) else f" ({100 * mistake.confidence:.0f}&nbsp;%)"
     return (

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from vitrail import parallel
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Source
-from vitrail.data.transforms import Backend, EvaluationTransform, normalize
+from vitrail.data.sampler import EvalSampler
+from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 def look_at_all(
     predict: Callable[[Tensor], Tensor],
-    source: Source,
+    source: Dataset,
     preprocessing: Preprocessing,
     take: Callable[[Tensor, Batch], None],
     *,
@@ -46,13 +46,13 @@ def look_at_all(
         raise ConfigError(
             f"batch_size={batch_size} must be 1 or more, and workers={workers} 0 or more"
         )
-    order = EvaluationOrder(
+    order = EvalSampler(
         samples=len(source),
         batch_size=batch_size,
         rank=parallel.rank(),
         world_size=parallel.world_size(),
     )
-    transform = EvaluationTransform(preprocessing=preprocessing, channels=channels, backend=backend)
+    transform = EvalTransform(preprocessing=preprocessing, channels=channels, backend=backend)
     loader = Loader(source, transform, order, workers=workers, strict=strict)
     calls, done, problem = 0, 0, None
     with without_gradients(order.world_size):
@@ -62,7 +62,7 @@ def look_at_all(
                 take(predict(normalize(batch.images.to(device), preprocessing)), batch)
                 done += len(batch.indices)
                 if progress is not None:
-                    progress(done + len(loader.skipped), order.mine)
+                    progress(done + len(loader.skipped), order.local_samples)
         except DataError as error:
             problem = error
         if order.world_size > 1:  # the others need this process for their calls

@@ -4,10 +4,16 @@ from collections.abc import Iterator
 from os import PathLike
 
 from vitrail.checkpoints.facts import Facts
-from vitrail.data.origin import Origin, from_provenance, holds_some
-from vitrail.data.samples import Samples, Source
-from vitrail.data.sources import ALL, fingerprint, judged_split, open_source
-from vitrail.data.splits import Splits, canonical
+from vitrail.data.datasets import (
+    ALL,
+    Dataset,
+    ImageDataset,
+    Splits,
+    canonical_split,
+    evaluation_split,
+    open_dataset,
+)
+from vitrail.data.provenance import DataProvenance, contains_any, fingerprint
 from vitrail.words import listed
 
 APART = ("val", "test")  # what models commonly do not learn from
@@ -15,21 +21,21 @@ WORSE = "new ones will do worse"
 
 
 def open_part(
-    data: Source | str | PathLike[str], split: str | None, facts: Facts
-) -> tuple[Source, list[str]]:
+    data: Dataset | str | PathLike[str], split: str | None, facts: Facts
+) -> tuple[Dataset, list[str]]:
     """The pictures to judge by, and what should be known about the choice.
 
     A set that the model has learned from is divided as it was then.
     """
     if not isinstance(data, str | PathLike):
         return data, []
-    origin = from_provenance(facts.provenance)
-    splits = origin.division(data)
+    origin = DataProvenance.from_dict(facts.provenance)
+    splits = origin.splits_for(data)
     if split is None:
         split = usual_split(data, splits)
-    source = open_source(data, split, splits=splits)
+    source = open_dataset(data, split, splits=splits)
     notes = [f"split {split}", *source.notes]
-    notes += doubts(data, canonical(split), source, origin, own=splits is not None)
+    notes += doubts(data, canonical_split(split), source, origin, own=splits is not None)
     return source, [*notes, *lessons(source, origin)]
 
 
@@ -38,27 +44,32 @@ def usual_split(data: str | PathLike[str], splits: Splits | None) -> str:
 
     `splits` is how a set was divided that it has learned from.
     """
-    stated = open_source(data, ALL).collection
-    if stated.split is None and splits is None:
+    stated = open_dataset(data, ALL).index
+    if stated.split_ids is None and splits is None:
         return ALL
-    kept_apart = judged_split(data, splits=splits)
-    return kept_apart or (ALL if stated.split is None else stated.split_names[0])
+    kept_apart = evaluation_split(data, splits=splits)
+    return kept_apart or (ALL if stated.split_ids is None else stated.split_names[0])
 
 
 def doubts(
-    data: str | PathLike[str], split: str, source: Samples, origin: Origin, *, own: bool
+    data: str | PathLike[str],
+    split: str,
+    source: ImageDataset,
+    origin: DataProvenance,
+    *,
+    own: bool,
 ) -> Iterator[str]:
     """A note if the model has, or may have, learned from pictures of this split.
 
     `own` is a set that it has learned from the train split of.
     """
-    stated = split == ALL or split in source.collection.split_names
+    stated = split == ALL or split in source.index.split_names
     if fingerprint(source) == origin.fingerprint:
         yield "these are the very pictures that the model has learned from"
-    elif holds_some(source, origin.samples) or (split not in APART and origin.is_at(data)):
+    elif contains_any(source, origin.samples) or (split not in APART and origin.is_at(data)):
         yield "the model has learned from some of these pictures"
     elif own and not stated:
-        train = open_source(data, "train", splits=origin.splits)
+        train = open_dataset(data, "train", splits=origin.splits)
         if fingerprint(train) != origin.fingerprint:
             yield (
                 "the train part is not exactly what the model has learned from; a few of these "
@@ -71,7 +82,7 @@ def doubts(
         )
 
 
-def lessons(source: Samples, origin: Origin) -> Iterator[str]:
+def lessons(source: ImageDataset, origin: DataProvenance) -> Iterator[str]:
     """A note if classes of the data were taught by pictures that are not recorded."""
     if taught := [name for name in origin.taught if name in source.classes]:
         yield (

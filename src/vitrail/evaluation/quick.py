@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Source
 from vitrail.errors import ConfigError
 from vitrail.evaluation.outcome import Loss, Outcome, Tally
 from vitrail.evaluation.passes import look_at_all
@@ -20,7 +20,7 @@ from vitrail.evaluation.passes import look_at_all
 
 def quick_outcome(
     predict: Callable[[Tensor], Tensor],
-    source: Source,
+    source: Dataset,
     preprocessing: Preprocessing,
     *,
     loss: Loss = "softmax",
@@ -40,7 +40,7 @@ def quick_outcome(
     return tally.finish(source, skipped)
 
 
-def fitting(logits: Tensor, source: Source) -> Tensor:
+def fitting(logits: Tensor, source: Dataset) -> Tensor:
     """The logits, if the model tells as many classes apart as the data has."""
     if logits.ndim != 2 or logits.shape[1] != len(source.classes):
         raise ConfigError(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.facts import facts_of
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch
-from vitrail.data.samples import Source
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
@@ -19,7 +19,7 @@ from vitrail.models.build import Model
 from vitrail.models.modes import standing_still
 from vitrail.words import percent
 
-Data = Source | str | PathLike[str]
+Data = Dataset | str | PathLike[str]
 AT_ONCE = 32  # pictures
 
 
@@ -81,7 +81,7 @@ def measure(
     )
 
 
-def pictures_for(model: Model, data: Data | None) -> tuple[Source, str, list[str]]:
+def pictures_for(model: Model, data: Data | None) -> tuple[Dataset, str, list[str]]:
     """The pictures to measure by, what they are called, and what should be known of them."""
     facts = facts_of(model)
     if data is not None:

@@ -119,9 +119,8 @@ def noise(wish: Wish, channels: int) -> "Material":
     """Pictures that show nothing, in as many classes as are wanted."""
     import numpy as np
 
-    from vitrail.data.array_files import LazyArray
-    from vitrail.data.arrays import PixelStore
-    from vitrail.data.samples import Collection, Rows, Samples
+    from vitrail.data.arrays import ArrayStore, LazyArray
+    from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames
     from vitrail.training.material import Material
 
     side, classes = wish.image_size or 32, wish.classes or 2
@@ -130,14 +129,14 @@ def noise(wish: Wish, channels: int) -> "Material":
     def make() -> np.ndarray:
         return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
-    rows = Rows([("noise", PICTURES)])
-    collection = Collection(
+    rows = RowNames([("noise", PICTURES)])
+    collection = DatasetIndex(
         names=rows,
         labels=np.arange(PICTURES, dtype=np.int32) % classes,
         classes=tuple(map(str, range(classes))),
-        store=PixelStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
+        store=ArrayStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
     )
-    return Material(reference="noise", train=Samples(collection), judged={})
+    return Material(reference="noise", train=ImageDataset(collection), judged={})
 
 
 def resident(field: str) -> int:

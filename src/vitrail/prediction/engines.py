@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrail import parallel
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.models.build import Model
@@ -194,8 +194,8 @@ def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
     from vitrail.export.guard import measure, pictures_for
 
     source, name, notes = pictures_for(model, guard.data)
-    if isinstance(source, Samples) and len(source) > GUARDED:
-        source = source.take(np.linspace(0, len(source) - 1, GUARDED).astype(np.int64))
+    if isinstance(source, ImageDataset) and len(source) > GUARDED:
+        source = source.subset(np.linspace(0, len(source) - 1, GUARDED).astype(np.int64))
     learned = tuple(note for note in notes if "learned from" in note)
     return replace(measure(model, engine, source), data=name, notes=learned)
 

@@ -8,17 +8,19 @@ from io import BufferedReader
 from os import fsdecode
 from pathlib import Path
 
-from vitrail.data.files import MOST_BYTES
-from vitrail.data.folders import pictures
-from vitrail.data.given import Named, Picture
-from vitrail.data.headers import format_of
+from vitrail.data.folders import walk_images
+from vitrail.data.image_headers import detect_format
+from vitrail.data.storage import MAX_IMAGE_BYTES
+from vitrail.data.transforms import ImageInput, NamedImage
 from vitrail.errors import DataError
 
 STANDARD_INPUT = "standard input"
 PEEK = 64  # bytes by which a picture is known
 
 
-def find(places: Iterable[str], standard_input: Callable[[], BufferedReader]) -> Iterator[Picture]:
+def find(
+    places: Iterable[str], standard_input: Callable[[], BufferedReader]
+) -> Iterator[ImageInput]:
     """Every picture of files, folders, patterns, and of what comes in (`-`), one after the other.
 
     A file that is named comes as it is, there or not: reading it will tell.
@@ -38,7 +40,7 @@ def find(places: Iterable[str], standard_input: Callable[[], BufferedReader]) ->
 def inside(folder: Path) -> Iterator[Path]:
     """The pictures of a folder and of the folders in it."""
     empty = True
-    for name in pictures(folder, "", Counter()):
+    for name in walk_images(folder, "", Counter()):
         empty = False
         yield folder / name
     if empty:
@@ -57,14 +59,16 @@ def matching(pattern: str) -> Iterator[Path]:
             yield path
 
 
-def incoming(stream: BufferedReader) -> Iterator[Picture]:
+def incoming(stream: BufferedReader) -> Iterator[ImageInput]:
     """One picture, or a list: a path on each line, or between zero bytes as `find -print0` does."""
     start = stream.peek(PEEK)[:PEEK]
-    if format_of(start):
-        data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise DataError(f"standard input has more than the {MOST_BYTES:,} bytes of a picture")
-        yield Named(STANDARD_INPUT, data)
+    if detect_format(start):
+        data = stream.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"standard input has more than the {MAX_IMAGE_BYTES:,} bytes of a picture"
+            )
+        yield NamedImage(STANDARD_INPUT, data)
         return
     for line in stream:
         for part in line.rstrip(b"\r\n").split(b"\0"):

@@ -14,10 +14,16 @@ from torch import Tensor, nn
 from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import Reference, load
-from vitrail.data.given import Picture, name_of, read, several
+from vitrail.data.loader import reader_pool
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.threads import reading_threads
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import (
+    EvalTransform,
+    ImageInput,
+    as_sequence,
+    input_name,
+    normalize,
+    read_image,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.api import Runner
 from vitrail.models.build import Model
@@ -89,23 +95,23 @@ class Predictor:
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
         self.classes = self.facts.names(self.num_classes)
-        self.transform = EvaluationTransform(
+        self.transform = EvalTransform(
             preprocessing=self.facts.preprocessing, channels=self.channels
         )
 
     @overload
     def __call__(  # pyright: ignore[reportOverlappingOverload]: a path is many letters, too
-        self, pictures: Picture, *, top: int = ..., threshold: float | None = ...
+        self, pictures: ImageInput, *, top: int = ..., threshold: float | None = ...
     ) -> Answer: ...
 
     @overload
     def __call__(
-        self, pictures: Sequence[Picture], *, top: int = ..., threshold: float | None = ...
+        self, pictures: Sequence[ImageInput], *, top: int = ..., threshold: float | None = ...
     ) -> list[Answer]: ...
 
     def __call__(
         self,
-        pictures: Picture | Sequence[Picture],
+        pictures: ImageInput | Sequence[ImageInput],
         *,
         top: int = USUAL_TOP,
         threshold: float | None = None,
@@ -115,7 +121,7 @@ class Predictor:
         A picture is a path, the bytes of a file, a Pillow image, or pixels: uint8 (H, W) or
         (H, W, C). One that cannot be read is a `DataError`; `stream` goes on instead.
         """
-        given, many = several(pictures)
+        given, many = as_sequence(pictures)
         found = []
         for answer in self.stream(given, top=top, threshold=threshold):
             if answer.error:
@@ -123,9 +129,9 @@ class Predictor:
             found.append(answer)
         return found if many else found[0]
 
-    def features(self, pictures: Picture | Sequence[Picture]) -> np.ndarray:
+    def features(self, pictures: ImageInput | Sequence[ImageInput]) -> np.ndarray:
         """The vector of one picture (D,), or of each of a list (N, D)."""
-        given, many = several(pictures)
+        given, many = as_sequence(pictures)
         rows = []
         for seen in self.look(given, vectors=True):
             for name, error in zip(seen.names, seen.errors, strict=True):
@@ -138,7 +144,7 @@ class Predictor:
 
     def stream(
         self,
-        pictures: Iterable[Picture],
+        pictures: Iterable[ImageInput],
         *,
         top: int = USUAL_TOP,
         threshold: float | None = None,
@@ -156,7 +162,7 @@ class Predictor:
 
     def look(
         self,
-        pictures: Iterable[Picture],
+        pictures: Iterable[ImageInput],
         *,
         batch_size: int = USUAL_BATCH,
         vectors: bool = False,
@@ -177,13 +183,13 @@ class Predictor:
             ahead = self.begin(islice(numbered, batch_size))
             yield self.seen(names, prepared, vectors)
 
-    def begin(self, pictures: Iterable[tuple[int, Picture]]) -> list[tuple[str, Future]]:
+    def begin(self, pictures: Iterable[tuple[int, ImageInput]]) -> list[tuple[str, Future]]:
         """Read some pictures, in other threads: their names, and what will be there."""
-        return [(name_of(one, n), self.threads.submit(self.early, one)) for n, one in pictures]
+        return [(input_name(one, n), self.threads.submit(self.early, one)) for n, one in pictures]
 
-    def early(self, picture: Picture) -> bytes | np.ndarray | Tensor:
+    def early(self, picture: ImageInput) -> bytes | np.ndarray | Tensor:
         """What is done to a picture while the model works on those before it."""
-        data = read(picture, self.channels)
+        data = read_image(picture, self.channels)
         return data if self.device.type == "cpu" else self.prepare(data)
 
     def prepared(self, data: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
@@ -203,7 +209,7 @@ class Predictor:
     @cached_property
     def threads(self) -> ThreadPoolExecutor:
         """What prepares pictures."""
-        return reading_threads()
+        return reader_pool()
 
     @property
     def runner(self) -> Runner:

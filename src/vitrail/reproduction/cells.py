@@ -19,9 +19,8 @@ from vitrail.checkpoints.bundle import holds_model
 from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
-from vitrail.data.samples import Samples
-from vitrail.data.sources import fingerprint, judged_split, open_source
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.probing.features import features_of
@@ -85,11 +84,11 @@ def digest(cell: Cell) -> str:
 @cache
 def prints_of(data: str) -> list[str]:
     """What tells the pictures and labels from others: to learn from, and to be judged by."""
-    return [fingerprint(open_source(data, split)) for split in ("train", tested(data))]
+    return [fingerprint(open_dataset(data, split)) for split in ("train", tested(data))]
 
 
 def tested(data: str) -> str:
-    split = judged_split(data)
+    split = evaluation_split(data)
     if split is None:
         raise DataError(f"{data} has no pictures to be judged by; it needs a test split")
     return split
@@ -134,8 +133,8 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
 
 def open_part(cell: Cell) -> Material:
     """The pictures of a cell; the seed decides which, and fewer are always among more."""
-    train = halved(open_source(cell.data, "train"), cell.half)
-    test = halved(open_source(cell.data, tested(cell.data)), cell.half)
+    train = halved(open_dataset(cell.data, "train"), cell.half)
+    test = halved(open_dataset(cell.data, tested(cell.data)), cell.half)
     return Material(
         reference=cell.data,
         train=part(train, cell.pictures, cell.settings.seed),
@@ -143,11 +142,11 @@ def open_part(cell: Cell) -> Material:
     )
 
 
-def halved(samples: Samples, half: Half) -> Samples:
+def halved(samples: ImageDataset, half: Half) -> ImageDataset:
     """The pictures of every other class, as a set of its own."""
     if not half:
         return samples
-    first, collection = 0 if half == "even" else 1, samples.collection
+    first, collection = 0 if half == "even" else 1, samples.index
     if len(samples.classes) < 4:
         raise ConfigError(
             f"{len(samples.classes)} classes are too few to be halved; give --target as well"
@@ -157,24 +156,24 @@ def halved(samples: Samples, half: Half) -> Samples:
         labels=np.asarray(collection.labels) // 2,
         classes=collection.classes[first::2],
     )
-    places = np.flatnonzero(samples.numbers() % 2 == first)
-    return Samples(own, samples.rows).take(places)
+    places = np.flatnonzero(samples.class_ids() % 2 == first)
+    return ImageDataset(own, samples.rows).subset(places)
 
 
-def part(samples: Samples, count: int | None, seed: int) -> Samples:
+def part(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
     if count is None or count >= len(samples):
         return samples
     if count < len(samples.classes):
         raise ConfigError(f"{count} pictures are fewer than {len(samples.classes)} classes")
     rng = np.random.default_rng(seed)
-    return samples.take(representative(samples.numbers(), count, rng))
+    return samples.subset(stratified_subset(samples.class_ids(), count, rng))
 
 
-def without(samples: Samples, others: Samples) -> Samples:
-    return Samples(samples.collection, np.setdiff1d(places(samples), places(others)))
+def without(samples: ImageDataset, others: ImageDataset) -> ImageDataset:
+    return ImageDataset(samples.index, np.setdiff1d(places(samples), places(others)))
 
 
-def places(samples: Samples) -> np.ndarray:
+def places(samples: ImageDataset) -> np.ndarray:
     return np.arange(len(samples)) if samples.rows is None else samples.rows
 
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.checkpoints.facts import Facts
-from vitrail.data.headers import read_header
-from vitrail.data.samples import LabelSets, Source
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import Dataset, LabelSets, evaluation_split, open_dataset
+from vitrail.data.image_headers import read_header
 from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
 from vitrail.errors import DataError, VitrailError
 from vitrail.serving.settings import Settings
@@ -50,7 +49,7 @@ def find_examples(facts: Facts, given: str) -> list[Example]:
     if reference in ("", NONE) or (not given and ("://" in reference or is_remote(reference))):
         return []
     try:
-        source = open_source(reference, judged_split(reference) or "all")
+        source = open_dataset(reference, evaluation_split(reference) or "all")
         return [found for row in spread(source, MOST) if (found := example(source, row))]
     except (VitrailError, OSError):
         if given:
@@ -62,7 +61,7 @@ def is_remote(reference: str) -> bool:
     return reference.startswith("hf:")
 
 
-def spread(source: Source, most: int) -> list[int]:
+def spread(source: Dataset, most: int) -> list[int]:
     """Up to `most` rows, in turn from all classes, of each from its beginning to its end."""
     labels = source.labels()
     if isinstance(labels, LabelSets):
@@ -81,7 +80,7 @@ def spread(source: Source, most: int) -> list[int]:
     return turns[:most]
 
 
-def example(source: Source, row: int) -> Example | None:
+def example(source: Dataset, row: int) -> Example | None:
     """One picture; None if it cannot be read."""
     try:
         sample = source[row]

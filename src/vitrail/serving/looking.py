@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.facts import facts_of
-from vitrail.data.decoding import open_picture
+from vitrail.data.decode import open_image
 from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
@@ -138,7 +138,7 @@ def encoded(values: Tensor, largest: Tensor) -> str:
 
 def box_of(vit: Model, data: bytes) -> list[float]:
     """The part of the picture that the model sees: top, left, height, width, in shares."""
-    picture = open_picture(data)
+    picture = open_image(data)
     box = seen(facts_of(vit).preprocessing, picture.height, picture.width)
     top, left = box.top / picture.height, box.left / picture.width
     high, wide = (box.bottom - box.top) / picture.height, (box.right - box.left) / picture.width

@@ -8,7 +8,7 @@ from importlib import resources
 from string import Template
 from urllib.parse import quote
 
-from vitrail.data.sheet import policy_hash
+from vitrail.data.check_page import csp_hash
 
 # Four panes of glass; a browser asks for /favicon.ico if a page has no icon of its own.
 ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16"
@@ -48,8 +48,8 @@ def policy(style: str, script: str) -> str:
             "default-src 'none'",
             "connect-src 'self'",
             "img-src 'self' blob: data:",
-            f"style-src {policy_hash(style)}",
-            f"script-src {policy_hash(script)}",
+            f"style-src {csp_hash(style)}",
+            f"script-src {csp_hash(script)}",
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",

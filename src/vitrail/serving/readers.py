@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
 
-from vitrail.data.decoding import open_picture
-from vitrail.data.threads import MOST, cores, threads_with_cores
+from vitrail.data.decode import open_image
+from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
 
 BUDGET_IMAGES = 2  # times the pixels of the largest allowed image, decoded at once
 RESERVE = 2  # a half of the largest image, which only small ones may use
@@ -47,13 +47,13 @@ class Readers:
         self.parked: list[Job] = []  # until there are pixels for them
         self.change = Lock()
         self.busy: dict[Thread, float] = {}  # since when each thread works on its image
-        self.count, self.threads, self.closed = min(cores(), MOST), 0, False
+        self.count, self.threads, self.closed = min(available_cores(), MAX_POOL_THREADS), 0, False
         self.start(self.count)
 
     def start(self, count: int) -> None:
         with self.change:
             self.threads += count
-        pool = threads_with_cores(count, each=1, name="reader")
+        pool = start_pool(count, torch_threads=1, name="reader")
         for _ in range(count):
             pool.submit(self.run)
         pool.shutdown(wait=False)  # its threads go on until `run` returns
@@ -157,7 +157,7 @@ class Readers:
     def pixels(self, data: bytes) -> int:
         """Pixels of an image by its header; 0 if it will be refused without being decoded."""
         try:
-            image = open_picture(data, max_pixels=self.max_pixels)
+            image = open_image(data, max_pixels=self.max_pixels)
         except Exception:  # the job will meet the same error, and report it
             return 0
         return image.height * image.width

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.decoding import open_picture
+from vitrail.data.decode import open_image
 from vitrail.errors import DataError
 from vitrail.prediction.answers import Answer
 from vitrail.prediction.predictor import Predictor
@@ -167,7 +167,7 @@ class Alone:
 def checked(data: bytes, limits: Limits) -> bytes:
     """A picture that is not too large to be decoded; a `DataError` if it is."""
     if limits.pixels < MOST_PIXELS:  # more is never decoded
-        open_picture(data, max_pixels=limits.pixels)
+        open_image(data, max_pixels=limits.pixels)
     return data
 
 

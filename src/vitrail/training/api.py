@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import same_data
+from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, unknown
 from vitrail.training.folder import check_same_run, read_run
 from vitrail.training.recipes import making_way, read_recipe
@@ -57,9 +57,9 @@ def train(
 def resumed(out: Path, data: str, start: str, changes: Mapping[str, Any]) -> tuple[Settings, str]:
     """How a run goes on, and the model it began with; refused where it would be another run."""
     before, kept, began = read_run(out)
-    if not same_data(data, kept):
+    if not same_location(data, kept):
         raise ConfigError(f"{out} was trained on {kept}, not {data}; give that to resume")
-    if start and not same_data(start, began):
+    if start and not same_location(start, began):
         with_what = began or "fresh weights"
         raise ConfigError(f"{out} began with {with_what}, not {start}; leave start out to resume")
     settings = changed(before, changes)

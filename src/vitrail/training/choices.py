@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitrail.data.decoding import open_picture
-from vitrail.data.samples import Source
-from vitrail.data.variation import Augmentation, Mixing
+from vitrail.data.datasets import Dataset
+from vitrail.data.decode import open_image
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import pair
 from vitrail.models.config import Config, VitConfig
@@ -45,7 +45,7 @@ class Look:
     multi_label: bool
 
 
-def look_at(source: Source) -> Look:
+def look_at(source: Dataset) -> Look:
     """A few pictures, evenly spaced, speak for all."""
     sides, channels, begun = [], [], time.monotonic()
     for index in some_of(source):
@@ -55,9 +55,9 @@ def look_at(source: Source) -> Look:
                 sides.append(min(data.shape[:2]))
                 channels.append(1 if data.ndim == 2 else data.shape[2])
             else:
-                picture = open_picture(data)
+                picture = open_image(data)
                 sides.append(min(picture.height, picture.width))
-                pixels = picture.pixels(channels=3, at_least=(32, 32))
+                pixels = picture.pixels(channels=3, min_size=(32, 32))
                 channels.append(1 if (np.ptp(pixels.astype(np.int16), axis=2) <= 2).all() else 3)
         except DataError:
             continue
@@ -76,7 +76,7 @@ def look_at(source: Source) -> Look:
     )
 
 
-def some_of(source: Source) -> list[int]:
+def some_of(source: Dataset) -> list[int]:
     return np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source)), dtype=int).tolist()
 
 

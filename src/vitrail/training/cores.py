@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vitrail import parallel
-from vitrail.data.threads import cores_for, threads_with_cores
+from vitrail.data.loader import start_pool, torch_threads_for
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config, VitConfig
 from vitrail.training.objectives import Classification
@@ -92,7 +92,7 @@ class Copies:
         self.original = objective
         self.objectives = [share(objective) for _ in range(parts)]
         each = max(1, torch.get_num_threads() // parts)
-        self.threads = threads_with_cores(parts, each=each, name="part")
+        self.threads = start_pool(parts, torch_threads=each, name="part")
 
     def gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The loss of the whole batch, and the gradient of each weight that learns."""
@@ -104,7 +104,7 @@ class Copies:
             for objective, part in zip(self.objectives, cut, strict=True)
         ]
         (loss, total), *others = [task.result() for task in tasks]
-        with cores_for(sum(gradient.numel() for gradient in total)):
+        with torch_threads_for(sum(gradient.numel() for gradient in total)):
             for more, gradients in others:
                 loss = loss + more
                 torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]

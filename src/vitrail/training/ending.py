@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vitrail import parallel
 from vitrail.checkpoints.save import save
-from vitrail.data.origin import origin_of
+from vitrail.data.provenance import DataProvenance
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import build
 from vitrail.models.checks import pair
@@ -45,7 +45,7 @@ def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
 def provenance(run: "Run", outcomes: dict[str, Outcome]) -> dict[str, object]:
     """Where the weights come from, for the bundle."""
     facts: dict[str, object] = {
-        **origin_of(run.order.data, run.setup.material.train).to_dict(),
+        **DataProvenance.of(run.order.data, run.setup.material.train).to_dict(),
         "steps": run.state.step,
         "seconds": round(run.elapsed(), 1),
         "seed": run.setup.settings.seed,

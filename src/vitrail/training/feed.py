@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from vitrail import parallel
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.mixing import mixup_big_vision, mixup_or_cutmix
-from vitrail.data.order import TrainingOrder
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Source
+from vitrail.data.mixup import mixup_big_vision, mixup_or_cutmix
+from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
+from vitrail.data.sampler import TrainSampler
 from vitrail.data.transforms import TrainTransform, normalize
-from vitrail.data.variation import Augmentation, Mixing
 from vitrail.training.plan import Plan
 
 
@@ -22,7 +21,7 @@ from vitrail.training.plan import Plan
 class Feed:
     """Call it with a step for that step's micro-batches. Steps in a row come from one loader."""
 
-    source: Source
+    source: Dataset
     preprocessing: Preprocessing
     augmentation: Augmentation
     channels: int
@@ -41,7 +40,7 @@ class Feed:
     def loader(self, step: int, size: int) -> Loader:
         settings, accumulate = self.plan.settings, self.plan.accumulate
         assert settings.batch_size is not None
-        order = TrainingOrder(
+        order = TrainSampler(
             samples=len(self.source),
             batch_size=settings.batch_size // accumulate,
             seed=settings.seed,
@@ -106,7 +105,7 @@ def preparation(
             classes=classes,
             mixup_alpha=mixing.mixup,
             cutmix_alpha=mixing.cutmix,
-            chance=mixing.chance,
+            prob=mixing.chance,
             rng=rng,
         )
 

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError
 from vitrail.training.recipes import literal, settings_from, to_toml
 from vitrail.training.settings import Settings
@@ -50,7 +50,7 @@ def write_run(
     if micro_batch is not None:
         run |= {"processes": processes, "micro_batch": micro_batch}
     lines = [f"{name} = {literal(value)}\n" for name, value in run.items()]
-    with whole_or_absent(folder / SETTINGS) as temporary:
+    with atomic_path(folder / SETTINGS) as temporary:
         temporary.write_text(f"{to_toml(settings)}\n[run]\n{''.join(lines)}", encoding="utf-8")
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.loader import usual_workers
-from vitrail.data.samples import Samples
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, stratified_subset
+from vitrail.data.loader import default_workers
 from vitrail.errors import DataError
 from vitrail.evaluation.passes import look_at_all
 from vitrail.training.budget import ENDING
@@ -53,9 +52,9 @@ class Ground:
     order: Order
     material: Material  # the whole training set, and what the result is judged by
     learner: Learner
-    part: Samples  # what trials learn from
-    shown: Samples  # what probes learn from: all of that, or what there is time for
-    dev: Samples
+    part: ImageDataset  # what trials learn from
+    shown: ImageDataset  # what probes learn from: all of that, or what there is time for
+    dev: ImageDataset
     clock: Clock
     watch: Watch
 
@@ -109,7 +108,7 @@ def prepare(
     return ground if minutes is None else affordable(ground, device)
 
 
-def apart(material: Material, share: float | None = None) -> tuple[Samples, Samples]:
+def apart(material: Material, share: float | None = None) -> tuple[ImageDataset, ImageDataset]:
     """What to learn from while choosing, and what to choose by.
 
     A set that has val beside test is divided already; otherwise some of each class is kept apart.
@@ -162,7 +161,7 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
         begun = time.monotonic()
         look_at_all(
             features,
-            dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
+            dev.subset(np.linspace(0, len(dev) - 1, count, dtype=int)),
             learner.preprocessing,
             lambda found, batch: None,
             channels=model.config.channels,
@@ -174,14 +173,14 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
 
     seconds(min(WARM_UP, len(dev)))
     reading, making = seconds(min(TIMED, len(dev)))
-    workers = usual_workers(dev) if workers is None else workers
+    workers = default_workers(dev) if workers is None else workers
     return max(1e-6, reading / max(1, workers) + making)  # a coarse clock may see none pass
 
 
-def fewer(samples: Samples, count: int) -> Samples:
+def fewer(samples: ImageDataset, count: int) -> ImageDataset:
     """At most so many pictures, always the same: each class has its share, and one at least."""
-    labels = samples.numbers()
+    labels = samples.class_ids()
     count = max(count, len(np.unique(labels)))
     if count >= len(samples):
         return samples
-    return samples.take(representative(labels, count, np.random.default_rng(0)))
+    return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.heads import with_head
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
@@ -67,7 +67,13 @@ def read_probe_head(folder: Path) -> ProbeHead | None:
 
 
 def fit_probe_head(
-    model: Model, train: Samples, dev: Samples | None, dev_name: str, *, cut: bool, **how: Any
+    model: Model,
+    train: ImageDataset,
+    dev: ImageDataset | None,
+    dev_name: str,
+    *,
+    cut: bool,
+    **how: Any,
 ) -> ProbeHead:
     """Fit the probe to frozen features of `train` and evaluate it on `dev`.
 

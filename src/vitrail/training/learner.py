@@ -12,9 +12,9 @@ from torch import Tensor
 from vitrail import parallel
 from vitrail.checkpoints.facts import Facts, facts_of
 from vitrail.checkpoints.load import load
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
-from vitrail.data.samples import Samples
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.build import Model, build, create
 from vitrail.models.checks import pair
@@ -138,9 +138,9 @@ def fresh(settings: Settings, classes: int) -> Model:
     )
 
 
-def some_pictures(source: Samples, preprocessing: Preprocessing) -> Tensor:
+def some_pictures(source: ImageDataset, preprocessing: Preprocessing) -> Tensor:
     """A few, evenly spaced, as the model will read them: (B, C, H, W)."""
-    transform = EvaluationTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
+    transform = EvalTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
     found = []
     for index in some_of(source):
         with suppress(DataError):

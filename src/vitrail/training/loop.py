@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import parallel
-from vitrail.data.loader import Batch
-from vitrail.data.threads import cores_for
+from vitrail.data.loader import Batch, torch_threads_for
 from vitrail.errors import VitrailError
 from vitrail.training.averaging import Average
 from vitrail.training.optimizers import set_rates
@@ -94,7 +93,7 @@ def train_step(
     set_rates(state.optimizers, plan.rate(state.step) * state.rate_scale)
     losses, indices = [], []
     for part in range(plan.accumulate):
-        with cores_for(state.weights):
+        with torch_threads_for(state.weights):
             batch = next(batches)
             rng = seeded(plan.settings.seed, state.step, part)
             images, targets = prepare(batch, rng, state.step)
@@ -105,7 +104,7 @@ def train_step(
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
-    with cores_for(state.weights):
+    with torch_threads_for(state.weights):
         norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
     return Step(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
 

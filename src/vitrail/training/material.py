@@ -4,9 +4,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.data.samples import LabelSets, Samples
-from vitrail.data.sources import open_source, splits_of
-from vitrail.data.splits import Splits, divide
+from vitrail.data.datasets import (
+    ImageDataset,
+    LabelSets,
+    Splits,
+    assign_splits,
+    open_dataset,
+    split_counts,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.settings import Settings
 from vitrail.words import listed
@@ -21,22 +26,22 @@ class Material:
     """Pictures to learn from, and those to be judged by: val, test, or both."""
 
     reference: str
-    train: Samples
-    judged: dict[str, Samples]  # split → pictures; the first is looked at during training
+    train: ImageDataset
+    judged: dict[str, ImageDataset]  # split → pictures; the first is looked at during training
     notes: list[str] = field(default_factory=list)
 
 
 def open_material(reference: str, settings: Settings) -> Material:
     """The splits of a data set; what cannot work is refused, what is odd is noted."""
     splits = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    counts = splits_of(reference, splits=splits)
+    counts = split_counts(reference, splits=splits)
     if "train" not in counts:
         raise DataError(
             f"{reference} has no split train; it has: {', '.join(counts) or 'no pictures'}"
         )
-    train = open_source(reference, "train", splits=splits)
+    train = open_dataset(reference, "train", splits=splits)
     judged = {
-        name: open_source(reference, name, splits=splits)
+        name: open_dataset(reference, name, splits=splits)
         for name in ("val", "test")
         if name in counts
     }
@@ -62,7 +67,9 @@ def open_material(reference: str, settings: Settings) -> Material:
     return Material(reference=reference, train=train, judged=judged, notes=notes)
 
 
-def hold_out_dev(material: Material, share: float | None = None) -> tuple[Samples, str, Samples]:
+def hold_out_dev(
+    material: Material, share: float | None = None
+) -> tuple[ImageDataset, str, ImageDataset]:
     """What to train on while choosing; the name of the split to choose on, and that split.
 
     A set with val beside test is split already; otherwise a share of each class of train is held
@@ -74,11 +81,11 @@ def hold_out_dev(material: Material, share: float | None = None) -> tuple[Sample
             return train, name, judged[name]
     usual = next((part for below, part in DEV.items() if len(train) < below), DEV_OF_MANY)
     names = [train.name(index) for index in range(len(train))]
-    kept = divide(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
-    return train.take(np.flatnonzero(~kept)), "dev", train.take(np.flatnonzero(kept))
+    kept = assign_splits(names, train.labels(), Splits(val=share or usual, test=0.0)) > 0
+    return train.subset(np.flatnonzero(~kept)), "dev", train.subset(np.flatnonzero(kept))
 
 
-def check_goal(settings: Settings, reference: str, judged: dict[str, Samples]) -> None:
+def check_goal(settings: Settings, reference: str, judged: dict[str, ImageDataset]) -> None:
     """Refuse an accuracy to stop at that nothing can tell, or only pictures that are to judge."""
     wanted = f"until_accuracy={settings.until_accuracy}"
     if settings.objective != "classify":
@@ -94,7 +101,9 @@ def check_goal(settings: Settings, reference: str, judged: dict[str, Samples]) -
         )
 
 
-def missing_classes(reference: str, train: Samples, judged: dict[str, Samples]) -> list[str]:
+def missing_classes(
+    reference: str, train: ImageDataset, judged: dict[str, ImageDataset]
+) -> list[str]:
     """Classes that some split lacks: refused where nothing can be learned, else noted."""
     notes = []
     learned = present(train)
@@ -119,7 +128,7 @@ def missing_classes(reference: str, train: Samples, judged: dict[str, Samples]) 
     return notes
 
 
-def present(samples: Samples) -> np.ndarray:
+def present(samples: ImageDataset) -> np.ndarray:
     """For each class whether there is a picture of it."""
     labels = samples.labels()
     numbers = labels.classes if isinstance(labels, LabelSets) else labels

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.threads import threads_with_cores
+from vitrail.data.loader import start_pool
 from vitrail.parallel import share_like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small directions rise quickly
@@ -116,7 +116,7 @@ def orthogonal(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
 @cache
 def one_for_each(cores: int) -> ThreadPoolExecutor:
     """Threads, each with a core to itself."""
-    return threads_with_cores(cores, each=1, name="muon")
+    return start_pool(cores, torch_threads=1, name="muon")
 
 
 def wide(matrix: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import write_whole
+from vitrail.data.storage import write_atomic
 from vitrail.errors import DataError
 from vitrail.training.folder import METRICS
 
@@ -19,7 +19,7 @@ class Records:
     def __init__(self, folder: Path, *, after_step: int, tensorboard: bool = True) -> None:
         self.path = folder / METRICS
         self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
-        write_whole(self.path, "".join(map(line, self.rows)))
+        write_atomic(self.path, "".join(map(line, self.rows)))
         self.events = event_writer(folder, after_step) if tensorboard else None
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import write_whole
-from vitrail.data.samples import Source
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import write_atomic
 from vitrail.evaluation.bootstrap import wilson
 from vitrail.evaluation.charts import Point, Series, line_chart
 from vitrail.evaluation.matrix import Bar, bar_list, mixed_up
@@ -44,7 +44,7 @@ class Report:
     rows: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
     choices: Sequence[str] = ()  # what was chosen automatically, and why
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # split → how good it is
-    sources: Mapping[str, Source] = field(default_factory=dict)  # for the mistakes' pictures
+    sources: Mapping[str, Dataset] = field(default_factory=dict)  # for the mistakes' pictures
     class_names: Sequence[str] = ()
     settings_toml: str = ""
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the run
@@ -54,7 +54,7 @@ class Report:
 
 def write_report(path: Path, report: Report) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(report))
+    write_atomic(path, page(report))
 
 
 def page(report: Report) -> str:

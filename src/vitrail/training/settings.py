@@ -8,7 +8,7 @@ file does not import torch, so that help answers at once.
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
+from vitrail.data.preprocessing import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
 from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, Scheme, StemKind
 

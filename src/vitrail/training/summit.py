@@ -9,7 +9,7 @@ import torch
 from vitrail.checkpoints.heads import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
-from vitrail.data.origin import origin_of
+from vitrail.data.provenance import DataProvenance
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
 from vitrail.evaluation.quick import quick_outcome
@@ -85,7 +85,7 @@ def write(
     if order.overwrite:
         clear_run(order.out)
     write_run(order.out, settings, data=order.data, start=order.start)
-    origin = origin_of(order.data, ground.material.train)
+    origin = DataProvenance.of(order.data, ground.material.train)
     provenance = {**origin.to_dict(), "from": order.start, **about}
     with nullcontext() if memory is None else memory_beside(memory, order.out):
         save(model.to("cpu"), order.out, provenance=provenance)

@@ -21,9 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.samples import Samples
-from vitrail.data.sources import ALL, judged_split, open_source, splits_of
-from vitrail.data.splits import canonical, representative
+from vitrail.data.datasets import (
+    ALL,
+    ImageDataset,
+    canonical_split,
+    evaluation_split,
+    open_dataset,
+    split_counts,
+    stratified_subset,
+)
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 
 KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
@@ -51,8 +57,8 @@ class OpenTask:
     """A task with its pictures."""
 
     task: Task
-    train: Samples  # all of the split, to draw from
-    test: Samples
+    train: ImageDataset  # all of the split, to draw from
+    test: ImageDataset
 
     @property
     def name(self) -> str:
@@ -63,9 +69,9 @@ class OpenTask:
 class Hand:
     """The pictures that were drawn, and how they are divided while something is chosen."""
 
-    train: Samples
-    fit: Samples  # four fifths of them, to learn from
-    dev: Samples  # the others, to choose by
+    train: ImageDataset
+    fit: ImageDataset  # four fifths of them, to learn from
+    dev: ImageDataset  # the others, to choose by
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -116,16 +122,16 @@ def resolved(data: str, folder: Path) -> str:
 def open_task(task: Task) -> OpenTask:
     """The pictures of a task; what cannot be judged by this protocol is refused."""
     try:
-        test = task.test or judged_split(task.data)
+        test = task.test or evaluation_split(task.data)
         if test is None:
-            found = ", ".join(splits_of(task.data))
+            found = ", ".join(split_counts(task.data))
             raise DataError(f"{task.data} has neither test nor val to judge by; it has: {found}")
-        if canonical(task.train) == canonical(test) or ALL in (task.train, test):
+        if canonical_split(task.train) == canonical_split(test) or ALL in (task.train, test):
             raise DataError(
                 f"train={task.train!r} and test={test!r} share pictures; name two splits"
             )
         opened = OpenTask(
-            task=task, train=open_source(task.data, task.train), test=open_source(task.data, test)
+            task=task, train=open_dataset(task.data, task.train), test=open_dataset(task.data, test)
         )
         check(opened)
     except VitrailError as error:
@@ -145,13 +151,13 @@ def check(opened: OpenTask) -> None:
         raise DataError(f"{data} has {len(train)} training pictures; {LEAST} are the least")
 
 
-def deal(train: Samples, count: int, seed: int) -> Hand:
+def deal(train: ImageDataset, count: int, seed: int) -> Hand:
     """Draw `count` pictures, or all if there are fewer, and divide them four to one."""
     rng = np.random.default_rng(seed)
-    drawn = train.take(representative(train.numbers(), count, rng))
-    fit = representative(drawn.numbers(), round(TO_FIT * len(drawn)), rng)
+    drawn = train.subset(stratified_subset(train.class_ids(), count, rng))
+    fit = stratified_subset(drawn.class_ids(), round(TO_FIT * len(drawn)), rng)
     return Hand(
         train=drawn,
-        fit=drawn.take(fit),
-        dev=drawn.take(np.setdiff1d(np.arange(len(drawn)), fit)),
+        fit=drawn.subset(fit),
+        dev=drawn.subset(np.setdiff1d(np.arange(len(drawn)), fit)),
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, TrainingError, unknown
 from vitrail.evaluation.passes import Progress
 from vitrail.models.build import Model
@@ -175,7 +175,7 @@ def settings_for(protocol: Protocol, rate: float, pictures: int, *, vary: bool) 
     )
 
 
-def parts(task: OpenTask, hand: Hand) -> dict[str, Samples]:
+def parts(task: OpenTask, hand: Hand) -> dict[str, ImageDataset]:
     return {"train": hand.train, "fit": hand.fit, "dev": hand.dev, "test": task.test}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from vitrail import parallel
 from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
-from vitrail.data.sources import fingerprint
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError
 from vitrail.probing.features import backbone
 from vitrail.training.material import present
