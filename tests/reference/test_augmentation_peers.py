@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import augmentation
+from vitrail.data import augment
 from vitrail.data.augment import (
     AUG_MIX,
     COLOR_OPS,
     GEOMETRY_OPS,
-    OPERATIONS,
     RAND_AUGMENT,
     TRIVIAL_AUGMENT,
     Geometry,
+    apply_operation,
 )
 
 functional = pytest.importorskip("torchvision.transforms.functional")
@@ -150,7 +150,8 @@ def test_pixels_move_as_they_do_in_torchvision(name):
                 case _:
                     move = [amount, 0] if name == "translate_x" else [0, amount]
                     theirs = functional.affine(image, **affine | {"translate": move})
-            assert apart(OPERATIONS[name](image, amount, Geometry(0)), theirs).max() == 0, amount
+            ours = apply_operation(name, image, amount, Geometry(0))
+            assert apart(ours, theirs).max() == 0, amount
 
 
 def ours_called(name):
@@ -180,7 +181,7 @@ def test_strengths_are_those_of_torchvision(policy, peer, bins):
                 if "Translate" in name:  # in whole pixels; their float32 may fall just short of one
                     theirs = int(theirs + 1e-4 * sign)
                 strength = policy.strengths[ours_called(name)]
-                ours = strength(magnitude / policy.full, sign, (32, 24))
+                ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(theirs, abs=1e-4), (name, magnitude)
 
 
@@ -202,7 +203,7 @@ def test_strengths_are_those_of_timm(flavor, names, monkeypatch):
                 (theirs,) = level(magnitude, {})
                 side = 32 if name == "TranslateXRel" else 24 if name == "TranslateYRel" else 1
                 strength = policy.strengths[ours_called(name)]
-                ours = strength(magnitude / policy.full, sign, (32, 24))
+                ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(side * theirs), (name, magnitude)
 
 
@@ -240,7 +241,7 @@ def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch)
             draws = []
             for number in (first, second):  # ours draws the sign the other way round
                 draws += [ours.index(ours_called(names[number])), 1 - sign, 0.5, 0.5]
-            changed = augmentation.rand_augment(image, Script(draws), 2, magnitude)
+            changed = augment.rand_augment(image, Script(draws), 2, magnitude)
             assert apart(changed, expected).max() == 0, (names[first], names[second])
 
 
@@ -263,4 +264,4 @@ def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
         expected = peer(image)
         monkeypatch.undo()
         rng = Script(our_draws, share, weights)
-        assert apart(augmentation.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1
+        assert apart(augment.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1

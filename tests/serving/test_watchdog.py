@@ -13,7 +13,7 @@ from PIL import Image
 from raw_client import closed_loop, connect, form, get, raw, run
 
 import vitrail
-from vitrail.data import decoding
+from vitrail.data.image_headers import read_header
 from vitrail.errors import ConfigError
 from vitrail.serving import connection as connections
 from vitrail.serving import readers
@@ -124,14 +124,14 @@ def test_a_stuck_image_of_a_heavy_request_does_not_hold_the_batch_thread(
 @pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
 def test_images_are_never_decoded_in_the_batch_thread(monkeypatch, path):
     threads = []
-    read = decoding.read_header
+    read = read_header
 
     def noted(data):
         threads.append(threading.current_thread().name)
         return read(data)
 
     with a_house() as house, listening_to(house) as port:
-        monkeypatch.setattr(decoding, "read_header", noted)
+        monkeypatch.setattr("vitrail.data.decode.read_header", noted)
         assert run(closed_loop(port, [raw(path, picture())], clients=1)).counts() == {200: 1}
         assert threads
         assert all(name.startswith("reader") for name in threads)

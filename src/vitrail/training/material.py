@@ -9,8 +9,7 @@ from vitrail.data.datasets import (
     LabelSets,
     Splits,
     assign_splits,
-    open_dataset,
-    split_counts,
+    open_splits,
 )
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.settings import Settings
@@ -34,17 +33,13 @@ class Material:
 def open_material(reference: str, settings: Settings) -> Material:
     """The splits of a data set; what cannot work is refused, what is odd is noted."""
     splits = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    counts = split_counts(reference, splits=splits)
-    if "train" not in counts:
+    parts = open_splits(reference, splits=splits)
+    if "train" not in parts:
         raise DataError(
-            f"{reference} has no split train; it has: {', '.join(counts) or 'no pictures'}"
+            f"{reference} has no split train; it has: {', '.join(parts) or 'no pictures'}"
         )
-    train = open_dataset(reference, "train", splits=splits)
-    judged = {
-        name: open_dataset(reference, name, splits=splits)
-        for name in ("val", "test")
-        if name in counts
-    }
+    train = parts["train"]
+    judged = {name: parts[name] for name in ("val", "test") if name in parts}
     learning = settings.objective == "classify"
     if learning and len(train.classes) < 2:
         raise DataError(
