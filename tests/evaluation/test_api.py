@@ -176,7 +176,7 @@ def test_the_command_writes_a_page_the_numbers_and_every_prediction(trained, tmp
         (["--batch-size", "0"], "batch_size=0 must be 1 or more"),
         (["--workers", "-1"], "workers=-1 0 or more"),
         (["--flip", "--save-temperature", "x"], "--engine and --merge out"),
-        (["--split", "dev"], "has no split 'val'; it has: train, test"),
+        (["--split", "dev"], "has no split 'val'; available: train, test"),
         (["--real", "nothing.json"], "nothing.json cannot be read"),
     ],
 )

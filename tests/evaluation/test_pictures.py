@@ -17,7 +17,7 @@ from vitrail.data.tar_shards import pack
 from vitrail.evaluation.pictures import open_part
 from vitrail.export.guard import pictures_for
 
-DIVIDED = "the set states no splits and was divided: 80% train, 10% val, 10% test by seed 0"
+DIVIDED = "dataset defines no splits; using 80% train, 10% val, 10% test (seed 0)"
 SOME = "the model has learned from some of these pictures"
 CHANGED = (
     "the train part is not exactly what the model has learned from; a few of these pictures may "
@@ -66,7 +66,7 @@ def test_pictures_that_were_kept_apart_by_dev_are_judged_by(home):
     assert len(pictures) == 6
     assert not pictures & learned(home / "pictures", val=0.1, test=0.0)
     assert notes[0] == "split val"
-    with pytest.raises(DataError, match="has no split 'test'; it has: train, val"):
+    with pytest.raises(DataError, match="has no split 'test'; available: train, val"):
         judged(home / "tenth", home / "pictures", "test")  # some of those taught it
 
 

@@ -1,4 +1,4 @@
-"""Preprocessing inside the graph is that of `EvaluationTransform`, to the rounding of a level."""
+"""Preprocessing inside the graph is that of `EvalTransform`, to the rounding of a level."""
 
 import numpy as np
 import pytest

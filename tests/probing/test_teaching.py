@@ -264,7 +264,7 @@ def test_the_command_teaches_and_tells(model, home, capsys):
         (["red"], "'red' names no class with pictures; write thumb=folder"),
         (["red="], "'red=' names no class"),
         (["red=nowhere"], "red=nowhere: it does not exist"),
-        (["red=empty"], "red=empty: there is no picture in it"),
+        (["red=empty"], "red=empty: contains no images"),
     ],
 )
 def test_what_cannot_be_taught_is_one_line(model, home, capsys, monkeypatch, words, said):

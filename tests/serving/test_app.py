@@ -68,11 +68,11 @@ def test_a_picture_may_be_the_body(client):
 def test_an_unreadable_picture_among_many_has_its_error_and_the_rest_an_answer(client):
     answers = client.post("/predict", files=files(picture(), b"no picture")).json()["answers"]
     assert [bool(answer["label"]) for answer in answers] == [True, False]
-    assert "not a picture" in answers[1]["error"]
+    assert "not an image" in answers[1]["error"]
 
 
 def test_if_no_picture_can_be_read_that_is_the_error(client):
-    assert "not a picture" in error(client.post("/predict", content=b"text", headers=PNG), 422)
+    assert "not an image" in error(client.post("/predict", content=b"text", headers=PNG), 422)
     several = client.post("/features", files=files(b"text", b"text"))
     assert error(several, 422).startswith("none of 2 pictures could be read: ")
 

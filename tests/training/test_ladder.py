@@ -365,7 +365,7 @@ def test_what_was_left_out_of_the_pictures_to_judge_by_is_told(start, tmp_path):
     book = Notebook()
     prepare(order_of(tmp_path / "set", tmp_path, start), book, torch.device("cpu"), 0.0, None)
     told = [line for line in book.lines if line.startswith("note: ")]
-    assert told == ["note: 1 files are no pictures and were left out: .txt 1"]
+    assert told == ["note: files that are not images skipped: 1 (.txt 1)"]
 
 
 @pytest.mark.parametrize(

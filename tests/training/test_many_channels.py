@@ -98,7 +98,7 @@ def test_the_health_of_such_a_set_is_told_and_shown(data, tmp_path):
 
 
 def test_they_are_not_packed_as_pictures_of_something_else(data, tmp_path):
-    with pytest.raises(DataError, match="pictures of 6 channels cannot be packed"):
+    with pytest.raises(DataError, match="images of 6 channels cannot be packed"):
         list(pack(str(data), tmp_path / "shards"))
 
 

@@ -266,7 +266,7 @@ def test_the_test_pictures_choose_nothing(model, tmp_path):
 def test_what_is_odd_about_the_pictures_is_told_once_for_each_task(
     model, colors, tmp_path, monkeypatch
 ):
-    divided = "the set states no splits and was divided"
+    divided = "dataset defines no splits"
     train = ImageDataset(colors.train.index, colors.train.rows, [divided])
     test = ImageDataset(colors.test.index, colors.test.rows, [divided, "1 file was left out"])
     spy = Spy({("test", 0.1): 0.25}, (0.1,))
@@ -415,7 +415,7 @@ def test_data_that_does_not_fit_the_protocol_is_refused_by_the_tasks_name(tmp_pa
     (tmp_path / "many.csv").write_text("path,label,split\na.png,x|y,train\nb.png,y,test\n")
     (tmp_path / "odd.csv").write_text("path,label,split\na.png,x,train\nb.png,y,odd\n")
     for changes, told in [
-        ({"data": "none.npz"}, "there is no data set"),
+        ({"data": "none.npz"}, "Dataset not found: "),
         ({"data": "many.csv"}, "several labels"),
         ({"data": "odd.csv"}, "has neither test nor val to judge by; it has: train, odd"),
         ({"data": "few.npz"}, "4 training pictures; 5 are the least"),
@@ -458,7 +458,7 @@ def test_the_command_opens_all_tasks_before_it_begins(model, tmp_path):
     write_colors(tmp_path / "colors.npz")
     text = '[[task]]\ndata = "colors.npz"\n[[task]]\ndata = "none.npz"\n'
     command = Vtab(model=model, tasks=tasks_file(tmp_path, text), out=tmp_path / "out")
-    with pytest.raises(DataError, match="task 'none': there is no data set"):
+    with pytest.raises(DataError, match="task 'none': Dataset not found: "):
         command.run()
     assert not (tmp_path / "out").exists()
 

@@ -2,7 +2,7 @@
 
 The name of the file is a digest of the weights below the head, how many tokens are merged, the
 preprocessing, the pictures and this version, so other weights or pictures have another name. (Of
-more than 2 GiB of pictures, not every byte is looked at: `contents` of data/sources.py.) The
+more than 2 GiB of pictures, not every byte is looked at: `content_hash` of data/provenance.py.) The
 folder, ~/.cache/vitrail/features unless VITRAIL_CACHE says otherwise, may be deleted at any time.
 Where nothing can be written there, nothing is kept.
 
