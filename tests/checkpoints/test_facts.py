@@ -56,7 +56,7 @@ def test_gray_models_get_gray_pictures():
 
 
 def test_a_picture_that_cannot_be_read_is_named():
-    with pytest.raises(DataError, match="picture 2: an empty file"):
+    with pytest.raises(DataError, match="image 2: empty file"):
         FACTS.prepare([PIXELS, b""])
     with pytest.raises(DataError, match="File not found: nowhere"):
         FACTS.prepare("nowhere.jpg")

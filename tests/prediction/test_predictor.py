@@ -89,7 +89,7 @@ def test_a_stream_names_bad_pictures_and_goes_on(predictor, folder):
     given = [b"GIF", folder / "0.png", folder / "none.png", folder / "1.png", b""]
     found = list(predictor.stream(given, batch_size=2))
     assert [bool(answer.error) for answer in found] == [True, False, True, False, True]
-    assert found[0].name == "picture 1"
+    assert found[0].name == "image 1"
     assert "File not found: " in found[2].error
     assert found[3].guesses == predictor(folder / "1.png").guesses
     assert not any(answer.label for answer in found if answer.error)
@@ -113,14 +113,14 @@ def test_a_stream_holds_no_more_than_two_batches_of_an_endless_one(predictor, fo
 @pytest.mark.parametrize("asked", ["call", "features"])
 def test_a_picture_that_cannot_be_read_is_an_error_where_nobody_asked_to_go_on(predictor, asked):
     ask = predictor if asked == "call" else predictor.features
-    with pytest.raises(DataError, match="picture 2: an empty file"):
+    with pytest.raises(DataError, match="image 2: empty file"):
         ask([np.zeros((9, 9, 3), np.uint8), b""])
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (np.zeros((4, 4, 3)), "float64 values of shape"),
+        (np.zeros((4, 4, 3)), "float64 array of shape"),
         (np.zeros((4, 4, 2), np.uint8), "have 2 channels"),
         (np.zeros((0, 4, 3), np.uint8), "is not an image"),
         (torch.zeros(4, 4, dtype=torch.uint8), "is not an image"),

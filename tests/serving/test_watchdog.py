@@ -186,7 +186,7 @@ def test_requests_of_an_abandoned_batch_get_an_error_and_those_behind_it_an_answ
 
 
 def test_too_many_stuck_threads_fail_liveness_and_end_the_server(monkeypatch, release, capfd):
-    monkeypatch.setattr(readers, "cores", lambda: 4)
+    monkeypatch.setattr(readers, "available_cores", lambda: 4)
     with a_house(**SHORT) as house, a_server(house) as (server, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         hold(monkeypatch, house, release)
@@ -272,7 +272,7 @@ def large(side):
 
 def test_images_that_are_decoded_at_once_share_a_pixel_budget(monkeypatch):
     """Many cores do not decode many large images at once; those that wait are answered."""
-    monkeypatch.setattr(readers, "cores", lambda: 8)
+    monkeypatch.setattr(readers, "available_cores", lambda: 8)
     limits, lock, now, most = Limits(pixels=100 * 100), threading.Lock(), [0], [0]
     with a_house(limits=limits, batch=32) as house, listening_to(house) as port:
         predictor = house.shelf.get(None).predictor

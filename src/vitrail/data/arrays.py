@@ -23,6 +23,7 @@ import numpy as np
 from vitrail.data.datasets import (
     SPLITS,
     DatasetIndex,
+    ImageStore,
     LabelSets,
     RowNames,
     canonical_split,
@@ -37,23 +38,10 @@ from vitrail.errors import DataError
 MAX_EXPANSION = 20  # uncompressed size as a multiple of the file's size; more is an attack
 MAX_ARRAYS = 50_000  # of a file; reading each header takes a tenth of a millisecond
 MAX_CLASSES = 1_000_000  # that are numbered without names
-READ_ERRORS = (  # raised by zipfile, zlib and NumPy on malformed files
-    OSError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    BufferError,
-    RuntimeError,
-    SyntaxError,
-    MemoryError,
-    tokenize.TokenError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# raised by zipfile, zlib and NumPy on malformed files
+READ_ERRORS = (OSError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError)
+READ_ERRORS += (AttributeError, BufferError, RuntimeError, SyntaxError, tokenize.TokenError)
+READ_ERRORS += (struct.error, zipfile.BadZipFile, zlib.error)
 IMAGE_NAMES = ("x", "images", "image", "imgs", "data", "pixels")
 LABEL_NAMES = ("y", "labels", "label", "targets")
 CLASS_NAMES = ("class_names", "classes", "label_names")
@@ -180,7 +168,7 @@ class LabeledArray(NamedTuple):
     name: str = ""  # prefix of the row names; the split if empty
 
 
-class ArrayStore:
+class ArrayStore(ImageStore):
     """Images that are rows of arrays."""
 
     in_memory = True
@@ -192,9 +180,6 @@ class ArrayStore:
     def read(self, row: int) -> np.ndarray:
         part, index = self.rows.locate(row)
         return np.array(self.arrays[part].values[index])  # a copy: the caller may write to it
-
-    def sizes(self, rows: np.ndarray) -> None:
-        return None
 
 
 def index_npz(path: Path) -> DatasetIndex:

@@ -78,29 +78,25 @@ class Dataset(Protocol):
         ...
 
 
-class ImageStore(Protocol):
+class ImageStore:
     """Where the images of a dataset are read from."""
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether images are available as pixels, so that worker processes do not pay."""
-        ...
+    in_memory = False  # whether images are pixels in memory, so that worker processes do not pay
 
-    def read(self, row: int) -> bytes | np.ndarray: ...
+    def read(self, row: int) -> bytes | np.ndarray:
+        raise NotImplementedError
 
     def sizes(self, rows: np.ndarray) -> np.ndarray | None:
         """Return the size of each image in bytes without reading any; None if unknown."""
-        ...
+        return None
 
 
-class Names:
+class Names(Protocol):
     """Sequence of sample names."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> str:
-        raise NotImplementedError
+    def __getitem__(self, index: int, /) -> str: ...
 
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))

@@ -32,6 +32,7 @@ from vitrail.data.datasets import (
     SPLITS,
     DatasetIndex,
     ImageDataset,
+    ImageStore,
     LabelEncoder,
     Names,
     PackedStrings,
@@ -60,10 +61,8 @@ LIST_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
 CLASS_FILES = ("classes.json", "classes.txt")
 
 
-class FolderStore:
+class FolderStore(ImageStore):
     """Images that are files below a folder."""
-
-    in_memory = False
 
     def __init__(self, root: str, names: Names) -> None:
         self.root = root

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitrail.data.datasets import (
     DatasetIndex,
+    ImageStore,
     LabelEncoder,
     RowNames,
     canonical_split,
@@ -36,10 +37,8 @@ class Columns(NamedTuple):
     multi_label: bool
 
 
-class TableStore:
+class TableStore(ImageStore):
     """Images that are cells of memory-mapped Arrow tables."""
-
-    in_memory = False
 
     def __init__(
         self, tables: Sequence[Any], column: str, rows: RowNames, roots: tuple[str, ...]
@@ -64,9 +63,6 @@ class TableStore:
                 raise outside_error(name, cell["path"], self.roots[0])
             return LocalStorage().read_all(cell["path"])
         raise DataError(f"{name} contains no image")
-
-    def sizes(self, rows: np.ndarray) -> None:
-        return None
 
 
 def is_table_folder(folder: Path) -> bool:

@@ -90,13 +90,7 @@ class DataProvenance:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the provenance of a bundle."""
-        return {
-            "data": self.data,
-            "fingerprint": self.fingerprint,
-            "splits": None if self.splits is None else asdict(self.splits),
-            "samples": list(self.samples),
-            "taught": list(self.taught),
-        }
+        return asdict(self) | {"samples": list(self.samples), "taught": list(self.taught)}
 
     @classmethod
     def of(cls, data: str, train: ImageDataset) -> "DataProvenance":

@@ -144,13 +144,12 @@ def index_cifar(folder: Path, version: Cifar) -> DatasetIndex:
     for name, split in version.files.items():
         if (path := folder / name).is_file():
             try:
-                images, labels = (
-                    read_cifar_pickle(path)
-                    if is_python
-                    else read_cifar_binary(path, version.label_bytes)
-                )
+                rows, labels = read_cifar(path, version.label_bytes)
             except READ_ERRORS as error:
                 raise read_error(path, error) from None
+            shape = (len(rows), 32, 32, 3)
+            images = LazyArray(shape, UINT8, cifar_images, path, version.label_bytes)
+            images.cached = to_images(rows)
             parts.append(LabeledArray(split, images, labels, name.removesuffix(".bin")))
     path, classes = folder / version.class_file, None
     if path.is_file() and is_python:
@@ -167,40 +166,26 @@ def index_cifar(folder: Path, version: Cifar) -> DatasetIndex:
     return index_arrays(parts, classes, folder)
 
 
-def read_cifar_binary(path: Path, label_bytes: int) -> tuple[LazyArray, np.ndarray]:
-    """Read records of labels and an image; of CIFAR-100's two labels the second is the class."""
-    count, rest = divmod(path.stat().st_size, label_bytes + IMAGE_BYTES)
-    if rest or not count:
-        raise ValueError(f"size is not a multiple of {label_bytes + IMAGE_BYTES}-byte records")
-    shape = (count, label_bytes + IMAGE_BYTES)
-    images = LazyArray((count, 32, 32, 3), UINT8, binary_images, path, label_bytes, shape)
-    return images, np.array(map_array(path, UINT8, 0, shape, False)[:, label_bytes - 1])
-
-
-def binary_images(path: Path, label_bytes: int, shape: tuple[int, int]) -> np.ndarray:
-    return to_images(map_array(path, UINT8, 0, shape, False)[:, label_bytes:])
-
-
-def read_cifar_pickle(path: Path) -> tuple[LazyArray, np.ndarray]:
+def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read pixels (N, 3072) and labels; of CIFAR-100's two labels the second is the class."""
+    if label_bytes:
+        count, rest = divmod(path.stat().st_size, label_bytes + IMAGE_BYTES)
+        if rest or not count:
+            raise ValueError(f"size is not a multiple of {label_bytes + IMAGE_BYTES}-byte records")
+        records = map_array(path, UINT8, 0, (count, label_bytes + IMAGE_BYTES), False)
+        return records[:, label_bytes:], np.array(records[:, label_bytes - 1])
     content = read_pickle(path)
-    labels = content.get("fine_labels", content.get("labels"))
-    rows = pickled_rows(content)
-    if not isinstance(labels, list) or len(labels) != len(rows):
-        raise ValueError("it does not have one label per image")
-    images = LazyArray((len(rows), 32, 32, 3), UINT8, pickled_images, path)
-    images.cached = to_images(rows)
-    return images, np.array(labels, np.int64)
-
-
-def pickled_images(path: Path) -> np.ndarray:
-    return to_images(pickled_rows(read_pickle(path)))
-
-
-def pickled_rows(content: dict[str, Any]) -> np.ndarray:
-    data = content.get("data")
+    labels, data = content.get("fine_labels", content.get("labels")), content.get("data")
     if not isinstance(data, PickledArray):
         raise ValueError("it has no array of pixels")
-    return data.pixels()
+    rows = data.pixels()
+    if not isinstance(labels, list) or len(labels) != len(rows):
+        raise ValueError("it does not have one label per image")
+    return rows, np.array(labels, np.int64)
+
+
+def cifar_images(path: Path, label_bytes: int) -> np.ndarray:
+    return to_images(read_cifar(path, label_bytes)[0])
 
 
 def to_images(rows: np.ndarray) -> np.ndarray:

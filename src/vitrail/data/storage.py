@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vitrail.errors import DataError
 from vitrail.extras import need
@@ -20,24 +20,6 @@ from vitrail.extras import need
 MAX_OPEN_FILES = 256  # systems commonly allow 1024
 MAX_IMAGE_BYTES = 2**30  # a larger image file is a mistake or an attack
 ALLOW_OUTSIDE = ContextVar("ALLOW_OUTSIDE", default=False)  # may datasets name files anywhere?
-
-
-class Storage(Protocol):
-    """Files by path or URL."""
-
-    def read(self, path: str, start: int, size: int) -> bytes:
-        """Read exactly `size` bytes; raise `DataError` if the file ends before."""
-        ...
-
-    def read_all(self, path: str) -> bytes: ...
-
-    def size(self, path: str) -> int: ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def glob(self, pattern: str) -> list[str]:
-        """Return the sorted paths of files that match a pattern with `*` and `?`."""
-        ...
 
 
 class FileHandle:
@@ -65,6 +47,7 @@ class LocalStorage:
         return {"handles": {}}  # file descriptors do not survive pickling
 
     def read(self, path: str, start: int, size: int) -> bytes:
+        """Read exactly `size` bytes; raise `DataError` if the file ends before."""
         try:
             handle = self.handles.get(path)
             if handle is None:  # no lock: a fork could inherit it locked
@@ -101,6 +84,7 @@ class LocalStorage:
         return os.path.isfile(path)
 
     def glob(self, pattern: str) -> list[str]:
+        """Return the sorted paths of files that match a pattern with `*` and `?`."""
         return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
 
 
@@ -134,6 +118,9 @@ class RemoteStorage:
             return [*map(filesystem.unstrip_protocol, result)] if method == "glob" else result
         except Exception as error:  # each backend has its own exceptions
             raise read_error(url, error) from None
+
+
+Storage = LocalStorage | RemoteStorage
 
 
 def complete(data: bytes, path: str, start: int, size: int) -> bytes:

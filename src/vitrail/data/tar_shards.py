@@ -36,6 +36,7 @@ from vitrail.data.datasets import (
     SPLITS,
     Dataset,
     DatasetIndex,
+    ImageStore,
     LabelEncoder,
     Names,
     PackedStrings,
@@ -82,10 +83,8 @@ EMPTY_HEADER = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # other formats: the name in lower case
 
 
-class ShardStore:
+class ShardStore(ImageStore):
     """Images that are members of tars, read at their offset."""
-
-    in_memory = False
 
     def __init__(
         self,
