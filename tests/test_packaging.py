@@ -143,7 +143,7 @@ def test_whatever_is_imported_is_declared():
 
 
 def test_all_commands_and_public_names_load_without_any_extra():
-    """Loading follows what files import at once; of commands and datasets, also what they import later."""
+    """Loading follows imports at module level; of commands and datasets.py, also later ones."""
     base = names(PROJECT["dependencies"])
     left = [f"vitrail.{module}" for module in vitrail.WHERE.values()]
     left += [f"vitrail.cli.{path.stem}" for path in (PACKAGE / "cli").glob("[!_]*.py")]

@@ -67,7 +67,7 @@ def test_every_channel_has_a_say(run, data):
 
 def test_what_has_other_channels_is_one_line(run):
     predictor = vitrail.Predictor(run)
-    with pytest.raises(DataError, match="have 3 channels; give 1 or 6"):
+    with pytest.raises(DataError, match="have 3 channels; expected 1 or 6"):
         predictor(np.zeros((8, 8, 3), np.uint8))
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
