@@ -1,6 +1,7 @@
 # make demo    see what vitrail does      make test    every check and test
 # make bench   measure against the peers  make format  let ruff lay out the code
-#              (two hours; goes on where it was stopped; DATA=folder holds the race's data sets)
+#              (four hours; resumes where it was stopped; DATA=folder holds the datasets and
+#              WEIGHTS=folder a DeiT-Ti/16 checkpoint; what is absent is skipped)
 # make wheel   build it, and use it in an empty environment
 # make test-cpus    the numeric tests with other instruction sets, thread counts and a busy core
 # make reproduction DATA=fashion_mnist.npz    the paper's experiments, an hour and a half
@@ -27,7 +28,7 @@ test-cpus: .venv/dev
 	$(BIN)/python scripts/test_cpus.py
 
 bench: .venv/bench
-	DATA='$(DATA)' $(BIN)/python benchmarks/run.py
+	DATA='$(DATA)' WEIGHTS='$(WEIGHTS)' $(BIN)/python benchmarks/run.py
 
 wheel:
 	$(PYTHON) scripts/smoke.py

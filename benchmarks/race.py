@@ -1,8 +1,7 @@
-"""Time to accuracy: vitrail against its peers, from scratch and for fine-tuning.
+"""Time to accuracy from scratch: vitrail against its peers (fine-tuning: `transfer.py`).
 
     python benchmarks/race.py                         from scratch: a section of `make bench`
     python benchmarks/race.py try cifar --seconds 30  every variant of every peer, once
-    python benchmarks/race.py try digits              the same for fine-tuning
 
 Every run has a process of its own and the machine to itself, and is kept when it is done. The data
 sets are read from the folder DATA.
@@ -20,14 +19,13 @@ from typing import Any
 import kept
 from race_clock import LOOKS
 from race_report import Entry, budgets, conclusion, figure, table
-from race_sets import COURSES, DIGITS, Course, missing
-from race_variants import BEST, FINETUNING, VARIANTS
+from race_sets import COURSES, Course, missing
+from race_variants import BEST, VARIANTS
 
 SEEDS = (0, 1, 2)
 TRIED = 100  # the seed that variants are tried with
 SHARES = (1, 2, 3, 4, 6)  # vitrail is run with all of the time, and with less of it
 THREADS = 2
-PRETRAINING = 180  # seconds
 FIGURE = Path(__file__).parents[1] / "docs" / "benchmarks" / "race.svg"
 Key = tuple[str, str, float]  # set, contender, seconds
 
@@ -55,35 +53,19 @@ def report() -> str:
     return "\n".join(lines)
 
 
-def fine_tuning() -> str:
-    """The section on fine-tuning one checkpoint (`finetuning.py`)."""
-    head = ["## Fine-tuning", ""]
-    if told := missing(["cifar"]):
-        return "\n".join([*head, told, ""])
-    start, before = pretrained()
-    runs: dict[Key, list[dict[str, Any]]] = {}
-    for seed in SEEDS:
-        race(runs, "digits", DIGITS, seed, start)
-    ours, peers = entries(runs, "digits", DIGITS)
-    words = FINE_RULES.format(before=before, looks=LOOKS, pretraining=PRETRAINING)
-    lines = [*head, *words.splitlines(), "", *table([*peers, *ours]), ""]
-    return "\n".join([*lines, *conclusion("fine-tuning", ours, peers), ""])
-
-
 def race(
     runs: dict[Key, list[dict[str, Any]]],
     name: str,
     course: Course,
     seed: int,
-    start: Path | None = None,
 ) -> None:
     """All contenders with one seed, in turns; adds what came out to `runs`."""
     for contender, variant in BEST[name].items():
-        result = measured(name, contender, variant, course.seconds, seed, start)
+        result = measured(name, contender, variant, course.seconds, seed)
         runs.setdefault((name, contender, course.seconds), []).append(result)
     for share in SHARES:
         seconds = course.seconds / share
-        result = measured(name, "vitrail", "", seconds, seed, start)
+        result = measured(name, "vitrail", "", seconds, seed)
         runs.setdefault((name, "vitrail", seconds), []).append(result)
 
 
@@ -102,14 +84,11 @@ def entries(
     return ours, peers
 
 
-def measured(
-    name: str, contender: str, variant: str, seconds: float, seed: int, start: Path | None = None
-) -> dict[str, Any]:
+def measured(name: str, contender: str, variant: str, seconds: float, seed: int) -> dict[str, Any]:
     """A run in a process of its own, or what was kept of it."""
     words = ["race", name, contender, variant, f"{seconds:g} s", f"seed {seed}"]
     key = " ".join(filter(None, [*words, version(contender)]))
     options = ["--variant", variant, "--seconds", str(seconds), "--seed", str(seed)]
-    options += ["--start", str(start)] if start else []
     return kept.kept(key, lambda: alone(key, [contender, name, *options]))
 
 
@@ -122,14 +101,6 @@ def version(contender: str) -> str:
     for path in ours if contender == "vitrail" else theirs:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
-
-
-def pretrained() -> tuple[Path, float]:
-    """The checkpoint that all fine-tune, and how good it is at what it was trained on."""
-    out = kept.FOLDER / "pretrained"
-    options = ["pretrain", "cifar", "--seconds", str(PRETRAINING), "--out", str(out)]
-    result = kept.kept("race pretrained", lambda: alone("pre-training", options))
-    return out, result["accuracy"]
 
 
 def alone(what: str, options: list[str]) -> dict[str, Any]:
@@ -147,14 +118,13 @@ def alone(what: str, options: list[str]) -> dict[str, Any]:
 
 def try_all(name: str, seconds: float) -> str:
     """Every variant of every peer once, and vitrail with all and a third of the time: a table."""
-    start = pretrained()[0] if name == "digits" else None
     peers = [
-        Entry(contender, variant, [measured(name, contender, variant, seconds, TRIED, start)])
-        for contender, variants in (FINETUNING if start else VARIANTS).items()
+        Entry(contender, variant, [measured(name, contender, variant, seconds, TRIED)])
+        for contender, variants in VARIANTS.items()
         for variant in variants
     ]
     ours = [
-        Entry("vitrail", "nothing given", [measured(name, "vitrail", "", time, TRIED, start)])
+        Entry("vitrail", "nothing given", [measured(name, "vitrail", "", time, TRIED)])
         for time in (seconds, seconds / 3)
     ]
     best = {peer.name: peer.settings for peer in sorted(peers, key=lambda peer: peer.accuracy)}
@@ -178,23 +148,17 @@ picture at full size. {seeds} seeds, taken in turns.
 *Times quicker* compares the time at which the best peer was best, in the mean over the seeds, with
 the shortest of vitrail's runs whose worst seed ends at least as good."""
 
-FINE_RULES = """\
-One checkpoint: a plain ViT of width 128 and depth 6 with patches of 4 pixels, trained by vitrail on
-CIFAR-10 (10k) for {pretraining} seconds (test accuracy {before:.1%}) and written for each library
-by vitrail. Fine-tuned to sign-digits at 32 pixels under the rules above. vit-pytorch is left out:
-it cannot read anybody's checkpoint."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["race", "try"], default="race")
-    parser.add_argument("course", nargs="?", choices=[*COURSES, "digits"], default="fashion")
+    parser.add_argument("course", nargs="?", choices=list(COURSES), default="fashion")
     parser.add_argument("--seconds", type=float, help="of each trial; without it, as in the race")
     options = parser.parse_args()
     if options.what == "race":
         print(report())
         return
-    course = COURSES.get(options.course, DIGITS)
+    course = COURSES[options.course]
     print(try_all(options.course, options.seconds or course.seconds))
 
 

@@ -1,7 +1,5 @@
 """The peers' models, as much work as a vitrail configuration: plain patches and a class token."""
 
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,28 +20,12 @@ def of_equal_work(config: VitConfig) -> VitConfig:
     return plain.change(mlp_width=plain.mlp_width + steps * STEP)
 
 
-def timm_model(
-    config: VitConfig, *, drop_path: float = 0.0, pool: str = "token", start: Path | None = None
-) -> nn.Module:
-    """timm's, with fresh weights or with those of a folder that vitrail wrote for it."""
-    import timm
-
-    if start is not None:
-        model = timm.create_model(f"local-dir:{start / 'timm'}", pretrained=True)
-        model.reset_classifier(config.num_classes)
-        return model
+def timm_model(config: VitConfig, *, drop_path: float = 0.0, pool: str = "token") -> nn.Module:
     how = {"drop_path_rate": drop_path, "global_pool": pool, "class_token": pool == "token"}
     return peers.timm(shape_of(config), **how)
 
 
-def transformers_model(config: VitConfig, *, start: Path | None = None) -> nn.Module:
-    """transformers', with fresh weights or with those of a folder that vitrail wrote for it."""
-    from transformers import ViTForImageClassification
-
-    if start is not None:
-        return ViTForImageClassification.from_pretrained(
-            start / "huggingface", num_labels=config.num_classes, ignore_mismatched_sizes=True
-        )
+def transformers_model(config: VitConfig) -> nn.Module:
     return peers.hugging_face(shape_of(config))
 
 

@@ -6,7 +6,6 @@ they end when the time does. transformers has a file of its own, `race_trainer.p
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +37,6 @@ class Task:
     variant: Variant
     seconds: float
     seed: int
-    start: Path | None = None  # weights to begin with
 
     @property
     def normal(self) -> dict[str, tuple[float, ...]]:
@@ -94,7 +92,7 @@ def run_timm(task: Task) -> Result:
     from timm.scheduler import CosineLRScheduler
 
     how = task.variant
-    model = models.timm_model(task.config, drop_path=how.drop_path, pool=how.pool, start=task.start)
+    model = models.timm_model(task.config, drop_path=how.drop_path, pool=how.pool)
     size = models.size_of(model, task.config)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=how.rate, weight_decay=DECAY)
     schedule = CosineLRScheduler(
@@ -106,8 +104,7 @@ def run_timm(task: Task) -> Result:
     )
     mix, loss_of = timm_loss(task)
     batches, floats = timm_batches(task), timm_floats(task)
-    crop = 1.0 if task.start else 0.875  # what the checkpoint says, and timm's default
-    referee = Referee(*task.judging(crop), task.seconds)
+    referee = Referee(*task.judging(crop=0.875), task.seconds)  # timm's default
     referee.start()
     for pixels, labels in batches:
         images = floats(pixels)

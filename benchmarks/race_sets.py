@@ -35,7 +35,6 @@ COURSES = {
     "cifar": Course("CIFAR-10 (10k)", "cifar10_10k.npz", 45),
     "flowers": Course("flowers5", "flowers5_160.tar", 45),
 }
-DIGITS = Course("sign-digits", "builtin:sign-digits", 30)  # for fine-tuning
 SMALL = 40  # pixels: pictures that are not cut when they are judged
 
 

@@ -52,7 +52,7 @@ def run_transformers(task: Task) -> dict[str, Any]:
     """A run of the Trainer."""
     steps = [t.RandomResizedCrop(task.size, task.variant.crop), t.RandomHorizontalFlip()]
     transform = t.Compose([*steps, t.ToTensor(), t.Normalize(**task.normal)])
-    model = models.transformers_model(task.config, start=task.start)
+    model = models.transformers_model(task.config)
     size = models.size_of(model, task.config)
     referee = Referee(*task.judging(crop=1.0), task.seconds)
     with tempfile.TemporaryDirectory() as folder:

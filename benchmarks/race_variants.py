@@ -59,19 +59,6 @@ VARIANTS = {
     },
 }
 
-# vit-pytorch reads nobody's weights, so it cannot be fine-tuned.
-FINETUNING = {
-    "timm": {
-        "light, 1e-4": light(1e-4, 32),
-        "light, 5e-4": light(5e-4, 32),
-    },
-    "transformers": {
-        "5e-5, batch 8": Variant(rate=5e-5, batch=8),
-        "5e-4, batch 8": Variant(rate=5e-4, batch=8),
-        "5e-4, batch 32": Variant(rate=5e-4, batch=32),
-    },
-}
-
 BEST = {
     "fashion": {
         "timm": "whole pictures, 2e-3",
@@ -87,9 +74,5 @@ BEST = {
         "timm": "light, 1e-3, batch 32",
         "transformers": "5e-4, batch 8",
         "vit-pytorch": "1e-3",
-    },
-    "digits": {
-        "timm": "light, 5e-4",
-        "transformers": "5e-4, batch 8",
     },
 }

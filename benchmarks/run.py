@@ -45,7 +45,7 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "race": Section(("## Time to accuracy",), 50),
-    "finetuning": Section(("## Fine-tuning",), 15),
+    "transfer": Section(("## Fine-tuning",), 110),
     "fidelity": Section(("## Fidelity",), 0.2),
     "models": Section(("## Models",), 4),
     "training": Section(("## The training loop",), 2),

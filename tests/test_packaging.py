@@ -13,7 +13,7 @@ import pytest
 import vitrail
 from vitrail.data.datasets import BUILTIN, open_dataset
 from vitrail.errors import VitrailError
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.serving.run import NEEDED, check_installed
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +143,7 @@ def test_whatever_is_imported_is_declared():
 
 
 def test_all_commands_and_public_names_load_without_any_extra():
-    """Loading follows imports at module level; of commands and datasets.py, also later ones."""
+    """Loading follows what files import at once; of commands and datasets.py, also later."""
     base = names(PROJECT["dependencies"])
     left = [f"vitrail.{module}" for module in vitrail.WHERE.values()]
     left += [f"vitrail.cli.{path.stem}" for path in (PACKAGE / "cli").glob("[!_]*.py")]
@@ -166,7 +166,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
     [
         ("datasets", "data", lambda: open_dataset("hf:owner/name")),
         ("fsspec.core", "data", lambda: open_dataset("memory://shards/*.tar")),
-        ("onnx", "export", lambda: need("onnxruntime", "onnx", extra="export", what="ONNX")),
+        ("onnx", "export", lambda: require("onnxruntime", "onnx", extra="export", feature="ONNX")),
         ("onnxruntime", "export", lambda: vitrail.Predictor(ROOT / "model.onnx")),
         *((module, "serve", check_installed) for module in NEEDED),
     ],

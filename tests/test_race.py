@@ -12,7 +12,7 @@ import torch
 
 from tiny_runs import write_colors
 from vitrail import VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.cost import cost_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # it is on no package's path
@@ -108,8 +108,8 @@ def test_a_peer_that_is_never_reached_is_told():
 
 
 def test_every_best_variant_exists():
-    for name, best in race_variants.BEST.items():
-        table = race_variants.FINETUNING if name == "digits" else race_variants.VARIANTS
+    table = race_variants.VARIANTS
+    for best in race_variants.BEST.values():
         assert set(best) == set(table)
         assert all(variant in table[contender] for contender, variant in best.items())
 
@@ -241,10 +241,9 @@ def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "missing", lambda names: "")
     with pytest.raises(KeyboardInterrupt):
         race.report()
-    text = race.report() + race.fine_tuning()
+    text = race.report()
     assert len(ran) == 1 + len(set(ran))  # only the one that was cut off ran twice
     for course in race_sets.COURSES.values():
         claim = f"To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as quick"
         assert f"**{claim}" in text
-    assert "## Fine-tuning" in text
     assert (tmp_path / "docs" / "race.svg").read_text().startswith("<svg")

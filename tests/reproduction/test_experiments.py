@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from vitrail.models.config import BitConfig, MixerConfig, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction import carrying, compute, heads, positions, scaling, set_size
 from vitrail.reproduction.catalog import EXPERIMENTS, work_of
 from vitrail.reproduction.cells import Result

@@ -8,7 +8,7 @@ from vitrail.cli import main
 from vitrail.cli.train import Finetune, Train
 from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction import full
 from vitrail.reproduction.full import check, command, config_of, differences, learning, orders
 from vitrail.reproduction.orders import on_jft, order

@@ -9,7 +9,7 @@ import torch
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.findings import Estimate
 from vitrail.reproduction.cells import Result
@@ -46,7 +46,7 @@ def tiny_vit(seed, **changes):
     torch.manual_seed(seed)
     model = vitrail.create("ViT-Mu/4", **(small | changes)).eval()
     how = Preprocessing(size=(8, 8))
-    model.facts = Facts(preprocessing=how, class_names=("red", "green", "blue"))
+    model.metadata = Metadata(preprocessing=how, class_names=("red", "green", "blue"))
     return model
 
 

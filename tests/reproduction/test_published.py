@@ -3,7 +3,7 @@
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction.published import (
     CORE_DAYS,
     MODELS2,

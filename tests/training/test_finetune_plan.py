@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training.choices import Look, choose
 from vitrail.training.finetune_plan import (
     ENOUGH_EPOCHS,
@@ -108,3 +108,22 @@ def test_a_given_image_size_or_frozen_weights_are_not_planned_over():
     frozen = chosen(Settings(minutes=0.5, optim=Optim(freeze=("stem.*",))), budget=budget)
     assert frozen.model.image_size is None
     assert frozen.optim.freeze == ("stem.*",)
+
+
+def test_the_probe_of_a_large_set_leaves_time_for_evaluation_and_training():
+    cifar = Budget(seconds=60, forward=1 / 60, read=1e-4, train=7200, evaluated=2800)
+    one = plan_finetuning(TINY, cifar)
+    per_image = cifar.forward * work(TINY, one.image_size) / work(TINY, 224) + cifar.read
+    evaluation = cifar.evaluated * per_image
+    assert one.probe_images < cifar.train
+    assert one.probe_images * per_image <= 0.5 * (cifar.seconds - evaluation)
+    assert one.epochs > 0
+    assert plan_finetuning(TINY, replace(cifar, seconds=600)).probe_images == cifar.train
+    assert plan_finetuning(TINY, replace(cifar, seconds=1)).probe_images == 500
+
+
+def test_the_probe_is_fitted_to_as_many_images_as_the_budget_allows():
+    choices = choose(Settings(), LOOK, gpu=False, start=TINY, budget=replace(FLOWERS, seconds=12))
+    assert choices.probe_images == 500
+    assert any("linear probe of 500 of 2,641 training images" in r for r in choices.reasons)
+    assert choose(Settings(), LOOK, gpu=False, start=TINY, budget=FLOWERS).probe_images is None

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Notebook, tiny_run, write_colors
 from vitrail.data.datasets import open_dataset
+from vitrail.formatting import percent
 from vitrail.training.head_init import (
     PROBE_HEAD,
     ProbeHead,
@@ -30,7 +31,7 @@ def colors(tmp_path, monkeypatch):
 def start(colors, tmp_path):
     """A model with features and without a head."""
     tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
-    model = vitrail.load(tmp_path / "start", num_classes=0, tell=lambda line: None)
+    model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
     vitrail.save(model, tmp_path / "backbone")
     return str(tmp_path / "backbone")
 
@@ -59,7 +60,7 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
     train = open_dataset(str(colors), "train")
     dev = open_dataset(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", cut=False, workers=0)
-    images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
+    images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
         logits = F.linear(model.features(images), *probe.init.values())
@@ -151,3 +152,13 @@ def test_the_head_of_a_model_for_the_same_classes_is_kept(colors, tmp_path):
     )
     assert not any("linear probe" in line for line in book.lines)
     assert book.rows[0]["loss"] < 0.7
+
+
+def test_dev_accuracy_of_a_returned_probe_is_that_of_the_head_which_has_not_seen_dev(
+    colors, tmp_path, start
+):
+    book = Notebook()
+    result = tune(colors, tmp_path / "run", start, watch=book, optim=HARMFUL, steps=4)
+    (line,) = [line for line in book.lines if "the linear probe is kept" in line]
+    shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
+    assert shown in line

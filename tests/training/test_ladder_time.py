@@ -13,8 +13,9 @@ from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
 from vitrail.probing.memory import load_memory
 from vitrail.training import ground, rungs, summit
-from vitrail.training.ground import Clock, fewer, prepare
+from vitrail.training.ground import Clock, prepare
 from vitrail.training.ladder import climb
+from vitrail.training.material import subsample
 from vitrail.training.run import Result
 from vitrail.training.watch import Watch
 
@@ -43,7 +44,7 @@ def test_the_probes_see_no_more_pictures_than_there_is_time_for(
     assert not part & dev
     assert "the probes see 11 of 27 pictures: there is no time for more" in book.lines
     assert found.pictures == 3
-    about = vitrail.load(tmp_path / "out").facts.provenance
+    about = vitrail.load(tmp_path / "out").metadata.provenance
     assert about["head"] == "few-shot probe on 14 pictures"
     assert not any("on top" in line for line in book.lines)
 
@@ -75,11 +76,11 @@ def test_without_a_time_to_keep_nothing_is_measured_and_all_is_seen(
 
 def test_fewer_pictures_are_the_same_ones_each_time_and_some_of_each_class(colors):
     train = open_dataset(colors, "train")
-    some = fewer(train, 12)
+    some = subsample(train, 12)
     assert np.bincount(some.labels()).tolist() == [4, 4, 4]
-    assert named(some) == named(fewer(train, 12))
-    assert np.bincount(fewer(train, 0).labels()).tolist() == [1, 1, 1]
-    assert fewer(train, 30) is train
+    assert named(some) == named(subsample(train, 12))
+    assert np.bincount(subsample(train, 0).labels()).tolist() == [1, 1, 1]
+    assert subsample(train, 30) is train
 
 
 def test_time_is_kept_for_judging_the_result(colors, start, tmp_path, quick, monkeypatch):
@@ -112,7 +113,7 @@ def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick,
     with pytest.raises(KeyboardInterrupt):
         climb(order_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")
-    assert model.facts.provenance["head"] == "few-shot probe on 30 pictures"
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 pictures"
     assert load_memory(tmp_path / "out", model) is not None
 
 

@@ -13,6 +13,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
+from vitrail.models.registry import configuration
 from vitrail.training import pace
 from vitrail.training.budget import ENDING, Budget
 from vitrail.training.device import choose_precision
@@ -47,9 +48,9 @@ def same(one, other) -> bool:
 def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run", steps=60)
     model = vitrail.load(tmp_path / "run")
-    assert model.facts.class_names == CLASSES
-    assert model.facts.provenance["data"] == str(colors)
-    assert model.facts.provenance["test accuracy"] == result.outcomes["test"].accuracy
+    assert model.metadata.class_names == CLASSES
+    assert model.metadata.provenance["data"] == str(colors)
+    assert model.metadata.provenance["test accuracy"] == result.outcomes["test"].accuracy
     assert result.finished
     assert result.outcomes["test"].samples == 12
     assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
@@ -296,12 +297,19 @@ def test_a_run_that_went_back_after_an_explosion_comes_to_its_end(colors, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("instructions", "expected"),
-    [("amx_bf16", torch.bfloat16), ("avx512_bf16", torch.float32), ("avx2", torch.float32)],
+    ("instructions", "model", "expected"),
+    [
+        ("amx_bf16", "ViT-Ti/16", torch.bfloat16),
+        ("avx512_bf16", "ViT-Ti/16", torch.float32),
+        ("avx512_bf16", "ViT-S/16", torch.bfloat16),
+        ("avx512_bf16", "BiT-R50x1", torch.float32),
+        ("avx2", "ViT-S/16", torch.float32),
+    ],
 )
-def test_bfloat16_is_chosen_where_the_cpu_multiplies_it(instructions, expected, monkeypatch):
+def test_bfloat16_is_chosen_where_it_is_faster(instructions, model, expected, monkeypatch):
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
-    assert choose_precision("auto", torch.device("cpu"))[0] == expected
+    config = configuration(model)
+    assert choose_precision("auto", torch.device("cpu"), config)[0] == expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -397,7 +405,7 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
-    with pytest.raises(CheckpointError, match="is a name without weights"):
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from vitrail.cli.welcome import GROUPS
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.reproduction.names import ALL, NAMES
 from vitrail.training.recipes import recipe_names
 

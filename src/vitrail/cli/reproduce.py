@@ -12,8 +12,8 @@ from vitrail.cli.arguments import DataOptions
 from vitrail.cli.live import clock
 from vitrail.cli.text import MANNER, WIDTH, aside, printable, tell
 from vitrail.errors import ConfigError, unknown
+from vitrail.formatting import percent
 from vitrail.reproduction.names import ALL, NAMES
-from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.reproduction.cells import Cell, Result

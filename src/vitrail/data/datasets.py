@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.data.storage import LocalStorage, RemoteStorage
 from vitrail.errors import ConfigError, DataError, unknown
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 Label = int | tuple[int, ...]
 
@@ -201,7 +201,7 @@ class LabelEncoder:
 
 def unknown_label(source: str, label: str, classes: Sequence[str]) -> DataError:
     return DataError(
-        f"{source}: unknown label {label!r}; the {len(classes):,} classes are {listed(classes)}"
+        f"{source}: unknown label {label!r}; the {len(classes):,} classes are {comma_list(classes)}"
     )
 
 

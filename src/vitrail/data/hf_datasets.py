@@ -22,7 +22,7 @@ from vitrail.data.datasets import (
 from vitrail.data.folders import LABEL_COLUMNS, number_classes, parse_labels
 from vitrail.data.storage import ALLOW_OUTSIDE, LocalStorage, is_inside, outside_error
 from vitrail.errors import DataError
-from vitrail.extras import need
+from vitrail.extras import require
 
 PREFIX = "hf:"
 SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
@@ -130,7 +130,7 @@ def load_tables(reference: str) -> Any:
 
 
 def load_library(reference: str) -> Any:
-    return need("datasets", extra="data", what=reference)
+    return require("datasets", extra="data", feature=reference)
 
 
 def find_columns(features: Any, reference: str) -> Columns:
@@ -170,7 +170,7 @@ def allowed_roots(reference: str) -> tuple[str, ...]:
         path = Path(reference)
         return (os.path.realpath(path.parent if path.is_file() else path),)
     config = load_library(reference).config
-    hub = need("huggingface_hub.constants", extra="data", what=reference)
+    hub = require("huggingface_hub.constants", extra="data", feature=reference)
     caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
     return tuple(map(os.path.realpath, caches))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import DataError
-from vitrail.extras import need
+from vitrail.extras import require
 
 MAX_OPEN_FILES = 256  # systems commonly allow 1024
 MAX_IMAGE_BYTES = 2**30  # a larger image file is a mistake or an attack
@@ -111,7 +111,7 @@ class RemoteStorage:
         return sorted(self.request(pattern, "glob"))
 
     def request(self, url: str, method: str, **options: Any) -> Any:
-        fsspec = need("fsspec.core", extra="data", what=url)
+        fsspec = require("fsspec.core", extra="data", feature=url)
         try:
             filesystem, key = fsspec.url_to_fs(url)  # one connection per process
             result = getattr(filesystem, method)(key, **options)

@@ -62,7 +62,7 @@ from vitrail.data.folders import (
 from vitrail.data.image_headers import READABLE_FORMATS, detect_format
 from vitrail.data.storage import LocalStorage, Storage, atomic_path
 from vitrail.errors import ConfigError, DataError
-from vitrail.words import MIB
+from vitrail.formatting import MIB
 
 MAX_CLASSES = 1_000_000  # numbered without names; a larger number is an id, not a class
 SPARSE_CLASSES = 100_000  # the same if fewer than a tenth of the classes have an image

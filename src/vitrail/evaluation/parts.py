@@ -13,7 +13,7 @@ from vitrail.data.datasets import Dataset, Label
 from vitrail.data.thumbnails import thumbnail_url
 from vitrail.evaluation import charts
 from vitrail.evaluation.outcome import Mistake
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 STYLE = """
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));

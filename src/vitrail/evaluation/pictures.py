@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from os import PathLike
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.datasets import (
     ALL,
     Dataset,
@@ -14,14 +14,14 @@ from vitrail.data.datasets import (
     open_dataset,
 )
 from vitrail.data.provenance import DataProvenance, contains_any, fingerprint
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 APART = ("val", "test")  # what models commonly do not learn from
 WORSE = "new ones will do worse"
 
 
 def open_part(
-    data: Dataset | str | PathLike[str], split: str | None, facts: Facts
+    data: Dataset | str | PathLike[str], split: str | None, metadata: Metadata
 ) -> tuple[Dataset, list[str]]:
     """The pictures to judge by, and what should be known about the choice.
 
@@ -29,7 +29,7 @@ def open_part(
     """
     if not isinstance(data, str | PathLike):
         return data, []
-    origin = DataProvenance.from_dict(facts.provenance)
+    origin = DataProvenance.from_dict(metadata.provenance)
     splits = origin.splits_for(data)
     if split is None:
         split = usual_split(data, splits)
@@ -86,6 +86,6 @@ def lessons(source: ImageDataset, origin: DataProvenance) -> Iterator[str]:
     """A note if classes of the data were taught by pictures that are not recorded."""
     if taught := [name for name in origin.taught if name in source.classes]:
         yield (
-            f"the pictures that taught {listed(taught, quoted=True)} are not recorded; if the "
+            f"the pictures that taught {comma_list(taught, quoted=True)} are not recorded; if the "
             f"model has learned from some of these, {WORSE}"
         )

@@ -124,11 +124,9 @@ def look_at_processor(*, with_torch: bool) -> Processor:
     if with_torch:
         import torch
 
-        from vitrail.training.device import FAST_BFLOAT16
-
         known = torch.cpu.get_capabilities()
         able = {name: bool(known.get(key)) for name, key in ABLE.items()}
-        able["bfloat16"] = any(known.get(key) for key in FAST_BFLOAT16)
+        able["bfloat16"] = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
         threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     every = os.cpu_count() or 1
     return Processor(
@@ -205,13 +203,13 @@ def accelerators() -> tuple[str, ...]:
 
 def disks() -> Iterator[Disk]:
     """The places that commands write to if nothing else is said."""
-    from vitrail.checkpoints.hub import locate
+    from vitrail.checkpoints.hub import cache_dir
     from vitrail.data.storage import cache_folder
 
     yield disk("runs", Path("runs").absolute())
     if (kept := cache_folder("features")) is not None:
         yield disk("features and engines", kept.parent)
-    yield disk("models of the hub", locate("hf:owner/name").cache)
+    yield disk("models of the hub", cache_dir())
     yield disk("temporary files", Path(tempfile.gettempdir()))
 
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.checkpoints.bundle import holds_model
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError
@@ -116,7 +116,7 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = No
     settings, resume = cell.settings, state.has_state(folder)
     if resume:
         settings = read_run(folder)[0]
-    if resume or not holds_model(folder):
+    if resume or not contains_model(folder):
         order = Order(
             data=cell.data,
             out=folder,
@@ -183,7 +183,7 @@ def measure(folder: Path, material: Material) -> Mapping[str, Any]:
     The five are test pictures, since a model may know its training pictures by heart.
     """
     model = load(folder)
-    provenance = facts_of(model).provenance
+    provenance = get_metadata(model).provenance
     test = material.judged["test"]
     shown = part(test, min(POOL * len(test.classes), len(test) // 3), 1)
     pool = features_of(model, shown, cache=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from vitrail.evaluation.charts import BOLD, LETTER, spread
+from vitrail.formatting import truncate
 from vitrail.reproduction.svg import (
     LINE,
     Scale,
@@ -28,7 +29,6 @@ from vitrail.reproduction.svg import (
     within,
     x_ticks,
 )
-from vitrail.words import cut
 
 WIDTH, NARROW = 720, 480  # of two panels or columns side by side, and of one
 PLOT = 220  # height of a panel between its first and its last level
@@ -351,7 +351,7 @@ def row_names(
         for key in keys:
             if key[0] == group:
                 heights[key] = y + ROW / 2
-                parts.append(text(10, heights[key] + 4, cut(key[1], LONGEST_ROW), "ink"))
+                parts.append(text(10, heights[key] + 4, truncate(key[1], LONGEST_ROW), "ink"))
                 y += ROW
     return parts, heights, y + 4
 

@@ -13,7 +13,7 @@ from typing import Any
 from vitrail.errors import ConfigError
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
 from vitrail.planning.cost import EXA, TRAINING
 from vitrail.reproduction.orders import Order

@@ -7,6 +7,7 @@ import numpy as np
 
 from vitrail.checkpoints.load import load
 from vitrail.data.thumbnails import to_png
+from vitrail.formatting import percent
 from vitrail.inspection import drawing
 from vitrail.inspection.findings import PositionTiles
 from vitrail.inspection.layers import with_attention
@@ -36,7 +37,6 @@ from vitrail.reproduction.subjects import (
     studied,
     yes,
 )
-from vitrail.words import percent
 
 EVERY = 10**6  # components: all that there are
 MOST = 0.9  # of the variance

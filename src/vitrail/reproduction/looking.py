@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.thumbnails import to_png
 from vitrail.inspection import drawing
 from vitrail.inspection.layers import lag
@@ -115,7 +115,7 @@ def areas_of(model: VisionTransformer, images: Tensor, maps: Tensor, classes: Te
 
 def rollout_sheet(model: VisionTransformer, pictures: Sequence[Seen], maps: np.ndarray) -> bytes:
     """Rows of four pictures as they are, each row with its maps (B, h, w) below."""
-    names = facts_of(model).names(model.config.num_classes)
+    names = get_metadata(model).names(model.config.num_classes)
     said = predicted(model, torch.stack([picture.image for picture in pictures])).tolist()
     drawn, captions = [], []
     for start in range(0, len(pictures), 4):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.models.config import Config
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction.cells import Cell
 from vitrail.reproduction.experiments import Sets
 from vitrail.training.settings import (

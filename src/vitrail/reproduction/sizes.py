@@ -2,7 +2,7 @@
 
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.cost import EXA, Cost, cost_of, training_flops
 
 

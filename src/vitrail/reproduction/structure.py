@@ -13,7 +13,7 @@ import torch
 from vitrail.evaluation.bootstrap import RESAMPLES, draws
 from vitrail.evaluation.findings import Estimate
 from vitrail.inspection.attention import places
-from vitrail.models.position import Grid
+from vitrail.models.pos_embed import Grid
 from vitrail.reproduction.report import Verdict
 
 SHUFFLES = 199  # so that the smallest chance is 1 in 200

@@ -12,7 +12,7 @@ from itertools import pairwise
 from textwrap import wrap
 
 from vitrail.evaluation.charts import LETTER, log_ticks, ticks, tidy
-from vitrail.words import percent as as_percent
+from vitrail.formatting import percent as as_percent
 
 LINE = 16  # height of a line of text
 OWN_TICKS = 7  # different values up to which each has a tick of its own

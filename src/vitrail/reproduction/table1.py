@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitrail.models.config import VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.published import TABLE1, Shape

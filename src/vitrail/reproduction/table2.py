@@ -9,7 +9,7 @@ The second form measures accuracies (`measuring.py`) and puts them beside the pu
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.accelerators import DAY, TPU_V3_CORE
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets

@@ -6,7 +6,7 @@ Accuracies are measured where weights and data are given, as for table 2 (`measu
 from collections.abc import Mapping, Sequence
 
 from vitrail.models.config import VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.measuring import Measurement, as_data, beside, in_words, judged

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Experiment, Key, Sets
 from vitrail.reproduction.figures import Line, Mark, Panel, chart

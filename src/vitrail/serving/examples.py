@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.datasets import Dataset, LabelSets, evaluation_split, open_dataset
 from vitrail.data.image_headers import read_header
 from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
@@ -39,12 +39,12 @@ def given(settings: Settings, reference: str) -> str:
     return "" if local and settings.is_loopback else NONE
 
 
-def find_examples(facts: Facts, given: str) -> list[Example]:
+def find_examples(metadata: Metadata, given: str) -> list[Example]:
     """Pictures of `given`, or of a model's own data if that is on this machine.
 
     Where nothing was asked for, nothing is fetched and nothing is an error.
     """
-    own = facts.provenance.get("data")
+    own = metadata.provenance.get("data")
     reference = given or (own if isinstance(own, str) else "")
     if reference in ("", NONE) or (not given and ("://" in reference or is_remote(reference))):
         return []

@@ -14,8 +14,7 @@ from vitrail.data.datasets import Dataset
 from vitrail.data.decode import open_image
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
-from vitrail.models.checks import pair
-from vitrail.models.config import Config, VitConfig
+from vitrail.models.config import Config, VitConfig, pair
 from vitrail.training.finetune_plan import Budget, frozen_patterns, plan_finetuning
 from vitrail.training.settings import ModelSettings, Settings, given
 
@@ -88,6 +87,7 @@ class Choices:
     look: Look
     gpu: bool
     reasons: list[str]
+    probe_images: int | None = None  # for the initial head; None takes all
 
     def say(self, what: str, why: str) -> None:
         self.reasons.append(f"{what}: {why}")
@@ -204,6 +204,10 @@ def choose_transfer(
         what = trained if plan.frozen_blocks else "every weight"
         sizes = "then ".join(f"{size} " for _, size in plan.image_sizes) or f"{plan.image_size} "
         choices.say(f"fine-tuning of {what} at {sizes}pixels", plan.reason)
+        if settings.head_init == "probe" and plan.probe_images < budget.train:
+            choices.probe_images = plan.probe_images
+            share = f"{plan.probe_images:,} of {budget.train:,} training images"
+            choices.say(f"linear probe of {share}", "the features of all would take too long")
     choices.settings = settings
 
 

@@ -5,14 +5,17 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from vitrail.models.config import Config, VitConfig
 from vitrail.training.settings import Precision
 
-# avx512_bf16 is left out: a step of ViT-Ti/16 takes 0.96 to 1.2 times as long with it. For ViT-S/16
-# it takes 0.7 times as long (docs/notebook.md), so wider models would gain by asking for it.
-FAST_BFLOAT16 = ("amx_bf16",)
+# With avx512_bf16 a step of ViT-S/16 takes 0.7 times as long as in float32, of ViT-Ti/16 0.96 to
+# 1.2 times (docs/notebook.md): narrow models spend the gain on conversions.
+WIDE = 384  # channels of a ViT from which avx512_bf16 pays
 
 
-def choose_precision(wish: Precision, device: torch.device) -> tuple[torch.dtype, str]:
+def choose_precision(
+    wish: Precision, device: torch.device, config: Config
+) -> tuple[torch.dtype, str]:
     """The type of the matrix products, and the reason."""
     if wish != "auto":
         return getattr(torch, wish), "as asked for"
@@ -22,9 +25,11 @@ def choose_precision(wish: Precision, device: torch.device) -> tuple[torch.dtype
         return torch.float16, "this GPU multiplies float16 faster; gradients are scaled for it"
     if device.type == "cpu":
         able = torch.cpu.get_capabilities()
-        if any(able.get(name) for name in FAST_BFLOAT16):
+        if able.get("amx_bf16"):
             return torch.bfloat16, "this CPU has AMX instructions for bfloat16"
-        return torch.float32, "on CPUs bfloat16 is chosen with AMX only; wide models may gain by it"
+        if able.get("avx512_bf16") and isinstance(config, VitConfig) and config.width >= WIDE:
+            return torch.bfloat16, "this CPU has AVX-512 instructions for it, and the model is wide"
+        return torch.float32, "bfloat16 is not faster for this model on this CPU"
     return torch.float32, f"nothing else is known to pay on {device.type}"
 
 

@@ -19,10 +19,8 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import VitConfig
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import VitConfig, pair
 
 FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
 ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is taken
@@ -34,6 +32,8 @@ LAST_BLOCKS = 1 / 3  # of the depth
 BACKWARD = 2.0  # forward passes that a backward pass costs
 IMAGES = 16  # per timed forward pass
 ENDING = 4.0  # seconds for the first steps, saving and the report
+PROBE_SHARE = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
+FEWEST_PROBED = 500  # images: fewer make a poor head, whatever they cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class FinetunePlan:
 
     name: str  # full, growing, small or last
     image_size: int
+    probe_images: int  # training images from which the probe is fitted
     image_sizes: tuple[tuple[float, int], ...] = ()  # (share of the run, pixels), if they grow
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, about
@@ -74,10 +75,16 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         """The image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
+    def probe_images(size: int) -> int:
+        """Training images that the probe can afford."""
+        image = budget.forward * cost(size) + budget.read
+        free = budget.seconds - ENDING - budget.evaluated * image
+        return min(budget.train, max(FEWEST_PROBED, int(PROBE_SHARE * free / image)))
+
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Epochs that fit, if a share of the blocks is trained."""
         forward = budget.forward * cost(size)
-        passes = (budget.train + budget.evaluated) * (forward + budget.read)  # probe, evaluation
+        passes = (probe_images(size) + budget.evaluated) * (forward + budget.read)
         if growing:
             first = budget.forward * cost(smaller(size))
             forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
@@ -86,7 +93,13 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
 
     if (fits := epochs(native, growing=False)) >= FULL_EPOCHS:
         reason = f"about {fits:.0f} epochs fit"
-        return FinetunePlan(name="full", image_size=native, epochs=fits, reason=reason)
+        return FinetunePlan(
+            name="full",
+            image_size=native,
+            epochs=fits,
+            probe_images=probe_images(native),
+            reason=reason,
+        )
     small = min(sizes)
     fit = {size: epochs(size) for size in sizes}
     size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=small)
@@ -107,6 +120,7 @@ def plan_finetuning(config: VitConfig, budget: Budget) -> FinetunePlan:
         image_sizes=((0.0, smaller(size)), (FULL_SIZE_FROM, size)) if smaller(size) < size else (),
         frozen_blocks=frozen,
         epochs=fit[size],
+        probe_images=probe_images(size),
         reason=reason,
     )
 
@@ -123,7 +137,7 @@ def seconds_per_image(model: Model, device: torch.device) -> float:
     config = model.config
     images = torch.zeros(IMAGES, config.channels, *pair(config.image_size), device=device)
     model.to(device)
-    with standing_still(model):
+    with eval_mode(model):
         model.features(images[:2])
         begun = time.monotonic()
         model.features(images).sum().item()  # waits for the device

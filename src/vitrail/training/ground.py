@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.datasets import ImageDataset, stratified_subset
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.loader import default_workers
 from vitrail.errors import DataError
 from vitrail.evaluation.passes import look_at_all
+from vitrail.formatting import duration
 from vitrail.training.budget import ENDING
 from vitrail.training.choices import look_at
 from vitrail.training.device import synchronize
 from vitrail.training.learner import Learner, build_learner
-from vitrail.training.material import Material, hold_out_dev, open_material
+from vitrail.training.material import Material, hold_out_dev, open_material, subsample
 from vitrail.training.setup import Order
 from vitrail.training.watch import Watch
-from vitrail.words import duration
 
 TRIALS = "trials"  # in the ladder's folder, while it is climbed
 WARM_UP, TIMED = 4, 32  # pictures that tell how long a look at one takes
@@ -132,8 +132,8 @@ def affordable(ground: Ground, device: torch.device) -> Ground:
         say(f"note: {takes}, which comes on top of the time that was given")
         clock.deadline += clock.judging
     room = int(PROBING * max(0.0, clock.free()) / each)
-    dev = fewer(ground.dev, room // 2)
-    shown = fewer(ground.part, room - len(dev))
+    dev = subsample(ground.dev, room // 2)
+    shown = subsample(ground.part, room - len(dev))
     clock.shortest += each * len(dev)  # each run is judged by them
     for what, few, many in (("the probes see", shown, ground.part), ("dev is", dev, ground.dev)):
         if len(few) < len(many):
@@ -175,12 +175,3 @@ def seconds_each(ground: Ground, device: torch.device) -> float:
     reading, making = seconds(min(TIMED, len(dev)))
     workers = default_workers(dev) if workers is None else workers
     return max(1e-6, reading / max(1, workers) + making)  # a coarse clock may see none pass
-
-
-def fewer(samples: ImageDataset, count: int) -> ImageDataset:
-    """At most so many pictures, always the same: each class has its share, and one at least."""
-    labels = samples.class_ids()
-    count = max(count, len(np.unique(labels)))
-    if count >= len(samples):
-        return samples
-    return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))

@@ -10,10 +10,11 @@ from vitrail.data.datasets import (
     Splits,
     assign_splits,
     open_splits,
+    stratified_subset,
 )
 from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import comma_list
 from vitrail.training.settings import Settings
-from vitrail.words import listed
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {20_000: 0.1, 100_000: 0.02}  # training images below which this share of them is dev
@@ -80,6 +81,15 @@ def hold_out_dev(
     return train.subset(np.flatnonzero(~kept)), "dev", train.subset(np.flatnonzero(kept))
 
 
+def subsample(samples: ImageDataset, count: int) -> ImageDataset:
+    """At most `count` images, always the same: each class keeps its share, and one at least."""
+    labels = samples.class_ids()
+    count = max(count, len(np.unique(labels)))
+    if count >= len(samples):
+        return samples
+    return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))
+
+
 def check_goal(settings: Settings, reference: str, judged: dict[str, ImageDataset]) -> None:
     """Refuse an accuracy to stop at that nothing can tell, or only pictures that are to judge."""
     wanted = f"until_accuracy={settings.until_accuracy}"
@@ -110,15 +120,15 @@ def missing_classes(
             )
         asked = present(samples)
         if unknown := [samples.classes[c] for c in np.flatnonzero(asked & ~learned)]:
-            lost = listed(unknown, quoted=True)
+            lost = comma_list(unknown, quoted=True)
             raise DataError(
                 f"{reference}: train has no picture of {lost}, which {name} asks for; add some, or "
                 "take the class out"
             )
         if missing := [train.classes[c] for c in np.flatnonzero(learned & ~asked)]:
             notes.append(
-                f"{name} has no picture of {listed(missing, quoted=True)}, so it will not tell how "
-                "well that is learned; add some, or --dev 0.1 evaluates on a tenth of train"
+                f"{name} has no picture of {comma_list(missing, quoted=True)}, so it will not tell "
+                "how well that is learned; add some, or --dev 0.1 evaluates on a tenth of train"
             )
     return notes
 
