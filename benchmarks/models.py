@@ -112,10 +112,10 @@ def products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]
 
 def parted_products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]:
     """The same, each core with the products of its part of the batch."""
-    from vitrail.data.threads import threads_with_cores
+    from vitrail.data.loader import start_pool
 
     cores = torch.get_num_threads()
-    pool = threads_with_cores(cores, each=1, name="products")
+    pool = start_pool(cores, torch_threads=1, name="products")
     calls = [products_call(shape, batch // cores, passes) for _ in range(cores)]
     return lambda: [done.result() for done in [pool.submit(call) for call in calls]]
 

@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decoding import decode
-from vitrail.data.samples import Samples
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
+from vitrail.data.decode import decode
 from vitrail.models.config import VitConfig
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits
@@ -71,7 +70,7 @@ class Pictures:
 
 def read(data: str, split: str) -> Pictures:
     """A split of a data set, decoded into memory."""
-    source = open_source(data, split)
+    source = open_dataset(data, split)
     images = [picture(sample.data) for sample in source]
     return Pictures(images, torch.from_numpy(np.asarray(source.labels(), np.int64)))
 
@@ -82,7 +81,7 @@ def picture(data: bytes | np.ndarray) -> Image.Image:
 
 
 def judged_by(data: str) -> str:
-    split = judged_split(data)
+    split = evaluation_split(data)
     assert split is not None, f"{data} has nothing to be judged by"
     return split
 
@@ -92,7 +91,7 @@ def prepared(pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> 
     return torch.stack([transform(image) for image in pictures.images])
 
 
-def default_model(source: Samples) -> VitConfig:
+def default_model(source: ImageDataset) -> VitConfig:
     """The model that vitrail chooses for a data set when nothing is given."""
     splits = DataSplits(reference="", train=source, held_out={})
     model, _ = build_model(Settings(), splits, "", torch.device("cpu"), lambda line: None)

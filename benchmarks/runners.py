@@ -29,7 +29,7 @@ from race_sets import COURSES, default_model, judged_by
 from race_sets import reference as reference_of
 from race_variants import VARIANTS
 from vitrail import evaluate, load
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.planning.cost import cost_of
 from vitrail.training.callbacks import read_rows
 from vitrail.training.config import RunConfig, Settings
@@ -99,7 +99,7 @@ def main() -> None:
     if options.contender == "vitrail":
         result = run_vitrail(data, seconds, seed)
     else:
-        source = open_source(data, "train")
+        source = open_dataset(data, "train")
         config = of_equal_work(default_model(source))
         task = Task(
             data=data,

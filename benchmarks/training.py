@@ -63,8 +63,7 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
     from itertools import repeat
 
     from vitrail.data.loader import Batch
-    from vitrail.data.preprocessing import Preprocessing
-    from vitrail.data.variation import Mixing
+    from vitrail.data.preprocessing import Mixing, Preprocessing
     from vitrail.training.auto_config import MAX_SHARDS
     from vitrail.training.config import LossSettings, OptimSettings, Settings
     from vitrail.training.cpu_parallel import CpuDataParallel

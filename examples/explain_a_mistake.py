@@ -21,7 +21,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
     print(f"training on {data}, {60 * minutes:.0f} seconds")
     result = vitrail.train(data, out / "model", minutes=minutes)
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
-    source = vitrail.open_source(data, split)
+    source = vitrail.open_dataset(data, split)
     findings = vitrail.evaluate(result.folder, source)
     mistakes = findings.mistakes  # most confident first
     print(f"accuracy {findings.accuracy:.1%} (n={findings.samples})")

@@ -35,7 +35,7 @@ def main(data="builtin:sign-digits", out=None, minutes=1.0):
     weakest = min((c for c in findings.classes if c.support), key=lambda c: c.recall)
     print(f"lowest recall: {weakest.name!r}, {weakest.recall:.0%} (n={weakest.support})")
 
-    source = vitrail.open_source(data, split)
+    source = vitrail.open_dataset(data, split)
     predictor = vitrail.Predictor(result.folder)
     for index in range(0, len(source), len(source) // 3 + 1):
         picture = source[index]

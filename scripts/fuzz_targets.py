@@ -40,7 +40,7 @@ FRAME = struct.Struct("<16sdQ")  # target, CPU limit in seconds, bytes that foll
 
 def image(data: bytes, folder: Path) -> int:
     """Decode an image; its pixels, which decide how much memory it may take."""
-    from vitrail.data.decoding import decode
+    from vitrail.data.decode import decode
 
     height, width, _ = decode(data, max_pixels=MAX_PIXELS).shape
     return height * width
@@ -50,14 +50,14 @@ def data_set(name: str, beside: str = "") -> Callable[[bytes, Path], None]:
     """Open a data set of one file and read its first sample; `beside` is a second file."""
 
     def run(data: bytes, folder: Path) -> None:
-        from vitrail.data.sources import open_source
+        from vitrail.data.datasets import open_dataset
 
         path = folder / name
         path.write_bytes(data)
         path.with_name(f".{name}.index.npz").unlink(missing_ok=True)
         if beside:
             np.save(folder / beside, np.zeros(2, np.int64))
-        source = open_source(path, "all")
+        source = open_dataset(path, "all")
         if not name.endswith(("csv", "jsonl")):
             source[0]
 
@@ -66,13 +66,13 @@ def data_set(name: str, beside: str = "") -> Callable[[bytes, Path], None]:
 
 def idx(data: bytes, folder: Path) -> None:
     """MNIST's images, compressed, with two labels."""
-    from vitrail.data.sources import open_source
+    from vitrail.data.datasets import open_dataset
 
     place = folder / "idx"
     place.mkdir(exist_ok=True)
     (place / "train-images-idx3-ubyte.gz").write_bytes(data)
     (place / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
-    open_source(place, "all")[0]
+    open_dataset(place, "all")[0]
 
 
 def checkpoint(name: str) -> Callable[[bytes, Path], None]:

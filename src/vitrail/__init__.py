@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from vitrail.checkpoints.metadata import Metadata as Metadata
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
-    from vitrail.data.files import allow_outside as allow_outside
+    from vitrail.data.datasets import open_dataset as open_dataset
     from vitrail.data.preprocessing import Preprocessing as Preprocessing
-    from vitrail.data.sources import open_source as open_source
+    from vitrail.data.storage import allow_outside as allow_outside
     from vitrail.errors import CheckpointError as CheckpointError
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 WHERE = {
-    "allow_outside": "data.files",
+    "allow_outside": "data.storage",
     "create": "models.build",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.api",
     "fewshot": "probing.fewshot",
     "inspect_model": "inspection.api",
     "load": "checkpoints.load",
-    "open_source": "data.sources",
+    "open_dataset": "data.datasets",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
     "teach": "probing.teaching",

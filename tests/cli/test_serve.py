@@ -55,7 +55,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle, capsys):
         (("{}", "--token", "päss"), "printable ASCII"),
         (("{}", "--merge", "1", "--allow-teach"), "leave it or --allow-teach"),
         (("{}", "--port", "0", "--allow-teach"), "give --using"),
-        (("{}", "--port", "0", "--examples", "nowhere"), "there is no data set nowhere"),
+        (("{}", "--port", "0", "--examples", "nowhere"), "Dataset not found: nowhere"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(bundle, capsys, words, said):

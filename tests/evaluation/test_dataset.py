@@ -13,10 +13,9 @@ from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.cli import main
-from vitrail.data.packing import pack
-from vitrail.data.samples import LabelSets, Sample
-from vitrail.data.sources import open_source, picture_bytes
-from vitrail.data.splits import Splits
+from vitrail.data.datasets import LabelSets, Sample, Splits, open_dataset
+from vitrail.data.provenance import image_bytes
+from vitrail.data.tar_shards import pack
 from vitrail.evaluation.dataset import (
     ClassMatch,
     match_classes,
@@ -49,11 +48,11 @@ def home(tmp_path_factory):
 def evaluation_images(model, data, split=None):
     """The images of the evaluation split, as bytes, and the notes."""
     source, notes = open_evaluation_split(data, split, get_metadata(vitrail.load(model)))
-    return {picture_bytes(source, row) for row in range(len(source))}, notes
+    return {image_bytes(source, row) for row in range(len(source))}, notes
 
 
 def train_images(data, **splits):
-    return {sample.data for sample in open_source(data, splits=Splits(**splits))}
+    return {sample.data for sample in open_dataset(data, splits=Splits(**splits))}
 
 
 def test_dataset_without_splits_is_evaluated_in_full(home, tmp_path):

@@ -17,8 +17,8 @@ from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.adapt import with_head, with_temperature
 from vitrail.cli import main
+from vitrail.data.datasets import Sample
 from vitrail.data.preprocessing import preset
-from vitrail.data.samples import Sample
 from vitrail.evaluation import evaluate as evaluation
 from vitrail.evaluation.evaluate import Views, average_views, quick_evaluate
 

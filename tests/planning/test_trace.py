@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vitrail import VitConfig
 from vitrail.data.loader import Batch
-from vitrail.data.variation import Mixing
+from vitrail.data.preprocessing import Mixing
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig
 from vitrail.planning import trace as tracing

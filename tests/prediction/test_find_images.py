@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data.given import Named
+from vitrail.data.transforms import NamedImage
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import find_images
 
@@ -65,7 +65,7 @@ def test_paths_from_standard_input(between):
 
 
 def test_image_from_standard_input():
-    assert find("-", stdin=PNG) == [Named("standard input", PNG)]
+    assert find("-", stdin=PNG) == [NamedImage("standard input", PNG)]
 
 
 def test_standard_input_is_read_lazily():

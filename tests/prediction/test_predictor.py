@@ -11,7 +11,7 @@ from torch.testing import assert_close as close
 import vitrail
 from vitrail import ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.evaluation.evaluate import evaluate
 
 CLASSES = ("ape", "bee", "cat")
@@ -30,7 +30,7 @@ def predictor(model):
 def reference_probabilities(model, path):
     """Probabilities by the longest path: decode, transform, normalize, run a single image."""
     how = model.metadata.preprocessing
-    image = EvaluationTransform(preprocessing=how)(path.read_bytes())
+    image = EvalTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].softmax(0)
 
@@ -180,7 +180,7 @@ def test_multi_label_model_assigns_several_labels(model, folder):
 
 def reference_multi_label(model, path):
     how = model.metadata.preprocessing
-    image = EvaluationTransform(preprocessing=how)(path.read_bytes())
+    image = EvalTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].sigmoid()
 
@@ -267,7 +267,7 @@ def test_images_are_preprocessed_ahead_for_other_devices(model, folder):
 
 def test_image_too_thin_to_resize_is_rejected(model):
     thin = Predictor(model)
-    thin.transform = EvaluationTransform(
+    thin.transform = EvalTransform(
         preprocessing=Preprocessing(size=(8, 8), resize="short-side", resize_to=(9, 9))
     )
     with pytest.raises(DataError, match="1000 x 1 pixels is too thin"):

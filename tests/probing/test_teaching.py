@@ -208,7 +208,7 @@ def test_without_its_data_a_trained_model_must_be_given_some_or_told_to_forget(h
     tiny_run(data, home / "run")
     moved = data.rename(home / "moved.npz")
     gray = {"gray": paint(home / "gray", "gray")}
-    with pytest.raises(ConfigError, match=r"knows 3 classes.*no data set.*--using .*--only"):
+    with pytest.raises(ConfigError, match=r"knows 3 classes.*Dataset not found.*--using .*--only"):
         vitrail.teach(home / "run", gray, home / "more")
     assert len(vitrail.teach(home / "run", gray, home / "a", using=moved).classes) == 4
     gray["red"] = paint(home / "red", "red")
@@ -263,8 +263,8 @@ def test_the_command_teaches_and_tells(model, home, capsys):
     [
         (["red"], "'red' names no class with pictures; write thumb=folder"),
         (["red="], "'red=' names no class"),
-        (["red=nowhere"], "red=nowhere: it does not exist"),
-        (["red=empty"], "red=empty: there is no picture in it"),
+        (["red=nowhere"], "red=nowhere: not found"),
+        (["red=empty"], "red=empty: contains no images"),
     ],
 )
 def test_what_cannot_be_taught_is_one_line(model, home, capsys, monkeypatch, words, said):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from page_reader import Reader
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.results import EvaluationResult, Predictions
 from vitrail.reports import evaluation
@@ -21,7 +21,7 @@ FACTS = {"model": "m", "data": "d"}
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 def result_of(source, logits, labels, loss="softmax") -> EvaluationResult:
@@ -127,7 +127,7 @@ def test_html_in_file_names_and_paths_is_shown_as_text(tmp_path):
         folder = tmp_path / "<i>data" / name
         folder.mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(folder / "<img src=x>.png")
-    source = open_source(tmp_path / "<i>data")
+    source = open_dataset(tmp_path / "<i>data")
     result = result_of(source, [[2.0, 0], [3, 1]], [1, 1])
     result = replace(result, skipped={source.name(0): "broken"})
     facts = {"model": "<u>m", "data": str(tmp_path / "<i>data")}

@@ -10,8 +10,7 @@ import pytest
 
 from page_reader import Reader
 from vitrail import DataError
-from vitrail.data.samples import Sample
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import Sample, open_dataset
 from vitrail.evaluation.results import (
     Calibration,
     ClassMetrics,
@@ -36,7 +35,7 @@ NAN = math.nan
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 def calibration(counts, confidence, accuracy, **more):

@@ -7,8 +7,7 @@ import pytest
 
 from page_reader import Reader
 from vitrail import DataError
-from vitrail.data.samples import Sample
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import Sample, open_dataset
 from vitrail.evaluation.results import EvaluationResult, Mistake
 from vitrail.reports import run as module
 from vitrail.reports.run import Report, points, write_report
@@ -52,7 +51,7 @@ def outcome(source, **more):
 
 @pytest.fixture(scope="module")
 def source():
-    return open_source("builtin:sign-digits", "test")
+    return open_dataset("builtin:sign-digits", "test")
 
 
 @pytest.fixture

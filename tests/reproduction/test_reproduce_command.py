@@ -91,7 +91,7 @@ def test_weights_of_ones_own_stand_beside_the_published(colors, tmp_path, capsys
         (["tabel8"], "unknown experiment 'tabel8'; did you mean 'table8'?"),
         (["table8", "--workers", "0"], "--workers 0 runs nothing; give 1 or more"),
         (["table8", "--data", "a", "b"], "--data a b: one set is pre-trained on; give one"),
-        (["table8", "--data", "nowhere.npz"], "there is no data set nowhere.npz"),
+        (["table8", "--data", "nowhere.npz"], "Dataset not found: nowhere.npz"),
         (
             ["table2", "--weights", "ViT", "--data", "a=b"],
             "ViT is no NAME=VALUE, such as --weights",

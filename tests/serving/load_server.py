@@ -51,9 +51,9 @@ HOSTILE_IMAGES = Path(__file__).parents[1] / "data" / "hostile_images.py"
 OFFLINE = """
 import itertools, json, sys, time
 from vitrail.prediction.predictor import Predictor
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import evaluation_split, open_dataset
 model, data, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-source = open_source(data, judged_split(data) or "all")
+source = open_dataset(data, evaluation_split(data) or "all")
 rows = range(0, len(source), max(1, len(source) // 256))
 pictures = [source[row].data for row in rows]
 predictor, best = Predictor(model), 0.0
@@ -377,9 +377,9 @@ def summary(found: Results) -> str:
 
 def pictures_of(data: str) -> list[bytes]:
     """Up to 256 encoded test images."""
-    from vitrail.data.sources import judged_split, open_source
+    from vitrail.data.datasets import evaluation_split, open_dataset
 
-    source = open_source(data, judged_split(data) or "all")
+    source = open_dataset(data, evaluation_split(data) or "all")
     rows = range(0, len(source), max(1, len(source) // 256))
     return [found for row in rows if isinstance(found := source[row].data, bytes)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from page_stub import NEEDS_CHROMIUM, encoded_image, tab
 
-from vitrail.data.sheet import policy_hash
+from vitrail.data.check_page import csp_hash
 from vitrail.serving import app
 from vitrail.serving.app import build_page
 
@@ -25,8 +25,8 @@ def test_policy_allows_the_style_and_script_of_the_page_only(name):
     html, policy = build_page(name)
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     (script,) = re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
-    assert f"style-src {policy_hash(style)};" in policy
-    assert f"script-src {policy_hash(script)};" in policy
+    assert f"style-src {csp_hash(style)};" in policy
+    assert f"script-src {csp_hash(script)};" in policy
     assert "unsafe" not in policy
     assert policy.startswith("default-src 'none'")
     assert " style=" not in html  # the policy would ignore it

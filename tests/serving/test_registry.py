@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 import vitrail
 from tiny_runs import write_colors
 from vitrail.checkpoints.metadata import Metadata
-from vitrail.data.decoding import decode
+from vitrail.data.datasets import open_dataset
+from vitrail.data.decode import decode
 from vitrail.data.preprocessing import preset
-from vitrail.data.sources import open_source
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
@@ -30,7 +30,7 @@ def test_examples_cover_all_classes_of_the_test_split(tmp_path):
     examples = find_examples(metadata_with(data), "")
     assert [one.label for one in examples] == ["red", "green", "blue"] * 4
     assert {one.media_type for one in examples} == {"image/png"}
-    test = open_source(data, "test")
+    test = open_dataset(data, "test")
     assert any(np.array_equal(decode(examples[0].data), sample.data) for sample in test)
 
 

@@ -15,8 +15,8 @@ import vitrail
 from tiny_runs import CLASSES, Recorder, write_colors
 from vitrail.cli import main
 from vitrail.cli.ladder import report
-from vitrail.data.samples import Collection, Rows, Samples
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.datasets import DatasetIndex, ImageDataset, Rows, open_dataset
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.build import create
 from vitrail.probing.memory import MEMORY, load_memory
@@ -122,8 +122,8 @@ def test_val_is_used_as_dev_beside_test(colors, start, tmp_path, quick):
     assert (result.dev, result.images) == ("val", 12)
     assert result.outcomes.keys() == {"val", "test"}
     splits = runs.configs[0].splits
-    assert named(splits.train) == named(open_source(colors, "train"))
-    assert named(splits.held_out["dev"]) == named(open_source(colors, "val"))
+    assert named(splits.train) == named(open_dataset(colors, "train"))
+    assert named(splits.held_out["dev"]) == named(open_dataset(colors, "val"))
 
 
 @pytest.mark.parametrize(("images", "dev_images"), [(1000, 100), (20_000, 400), (100_000, 1000)])
@@ -133,8 +133,10 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
 
     labels = np.arange(images) % 4
     names = Rows([("train", images)])
-    collection = Collection(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
-    train, _, dev = hold_out_dev(DataSplits(reference="x", train=Samples(collection), held_out={}))
+    collection = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
+    train, _, dev = hold_out_dev(
+        DataSplits(reference="x", train=ImageDataset(collection), held_out={})
+    )
     assert len(dev) == dev_images
     assert len(train) + len(dev) == images
     assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
@@ -147,7 +149,7 @@ def test_explicit_dev_fraction_does_not_affect_the_final_run(colors, start, tmp_
     assert (result.dev, result.images) == ("train", 6)
     assert len(runs.configs[0].splits.train) == 24
     assert result.outcomes.keys() == {"test"}
-    train = fingerprint(open_source(colors, "train"))
+    train = fingerprint(open_dataset(colors, "train"))
     assert vitrail.load(tmp_path / "out").metadata.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
 
@@ -170,7 +172,7 @@ def test_trials_exclude_dev_and_the_final_run_includes_it(colors, start, tmp_pat
     runs = quick({"full-fine-tuning": 1.0}, real=True, probes=0.0)
     result = search(config_of(colors, tmp_path / "out", start))
     assert result.chosen.name == FULL
-    train = open_source(colors, "train")
+    train = open_dataset(colors, "train")
     for config in runs.configs:
         learned, dev = named(config.splits.train), named(config.splits.held_out["dev"])
         assert not learned & dev

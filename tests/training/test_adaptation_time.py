@@ -9,7 +9,7 @@ from tiny_searches import config_of, named, real_run
 
 import vitrail
 from tiny_runs import Recorder
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
 from vitrail.probing.memory import load_memory
 from vitrail.training import adapt
@@ -70,7 +70,7 @@ def test_without_a_time_budget_all_images_are_used(colors, start, tmp_path, quic
 
 
 def test_subsample_is_deterministic_and_stratified(colors):
-    train = open_source(colors, "train")
+    train = open_dataset(colors, "train")
     some = subsample(train, 12)
     assert np.bincount(some.labels()).tolist() == [4, 4, 4]
     assert named(some) == named(subsample(train, 12))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tiny_runs import write_colors
-from vitrail.data.sources import open_source
-from vitrail.data.variation import Mixing
+from vitrail.data.datasets import open_dataset
+from vitrail.data.preprocessing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
 from vitrail.models.registry import configuration
@@ -205,8 +205,8 @@ def test_invalid_image_sizes_raise():
 
 
 def test_dataset_stats_of_arrays(tmp_path):
-    stats = dataset_stats(open_source(write_colors(tmp_path / "colors.npz")))
+    stats = dataset_stats(open_dataset(write_colors(tmp_path / "colors.npz")))
     assert (stats.images, stats.classes, stats.side, stats.channels) == (30, 3, 8, 3)
     gray = np.zeros((4, 9, 7), np.uint8)
     np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
-    assert dataset_stats(open_source(tmp_path / "gray.npz", "all")).channels == 1
+    assert dataset_stats(open_dataset(tmp_path / "gray.npz", "all")).channels == 1

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.variation import Mixing
+from vitrail.data.preprocessing import Mixing, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.training.data_module import batch_preparation
 

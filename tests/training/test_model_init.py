@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import vitrail
 from tiny_runs import Recorder, tiny_run, write_colors
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.formatting import percent
 from vitrail.training.checkpoint import StopSignal
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
@@ -52,8 +52,8 @@ def test_initial_loss_is_that_of_the_probe(colors, tmp_path, start):
 
 def test_head_reproduces_the_probe_metrics(colors, start):
     model = vitrail.load(start)
-    train = open_source(str(colors), "train")
-    dev = open_source(str(colors), "test")
+    train = open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", dev_from_train=False, workers=0)
     images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
@@ -71,7 +71,7 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     model = vitrail.load(start)
-    train = open_source(str(colors), "train")
+    train = open_dataset(str(colors), "train")
     whole = fit_probe_head(model, train, None, "", dev_from_train=False, workers=0)
     # Refitted to all training images with the l2 that was chosen without dev.
     assert after["head.weight"].shape == whole.final["head.weight"].shape
@@ -117,8 +117,8 @@ def test_resume_is_bit_exact(colors, tmp_path, start, monkeypatch):
 
 
 def test_probe_head_round_trip(colors, tmp_path, start):
-    model, train = vitrail.load(start), open_source(str(colors), "train")
-    dev = open_source(str(colors), "test")
+    model, train = vitrail.load(start), open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
     probe.save(tmp_path)
     again = read_probe_head(tmp_path)

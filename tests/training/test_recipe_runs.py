@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tiny_runs import write_colors
+from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources import open_source
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
 from vitrail.models.init import initialize
@@ -60,7 +60,7 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
         n.removeprefix("model."): p for n, p in objective.named_parameters() if p.requires_grad
     }
     before = {n: p.detach().clone() for n, p in named.items()}
-    dataset = open_source(write_colors(tmp_path / "colors.npz"))
+    dataset = open_dataset(write_colors(tmp_path / "colors.npz"))
     augmentation, mixing = choose_augmentation(settings, STATS)
     size = size_for(settings)
     schedule = Schedule(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))

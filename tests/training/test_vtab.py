@@ -11,9 +11,7 @@ import torch
 import vitrail
 from tiny_runs import TINY, Recorder, write_colors
 from vitrail.cli.vtab import Vtab, words
-from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.build import create
 from vitrail.training import vtab
@@ -93,7 +91,7 @@ def test_draw_is_split_four_to_one(colors, count):
 
 def test_thousand_examples_are_split_800_200(tmp_path):
     data = write_colors(tmp_path / "many.npz", train=1200)
-    draw = draw_images(open_source(data, "train"), vtab.EXAMPLES, seed=0)
+    draw = draw_images(open_dataset(data, "train"), vtab.EXAMPLES, seed=0)
     assert [len(part) for part in (draw.train, draw.fit, draw.dev)] == [1000, 800, 200]
     assert np.ptp(np.bincount(draw.dev.labels())) <= 1
 
@@ -105,14 +103,14 @@ def test_draw_depends_on_the_seed(colors):
 
 def test_representative_draw_is_stratified():
     labels = np.repeat(np.arange(4), [600, 300, 99, 1])
-    drawn = representative(labels, 100, np.random.default_rng(0))
+    drawn = stratified_subset(labels, 100, np.random.default_rng(0))
     assert len(set(drawn.tolist())) == 100
     assert np.abs(np.bincount(labels[drawn]) - [60, 30, 9, 1]).max() <= 1
     assert np.bincount(labels[drawn])[3] == 1
 
 
 def test_representative_draw_with_more_classes_than_images():
-    drawn = representative(np.arange(50), 10, np.random.default_rng(0))
+    drawn = stratified_subset(np.arange(50), 10, np.random.default_rng(0))
     assert len(drawn) == 10
 
 
@@ -271,8 +269,8 @@ def test_test_labels_do_not_affect_the_choice(model, tmp_path):
 
 def test_notes_are_logged_once_per_task(model, colors, tmp_path, monkeypatch):
     divided = "the set states no splits and was divided"
-    train = Samples(colors.train.collection, colors.train.rows, [divided])
-    test = Samples(colors.test.collection, colors.test.rows, [divided, "1 file was left out"])
+    train = ImageDataset(colors.train.collection, colors.train.rows, [divided])
+    test = ImageDataset(colors.test.collection, colors.test.rows, [divided, "1 file was left out"])
     fake = FakeMethod({("test", 0.1): 0.25}, (0.1,))
     monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: fake)
     benchmark, lines = make_benchmark(model, tmp_path)

@@ -30,7 +30,7 @@ class Demo:
     def run(self) -> int:
         from vitrail.checkpoints.load import load
         from vitrail.cli.live import Live
-        from vitrail.data.sources import open_source
+        from vitrail.data.datasets import open_dataset
         from vitrail.demo import draw_predictions
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
@@ -55,7 +55,7 @@ class Demo:
         if not result.finished:
             print(f"stopped; vitrail train --resume --out {self.out} goes on")
             return STOPPED
-        model, test = load(self.out).eval(), open_source(DATA, "test")
+        model, test = load(self.out).eval(), open_dataset(DATA, "test")
         assert isinstance(model, VisionTransformer)
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         draw_predictions(model, samples).save(self.out / "attention.png")

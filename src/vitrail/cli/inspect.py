@@ -96,13 +96,13 @@ class Inspect(DataOptions):
 def usual_data(model: "Model") -> tuple[str | None, str]:
     """The data that a bundle was trained on, if it can be opened; and what to say about that."""
     from vitrail.checkpoints.metadata import get_metadata
-    from vitrail.data.sources import judged_split
+    from vitrail.data.datasets import evaluation_split
     from vitrail.errors import DataError
 
     reference = get_metadata(model).provenance.get("data")
     try:
         if isinstance(reference, str):
-            judged_split(reference)
+            evaluation_split(reference)
             return reference, f"pictures come from {reference}, which the model was trained on"
     except DataError:
         pass

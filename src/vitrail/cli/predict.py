@@ -128,7 +128,7 @@ class Predict(DataOptions):
         """The vectors of all pictures that can be read, and what those are called."""
         import numpy as np
 
-        from vitrail.data.files import whole_or_absent
+        from vitrail.data.storage import atomic_path
 
         assert self.features is not None
         names: list[str] = []
@@ -145,7 +145,7 @@ class Predict(DataOptions):
         if not rows:
             return
         vectors = np.concatenate(rows)
-        with whole_or_absent(self.features) as temporary, temporary.open("wb") as file:
+        with atomic_path(self.features) as temporary, temporary.open("wb") as file:
             np.savez(file, features=vectors, names=np.array(names))
         print(f"{len(names):,} vectors of {vectors.shape[1]:,} numbers: {self.features}")
 

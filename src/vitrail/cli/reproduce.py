@@ -64,7 +64,7 @@ class Reproduce(DataOptions):
             raise ConfigError("--docs makes a page of what was run here; leave it out")
         if self.weights and self.data == (BUILTIN,):
             raise ConfigError("--weights need pictures; give --data NAME=DATA: CIFAR-10=cifar/")
-        from vitrail.data.threads import cores
+        from vitrail.data.loader import available_cores
         from vitrail.reproduction import catalog
 
         if self.weights:
@@ -79,7 +79,7 @@ class Reproduce(DataOptions):
         lab = catalog.Lab(
             sets=catalog.Sets(only(self.data), self.target),
             folder=self.out,
-            workers=self.workers or cores(),
+            workers=self.workers or available_cores(),
             tell=self.tell,
             progress=Left(),
         )

@@ -13,7 +13,7 @@ import tyro
 from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
-from vitrail.data.files import same_data
+from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent
 from vitrail.training.config import RunConfig, Settings
@@ -119,7 +119,7 @@ class Training(DataOptions):
         if self.out is None:
             raise ConfigError("which run? --resume needs --out with the run's folder")
         before, data, start = read_run(self.out)
-        if not same_data(data, self.data):
+        if not same_location(data, self.data):
             raise ConfigError(
                 f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
             )

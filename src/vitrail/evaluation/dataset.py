@@ -13,10 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.checkpoints.metadata import Metadata
-from vitrail.data.origin import Origin, from_provenance, holds_some
-from vitrail.data.samples import LabelSets, Sample, Samples, Source
-from vitrail.data.sources import ALL, fingerprint, judged_split, open_source
-from vitrail.data.splits import canonical
+from vitrail.data.datasets import (
+    ALL,
+    Dataset,
+    ImageDataset,
+    LabelSets,
+    Sample,
+    canonical_split,
+    evaluation_split,
+    open_dataset,
+)
+from vitrail.data.provenance import DataProvenance, contains_any, fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.results import Predictions
 from vitrail.formatting import comma_list
@@ -27,8 +34,8 @@ REAL_NUMBER = re.compile(r"val_(\d{8})\.")
 
 
 def open_evaluation_split(
-    data: Source | str | PathLike[str], split: str | None, metadata: Metadata
-) -> tuple[Source, list[str]]:
+    data: Dataset | str | PathLike[str], split: str | None, metadata: Metadata
+) -> tuple[Dataset, list[str]]:
     """Open a split, with notes on the choice; a dataset used in training is split as it was then.
 
     Default: test, else val; all of a dataset without stated splits, unless the model was trained
@@ -36,35 +43,40 @@ def open_evaluation_split(
     """
     if not isinstance(data, str | PathLike):
         return data, []
-    origin = from_provenance(metadata.provenance)
-    splits = origin.division(data)
+    origin = DataProvenance.from_dict(metadata.provenance)
+    splits = origin.splits_for(data)
     if split is None:
-        stated = open_source(data, ALL).collection
-        if stated.split is None and splits is None:
+        stated = open_dataset(data, ALL).index
+        if stated.split_ids is None and splits is None:
             split = ALL
         else:
-            last = ALL if stated.split is None else stated.split_names[0]
-            split = judged_split(data, splits=splits) or last
-    source = open_source(data, split, splits=splits)
+            last = ALL if stated.split_ids is None else stated.split_names[0]
+            split = evaluation_split(data, splits=splits) or last
+    source = open_dataset(data, split, splits=splits)
     notes = [f"split: {split}", *source.notes]
-    notes += overlap_notes(data, canonical(split), source, origin, own=splits is not None)
+    notes += overlap_notes(data, canonical_split(split), source, origin, own=splits is not None)
     return source, notes
 
 
 def overlap_notes(
-    data: str | PathLike[str], split: str, source: Samples, origin: Origin, *, own: bool
+    data: str | PathLike[str],
+    split: str,
+    source: ImageDataset,
+    origin: DataProvenance,
+    *,
+    own: bool,
 ) -> Iterator[str]:
     """Warn if the model was, or may have been, trained on images of this split.
 
     `own` is a dataset whose train split the model was trained on.
     """
-    stated = split == ALL or split in source.collection.split_names
+    stated = split == ALL or split in source.index.split_names
     if fingerprint(source) == origin.fingerprint:
         yield "the model was trained on exactly these images"
-    elif holds_some(source, origin.samples) or (split not in HELD_OUT and origin.is_at(data)):
+    elif contains_any(source, origin.samples) or (split not in HELD_OUT and origin.is_at(data)):
         yield "the model was trained on some of these images"
     elif own and not stated:
-        if fingerprint(open_source(data, "train", splits=origin.splits)) != origin.fingerprint:
+        if fingerprint(open_dataset(data, "train", splits=origin.splits)) != origin.fingerprint:
             yield (
                 "the train split has changed since training; the model may have been trained on a "
                 "few of these images"
@@ -84,7 +96,7 @@ def overlap_notes(
 class RelabeledSource:
     """A source whose labels are the model's class indices."""
 
-    def __init__(self, source: Source, classes: Sequence[str], numbers: Sequence[int]) -> None:
+    def __init__(self, source: Dataset, classes: Sequence[str], numbers: Sequence[int]) -> None:
         self.source = source
         self.classes = tuple(classes)
         self.numbers = np.asarray(numbers, np.int64)  # of each class of the source
@@ -113,7 +125,7 @@ class RelabeledSource:
 class ClassMatch(NamedTuple):
     """A source and the logits columns that agree on the classes."""
 
-    source: Source
+    source: Dataset
     columns: list[int] | None  # logits to keep, in this order; None: all
     notes: list[str]
 
@@ -121,7 +133,7 @@ class ClassMatch(NamedTuple):
 def match_classes(
     names: Sequence[str],
     outputs: int,
-    source: Source,
+    source: Dataset,
     *,
     restrict: bool = False,
     by_order: bool = False,

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.data.datasets import Dataset, LabelSets
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import LabelSets, Source
-from vitrail.data.transforms import Backend, EvaluationTransform, normalize
+from vitrail.data.sampler import EvalSampler
+from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import bootstrap, metrics
 from vitrail.evaluation.calibration import calibrate
@@ -61,7 +61,7 @@ class Runner:
 
 def evaluate(
     model: Model | Reference | Runner,
-    data: Source | str | PathLike[str],
+    data: Dataset | str | PathLike[str],
     split: str | None = None,
     *,
     flip: bool = False,
@@ -153,7 +153,7 @@ def evaluate(
 
 def quick_evaluate(
     predict: Callable[[Tensor], Tensor],
-    source: Source,
+    source: Dataset,
     preprocessing: Preprocessing,
     *,
     loss: LossKind = "softmax",
@@ -182,7 +182,7 @@ def quick_evaluate(
 
 def run_inference(
     predict: Callable[[Tensor], Tensor],
-    source: Source,
+    source: Dataset,
     preprocessing: Preprocessing,
     take: Callable[[Tensor, Batch], None],
     *,
@@ -204,13 +204,13 @@ def run_inference(
         raise ConfigError(
             f"batch_size={batch_size} must be at least 1, and workers={workers} at least 0"
         )
-    order = EvaluationOrder(
+    order = EvalSampler(
         samples=len(source),
         batch_size=batch_size,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-    transform = EvaluationTransform(preprocessing=preprocessing, channels=channels, backend=backend)
+    transform = EvalTransform(preprocessing=preprocessing, channels=channels, backend=backend)
     loader = Loader(source, transform, order, workers=workers, strict=strict)
     calls, done, problem = 0, 0, None
     # Parameters that FSDP gathers in inference mode could not be trained any more.
@@ -221,7 +221,7 @@ def run_inference(
                 take(predict(normalize(batch.images.to(device), preprocessing)), batch)
                 done += len(batch.indices)
                 if progress is not None:
-                    progress(done + len(loader.skipped), order.mine)
+                    progress(done + len(loader.skipped), order.local_samples)
         except DataError as error:
             problem = error
         if order.world_size > 1:  # collectives: all processes must call the model equally often
@@ -265,7 +265,7 @@ class Outputs:
         return (self.values if len(indices) == self.samples else self.values[indices]), indices
 
 
-def labels_at(source: Source, indices: np.ndarray) -> np.ndarray:
+def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:
     """Labels of some images: int64 (N,), or bool (N, K) for multi-label data."""
     labels = source.labels()
     if not isinstance(labels, LabelSets):
@@ -328,7 +328,7 @@ def average_views(
 
 
 def compute_metrics(
-    predictions: Predictions, source: Source, notes: Sequence[str] = ()
+    predictions: Predictions, source: Dataset, notes: Sequence[str] = ()
 ) -> EvaluationResult:
     """All metrics with intervals; calibration and selective accuracy for single-label data.
 

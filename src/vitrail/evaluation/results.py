@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.samples import Label, Source
+from vitrail.data.datasets import Dataset, Label
 from vitrail.distributed import all_gather_object, all_reduce_sum
 from vitrail.errors import DataError
 from vitrail.evaluation.metrics import COVERAGE, LossKind, SampleScores, score_samples
@@ -252,7 +252,7 @@ class ResultAccumulator:
         gathered = all_gather_object(self.mistakes)
         self.mistakes = most_confident([mistake for part in gathered for mistake in part])
 
-    def finish(self, source: Source, skipped: dict[str, str]) -> EvaluationResult:
+    def finish(self, source: Dataset, skipped: dict[str, str]) -> EvaluationResult:
         samples, correct, among_five = map(int, self.counts)
         if not samples:
             raise no_readable_images(len(source), skipped)

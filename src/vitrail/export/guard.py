@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch
-from vitrail.data.samples import Source
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Progress, run_inference
@@ -17,7 +17,7 @@ from vitrail.evaluation.results import ResultAccumulator
 from vitrail.formatting import percent
 from vitrail.models.build import Model, eval_mode
 
-Data = Source | str | PathLike[str]
+Data = Dataset | str | PathLike[str]
 AT_ONCE = 32  # pictures
 
 
@@ -80,7 +80,7 @@ def measure(
     )
 
 
-def pictures_for(model: Model, data: Data | None) -> tuple[Source, str, list[str]]:
+def pictures_for(model: Model, data: Data | None) -> tuple[Dataset, str, list[str]]:
     """The pictures to measure by, what they are called, and what should be known of them."""
     metadata = get_metadata(model)
     if data is not None:

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from vitrail.data.thumbnails import inline_smallest
+from vitrail.data.thumbnails import smallest_data_url
 from vitrail.inspection.drawing import color_picture, fitted, overlay
 from vitrail.inspection.findings import Look, Neighbor
 from vitrail.reports.html import percent_html, prose
@@ -101,7 +101,7 @@ def methods_row(look: Look, maps: dict[str, np.ndarray], what: str) -> str:
         image = overlay(look.pixels, values, look.box, "heat", lag=look.lag)
         image.thumbnail((SMALL, SMALL))
         alt = escape(f"{method}: where it {what} in {look.name}")
-        figures.append(figure(inline_smallest(image), alt, escape(method)))
+        figures.append(figure(smallest_data_url(image), alt, escape(method)))
     return f'<div class="row">{"".join(figures)}</div>'
 
 
@@ -113,7 +113,7 @@ def address(pixels: np.ndarray, side: int = 480) -> str:
     """Pixels as an address that holds them, their longer side no more than `side`."""
     image = fitted(pixels)
     image.thumbnail((side, side))
-    return inline_smallest(image)
+    return smallest_data_url(image)
 
 
 def figure(source: str, alt: str, html: str, kind: str = "") -> str:
@@ -129,7 +129,7 @@ def colors_of(looks: Sequence[Look]) -> str:
         if look.colors is not None:
             box, name = look.box, escape(look.name)
             wide = max(1, round(SMALL * (box.right - box.left) / (box.bottom - box.top)))
-            colors = inline_smallest(color_picture(look.colors, (wide, SMALL)))
+            colors = smallest_data_url(color_picture(look.colors, (wide, SMALL)))
             figures.append(
                 f'<figure><img alt="{name}" src="{address(look.pixels, SMALL)}">'
                 f'<img alt="patch tokens of {name}" src="{colors}">'

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.files import write_whole
-from vitrail.data.thumbnails import inline_smallest
+from vitrail.data.storage import write_atomic
+from vitrail.data.thumbnails import smallest_data_url
 from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
@@ -87,7 +87,7 @@ POSITIONS = {  # what each kind of positions shows, and how that is computed
 
 def write_inspection(path: Path, inspection: Inspection) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(inspection))
+    write_atomic(path, page(inspection))
 
 
 def page(found: Inspection) -> str:
@@ -196,13 +196,13 @@ def filters(found: Filters) -> str:
         "not.",
         "Figure 7, left: principal components of the filters that read the picture, largest "
         "first, each scaled to its own range.",
-        plate(inline_smallest(image), "filters of the first layer", image.width),
+        plate(smallest_data_url(image), "filters of the first layer", image.width),
     )
 
 
 def positions(found: Sequence[PositionTiles]) -> str:
     images = [(tiles.title, position_sheet(tiles)) for tiles in found]
-    plates = "".join(plate(inline_smallest(image), name, image.width) for name, image in images)
+    plates = "".join(plate(smallest_data_url(image), name, image.width) for name, image in images)
     if not plates:
         return ""
     what, how = POSITIONS[found[0].kind]
@@ -215,7 +215,7 @@ def mixed(mixing: np.ndarray) -> str:
         "What some units of the first layer take from each patch: red adds, blue takes away.",
         "Rows of the first token-mixing weights at the patches' places, each scaled to its largest "
         "(Tolstikhin et al. 2021, figure 5).",
-        plate(inline_smallest(image), "token-mixing weights", image.width),
+        plate(smallest_data_url(image), "token-mixing weights", image.width),
     )
 
 

@@ -204,7 +204,7 @@ def accelerators() -> tuple[str, ...]:
 def disks() -> Iterator[Disk]:
     """The places that commands write to if nothing else is said."""
     from vitrail.checkpoints.hub import cache_dir
-    from vitrail.data.files import cache_folder
+    from vitrail.data.storage import cache_folder
 
     yield disk("runs", Path("runs").absolute())
     if (kept := cache_folder("features")) is not None:

@@ -116,9 +116,8 @@ def noise(wish: Wish, channels: int) -> "DataSplits":
     """Pictures that show nothing, in as many classes as are wanted."""
     import numpy as np
 
-    from vitrail.data.array_files import LazyArray
-    from vitrail.data.arrays import PixelStore
-    from vitrail.data.samples import Collection, Rows, Samples
+    from vitrail.data.arrays import ArrayStore, LazyArray
+    from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames
     from vitrail.training.data_module import DataSplits
 
     side, classes = wish.image_size or 32, wish.classes or 2
@@ -127,14 +126,14 @@ def noise(wish: Wish, channels: int) -> "DataSplits":
     def make() -> np.ndarray:
         return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
-    rows = Rows([("noise", PICTURES)])
-    collection = Collection(
+    rows = RowNames([("noise", PICTURES)])
+    collection = DatasetIndex(
         names=rows,
         labels=np.arange(PICTURES, dtype=np.int32) % classes,
         classes=tuple(map(str, range(classes))),
-        store=PixelStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
+        store=ArrayStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
     )
-    return DataSplits(reference="noise", train=Samples(collection), held_out={})
+    return DataSplits(reference="noise", train=ImageDataset(collection), held_out={})
 
 
 def resident(field: str) -> int:

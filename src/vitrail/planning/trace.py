@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Mixing, Preprocessing
 from vitrail.data.transforms import normalize
-from vitrail.data.variation import Mixing
 from vitrail.models.build import Model, build
 from vitrail.models.config import Config, pair
 from vitrail.training.config import Settings

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import percent
@@ -185,8 +185,8 @@ def measure_int8(model: Model, engine: Engine, guard: AccuracyGuard) -> "Cost":
     from vitrail.export.guard import measure, pictures_for
 
     source, name, notes = pictures_for(model, guard.data)
-    if isinstance(source, Samples) and len(source) > GUARD_IMAGES:
-        source = source.take(np.linspace(0, len(source) - 1, GUARD_IMAGES).astype(np.int64))
+    if isinstance(source, ImageDataset) and len(source) > GUARD_IMAGES:
+        source = source.subset(np.linspace(0, len(source) - 1, GUARD_IMAGES).astype(np.int64))
     overlap = tuple(note for note in notes if "learned from" in note)
     return replace(measure(model, engine, source), data=name, notes=overlap)
 

@@ -23,12 +23,19 @@ from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data import folders
-from vitrail.data.files import MOST_BYTES
-from vitrail.data.given import Named, Picture, name_of, read, several
-from vitrail.data.headers import format_of
+from vitrail.data.image_headers import detect_format
+from vitrail.data.loader import reader_pool
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.threads import reading_threads
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.storage import MAX_IMAGE_BYTES
+from vitrail.data.transforms import (
+    EvalTransform,
+    ImageInput,
+    NamedImage,
+    as_sequence,
+    input_name,
+    normalize,
+    read_image,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import Runner
 from vitrail.models.build import Model
@@ -58,7 +65,7 @@ class Predictor:
     Args:
         model: A model, any reference that `load` accepts, or an .onnx file of `vitrail export`.
             A model object is not copied: it is moved to the device and keeps its train/eval mode.
-            Call its `eval()` first to use the predictor from several threads.
+            Call its `eval()` first to use the predictor from as_sequence threads.
         engine: torch, onnx, onnx-int8, or auto, which times them and takes the fastest.
         merge: Tokens to merge per layer; None keeps the model's setting.
         guard: How much accuracy int8 may cost, and the data to measure it on.
@@ -113,23 +120,23 @@ class Predictor:
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
         self.classes = self.metadata.names(self.num_classes)
-        self.transform = EvaluationTransform(
+        self.transform = EvalTransform(
             preprocessing=self.metadata.preprocessing, channels=self.channels
         )
 
     @overload
     def __call__(  # pyright: ignore[reportOverlappingOverload]: a str is a sequence of str
-        self, images: Picture, *, top: int = ..., threshold: float | None = ...
+        self, images: ImageInput, *, top: int = ..., threshold: float | None = ...
     ) -> Prediction: ...
 
     @overload
     def __call__(
-        self, images: Sequence[Picture], *, top: int = ..., threshold: float | None = ...
+        self, images: Sequence[ImageInput], *, top: int = ..., threshold: float | None = ...
     ) -> list[Prediction]: ...
 
     def __call__(
         self,
-        images: Picture | Sequence[Picture],
+        images: ImageInput | Sequence[ImageInput],
         *,
         top: int = DEFAULT_TOP,
         threshold: float | None = None,
@@ -139,7 +146,7 @@ class Predictor:
         An image is a path, encoded bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C).
         One that cannot be read raises `DataError`; use `stream` to continue past it.
         """
-        images, is_list = several(images)
+        images, is_list = as_sequence(images)
         predictions = []
         for prediction in self.stream(images, top=top, threshold=threshold):
             if prediction.error:
@@ -147,9 +154,9 @@ class Predictor:
             predictions.append(prediction)
         return predictions if is_list else predictions[0]
 
-    def features(self, images: Picture | Sequence[Picture]) -> np.ndarray:
+    def features(self, images: ImageInput | Sequence[ImageInput]) -> np.ndarray:
         """Return the feature vector (D,) of one image, or (N, D) for a list."""
-        images, is_list = several(images)
+        images, is_list = as_sequence(images)
         rows = []
         for batch in self.run_batches(images, features=True):
             for name, error in zip(batch.names, batch.errors, strict=True):
@@ -162,7 +169,7 @@ class Predictor:
 
     def stream(
         self,
-        images: Iterable[Picture],
+        images: Iterable[ImageInput],
         *,
         top: int = DEFAULT_TOP,
         threshold: float | None = None,
@@ -190,7 +197,7 @@ class Predictor:
 
     def run_batches(
         self,
-        images: Iterable[Picture],
+        images: Iterable[ImageInput],
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
         features: bool = False,
@@ -208,7 +215,7 @@ class Predictor:
 
         def prefetch() -> list[tuple[str, Future]]:
             return [
-                (name_of(image, number), self.threads.submit(self.load_image, image))
+                (input_name(image, number), self.threads.submit(self.load_image, image))
                 for number, image in islice(numbered, batch_size)
             ]
 
@@ -228,15 +235,15 @@ class Predictor:
             errors = ["" if isinstance(result, Tensor) else result for result in results]
             yield BatchOutput(names, errors, forward(torch.stack(tensors)) if tensors else None)
 
-    def load_image(self, image: Picture) -> bytes | np.ndarray | Tensor:
+    def load_image(self, image: ImageInput) -> bytes | np.ndarray | Tensor:
         """Read an image ahead of its batch, and preprocess it unless the model runs on the CPU."""
-        data = read(image, self.channels)
+        data = read_image(image, self.channels)
         return data if self.device.type == "cpu" else self.preprocess(data)
 
     @cached_property
     def threads(self) -> ThreadPoolExecutor:
         """Threads that read and preprocess images."""
-        return reading_threads()
+        return reader_pool()
 
     @property
     def runner(self) -> Runner:
@@ -264,7 +271,7 @@ class Predictor:
 
 def find_images(
     locations: Iterable[str], standard_input: Callable[[], BufferedReader]
-) -> Iterator[Picture]:
+) -> Iterator[ImageInput]:
     """Yield the images of files, folders, glob patterns and standard input (`-`), in order.
 
     A named file is yielded whether it exists or not: reading it reports the error.
@@ -288,20 +295,22 @@ def find_images(
 def images_in(folder: Path) -> Iterator[Path]:
     """Yield the images of a folder and its subfolders."""
     empty = True
-    for name in folders.pictures(folder, "", Counter()):
+    for name in folders.walk_images(folder, "", Counter()):
         empty = False
         yield folder / name
     if empty:
         raise DataError(f"{folder}: the folder contains no images")
 
 
-def read_standard_input(stream: BufferedReader) -> Iterator[Picture]:
+def read_standard_input(stream: BufferedReader) -> Iterator[ImageInput]:
     """Yield one encoded image, or paths separated by newlines or null bytes (`find -print0`)."""
-    if format_of(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES]):
-        data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise DataError(f"standard input exceeds the limit of {MOST_BYTES:,} bytes per image")
-        yield Named(STANDARD_INPUT, data)
+    if detect_format(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES]):
+        data = stream.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"standard input exceeds the limit of {MAX_IMAGE_BYTES:,} bytes per image"
+            )
+        yield NamedImage(STANDARD_INPUT, data)
         return
     for line in stream:
         for part in line.rstrip(b"\r\n").split(b"\0"):

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.files import whole_or_absent, write_whole
-from vitrail.data.samples import Source
-from vitrail.data.thumbnails import picture_at
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import atomic_path, write_atomic
+from vitrail.data.thumbnails import thumbnail_url
 from vitrail.evaluation.metrics import most_confused
 from vitrail.evaluation.results import (
     Calibration,
@@ -59,7 +59,7 @@ THUMBNAIL = 144  # pixels of a mistake's longer side
 def write_evaluation(
     folder: Path,
     result: EvaluationResult,
-    source: Source,
+    source: Dataset,
     *,
     title: str,
     facts: Mapping[str, str],
@@ -70,13 +70,13 @@ def write_evaluation(
     page, values, table = (
         folder / name for name in ("evaluation.html", "evaluation.json", "predictions.csv")
     )
-    write_whole(page, evaluation_page(result, source, title=title, facts=facts))
+    write_atomic(page, evaluation_page(result, source, title=title, facts=facts))
     yield page
-    write_whole(values, json.dumps(dict(facts) | result.to_dict(), indent=1))
+    write_atomic(values, json.dumps(dict(facts) | result.to_dict(), indent=1))
     yield values
     classes, scores = predictions.classes, predictions.scores
     with (
-        whole_or_absent(table) as temporary,
+        atomic_path(table) as temporary,
         temporary.open("w", encoding="utf-8", errors="replace", newline="") as file,
     ):
         writer = csv.writer(file)
@@ -99,7 +99,7 @@ def write_evaluation(
 
 
 def evaluation_page(
-    result: EvaluationResult, source: Source, *, title: str, facts: Mapping[str, str]
+    result: EvaluationResult, source: Dataset, *, title: str, facts: Mapping[str, str]
 ) -> str:
     names = [c.name for c in result.classes]
     selective = coverages = None
@@ -207,7 +207,7 @@ def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dic
 
 
 def mistake_figures(
-    mistakes: Sequence[Mistake], source: Source, names: Sequence[str]
+    mistakes: Sequence[Mistake], source: Dataset, names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Mistakes with their images; an image that can no longer be read is left out."""
 
@@ -224,7 +224,7 @@ def mistake_figures(
             "confidence": ""
             if math.isnan(mistake.confidence)
             else f" ({100 * mistake.confidence:.0f}{NBSP}%)",
-            "image": picture_at(source, mistake.index, THUMBNAIL),
+            "image": thumbnail_url(source, mistake.index, THUMBNAIL),
         }
         for mistake in mistakes
     ]

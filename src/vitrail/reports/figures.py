@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vitrail.data.files import whole_or_absent, write_whole
+from vitrail.data.storage import atomic_path, write_atomic
 from vitrail.evaluation.metrics import COVERAGE, most_confused
 from vitrail.evaluation.results import Calibration, SelectiveAccuracy
 from vitrail.formatting import percent, truncate
@@ -333,8 +333,8 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
         f"@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
         "svg{font-family:system-ui,sans-serif;stroke-linejoin:round}</style>"
     )
-    write_whole(svg, start + svg_body(figure) + "\n")
-    with plot_style(), whole_or_absent(png) as temporary:
+    write_atomic(svg, start + svg_body(figure) + "\n")
+    with plot_style(), atomic_path(png) as temporary:
         figure.savefig(temporary, format="png", dpi=PNG_DPI, facecolor=LIGHT["paper"])
     return [svg, png]
 

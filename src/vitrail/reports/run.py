@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import write_whole
-from vitrail.data.samples import Source
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import write_atomic
 from vitrail.evaluation.bootstrap import wilson_interval
 from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult
 from vitrail.formatting import duration, percent
@@ -31,7 +31,7 @@ class Report:
     rows: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
     choices: Sequence[str] = ()  # automatic settings, "what: reason"
     outcomes: Mapping[str, EvaluationResult] = field(default_factory=dict)  # by split
-    sources: Mapping[str, Source] = field(default_factory=dict)  # for the images of mistakes
+    sources: Mapping[str, Dataset] = field(default_factory=dict)  # for the images of mistakes
     class_names: Sequence[str] = ()
     settings_toml: str = ""
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
@@ -41,7 +41,7 @@ class Report:
 
 def write_report(path: Path, report: Report) -> None:
     """Write the page whole, or leave the old one."""
-    write_whole(path, page(report))
+    write_atomic(path, page(report))
 
 
 def page(report: Report) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitrail.data.files import write_whole
+from vitrail.data.storage import write_atomic
 from vitrail.errors import ConfigError
 from vitrail.planning.cost import training_flops
 from vitrail.reproduction import (
@@ -121,7 +121,7 @@ def write_docs(reports: list[Report], folder: Path) -> Path:
     """reproduction.md and the folder of its figures."""
     for report in reports:
         page.write_pictures(report, folder / "reproduction")
-    write_whole(folder / PAGE, page.markdown(reports))
+    write_atomic(folder / PAGE, page.markdown(reports))
     return folder / PAGE
 
 

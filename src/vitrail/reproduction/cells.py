@@ -19,9 +19,8 @@ from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.samples import Samples
-from vitrail.data.sources import fingerprint, judged_split, open_source
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.probing.features import features_of
@@ -84,11 +83,11 @@ def digest(cell: Cell) -> str:
 @cache
 def prints_of(data: str) -> list[str]:
     """What tells the pictures and labels from others: to learn from, and to be judged by."""
-    return [fingerprint(open_source(data, split)) for split in ("train", tested(data))]
+    return [fingerprint(open_dataset(data, split)) for split in ("train", tested(data))]
 
 
 def tested(data: str) -> str:
-    split = judged_split(data)
+    split = evaluation_split(data)
     if split is None:
         raise DataError(f"{data} has no pictures to be judged by; it needs a test split")
     return split
@@ -133,8 +132,8 @@ def run_cell(cell: Cell, folder: Path, start: str = "", watch: Callback | None =
 
 def open_part(cell: Cell) -> DataSplits:
     """The pictures of a cell; the seed decides which, and fewer are always among more."""
-    train = halved(open_source(cell.data, "train"), cell.half)
-    test = halved(open_source(cell.data, tested(cell.data)), cell.half)
+    train = halved(open_dataset(cell.data, "train"), cell.half)
+    test = halved(open_dataset(cell.data, tested(cell.data)), cell.half)
     return DataSplits(
         reference=cell.data,
         train=part(train, cell.pictures, cell.settings.seed),
@@ -142,7 +141,7 @@ def open_part(cell: Cell) -> DataSplits:
     )
 
 
-def halved(samples: Samples, half: Half) -> Samples:
+def halved(samples: ImageDataset, half: Half) -> ImageDataset:
     """The pictures of every other class, as a set of its own."""
     if not half:
         return samples
@@ -157,23 +156,23 @@ def halved(samples: Samples, half: Half) -> Samples:
         classes=collection.classes[first::2],
     )
     places = np.flatnonzero(samples.numbers() % 2 == first)
-    return Samples(own, samples.rows).take(places)
+    return ImageDataset(own, samples.rows).take(places)
 
 
-def part(samples: Samples, count: int | None, seed: int) -> Samples:
+def part(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
     if count is None or count >= len(samples):
         return samples
     if count < len(samples.classes):
         raise ConfigError(f"{count} pictures are fewer than {len(samples.classes)} classes")
     rng = np.random.default_rng(seed)
-    return samples.take(representative(samples.numbers(), count, rng))
+    return samples.take(stratified_subset(samples.numbers(), count, rng))
 
 
-def without(samples: Samples, others: Samples) -> Samples:
-    return Samples(samples.collection, np.setdiff1d(places(samples), places(others)))
+def without(samples: ImageDataset, others: ImageDataset) -> ImageDataset:
+    return ImageDataset(samples.collection, np.setdiff1d(places(samples), places(others)))
 
 
-def places(samples: Samples) -> np.ndarray:
+def places(samples: ImageDataset) -> np.ndarray:
     return np.arange(len(samples)) if samples.rows is None else samples.rows
 
 

@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from vitrail.checkpoints.files import read_json, write_json
-from vitrail.data.files import write_whole
+from vitrail.data.storage import write_atomic
 from vitrail.errors import CheckpointError
 from vitrail.reproduction.report import Picture, Report, Table, Verdict
 
@@ -198,7 +198,7 @@ def write(report: Report, folder: Path) -> Path:
     """The report and its pictures as files, report.json last; the path of report.md."""
     write_pictures(report, folder)
     path = folder / "report.md"
-    write_whole(path, "\n\n".join(section(report, level="#")) + "\n")
+    write_atomic(path, "\n\n".join(section(report, level="#")) + "\n")
     pictures = [{"file": it.file, "caption": it.caption} for it in report.pictures]
     values = {name: value for name, value in vars(report).items() if name != "pictures"}
     tables = [asdict(table) for table in report.tables]
@@ -208,7 +208,7 @@ def write(report: Report, folder: Path) -> Path:
 
 def write_pictures(report: Report, folder: Path) -> None:
     for picture in report.pictures:
-        write_whole(folder / picture.file, picture.content)
+        write_atomic(folder / picture.file, picture.content)
 
 
 def plain(value: Any) -> Any:

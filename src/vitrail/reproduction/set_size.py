@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import ImageDataset, open_dataset
 from vitrail.planning.cost import cost_of
 from vitrail.reproduction.cells import PROBE, Cell, Half, Result, halved
 from vitrail.reproduction.experiments import Experiment, Key, Sets
@@ -78,8 +77,8 @@ def cells3(sets: Sets) -> dict[Key, Cell]:
     }
 
 
-def pictures_of(sets: Sets, half: Half) -> Samples:
-    return halved(open_source(sets.pretrain, "train"), half)
+def pictures_of(sets: Sets, half: Half) -> ImageDataset:
+    return halved(open_dataset(sets.pretrain, "train"), half)
 
 
 def some(count: int, whole: int) -> int | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.load import load
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import evaluation_split, open_dataset
 from vitrail.data.thumbnails import to_png
 from vitrail.evaluation.results import Estimate
 from vitrail.inspection import drawing
@@ -43,7 +43,7 @@ def opened(results: Mapping[Key, Result], name: str) -> VisionTransformer:
 
 def unseen(model: VisionTransformer, sets: Sets, count: int) -> list[Picture]:
     """Test pictures, evenly spaced, as they are and as the model sees them."""
-    source = open_source(sets.pretrain, judged_split(sets.pretrain) or "all")
+    source = open_dataset(sets.pretrain, evaluation_split(sets.pretrain) or "all")
     return list(from_source(model, source, spaced(len(source), count), {}))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.threads import cores
+from vitrail.data.loader import available_cores
 from vitrail.errors import TrainingError
 from vitrail.reproduction.cells import Cell, Result, digest, read_result, run_cell
 from vitrail.training.checkpoint import lock_folder
@@ -156,7 +156,7 @@ def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         workers,
         mp_context=context,
         initializer=begin_worker,
-        initargs=(max(1, cores() // workers), pids),
+        initargs=(max(1, available_cores() // workers), pids),
     ) as executor:
         try:
             yield executor

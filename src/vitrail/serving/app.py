@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail import __version__
-from vitrail.data.sheet import policy_hash
+from vitrail.data.check_page import csp_hash
 from vitrail.errors import VitrailError
 from vitrail.inspection.pictures import Picture, prepared
 from vitrail.models.build import Model
@@ -452,7 +452,7 @@ def build_page(name: str) -> tuple[str, str]:
     html = Template(asset(name)).substitute(style=style, script=script, icon=icon)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src 'self' blob: data:; "
-        f"style-src {policy_hash(style)}; script-src {policy_hash(script)}; "
+        f"style-src {csp_hash(style)}; script-src {csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html, policy

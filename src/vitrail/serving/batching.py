@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.decoding import open_picture
-from vitrail.data.threads import MOST, cores, threads_with_cores
+from vitrail.data.decode import open_image
+from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction, decode_logits
@@ -252,13 +252,13 @@ class DecodePool:
         self.parked: list[DecodeTask] = []  # waiting for pixels
         self.lock = Lock()
         self.busy: dict[Thread, float] = {}  # threads at work, and since when
-        self.size, self.threads, self.closed = min(cores(), MOST), 0, False
+        self.size, self.threads, self.closed = min(available_cores(), MAX_POOL_THREADS), 0, False
         self.start(self.size)
 
     def start(self, count: int) -> None:
         with self.lock:
             self.threads += count
-        pool = threads_with_cores(count, each=1, name="decoder")
+        pool = start_pool(count, torch_threads=1, name="decoder")
         for _ in range(count):
             pool.submit(self.run)
         pool.shutdown(wait=False)  # its threads continue until `run` returns
@@ -349,7 +349,7 @@ class DecodePool:
         running = task.future.set_running_or_notify_cancel()
         try:
             if running and self.max_pixels < MAX_PIXELS:  # the decoder's own limit
-                open_picture(task.data, max_pixels=self.max_pixels)
+                open_image(task.data, max_pixels=self.max_pixels)
             result = task.function(task.data) if running else None
         except Exception as caught:
             error = caught
@@ -366,7 +366,7 @@ class DecodePool:
     def count_pixels(self, data: bytes) -> int:
         """Pixels according to the header; 0 if the image will be rejected without decoding."""
         try:
-            image = open_picture(data, max_pixels=self.max_pixels)
+            image = open_image(data, max_pixels=self.max_pixels)
         except Exception:  # the task meets the same error and reports it
             return 0
         return image.height * image.width

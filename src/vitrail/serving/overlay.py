@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.decoding import open_picture
+from vitrail.data.decode import open_image
 from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
@@ -102,7 +102,7 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
 
 def view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
-    picture = open_picture(data)
+    picture = open_image(data)
     height, width = picture.height, picture.width
     box = seen(get_metadata(model).preprocessing, height, width)
     sides = (box.top / height, box.left / width)

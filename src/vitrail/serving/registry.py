@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.checkpoints.metadata import Metadata
-from vitrail.data.headers import read_header
-from vitrail.data.samples import LabelSets, Source
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import Dataset, LabelSets, evaluation_split, open_dataset
+from vitrail.data.image_headers import read_header
 from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
 from vitrail.errors import DataError, VitrailError, unknown
 from vitrail.models.registry import name_of
@@ -151,7 +150,7 @@ def find_examples(metadata: Metadata, data: str) -> list[Example]:
     if reference in ("", NO_EXAMPLES) or (not data and remote):
         return []
     try:
-        source = open_source(reference, judged_split(reference) or "all")
+        source = open_dataset(reference, evaluation_split(reference) or "all")
         rows = spread_rows(source, MAX_EXAMPLES)
         return [example for row in rows if (example := read_example(source, row))]
     except (VitrailError, OSError):
@@ -160,7 +159,7 @@ def find_examples(metadata: Metadata, data: str) -> list[Example]:
         return []
 
 
-def spread_rows(source: Source, count: int) -> list[int]:
+def spread_rows(source: Dataset, count: int) -> list[int]:
     """Return up to `count` rows, round-robin over the classes and spread within each."""
     labels = source.labels()
     if isinstance(labels, LabelSets):
@@ -179,7 +178,7 @@ def spread_rows(source: Source, count: int) -> list[int]:
     return [own[turn] for turn in range(per_class) for own in rows if turn < len(own)][:count]
 
 
-def read_example(source: Source, row: int) -> Example | None:
+def read_example(source: Dataset, row: int) -> Example | None:
     """Return one image, unchanged if browsers can show it; None if it cannot be read."""
     try:
         sample = source[row]

@@ -33,8 +33,8 @@ from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
-from vitrail.data.loader import usual_workers
-from vitrail.data.origin import origin_of
+from vitrail.data.loader import default_workers
+from vitrail.data.provenance import DataProvenance
 from vitrail.errors import ConfigError, DataError, TrainingError
 from vitrail.evaluation.evaluate import quick_evaluate, run_inference
 from vitrail.evaluation.results import EvaluationResult
@@ -318,7 +318,7 @@ class AdaptationSearch:
             start_time = time.monotonic()
             run_inference(
                 features,
-                dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
+                dev.subset(np.linspace(0, len(dev) - 1, count, dtype=int)),
                 get_metadata(model).preprocessing,
                 lambda values, batch: None,
                 channels=model.config.channels,
@@ -331,7 +331,7 @@ class AdaptationSearch:
         measure(min(WARMUP_IMAGES, len(dev)))
         loading, computing = measure(min(TIMED_IMAGES, len(dev)))
         workers = self.settings.machine.workers
-        workers = usual_workers(dev) if workers is None else workers
+        workers = default_workers(dev) if workers is None else workers
         return max(1e-6, loading / max(1, workers) + computing)  # clocks may be coarse
 
     # Candidates
@@ -488,7 +488,7 @@ class AdaptationSearch:
         if config.overwrite:
             clear_run(config.out)
         write_run(config.out, settings, data=config.data, start=config.start)
-        origin = origin_of(config.data, self.splits.train)
+        origin = DataProvenance.of(config.data, self.splits.train)
         provenance = {**origin.to_dict(), "from": config.start, **provenance}
         with nullcontext() if memory is None else memory_beside(memory, config.out):
             save(model.to("cpu"), config.out, provenance=provenance)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from vitrail import distributed
-from vitrail.data.decoding import open_picture
-from vitrail.data.samples import Source
-from vitrail.data.variation import Augmentation, Mixing
+from vitrail.data.datasets import Dataset
+from vitrail.data.decode import open_image
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import percent
 from vitrail.models.build import Model, eval_mode
@@ -64,7 +64,7 @@ class DatasetStats:
     multi_label: bool
 
 
-def dataset_stats(dataset: Source) -> DatasetStats:
+def dataset_stats(dataset: Dataset) -> DatasetStats:
     """Estimate the statistics of a dataset from a few evenly spaced images."""
     sides, channels, started = [], [], time.monotonic()
     for index in sample_indices(dataset):
@@ -74,9 +74,9 @@ def dataset_stats(dataset: Source) -> DatasetStats:
                 sides.append(min(data.shape[:2]))
                 channels.append(1 if data.ndim == 2 else data.shape[2])
             else:
-                image = open_picture(data)
+                image = open_image(data)
                 sides.append(min(image.height, image.width))
-                pixels = image.pixels(channels=3, at_least=(32, 32))
+                pixels = image.pixels(channels=3, min_size=(32, 32))
                 channels.append(1 if (np.ptp(pixels.astype(np.int16), axis=2) <= 2).all() else 3)
         except DataError:
             continue
@@ -95,7 +95,7 @@ def dataset_stats(dataset: Source) -> DatasetStats:
     )
 
 
-def sample_indices(dataset: Source) -> list[int]:
+def sample_indices(dataset: Dataset) -> list[int]:
     count = min(SAMPLED_IMAGES, len(dataset))
     return np.linspace(0, len(dataset) - 1, count, dtype=int).tolist()
 

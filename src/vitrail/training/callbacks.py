@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.files import write_whole
+from vitrail.data.storage import write_atomic
 from vitrail.errors import DataError
 from vitrail.training.recipes import METRICS
 
@@ -58,7 +58,7 @@ class MetricsLog:
         self.events: Any = None
         if folder is not None and self.path is not None:
             self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
-            write_whole(self.path, "".join(map(to_line, self.rows)))
+            write_atomic(self.path, "".join(map(to_line, self.rows)))
             with suppress(ImportError):  # pip install 'vitrail[track]'
                 if tensorboard:
                     from torch.utils.tensorboard import SummaryWriter

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
+from vitrail.data.preprocessing import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
 from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
 

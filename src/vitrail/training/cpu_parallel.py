@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitrail.data.threads import cores_for, threads_with_cores
+from vitrail.data.loader import start_pool, torch_threads_for
 from vitrail.models.config import Config, VitConfig
 from vitrail.training.objectives import Classification
 
@@ -63,7 +63,7 @@ class Replicas:
             }
             self.objectives.append(copy.deepcopy(objective, memo=memo))
         each = max(1, torch.get_num_threads() // shards)
-        self.threads = threads_with_cores(shards, each=each, name="shard")
+        self.threads = start_pool(shards, torch_threads=each, name="shard")
 
     def loss_and_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of the whole batch, and the gradient of each trainable weight."""
@@ -75,7 +75,7 @@ class Replicas:
             for objective, shard in zip(self.objectives, shards, strict=True)
         ]
         (loss, total), *others = [task.result() for task in tasks]
-        with cores_for(sum(gradient.numel() for gradient in total)):
+        with torch_threads_for(sum(gradient.numel() for gradient in total)):
             for other_loss, gradients in others:
                 loss = loss + other_loss
                 torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]

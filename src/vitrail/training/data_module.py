@@ -8,15 +8,21 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
+from vitrail.data.datasets import (
+    Dataset,
+    ImageDataset,
+    LabelSets,
+    Splits,
+    assign_splits,
+    open_dataset,
+    split_counts,
+    stratified_subset,
+)
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.mixing import mixup_big_vision, mixup_or_cutmix
-from vitrail.data.order import TrainingOrder
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import LabelSets, Samples, Source
-from vitrail.data.sources import open_source, splits_of
-from vitrail.data.splits import Splits, divide, representative
+from vitrail.data.mixup import mixup_big_vision, mixup_or_cutmix
+from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
+from vitrail.data.sampler import TrainSampler
 from vitrail.data.transforms import TrainTransform, normalize
-from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import comma_list
 from vitrail.training.config import Settings
@@ -32,22 +38,22 @@ class DataSplits:
     """The training set, and the held-out splits: val, test, or both."""
 
     reference: str
-    train: Samples
-    held_out: dict[str, Samples]  # by split; the first is evaluated during training
+    train: ImageDataset
+    held_out: dict[str, ImageDataset]  # by split; the first is evaluated during training
     notes: list[str] = field(default_factory=list)
 
 
 def open_splits(reference: str, settings: Settings) -> DataSplits:
     """Open the splits of a dataset; raise for what cannot work, note what is unusual."""
     fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    counts = splits_of(reference, splits=fractions)
+    counts = split_counts(reference, splits=fractions)
     if "train" not in counts:
         raise DataError(
             f"{reference} has no train split; it has: {', '.join(counts) or 'no images'}"
         )
-    train = open_source(reference, "train", splits=fractions)
+    train = open_dataset(reference, "train", splits=fractions)
     held_out = {
-        name: open_source(reference, name, splits=fractions)
+        name: open_dataset(reference, name, splits=fractions)
         for name in ("val", "test")
         if name in counts
     }
@@ -72,7 +78,9 @@ def open_splits(reference: str, settings: Settings) -> DataSplits:
     return DataSplits(reference=reference, train=train, held_out=held_out, notes=notes)
 
 
-def check_early_stopping(settings: Settings, reference: str, held_out: dict[str, Samples]) -> None:
+def check_early_stopping(
+    settings: Settings, reference: str, held_out: dict[str, ImageDataset]
+) -> None:
     """Raise if `until_accuracy` has no val split: test must not be used for model selection."""
     option = f"until_accuracy={settings.until_accuracy}"
     if settings.objective != "classify":
@@ -87,7 +95,9 @@ def check_early_stopping(settings: Settings, reference: str, held_out: dict[str,
         )
 
 
-def check_classes(reference: str, train: Samples, held_out: dict[str, Samples]) -> list[str]:
+def check_classes(
+    reference: str, train: ImageDataset, held_out: dict[str, ImageDataset]
+) -> list[str]:
     """Raise for held-out classes that train lacks; note training classes that are not evaluated."""
     notes = []
     in_train = classes_present(train)
@@ -111,14 +121,16 @@ def check_classes(reference: str, train: Samples, held_out: dict[str, Samples]) 
     return notes
 
 
-def classes_present(samples: Samples) -> np.ndarray:
+def classes_present(samples: ImageDataset) -> np.ndarray:
     """Return for each class whether the samples contain it."""
     labels = samples.labels()
     indices = labels.classes if isinstance(labels, LabelSets) else labels
     return np.bincount(np.asarray(indices, np.int64), minlength=len(samples.classes)) > 0
 
 
-def hold_out_dev(splits: DataSplits, fraction: float | None = None) -> tuple[Samples, str, Samples]:
+def hold_out_dev(
+    splits: DataSplits, fraction: float | None = None
+) -> tuple[ImageDataset, str, ImageDataset]:
     """Return the images to train on during model selection, and the name and images of dev.
 
     A dataset with val beside test is split already; otherwise a fraction of each class of train is
@@ -131,24 +143,24 @@ def hold_out_dev(splits: DataSplits, fraction: float | None = None) -> tuple[Sam
     limits = DEV_FRACTIONS.items()
     usual = next((share for limit, share in limits if len(train) < limit), DEV_FRACTION_LARGE)
     names = [train.name(index) for index in range(len(train))]
-    in_dev = divide(names, train.labels(), Splits(val=fraction or usual, test=0.0)) > 0
-    return train.take(np.flatnonzero(~in_dev)), "dev", train.take(np.flatnonzero(in_dev))
+    in_dev = assign_splits(names, train.labels(), Splits(val=fraction or usual, test=0.0)) > 0
+    return train.subset(np.flatnonzero(~in_dev)), "dev", train.subset(np.flatnonzero(in_dev))
 
 
-def subsample(samples: Samples, count: int) -> Samples:
+def subsample(samples: ImageDataset, count: int) -> ImageDataset:
     """Return at most `count` images, stratified by class, deterministically."""
-    labels = samples.numbers()
+    labels = samples.class_ids()
     count = max(count, len(np.unique(labels)))
     if count >= len(samples):
         return samples
-    return samples.take(representative(labels, count, np.random.default_rng(0)))
+    return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))
 
 
 @dataclass
 class BatchStream:
     """Call it with a step for that step's micro-batches; consecutive steps share one loader."""
 
-    dataset: Source
+    dataset: Dataset
     preprocessing: Preprocessing
     augmentation: Augmentation
     channels: int
@@ -171,7 +183,7 @@ class BatchStream:
     def loader(self, step: int, size: int) -> Loader:
         settings, accumulate = self.schedule.settings, self.schedule.accumulate
         assert settings.batch_size is not None
-        order = TrainingOrder(
+        order = TrainSampler(
             samples=len(self.dataset),
             batch_size=settings.batch_size // accumulate,
             seed=settings.seed,
@@ -235,7 +247,7 @@ def batch_preparation(
             classes=num_classes,
             mixup_alpha=mixing.mixup,
             cutmix_alpha=mixing.cutmix,
-            chance=mixing.chance,
+            prob=mixing.chance,
             rng=rng,
         )
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import distributed
-from vitrail.data.loader import Batch
-from vitrail.data.threads import cores_for
+from vitrail.data.loader import Batch, torch_threads_for
 from vitrail.errors import VitrailError
 from vitrail.training.ema import EMA
 from vitrail.training.objectives import Objective
@@ -109,7 +108,7 @@ def train_step(
     set_learning_rates(state.optimizers, schedule.lr_factor(state.step) * state.lr_scale)
     losses, indices = [], []
     for micro_step in range(schedule.accumulate):
-        with cores_for(state.num_parameters):
+        with torch_threads_for(state.num_parameters):
             batch = next(batches)
             rng = seed_micro_batch(schedule.settings.seed, state.step, micro_step)
             images, targets = prepare(batch, rng, state.step)
@@ -120,7 +119,7 @@ def train_step(
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
-    with cores_for(state.num_parameters):
+    with torch_threads_for(state.num_parameters):
         norm = optimizer_step(state, torch.stack(losses).sum(), indices)
     return StepResult(
         float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices

@@ -24,9 +24,9 @@ from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
-from vitrail.data.samples import Samples
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import percent
@@ -149,9 +149,9 @@ def finetune_budget(
     )
 
 
-def sample_images(dataset: Samples, preprocessing: Preprocessing) -> Tensor:
+def sample_images(dataset: ImageDataset, preprocessing: Preprocessing) -> Tensor:
     """Return a few evenly spaced images, preprocessed: (B, C, H, W)."""
-    transform = EvaluationTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
+    transform = EvalTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
     images = []
     for index in sample_indices(dataset):
         with suppress(DataError):
@@ -258,8 +258,8 @@ def probe_init(
 
 def fit_probe_head(
     model: Model,
-    train: Samples,
-    dev: Samples | None,
+    train: ImageDataset,
+    dev: ImageDataset | None,
     dev_name: str,
     *,
     dev_from_train: bool,

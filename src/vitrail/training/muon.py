@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.threads import threads_with_cores
+from vitrail.data.loader import start_pool
 from vitrail.distributed import distribute_like, full_tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small singular values grow fast
@@ -114,7 +114,7 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
 
 @cache
 def thread_pool(cores: int) -> ThreadPoolExecutor:
-    return threads_with_cores(cores, each=1, name="muon")
+    return start_pool(cores, torch_threads=1, name="muon")
 
 
 def newton_schulz(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError, unknown
 from vitrail.training.config import Settings
 
@@ -333,7 +333,7 @@ def write_run(
     if micro_batch is not None:
         run |= {"processes": processes, "micro_batch": micro_batch}
     lines = [f"{name} = {literal(value)}\n" for name, value in run.items()]
-    with whole_or_absent(folder / SETTINGS) as temporary:
+    with atomic_path(folder / SETTINGS) as temporary:
         temporary.write_text(f"{to_toml(settings)}\n[run]\n{''.join(lines)}", encoding="utf-8")
 
 

@@ -19,8 +19,8 @@ from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
-from vitrail.data.files import same_data
-from vitrail.data.origin import origin_of
+from vitrail.data.provenance import DataProvenance
+from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
@@ -126,9 +126,9 @@ def train(
         raise ConfigError("a run is resumed with its own settings; leave the recipe out")
     if resume:
         before, own_data, own_start = read_run(folder)
-        if not same_data(data, own_data):
+        if not same_location(data, own_data):
             raise ConfigError(f"{out} was trained on {own_data}, not {data}; give that to resume")
-        if start and not same_data(start, own_start):
+        if start and not same_location(start, own_start):
             init = own_start or "random initialization"
             raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
         settings, start = override(before, changes), own_start
@@ -561,7 +561,7 @@ class Trainer:
         model.load_state_dict(weights, assign=True)  # already a copy
         model.metadata = self.model.metadata
         provenance: dict[str, object] = {
-            **origin_of(self.config.data, self.splits.train).to_dict(),
+            **DataProvenance.of(self.config.data, self.splits.train).to_dict(),
             "steps": self.state.step,
             "seconds": round(self.elapsed(), 1),
             "seed": self.settings.seed,

@@ -41,9 +41,16 @@ from vitrail import distributed
 from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
-from vitrail.data.samples import Samples
-from vitrail.data.sources import ALL, fingerprint, judged_split, open_source, splits_of
-from vitrail.data.splits import canonical, representative
+from vitrail.data.datasets import (
+    ALL,
+    ImageDataset,
+    canonical_split,
+    evaluation_split,
+    open_dataset,
+    split_counts,
+    stratified_subset,
+)
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
 from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import percent
@@ -105,17 +112,17 @@ class OpenTask:
     """A task with its images."""
 
     task: Task
-    train: Samples  # the whole split, to draw from
-    test: Samples
+    train: ImageDataset  # the whole split, to draw from
+    test: ImageDataset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """The training images that were drawn, and their split for the choice."""
 
-    train: Samples
-    fit: Samples  # four fifths, to train on
-    dev: Samples  # the others, to choose on
+    train: ImageDataset
+    fit: ImageDataset  # four fifths, to train on
+    dev: ImageDataset  # the others, to choose on
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -164,15 +171,18 @@ def open_task(task: Task) -> OpenTask:
     """Open the images of a task; raise for what does not fit the protocol."""
     data = task.data
     try:
-        test_split = task.test or judged_split(data)
+        test_split = task.test or evaluation_split(data)
         if test_split is None:
-            splits = ", ".join(splits_of(data))
+            splits = ", ".join(split_counts(data))
             raise DataError(f"{data} has neither test nor val to evaluate on; it has: {splits}")
-        if canonical(task.train) == canonical(test_split) or ALL in (task.train, test_split):
+        if canonical_split(task.train) == canonical_split(test_split) or ALL in (
+            task.train,
+            test_split,
+        ):
             raise DataError(
                 f"train={task.train!r} and test={test_split!r} share images; name two splits"
             )
-        train, test = open_source(data, task.train), open_source(data, test_split)
+        train, test = open_dataset(data, task.train), open_dataset(data, test_split)
         if train.multi_label or test.multi_label:
             raise DataError(f"the images of {data} have several labels each; one each is needed")
         if train.classes != test.classes:
@@ -190,13 +200,15 @@ def open_task(task: Task) -> OpenTask:
     return OpenTask(task=task, train=train, test=test)
 
 
-def draw_images(train: Samples, count: int, seed: int) -> Draw:
+def draw_images(train: ImageDataset, count: int, seed: int) -> Draw:
     """Draw `count` images, or all if there are fewer, and split them four to one."""
     rng = np.random.default_rng(seed)
-    drawn = train.take(representative(train.numbers(), count, rng))
-    fit = representative(drawn.numbers(), round(FIT_FRACTION * len(drawn)), rng)
+    drawn = train.subset(stratified_subset(train.class_ids(), count, rng))
+    fit = stratified_subset(drawn.class_ids(), round(FIT_FRACTION * len(drawn)), rng)
     return Draw(
-        train=drawn, fit=drawn.take(fit), dev=drawn.take(np.setdiff1d(np.arange(len(drawn)), fit))
+        train=drawn,
+        fit=drawn.subset(fit),
+        dev=drawn.subset(np.setdiff1d(np.arange(len(drawn)), fit)),
     )
 
 

@@ -1,21 +1,21 @@
-"""Mixing shares pictures and labels alike, and its randomness is the generator's."""
+"""Mixing shares images and labels alike, and its randomness is the generator's."""
 
 import numpy as np
 import pytest
 import torch
 
-from vitrail.data import mixing
-from vitrail.data.augmentation import Box
+from vitrail.data import mixup
+from vitrail.data.augment import Box
 from vitrail.errors import ConfigError
 
 METHODS = {
-    "mixup": lambda *batch, **how: mixing.mixup(*batch, alpha=0.8, **how),
-    "mixup, rolled": lambda *batch, **how: mixing.mixup(*batch, alpha=0.8, pairing="roll", **how),
-    "mixup_big_vision": lambda *batch, **how: mixing.mixup_big_vision(*batch, alpha=0.2, **how),
-    "cutmix": lambda *batch, **how: mixing.cutmix(*batch, alpha=1.0, **how),
-    "cutmix, rolled": lambda *batch, **how: mixing.cutmix(*batch, alpha=1.0, pairing="roll", **how),
-    "either": lambda *batch, **how: mixing.mixup_or_cutmix(
-        *batch, mixup_alpha=0.8, cutmix_alpha=1.0, chance=0.9, **how
+    "mixup": lambda *batch, **how: mixup.mixup(*batch, alpha=0.8, **how),
+    "mixup, rolled": lambda *batch, **how: mixup.mixup(*batch, alpha=0.8, pairing="roll", **how),
+    "mixup_big_vision": lambda *batch, **how: mixup.mixup_big_vision(*batch, alpha=0.2, **how),
+    "cutmix": lambda *batch, **how: mixup.cutmix(*batch, alpha=1.0, **how),
+    "cutmix, rolled": lambda *batch, **how: mixup.cutmix(*batch, alpha=1.0, pairing="roll", **how),
+    "either": lambda *batch, **how: mixup.mixup_or_cutmix(
+        *batch, mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.9, **how
     ),
 }
 
@@ -32,7 +32,7 @@ def seeded(seed=0):
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_labels_are_shared_as_pixels_are(method, count):
+def test_targets_are_mixed_in_proportion_to_pixels(method, count):
     images, labels = batch(count)
     for seed in range(30):
         mixed, targets = method(images, labels, classes=count, rng=seeded(seed))
@@ -45,7 +45,7 @@ def test_labels_are_shared_as_pixels_are(method, count):
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_the_generator_decides(method):
+def test_mixing_depends_only_on_the_generator(method):
     images, labels = batch()
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = [method(images, labels, classes=4, rng=seeded(seed)) for seed in range(9)]
@@ -58,7 +58,7 @@ def test_the_generator_decides(method):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-@pytest.mark.parametrize("method", [mixing.mixup, mixing.mixup_big_vision, mixing.cutmix])
+@pytest.mark.parametrize("method", [mixup.mixup, mixup.mixup_big_vision, mixup.cutmix])
 def test_alpha_zero_mixes_nothing(method):
     images, labels = batch()
     mixed, targets = method(images, labels, classes=4, alpha=0.0, rng=seeded())
@@ -71,25 +71,25 @@ def is_mixup(images):
     return not torch.equal(images, images.round())
 
 
-def test_an_alpha_of_zero_leaves_a_method_out():
+def test_alpha_zero_disables_a_method():
     images, labels = batch()
     for seed in range(9):
         how = {"classes": 4, "rng": seeded(seed)}
-        mixed, _ = mixing.mixup_or_cutmix(images, labels, mixup_alpha=0, cutmix_alpha=1, **how)
+        mixed, _ = mixup.mixup_or_cutmix(images, labels, mixup_alpha=0, cutmix_alpha=1, **how)
         assert not is_mixup(mixed)
-        mixed, _ = mixing.mixup_or_cutmix(images, labels, mixup_alpha=1, cutmix_alpha=0, **how)
+        mixed, _ = mixup.mixup_or_cutmix(images, labels, mixup_alpha=1, cutmix_alpha=0, **how)
         assert is_mixup(mixed)
-        mixed, _ = mixing.mixup_or_cutmix(images, labels, mixup_alpha=0, cutmix_alpha=0, **how)
+        mixed, _ = mixup.mixup_or_cutmix(images, labels, mixup_alpha=0, cutmix_alpha=0, **how)
         assert torch.equal(mixed, images)
 
 
-def test_the_switch_and_the_chance_are_probabilities():
+def test_prob_and_switch_prob():
     images, labels = batch()
     kinds = {"neither": 0, "cutmix": 0, "mixup": 0}
     rng = seeded()
-    how = {"mixup_alpha": 5.0, "cutmix_alpha": 5.0, "chance": 0.6, "switch": 0.25}
+    how = {"mixup_alpha": 5.0, "cutmix_alpha": 5.0, "prob": 0.6, "switch_prob": 0.25}
     for _ in range(2000):
-        mixed, _ = mixing.mixup_or_cutmix(images, labels, classes=4, rng=rng, **how)
+        mixed, _ = mixup.mixup_or_cutmix(images, labels, classes=4, rng=rng, **how)
         if torch.equal(mixed, images):
             kinds["neither"] += 1
         else:
@@ -103,53 +103,53 @@ def test_big_vision_keeps_the_larger_share():
     images, labels = batch()
     rng = seeded()
     for _ in range(50):
-        _, targets = mixing.mixup_big_vision(images, labels, classes=4, alpha=0.5, rng=rng)
+        _, targets = mixup.mixup_big_vision(images, labels, classes=4, alpha=0.5, rng=rng)
         assert targets.diag().min() >= 0.5
         assert targets[1, :2].sum() == pytest.approx(1)  # mixed with the one before it
 
 
-def test_pairings_are_who_they_say():
+def test_pairings():
     images, labels = batch()
-    targets = mixing.soft(labels, 4)
-    flipped, _ = mixing.blend(images, targets, 0.0, "flip")
+    targets = mixup.one_hot(labels, 4)
+    flipped, _ = mixup.blend(images, targets, 0.0, "flip")
     assert flipped[:, 0, 0, 0].tolist() == [3, 2, 1, 0]
-    rolled, _ = mixing.paste(images, targets, Box(0, 0, 6, 8), "roll")
+    rolled, _ = mixup.paste(images, targets, Box(0, 0, 6, 8), "roll")
     assert rolled[:, 0, 0, 0].tolist() == [3, 0, 1, 2]
 
 
-def test_several_labels_are_mixed_like_one():
+def test_multi_label_targets_are_mixed():
     images, _ = batch(2)
     labels = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
-    _, targets = mixing.blend(images, mixing.soft(labels, 3), 0.75)
+    _, targets = mixup.blend(images, mixup.one_hot(labels, 3), 0.75)
     torch.testing.assert_close(targets, torch.tensor([[0.75, 1.0, 0.25], [0.25, 1.0, 0.75]]))
 
 
-def test_a_cutmix_box_has_the_share_of_the_area_and_stays_inside():
+def test_cutmix_box_area_and_bounds():
     rng = seeded()
     for share in (0.0, 0.3, 0.75, 1.0):
-        boxes = [mixing.cutmix_box(32, 48, share, rng) for _ in range(300)]
+        boxes = [mixup.cutmix_box(32, 48, share, rng) for _ in range(300)]
         for top, left, height, width in boxes:
             assert 0 <= top <= top + height <= 32
             assert 0 <= left <= left + width <= 48
         largest = max(box.height * box.width for box in boxes) / (32 * 48)
         assert largest <= 1 - share
         assert largest > 0.85 * (1 - share) - 0.05
-    assert mixing.cutmix_box(1, 1, 0.5, rng).height == 0
+    assert mixup.cutmix_box(1, 1, 0.5, rng).height == 0
 
 
-def test_mixing_keeps_the_precision_of_the_images():
+def test_mixing_preserves_the_dtype():
     images, labels = batch()
-    for method in (mixing.mixup, mixing.cutmix):
+    for method in (mixup.mixup, mixup.cutmix):
         mixed, targets = method(images.bfloat16(), labels, classes=4, alpha=1.0, rng=seeded())
         assert mixed.dtype == torch.bfloat16
         assert targets.dtype == torch.float32
 
 
-def test_what_cannot_be_mixed_is_refused():
+def test_invalid_batches_are_rejected():
     images, labels = batch()
-    with pytest.raises(ConfigError, match="normalize them before"):
-        mixing.mixup(images.byte(), labels, classes=4, alpha=1.0, rng=seeded())
-    with pytest.raises(ConfigError, match=r"labels of shape \(4, 3\) are not for 4 classes"):
-        mixing.mixup(images, torch.zeros(4, 3), classes=4, alpha=1.0, rng=seeded())
+    with pytest.raises(ConfigError, match="normalize them first"):
+        mixup.mixup(images.byte(), labels, classes=4, alpha=1.0, rng=seeded())
+    with pytest.raises(ConfigError, match=r"labels of shape \(4, 3\) do not fit 4 classes"):
+        mixup.mixup(images, torch.zeros(4, 3), classes=4, alpha=1.0, rng=seeded())
     with pytest.raises(ConfigError, match="alpha=-1"):
-        mixing.cutmix(images, labels, classes=4, alpha=-1, rng=seeded())
+        mixup.cutmix(images, labels, classes=4, alpha=-1, rng=seeded())

@@ -7,16 +7,15 @@ import pytest
 from PIL import Image
 from tiny_sets import shared
 
-from vitrail.cli.check import Check, report
-from vitrail.data.duplicates import near_pairs
-from vitrail.data.health import examine
-from vitrail.data.sheet import write_page
-from vitrail.data.verdict import READY
+from vitrail.cli.check import Check
+from vitrail.cli.check import report as report_lines
+from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
+from vitrail.data.check_page import write_page
 from vitrail.errors import ConfigError, DataError
 
 
 def scene(seed: int, size: tuple[int, int] = (150, 120)) -> Image.Image:
-    """A picture like no other: soft colored blobs, and some grain."""
+    """A image like no other: soft colored blobs, and some grain."""
     rng = np.random.default_rng(seed)
     blobs = Image.fromarray(rng.integers(0, 256, (7, 9, 3), np.uint8))
     pixels = np.asarray(blobs.resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -33,7 +32,7 @@ def encoded(image: Image.Image, format: str = "JPEG", quality: int = 90) -> byte
 BROKEN = {
     "train/ant/empty.jpg": (b"", "empty"),
     "train/bee/zeros.png": (bytes(500), "not"),
-    "val/ant/text.jpg": (b"this is no picture, it is a sentence\n" * 9, "not"),
+    "val/ant/text.jpg": (b"this is no image, it is a sentence\n" * 9, "not"),
     "train/cow/short.jpg": (encoded(scene(900))[:1500], ""),
     "val/bee/short.png": (encoded(scene(901), "PNG")[:4000], ""),
     "train/cow/page.png": (b"<!doctype html><html><body>404</body></html>", "HTML"),
@@ -72,53 +71,53 @@ def planted(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def health(planted):
-    return examine(planted)
+def report(planted):
+    return check_dataset(planted)
 
 
 def names(twins):
     return {frozenset(member.name for member in found.members) for found in twins}
 
 
-def test_every_broken_file_is_found_and_no_other(health):
-    assert {found.name for found in health.unreadable} == BROKEN.keys()
-    for found in health.unreadable:
+def test_unreadable_files(report):
+    assert {found.name for found in report.unreadable} == BROKEN.keys()
+    for found in report.unreadable:
         assert found.split == found.name.split("/")[0]
         assert BROKEN[found.name][1] in found.reason
         assert "\n" not in found.reason
 
 
-def test_every_planted_duplicate_is_found_and_no_other(health):
+def test_duplicates(report):
     leak = frozenset(("train/ant/00.jpg", "val/ant/copy.jpg"))
     near_leak = frozenset(("train/bee/07.jpg", "val/bee/again.jpg"))
     inside = frozenset(("train/bee/03.jpg", "train/bee/copy.jpg"))
     two_labels = frozenset(("train/dog/05.jpg", "train/cow/other.jpg"))
     resized = frozenset(("train/cow/09.jpg", "train/cow/resized.jpg"))
-    assert names(health.duplicates) == {leak, inside, two_labels}
-    assert names(health.near_duplicates) == {near_leak, resized}
-    assert names(health.leaks) == {leak, near_leak}
-    assert names(health.conflicts) == {two_labels}
-    assert health.leaks[0].exact
-    assert health.small + health.gray + health.blank == ()
+    assert names(report.duplicates) == {leak, inside, two_labels}
+    assert names(report.near_duplicates) == {near_leak, resized}
+    assert names(report.leaks) == {leak, near_leak}
+    assert names(report.conflicts) == {two_labels}
+    assert report.leaks[0].exact
+    assert report.small + report.gray + report.blank == ()
 
 
-def test_classes_and_sides_are_counted(health):
-    assert health.splits == {"train": 97, "val": 34}
-    assert health.counts["dog"] == {"train": 18, "val": 0}
-    assert health.counts["bee"] == {"train": 26, "val": 12}
-    assert (health.width.least, health.width.median, health.width.most) == (141, 150, 150)
-    assert health.kinds == {"JPEG RGB": 125}
+def test_class_counts_and_sizes(report):
+    assert report.splits == {"train": 97, "val": 34}
+    assert report.counts["dog"] == {"train": 18, "val": 0}
+    assert report.counts["bee"] == {"train": 26, "val": 12}
+    assert (report.width.least, report.width.median, report.width.most) == (141, 150, 150)
+    assert report.kinds == {"JPEG RGB": 125}
 
 
-def test_the_verdict_begins_with_leaks_and_names_each_problem_once(health):
-    expected = ("more than one split", "not readable", "more than one label", "more than once")
-    expected += ("No picture of class 'dog' in val",)
-    assert len(health.verdict) == len(expected)
-    for words, sentence in zip(expected, health.verdict, strict=True):
-        assert words in sentence
+def test_recommendations_are_ordered_by_urgency(report):
+    expected = ("more than one split", "unreadable", "more than one label", "more than once")
+    expected += ("Class 'dog' without images in val",)
+    assert len(report.recommendations) == len(expected)
+    for phrase, sentence in zip(expected, report.recommendations, strict=True):
+        assert phrase in sentence
 
 
-def test_odd_pictures_and_odd_names_are_found(tmp_path):
+def test_odd_images_and_class_names(tmp_path):
     for label in ("Cat", "cat ", "dog"):
         (tmp_path / "train" / label).mkdir(parents=True)
     for number in range(100):
@@ -127,35 +126,35 @@ def test_odd_pictures_and_odd_names_are_found(tmp_path):
     scene(200).convert("L").save(tmp_path / "train/dog/gray.png")
     scene(201, (30, 24)).save(tmp_path / "train/dog/small.png")
     Image.new("RGB", (150, 120), (9, 90, 200)).save(tmp_path / "train/dog/blank.png")
-    health = examine(tmp_path)
-    assert [member.name for member in health.gray] == ["train/dog/gray.png"]
-    assert [member.name for member in health.small] == ["train/dog/small.png"]
-    assert [member.name for member in health.blank] == ["train/dog/blank.png"]
-    text = " ".join(health.verdict)
+    report = check_dataset(tmp_path)
+    assert [member.name for member in report.gray] == ["train/dog/gray.png"]
+    assert [member.name for member in report.small] == ["train/dog/small.png"]
+    assert [member.name for member in report.blank] == ["train/dog/blank.png"]
+    text = " ".join(report.recommendations)
     assert "Classes 'Cat' and 'cat ' differ only in case or spaces" in text
-    assert "Fewer than 10 pictures of class 'cat '" in text
-    assert "10 times the pictures" in text
-    assert len(health.verdict) == 6
+    assert "Class 'cat ' with fewer than 10 images" in text
+    assert "10 times as many images" in text
+    assert len(report.recommendations) == 6
 
 
-def test_a_good_set_is_called_good(tmp_path):
+def test_dataset_without_problems(tmp_path):
     pixels = np.stack([np.asarray(scene(number, (40, 30))) for number in range(40)])
     np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(40) % 2)
-    health = examine(tmp_path / "set.npz")
-    assert health.verdict == (READY,)
-    assert health.kinds == {"array RGB": 40}
+    report = check_dataset(tmp_path / "set.npz")
+    assert report.recommendations == (NO_PROBLEMS,)
+    assert report.kinds == {"array RGB": 40}
 
 
 def test_equal_arrays_are_duplicates(tmp_path):
     scenes = [scene(number % 19, (40, 30)).convert("L") for number in range(20)]
     pixels = np.stack([np.asarray(image) for image in scenes])
     np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(20) % 2)
-    health = examine(tmp_path / "set.npz")
-    assert [len(found.members) for found in health.duplicates] == [2]
-    assert health.conflicts == health.duplicates  # 0 and 19: an even and an odd number
+    report = check_dataset(tmp_path / "set.npz")
+    assert [len(found.members) for found in report.duplicates] == [2]
+    assert report.conflicts == report.duplicates  # 0 and 19: an even and an odd number
 
 
-def test_near_pairs_are_those_of_comparing_all_with_all():
+def test_near_pairs_equal_brute_force():
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**64, 40, np.uint64).repeat(5)
     for bit in range(9):  # up to nine bits away from each other
@@ -173,36 +172,38 @@ def test_near_pairs_are_those_of_comparing_all_with_all():
     assert len(expected) > 100
 
 
-def test_a_limit_is_kept_and_told(planted):
+def test_limit(planted):
     seen = []
-    health = examine(planted, limit=20, progress=lambda done, total: seen.append((done, total)))
-    assert health.examined == 20
+    report = check_dataset(
+        planted, limit=20, progress=lambda done, total: seen.append((done, total))
+    )
+    assert report.examined == 20
     assert seen[-1] == (20, 20)
-    assert "Only 20 of 131 pictures" in health.verdict[-1]
-    assert health.counts["dog"]["train"] == 18  # counts are of all
+    assert "Only 20 of 131 images" in report.recommendations[-1]
+    assert report.counts["dog"]["train"] == 18  # counts are of all
 
 
-def test_json_has_every_finding(planted, health, capsys):
+def test_json_output(planted, report, capsys):
     Check(data=str(planted), json=True).run()
     found = json.loads(capsys.readouterr().out)
     assert {entry["name"] for entry in found["unreadable"]} == BROKEN.keys()
     assert all(entry["reason"] for entry in found["unreadable"])
     assert [len(found[name]) for name in ("duplicates", "near_duplicates", "leaks")] == [3, 2, 2]
-    assert found["verdict"] == list(health.verdict)
+    assert found["verdict"] == list(report.recommendations)
     assert found["leaks"][0]["members"][0]["name"] == "train/ant/00.jpg"
 
 
-def test_the_text_fits_a_terminal(planted, health, capsys):
+def test_text_output_fits_a_terminal(planted, report, capsys):
     Check(data=str(planted)).run()
     text = capsys.readouterr().out
-    assert all(len(line) <= 80 for line in report(health))
+    assert all(len(line) <= 80 for line in report_lines(report))
     assert "train/ant/00.jpg = val/ant/copy.jpg" in text
     assert "train/bee/07.jpg ~ val/bee/again.jpg" in text
     assert re.search(r"^dog +18 +0 +18$", text, re.MULTILINE)
 
 
-def test_the_page_is_whole_and_asks_nothing_of_the_network(planted, health, tmp_path):
-    page = write_page(health, tmp_path / "out")
+def test_page_is_self_contained(planted, report, tmp_path):
+    page = write_page(report, tmp_path / "out")
     text = page.read_text(encoding="utf-8")
     assert text.rstrip().endswith("</html>")
     outside = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+|http-equiv", "", text)
@@ -221,27 +222,27 @@ def sources(text: str) -> list[str]:
     return re.findall(r'src="([^"]{0,40})', text)
 
 
-def test_names_cannot_change_the_page(tmp_path):
+def test_names_are_escaped_in_the_page(tmp_path):
     folder = tmp_path / "set/train/<b>bold & 'bad'"
     folder.mkdir(parents=True)
     (folder / "<img src=x>.jpg").write_bytes(b"nothing")
     scene(1).save(folder / "1.png")
-    text = write_page(examine(tmp_path / "set"), tmp_path / "out").read_text(encoding="utf-8")
+    text = write_page(check_dataset(tmp_path / "set"), tmp_path / "out").read_text(encoding="utf-8")
     assert "<b>bold" not in text
     assert "<img src=x>" not in text
     assert "&lt;img src=x&gt;.jpg" in text
 
 
-def test_a_set_of_broken_files_only_is_reported_too(tmp_path):
+def test_dataset_of_unreadable_files_only(tmp_path):
     (tmp_path / "set/train/cat").mkdir(parents=True)
     (tmp_path / "set/train/cat/1.jpg").write_bytes(b"nothing")
-    health = examine(tmp_path / "set")
-    assert len(health.unreadable) == 1
-    assert list(report(health))
-    assert write_page(health, tmp_path / "out").exists()
+    report = check_dataset(tmp_path / "set")
+    assert len(report.unreadable) == 1
+    assert list(report_lines(report))
+    assert write_page(report, tmp_path / "out").exists()
 
 
-def test_strict_ends_with_an_error(planted, capsys):
+def test_strict_fails_on_problems(planted, capsys):
     with pytest.raises(DataError, match="6 unreadable files and 2 leaks"):
         Check(data=str(planted), strict=True).run()
     assert "Verdict" in capsys.readouterr().out
@@ -249,10 +250,10 @@ def test_strict_ends_with_an_error(planted, capsys):
         Check(data=str(planted), limit=0).run()
 
 
-def test_the_published_flowers_have_two_leaks(tmp_path):
-    health = examine(shared("flowers5_160.tar", tmp_path))
-    assert not health.unreadable
-    assert len(health.leaks) == 2
-    assert names(health.conflicts) == {
+def test_published_flowers_have_two_leaks(tmp_path):
+    report = check_dataset(shared("flowers5_160.tar", tmp_path))
+    assert not report.unreadable
+    assert len(report.leaks) == 2
+    assert names(report.conflicts) == {
         frozenset(f"train/{name}/15922772266_1167a06620.jpg" for name in ("roses", "tulips"))
     }

@@ -13,8 +13,7 @@ import pytest
 from odd_images import GRAY, RGB, bombs, chunk, exif, odd_images, png, saved, stored, tiff
 from PIL import Image
 
-from vitrail.data import decoding
-from vitrail.data.decoding import decode, open_picture
+from vitrail.data.decode import decode, open_image
 from vitrail.errors import ConfigError, DataError
 
 ODD = odd_images()
@@ -27,7 +26,7 @@ MEASURE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from odd_images import bombs, odd_images
-from vitrail.data.decoding import decode
+from vitrail.data.decode import decode
 from vitrail.errors import DataError
 
 def now(key):
@@ -65,17 +64,17 @@ def outcome(data, **options):
         return str(error)
 
 
-def test_there_are_many_kinds():
+def test_number_of_format_variants():
     assert len(ODD) >= 24
 
 
 @pytest.mark.parametrize("backend", ["auto", "pillow"])
 @pytest.mark.parametrize("name", ODD)
-def test_every_kind_gives_the_right_pixels(name, backend):
+def test_every_variant_decodes_to_the_right_pixels(name, backend):
     odd = ODD[name]
-    picture = open_picture(odd.data)
-    pixels = picture.pixels(backend=backend)
-    assert pixels.shape == (picture.height, picture.width, 3) == odd.pixels.shape
+    image = open_image(odd.data)
+    pixels = image.pixels(backend=backend)
+    assert pixels.shape == (image.height, image.width, 3) == odd.pixels.shape
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
     assert pixels.flags.writeable
@@ -83,7 +82,7 @@ def test_every_kind_gives_the_right_pixels(name, backend):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_gray_is_the_gray_of_the_colors(name):
+def test_gray_is_the_luma_of_rgb(name):
     pixels = decode(ODD[name].data, channels=1)
     expected = np.asarray(Image.fromarray(decode(ODD[name].data)).convert("L"))
     assert pixels.shape == (*expected.shape, 1)
@@ -92,14 +91,14 @@ def test_gray_is_the_gray_of_the_colors(name):
     assert np.abs(pixels[:, :, 0].astype(int) - expected).max() <= 1
 
 
-def test_gray_stays_as_it_is():
+def test_gray_is_unchanged():
     assert np.array_equal(decode(saved(GRAY, "PNG"), channels=1)[:, :, 0], GRAY)
 
 
 @pytest.mark.parametrize("sampling", [0, 1, 2])
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("sides", [(375, 500), (17, 33), (16, 1000), (401, 202), (3, 5)])
-def test_both_backends_give_the_same_picture(sides, progressive, sampling):
+def test_backends_give_the_same_pixels(sides, progressive, sampling):
     pytest.importorskip("simplejpeg")
     color = Image.fromarray(photograph(*sides))
     for image in (color, color.convert("L")):
@@ -108,12 +107,12 @@ def test_both_backends_give_the_same_picture(sides, progressive, sampling):
         for share in (1, 2, 3, 4, 8, 11):
             for channels in (1, 3):
                 least = (max(1, sides[1] // share), max(1, sides[0] // share))
-                asked = {"channels": channels, "at_least": least}
+                asked = {"channels": channels, "min_size": least}
                 fast = decode(data, **asked)
                 assert np.array_equal(fast, decode(data, backend="pillow", **asked))
 
 
-def test_both_backends_refuse_the_same_files():
+def test_backends_reject_the_same_files():
     pytest.importorskip("simplejpeg")
     whole = saved(photograph(48, 64), "JPEG", quality=80)
     rng = np.random.default_rng(0)
@@ -126,25 +125,25 @@ def test_both_backends_refuse_the_same_files():
         assert outcome(data) == outcome(data, backend="pillow")
 
 
-def test_without_the_fast_decoder_nothing_changes(monkeypatch):
+def test_result_is_the_same_without_simplejpeg(monkeypatch):
     data = saved(photograph(60, 80), "JPEG")
     first = decode(data)
-    monkeypatch.setattr(decoding, "fast_jpeg", lambda: None)
+    monkeypatch.setattr("vitrail.data.decode.load_simplejpeg", lambda: None)
     assert np.array_equal(decode(data), first)
 
 
 @pytest.mark.parametrize("backend", ["auto", "pillow"])
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_a_jpeg_comes_smaller_but_never_too_small(turn, backend):
+def test_scaled_jpeg_is_at_least_min_size(turn, backend):
     upright = photograph(304, 1000)
-    picture = open_picture(saved(stored(upright, turn), "JPEG", exif=exif(turn), quality=95))
-    assert (picture.height, picture.width) == (304, 1000)
-    full = Image.fromarray(picture.pixels(backend=backend))
+    image = open_image(saved(stored(upright, turn), "JPEG", exif=exif(turn), quality=95))
+    assert (image.height, image.width) == (304, 1000)
+    full = Image.fromarray(image.pixels(backend=backend))
     for least, scale in {
         (304, 1000): 1, (153, 500): 1, (152, 501): 1, (152, 500): 2, (76, 250): 4, (100, 100): 2,
         (38, 125): 8, (1, 1): 8, (305, 10): 1, (10, 2000): 1,
     }.items():  # fmt: skip
-        pixels = picture.pixels(at_least=least, backend=backend)
+        pixels = image.pixels(min_size=least, backend=backend)
         assert pixels.shape == (304 // scale, 1000 // scale, 3)
         small = full.resize(pixels.shape[1::-1], Image.Resampling.BOX)
         assert np.abs(pixels.astype(int) - np.asarray(small)).mean() < 2
@@ -152,71 +151,71 @@ def test_a_jpeg_comes_smaller_but_never_too_small(turn, backend):
 
 @pytest.mark.parametrize("extra", [{}, {"restart_marker_rows": 2}, {"progressive": True}])
 @pytest.mark.parametrize("sampling", [0, 1, 2])
-def test_the_upper_rows_are_those_of_the_whole_picture(sampling, extra):
+def test_top_rows_equal_those_of_the_full_image(sampling, extra):
     color = Image.fromarray(photograph(203, 150))
     for image in (color, color.convert("L")):
         data = saved(image, "JPEG", subsampling=sampling, quality=88, **extra)
         for least in (None, (100, 70), (26, 19)):
-            whole = decode(data, at_least=least, backend="quick")
+            whole = decode(data, min_size=least, backend="fast")
             for rows in (1, 8, 9, 100, 131, 196, 203):
-                upper = open_picture(data).pixels(at_least=least, rows=rows, backend="quick")
+                upper = open_image(data).pixels(min_size=least, max_rows=rows, backend="fast")
                 assert len(upper) >= -(-rows * len(whole) // 203)
                 assert np.array_equal(upper, whole[: len(upper)])
 
 
-def test_a_jpeg_is_decoded_no_further_than_asked():
+def test_jpeg_decoding_stops_after_max_rows():
     pytest.importorskip("simplejpeg")
     tall = photograph(400, 40)
     sizes = {
-        turn: open_picture(saved(stored(tall, turn), "JPEG", exif=exif(turn)))
-        .pixels(rows=100, backend="quick")
+        turn: open_image(saved(stored(tall, turn), "JPEG", exif=exif(turn)))
+        .pixels(max_rows=100, backend="fast")
         .shape[0]
         for turn in range(1, 9)
     }
     assert sizes == {1: 104, 2: 104, **dict.fromkeys(range(3, 9), 400)}  # from their tops down
-    exact = open_picture(saved(tall, "JPEG")).pixels(rows=100)
+    exact = open_image(saved(tall, "JPEG")).pixels(max_rows=100)
     assert len(exact) == 400  # rows beside a cut would be smoothed without their neighbors
 
 
-def test_faults_are_found_although_only_the_upper_rows_are_read():
+def test_corruption_is_detected_when_decoding_top_rows():
     simplejpeg = pytest.importorskip("simplejpeg")
     whole = saved(photograph(160, 64), "JPEG", quality=80)
     for data in (whole[:-400], whole[:-2]):
-        with pytest.raises(DataError, match="ends before its pixels do"):
-            open_picture(data).pixels(rows=16, backend="quick")
+        with pytest.raises(DataError, match="truncated"):
+            open_image(data).pixels(max_rows=16, backend="fast")
     start = whole.index(b"\xff\xda") + 20
     for place in range(start, start + 200):
         data = bytearray(whole)
         data[place] ^= 0x55
-        upper = open_picture(bytes(data)).upper(80, 3, 1)
+        upper = open_image(bytes(data)).top_rows(80, 3, 1)
         every = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True, strict=False)
         assert upper is None or np.array_equal(upper, every[:80])
         data[place : place + 2] = b"\xff\xd3"  # no such marker may stand here
-        assert open_picture(bytes(data)).upper(80, 3, 1) is None
+        assert open_image(bytes(data)).top_rows(80, 3, 1) is None
 
 
-def test_sides_that_do_not_divide_round_up():
-    picture = open_picture(saved(photograph(301, 999), "JPEG"))
+def test_scaled_sides_round_up():
+    image = open_image(saved(photograph(301, 999), "JPEG"))
     for backend in ("auto", "pillow"):
-        assert picture.pixels(at_least=(38, 125), backend=backend).shape == (38, 125, 3)
-        assert picture.pixels(at_least=(39, 125), backend=backend).shape == (76, 250, 3)
+        assert image.pixels(min_size=(38, 125), backend=backend).shape == (38, 125, 3)
+        assert image.pixels(min_size=(39, 125), backend=backend).shape == (76, 250, 3)
 
 
-def test_other_formats_stay_whole():
-    pixels = decode(saved(photograph(300, 400), "PNG"), at_least=(10, 10))
+def test_other_formats_are_not_scaled():
+    pixels = decode(saved(photograph(300, 400), "PNG"), min_size=(10, 10))
     assert pixels.shape == (300, 400, 3)
 
 
-def test_a_picture_can_be_decoded_again_and_elsewhere():
+def test_encoded_image_is_picklable_and_reusable():
     for odd in ODD.values():
-        picture = open_picture(odd.data)
-        first = picture.pixels()
-        assert np.array_equal(picture.pixels(), first)
-        assert np.array_equal(pickle.loads(pickle.dumps(picture)).pixels(), first)
-        assert len(repr(picture)) < 200
+        image = open_image(odd.data)
+        first = image.pixels()
+        assert np.array_equal(image.pixels(), first)
+        assert np.array_equal(pickle.loads(pickle.dumps(image)).pixels(), first)
+        assert len(repr(image)) < 200
 
 
-def test_threads_do_not_disturb_each_other():
+def test_decoding_is_thread_safe():
     files = [odd.data for odd in ODD.values()]
     alone = [decode(data) for data in files]
     with ThreadPoolExecutor(4) as pool:
@@ -246,10 +245,10 @@ REFUSED = {
         ODD["jpeg progressive"].data[:-2] + b"\xff\xda\0\x08\1\1\0\1\x3f\0" * 150 + b"\xff\xd9",
         "scans",
     ),
-    "PNG without pixels": (png([], sides=(32, 64), depth=8, color=2), "pixels"),
+    "PNG without pixels": (png([], sides=(32, 64), depth=8, color=2), "truncated"),
     "PNG of no size": (png([], sides=(0, 64), depth=8, color=2), "no size"),
-    "PNG of a strange kind": (png([b"x"], sides=(32, 64), depth=3, color=5), "rare kind"),
-    "GIF without pictures": (b"GIF89a\1\0\1\0\0\0\0;", "no picture"),
+    "PNG of a strange kind": (png([b"x"], sides=(32, 64), depth=3, color=5), "unsupported header"),
+    "GIF without images": (b"GIF89a\1\0\1\0\0\0\0;", "no frame"),
     "TIFF of many samples": (tiff(RGB, samples=9), "9 samples"),
     "TIFF of heights": (
         tiff(np.full((32, 64), -900, "<f4"), photometric=1, depth=32, format=3, samples=1),
@@ -263,7 +262,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_picture_is_refused_in_one_clear_line(name, capfd):
+def test_other_files_are_rejected_in_one_line(name, capfd):
     data, word = REFUSED[name]
     for backend in ("auto", "pillow"):
         with pytest.raises(DataError, match=word) as caught:
@@ -278,27 +277,27 @@ def test_what_is_no_picture_is_refused_in_one_clear_line(name, capfd):
 
 @pytest.mark.parametrize("backend", ["auto", "pillow"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_half_a_file_is_no_picture(name, backend, capfd):
+def test_half_a_file_is_rejected(name, backend, capfd):
     data = ODD[name].data
     for share in (0.3, 0.5, 0.9):
-        with pytest.raises(DataError, match=r"ends before|damaged|no size"):
+        with pytest.raises(DataError, match=r"truncated|corrupt|no size"):
             decode(data[: int(len(data) * share)], backend=backend)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_jpeg_without_its_last_byte_is_truncated():
-    with pytest.raises(DataError, match="ends before its pixels"):
-        open_picture(ODD["jpeg"].data[:-1])  # seen without decoding anything
+def test_jpeg_without_its_last_byte_is_truncated():
+    with pytest.raises(DataError, match="truncated"):
+        open_image(ODD["jpeg"].data[:-1])  # seen without decoding anything
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_by_its_header(name):
+def test_decompression_bomb_is_rejected_by_its_header(name):
     with pytest.raises(DataError, match="above the limit"):
-        open_picture(BOMBS[name])
+        open_image(BOMBS[name])
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_bomb_costs_no_memory():
+def test_decompression_bomb_uses_no_memory():
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(Path(__file__).parent)], capture_output=True, text=True
     )
@@ -308,23 +307,23 @@ def test_a_bomb_costs_no_memory():
     assert reserved < ROOM
 
 
-def test_the_pixel_limit_is_exact():
+def test_pixel_limit_is_exact():
     data = ODD["png"].data
     assert decode(data, max_pixels=32 * 64).shape == (32, 64, 3)
     with pytest.raises(DataError, match="64 x 32 pixels, above the limit of 2,047"):
         decode(data, max_pixels=32 * 64 - 1)
 
 
-def test_a_large_picture_needs_no_warning():
+def test_large_image_gives_no_warning():
     wide = io.BytesIO()
     Image.new("1", (10_000, 9_500)).save(wide, "PNG")  # above where Pillow begins to warn
     with pytest.raises(DataError, match="above the limit"):
-        open_picture(wide.getvalue())
-    picture = open_picture(wide.getvalue(), max_pixels=10**8)
-    assert (picture.height, picture.width, picture.mode) == (9_500, 10_000, "1")
+        open_image(wide.getvalue())
+    image = open_image(wide.getvalue(), max_pixels=10**8)
+    assert (image.height, image.width, image.mode) == (9_500, 10_000, "1")
 
 
-def test_a_wrong_checksum_is_refused():
+def test_wrong_checksum_is_rejected():
     rows = RGB.reshape(32, -1)
     clear = chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3))
     data = png(rows, sides=(32, 64), depth=8, color=2, before=clear)
@@ -332,14 +331,14 @@ def test_a_wrong_checksum_is_refused():
         decode(data.replace(clear, clear[:-1] + b"?"))
 
 
-def test_only_gray_and_rgb_can_be_asked_for():
+def test_channels_must_be_one_or_three():
     with pytest.raises(ConfigError, match="channels=4"):
         decode(ODD["png"].data, channels=4)
     with pytest.raises(ConfigError, match="did you mean 'pillow'"):
         decode(ODD["png"].data, backend="pilow")
 
 
-def test_no_broken_picture_gets_further_than_one_line():
+def test_mutated_images_give_one_line_errors():
     script = Path(__file__).parent / "image_mutations.py"
     done = subprocess.run(
         [sys.executable, str(script), str(MUTATIONS)],
