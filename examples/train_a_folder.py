@@ -13,10 +13,10 @@ from pathlib import Path
 import vitrail
 
 
-class Printing(vitrail.Watch):
-    """Hears how a run goes; this one prints how good the model is along the way."""
+class Printing(vitrail.Callback):
+    """Print the accuracy during training."""
 
-    def evaluated(self, row):
+    def on_evaluate(self, row):
         found = {name: value for name, value in row.items() if name.endswith("/accuracy")}
         told = ", ".join(f"{name} {value:.1%}" for name, value in found.items())
         print(f"  step {row['step']}, after {row['seconds']:.0f} s: {told}")
@@ -25,7 +25,7 @@ class Printing(vitrail.Watch):
 def main(data="builtin:sign-digits", out=None, minutes=1.0):
     out = Path(out or tempfile.mkdtemp(prefix="vitrail-"))
     print(f"training on {data}")
-    result = vitrail.train(data, out / "model", minutes=minutes, watch=Printing())
+    result = vitrail.train(data, out / "model", minutes=minutes, callback=Printing())
 
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
     findings = vitrail.evaluate(result.folder, data, split)

@@ -59,11 +59,9 @@ ONLY_IN = {
 FREE_OF_TORCH = [
     "export/kinds.py",
     "planning/wish.py",
-    "training/folder.py",
     "training/recipes.py",
-    "training/settings.py",
-    "training/tasks.py",
-    "training/watch.py",
+    "training/config.py",
+    "training/schedules.py",
     "data/variation.py",
     "errors.py",
     "formatting.py",

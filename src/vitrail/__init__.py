@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.resnet import BiT as BiT
     from vitrail.models.vit import VisionTransformer as VisionTransformer
-    from vitrail.prediction.answers import Answer as Answer
-    from vitrail.prediction.engines import Guard as Guard
+    from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
     from vitrail.prediction.predictor import Predictor as Predictor
+    from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
-    from vitrail.training.api import train as train
-    from vitrail.training.settings import Settings as Settings
-    from vitrail.training.watch import Watch as Watch
+    from vitrail.training.callbacks import Callback as Callback
+    from vitrail.training.config import Settings as Settings
+    from vitrail.training.trainer import train as train
 
 __version__ = "0.1.0"
 
@@ -51,10 +51,10 @@ WHERE = {
     "push": "checkpoints.save",
     "save": "checkpoints.save",
     "teach": "probing.teaching",
-    "train": "training.api",
-    "Answer": "prediction.answers",
+    "train": "training.trainer",
+    "AccuracyGuard": "prediction.engines",
     "Metadata": "checkpoints.metadata",
-    "Guard": "prediction.engines",
+    "Prediction": "prediction.results",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
@@ -65,8 +65,8 @@ WHERE = {
     "VisionTransformer": "models.vit",
     "BiT": "models.resnet",
     "MlpMixer": "models.mixer",
-    "Settings": "training.settings",
-    "Watch": "training.watch",
+    "Callback": "training.callbacks",
+    "Settings": "training.config",
     "VitrailError": "errors",
     "CheckpointError": "errors",
     "ConfigError": "errors",

@@ -91,7 +91,7 @@ class Evaluate(DataOptions):
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.evaluation.evaluate import evaluate
-        from vitrail.prediction.engines import Guard
+        from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
 
         if self.save_temperature is not None:
@@ -112,7 +112,7 @@ class Evaluate(DataOptions):
                 hint="use another --save-temperature",
             )
         distributed.init(self.device)
-        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
+        guard = AccuracyGuard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
@@ -120,7 +120,7 @@ class Evaluate(DataOptions):
             preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
-            tell=aside,
+            log=aside,
         )
         with Progress() as progress:
             result = evaluate(
