@@ -102,7 +102,7 @@ def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick
         raise KeyboardInterrupt
 
     quick(probes=1.0)
-    monkeypatch.setattr(adapt, "quick_outcome", stopped)
+    monkeypatch.setattr(adapt, "quick_evaluate", stopped)
     with pytest.raises(KeyboardInterrupt):
         search(config_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")
