@@ -34,7 +34,7 @@ def report() -> str:
         "are the network's matrix products and nothing else, one after the other by torch, in",
         "memory that is there already: what is left for a step that does nothing else. *In parts*",
         "is the step as `vitrail train` takes it here, each core with a part of the batch",
-        "(`training/cores.py`).",
+        "(`training/cpu_parallel.py`).",
         "",
     ]
     for title, (shape, batch) in CASES.items():
@@ -138,12 +138,13 @@ def parted_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> Callable[[], object]:
     """A step as the training loop takes it."""
-    from vitrail.training.cores import MOST, EachCoreAPart
+    from vitrail.training.auto_config import MAX_SHARDS
+    from vitrail.training.config import LossSettings
+    from vitrail.training.cpu_parallel import CpuDataParallel
     from vitrail.training.objectives import Classification
-    from vitrail.training.settings import LossSettings
 
     objective = Classification(model, LossSettings(kind="softmax"))  # pyright: ignore
-    loss = EachCoreAPart(objective, min(MOST, torch.get_num_threads()))
+    loss = CpuDataParallel(objective, min(MAX_SHARDS, torch.get_num_threads()))
     return step_of(model.train(), lambda: loss(images, labels))
 
 

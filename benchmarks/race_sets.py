@@ -17,9 +17,9 @@ from vitrail.data.decoding import decode
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.models.config import VitConfig
-from vitrail.training.choices import look_at
-from vitrail.training.learner import build_learner
-from vitrail.training.settings import Settings
+from vitrail.training.config import Settings
+from vitrail.training.data_module import DataSplits
+from vitrail.training.model_init import build_model
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ def prepared(pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> 
 
 def default_model(source: Samples) -> VitConfig:
     """The model that vitrail chooses for a data set when nothing is given."""
-    nothing = Settings()
-    where = torch.device("cpu")
-    learner = build_learner(nothing, source, look_at(source), "", where, lambda line: None)
-    config = learner.model.config
+    splits = DataSplits(reference="", train=source, held_out={})
+    model, _ = build_model(Settings(), splits, "", torch.device("cpu"), lambda line: None)
+    config = model.config
     assert isinstance(config, VitConfig)
     return config

@@ -107,14 +107,13 @@ def form(data: bytes, folder: Path) -> None:
     """A content type, a line end and the body of a form."""
     from starlette.exceptions import HTTPException
 
-    from vitrail.serving.bodies import form_files
-    from vitrail.serving.refusals import Refusal
-    from vitrail.serving.settings import Limits
+    from vitrail.serving.config import Limits
+    from vitrail.serving.limits import ApiError, parse_form
 
     kind, _, body = data.partition(b"\n")
     try:
-        form_files(kind.decode("latin-1"), body, Limits())
-    except (Refusal, HTTPException):
+        parse_form(kind.decode("latin-1"), body, Limits())
+    except (ApiError, HTTPException):
         raise VitrailError("refused") from None
 
 
@@ -165,12 +164,12 @@ async def converse(data: bytes, size: int, app: Any) -> None:
     from uvicorn import Config
     from uvicorn.server import ServerState
 
-    from vitrail.serving.connection import Connection
+    from vitrail.serving.protocol import LimitedProtocol
 
-    config = Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
+    config = Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state, transport = ServerState(), FakeTransport()
-    protocol = Connection(config, state, {})
+    protocol = LimitedProtocol(config, state, {})
     protocol.connection_made(transport)
     until = time.monotonic() + SETTLE_SECONDS
 
@@ -199,14 +198,14 @@ async def converse(data: bytes, size: int, app: Any) -> None:
 def server_app() -> Any:
     """The whole application around a tiny model."""
     sys.path.append(str(ROOT / "tests" / "serving"))
-    from houses import a_house
+    from serving_helpers import make_state
 
     from vitrail.serving.app import make_app
 
-    entered = a_house()
-    house = entered.__enter__()
+    entered = make_state()
+    state = entered.__enter__()
     server_app.kept = entered  # type: ignore[attr-defined]
-    return make_app(house)
+    return make_app(state)
 
 
 TARGETS: dict[str, Callable[[bytes, Path], int | None]] = {

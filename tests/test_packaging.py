@@ -14,7 +14,7 @@ import vitrail
 from vitrail.data.sources import BUILTIN, open_source
 from vitrail.errors import VitrailError
 from vitrail.extras import require
-from vitrail.serving.run import NEEDED, check_installed
+from vitrail.serving.server import REQUIRED, check_installed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitrail"
@@ -157,7 +157,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
             used = modules_of(path, later="cli" in path.parts)
             left += used
             assert {distribution(name) for name in used} <= base | {""}, f"{module} needs more"
-    assert {"vitrail.serving.run", "vitrail.export.api", "vitrail.data.hf_datasets"} <= seen
+    assert {"vitrail.serving.server", "vitrail.export.api", "vitrail.data.hf_datasets"} <= seen
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
         ("fsspec.core", "data", lambda: open_source("memory://shards/*.tar")),
         ("onnx", "export", lambda: require("onnxruntime", "onnx", extra="export", feature="ONNX")),
         ("onnxruntime", "export", lambda: vitrail.Predictor(ROOT / "model.onnx")),
-        *((module, "serve", check_installed) for module in NEEDED),
+        *((module, "serve", check_installed) for module in REQUIRED),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_install(missing, extra, wish, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiny_runs import SETTINGS, Notebook, write_colors
+from tiny_runs import SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
 from vitrail.reproduction.cells import (
     RESULT,
@@ -25,8 +25,8 @@ from vitrail.reproduction.cells import (
     without,
 )
 from vitrail.reproduction.workshop import Pace, Workshop, spoken, with_starts
-from vitrail.training import state
-from vitrail.training.settings import ModelSettings
+from vitrail.training import checkpoint
+from vitrail.training.config import ModelSettings
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def begun(script, cells):
 
 
 def taken_steps(folder):
-    return state.has_state(folder) and (folder / "config.json").exists()  # saved after a step
+    return checkpoint.has_state(folder) and (folder / "config.json").exists()  # saved after a step
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -223,9 +223,9 @@ def test_stopped_anywhere_it_goes_on_and_its_processes_end_with_it(how, colors, 
         return
     resumed = [folder for folder in folders(out / "cells") if taken_steps(folder)]
     cells = {digest(replace(cell, settings=long_settings(seed))): seed for seed in range(2)}
-    watch = Notebook()
+    watch = Recorder()
     again = replace(cell, settings=long_settings(cells[resumed[0].name]))
-    assert run_cell(again, resumed[0], watch=watch)
+    assert run_cell(again, resumed[0], callback=watch)
     assert any(line.startswith("resumed at step") for line in watch.lines)
     assert read_result(resumed[0]) is not None
 

@@ -12,7 +12,7 @@ from vitrail.cli.arguments import DataOptions, ModelReference, Preset
 from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run
+from vitrail.training.recipes import is_run
 
 if TYPE_CHECKING:
     from vitrail.inspection.findings import Inspection

@@ -6,7 +6,7 @@ This module does not import torch, so that the command line can parse and check 
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_origin
 
 from vitrail.errors import ConfigError, unknown
 
@@ -30,61 +30,48 @@ POSITION_PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {
     "sincos-2d": ("stem",),
 }
 
-# Fields by the kind of value they take; see `validate_fields`.
-CHOICES = {
-    "gelu": Gelu,
-    "position_resize": ResizeMethod,
-    "stem": StemKind,
-    "position": PositionKind,
-    "pool": Pool,
-    "mlp": MlpKind,
-}
-POSITIVE = {"depth", "width", "heads", "channels", "mlp_width", "tokens_mlp", "channels_mlp"}
-POSITIVE |= {"resnet_width", "width_factor"}
-NON_NEGATIVE = {"num_classes", "representation", "registers"}
-BOOLEANS = {"distillation", "qkv_bias"}
-PROBABILITIES = {"dropout", "drop_path", "patch_dropout"}
+MAY_BE_ZERO = {"num_classes", "representation", "registers"}
 
 
 def validate_fields(config: Any) -> None:
-    """Check each field, and convert equivalent spellings: 224 for (224, 224), tuples for lists."""
-    for name in (f.name for f in fields(config)):
-        value = original = getattr(config, name)
-        if name in CHOICES:
-            choices = get_args(CHOICES[name])
-            if not any(value == choice for choice in choices):
-                raise unknown(name, value, choices)
-        elif name in POSITIVE | NON_NEGATIVE:
-            value, minimum = as_int(value), int(name in POSITIVE)
-            if value is None or value < minimum:
-                raise ConfigError(f"{name}={original!r} must be an integer >= {minimum}")
-        elif name in BOOLEANS:
+    """Check each field by its type, and convert equivalent spellings: 224 for (224, 224), tuples
+    for lists, a Numerics for its name."""
+    for f in fields(config):
+        name, value = f.name, getattr(config, f.name)
+        if get_origin(f.type) is Literal:
+            if not any(value == choice for choice in get_args(f.type)):
+                raise unknown(name, value, get_args(f.type))
+        elif f.type is bool:
             if not isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r} must be True or False")
-        elif name in PROBABILITIES:
-            if not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
-        elif name.endswith("_eps"):
+        elif f.type is int:
+            integer, minimum = as_int(value), 0 if name in MAY_BE_ZERO else 1
+            if integer is None or integer < minimum:
+                raise ConfigError(f"{name}={value!r} must be an integer >= {minimum}")
+            object.__setattr__(config, name, integer)
+        elif f.type is float and name.endswith("_eps"):
             if not isinstance(value, int | float) or value <= 0:
                 raise ConfigError(f"{name}={value!r} must be a positive number")
-        elif name.endswith("_size"):
-            value = normalize_size(name, value)
-        elif name in ("blocks", "resnet_blocks"):
-            value = tuple(value) if isinstance(value, tuple | list) else (value,)
-            if not all((as_int(units) or 0) > 0 for units in value):
-                raise ConfigError(f"{name}={original!r} must be positive integers, one per stage")
+        elif f.type is float:
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
+        elif f.type == Size:
+            object.__setattr__(config, name, normalize_size(name, value))
+        elif f.type == tuple[int, ...]:
+            units = tuple(value) if isinstance(value, tuple | list) else (value,)
+            if not all((as_int(count) or 0) > 0 for count in units):
+                raise ConfigError(f"{name}={value!r} must be positive integers, one per stage")
+            object.__setattr__(config, name, units)
         elif name == "layer_scale" and value is not None:
             if not isinstance(value, int | float):
                 raise ConfigError(f"layer_scale={value!r} must be a number or None")
-            value = float(value)
-        elif name == "numerics":
-            if not isinstance(value, str | Numerics):
-                raise ConfigError(f"numerics={value!r} must be a name or a Numerics")
-            if isinstance(value, str):
-                if value not in NUMERICS:
-                    raise unknown("numerics", value, NUMERICS)
-                value = NUMERICS[value]
-        object.__setattr__(config, name, value)
+            object.__setattr__(config, name, float(value))
+        elif isinstance(value, str) and f.type is Numerics:
+            if value not in NUMERICS:
+                raise unknown("numerics", value, NUMERICS)
+            object.__setattr__(config, name, NUMERICS[value])
+        elif f.type is Numerics and not isinstance(value, Numerics):
+            raise ConfigError(f"numerics={value!r} must be a name or a Numerics")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,10 +81,11 @@ MIXER_PATCH_SIZES = {"S": (16, 32), "B": (16, 32), "L": (16, 32), "H": (14,)}
 
 # The fields that determine a model's name; image size, classes and options do not.
 VIT_FIELDS = ("depth", "width", "mlp_width", "heads", "patch_size")
+MIXER_FIELDS = ("depth", "width", "tokens_mlp", "channels_mlp", "patch_size")
 ARCHITECTURE = {
     VitConfig: attrgetter(*VIT_FIELDS, "stem", "resnet_blocks", "resnet_width"),
     BitConfig: attrgetter("blocks", "width_factor"),
-    MixerConfig: attrgetter("depth", "width", "tokens_mlp", "channels_mlp", "patch_size"),
+    MixerConfig: attrgetter(*MIXER_FIELDS),
 }
 
 
@@ -127,26 +128,20 @@ def all_configurations() -> dict[str, Config]:
     configs: dict[str, Config] = {}
     for size, patch_sizes in PATCH_SIZES.items():
         for patch_size in patch_sizes:
-            configs[f"ViT-{size}/{patch_size}"] = VitConfig(
-                **dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True)),
-                image_size=32 if size in SMALL_IMAGES else 224,
-            )
+            values = dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True))
+            image_size = 32 if size in SMALL_IMAGES else 224
+            configs[f"ViT-{size}/{patch_size}"] = VitConfig(**values, image_size=image_size)
     for name, (size, blocks, patch_size) in HYBRIDS.items():
-        body = dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True))
-        configs[name] = VitConfig(**body, stem="resnet", resnet_blocks=blocks)
+        values = dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True))
+        configs[name] = VitConfig(**values, stem="resnet", resnet_blocks=blocks)
     for layers, factors in BIT_WIDTHS.items():
         for factor in factors:
             config = BitConfig(blocks=RESNETS[layers], width_factor=factor)
             configs[f"BiT-R{layers}x{factor}"] = config
-    for size, (depth, width, tokens_mlp, channels_mlp) in MIXERS.items():
-        for patch_size in MIXER_PATCH_SIZES[size]:
-            configs[f"Mixer-{size}/{patch_size}"] = MixerConfig(
-                depth=depth,
-                width=width,
-                tokens_mlp=tokens_mlp,
-                channels_mlp=channels_mlp,
-                patch_size=patch_size,
-            )
+    for size, patch_sizes in MIXER_PATCH_SIZES.items():
+        for patch_size in patch_sizes:
+            values = dict(zip(MIXER_FIELDS, (*MIXERS[size], patch_size), strict=True))
+            configs[f"Mixer-{size}/{patch_size}"] = MixerConfig(**values)
     return configs
 
 

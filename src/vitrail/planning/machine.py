@@ -169,10 +169,10 @@ def look_at_memory(*, with_torch: bool) -> MachineMemory:
     if with_torch:
         import torch
 
-        from vitrail.training.memory import LIMITED, free_bytes
+        from vitrail.training.memory import CGROUP_LIMITS, free_bytes
 
         free = free_bytes(torch.device("cpu"))
-        limit = memory_limit([name for name, _, _ in LIMITED], total)
+        limit = memory_limit([name for name, _, _ in CGROUP_LIMITS], total)
     return MachineMemory(total=total, limit=limit, free=free)
 
 

@@ -17,9 +17,8 @@ from vitrail.data.threads import threads_with_cores
 from vitrail.data.thumbnails import thumbnail, to_jpeg
 from vitrail.distributed import device_type
 from vitrail.models.registry import CONFIGURATIONS
-from vitrail.training.cores import parts_for
-from vitrail.training.device import choose_precision
-from vitrail.training.settings import Settings
+from vitrail.training.auto_config import choose_precision, choose_shards
+from vitrail.training.config import Settings
 
 SECONDS = 0.2  # for each measurement
 WIDTH = 768  # of the matrices: that of ViT-B
@@ -63,7 +62,7 @@ def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> S
         jpeg_pillow=1 / best(lambda: decode(jpeg, backend="pillow"), seconds),
         precision=str(precision).removeprefix("torch."),
         reason=reason,
-        parts=parts_for(CONFIGURATIONS["ViT-S/16"], Settings(), precision, device),
+        parts=choose_shards(CONFIGURATIONS["ViT-S/16"], Settings(), precision, device),
     )
 
 

@@ -17,7 +17,7 @@ from vitrail.reproduction.models import (
     vit,
 )
 from vitrail.reproduction.report import Picture, Report, Table
-from vitrail.training.settings import ModelSettings
+from vitrail.training.config import ModelSettings
 
 SEEDS, SEEDS_MASKED = 8, 4
 SIZES = (16, 24, 32)  # pixels: pre-trained at the first, where detail is lost

@@ -26,13 +26,12 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.probing.features import features_of
 from vitrail.probing.shots import try_shots
-from vitrail.training import state
-from vitrail.training.folder import read_run
-from vitrail.training.material import Material
-from vitrail.training.run import run
-from vitrail.training.settings import Settings
-from vitrail.training.setup import Order
-from vitrail.training.watch import Watch
+from vitrail.training.callbacks import Callback
+from vitrail.training.checkpoint import has_state
+from vitrail.training.config import RunConfig, Settings
+from vitrail.training.data_module import DataSplits
+from vitrail.training.recipes import read_run
+from vitrail.training.trainer import run
 
 RESULT = "cell.json"
 PROTOCOL = 2  # changes when what is measured changes
@@ -111,35 +110,35 @@ def read_result(folder: Path) -> Result | None:
     )
 
 
-def run_cell(cell: Cell, folder: Path, start: str = "", watch: Watch | None = None) -> bool:
+def run_cell(cell: Cell, folder: Path, start: str = "", watch: Callback | None = None) -> bool:
     """Train, measure and write the result; False if it was asked to stop before the end."""
     material = open_part(cell)
-    settings, resume = cell.settings, state.has_state(folder)
+    settings, resume = cell.settings, has_state(folder)
     if resume:
         settings = read_run(folder)[0]
     if resume or not contains_model(folder):
-        order = Order(
+        config = RunConfig(
             data=cell.data,
             out=folder,
             settings=settings,
             start=start,
             resume=resume,
-            material=material,
+            splits=material,
         )
-        if not run(order, watch).finished:
+        if not run(config, watch).finished:
             return False
     write_json(folder / RESULT, measure(folder, material))
     return True
 
 
-def open_part(cell: Cell) -> Material:
+def open_part(cell: Cell) -> DataSplits:
     """The pictures of a cell; the seed decides which, and fewer are always among more."""
     train = halved(open_source(cell.data, "train"), cell.half)
     test = halved(open_source(cell.data, tested(cell.data)), cell.half)
-    return Material(
+    return DataSplits(
         reference=cell.data,
         train=part(train, cell.pictures, cell.settings.seed),
-        judged={"test": part(test, cell.judged, 0)},
+        held_out={"test": part(test, cell.judged, 0)},
     )
 
 
@@ -178,14 +177,14 @@ def places(samples: Samples) -> np.ndarray:
     return np.arange(len(samples)) if samples.rows is None else samples.rows
 
 
-def measure(folder: Path, material: Material) -> Mapping[str, Any]:
+def measure(folder: Path, material: DataSplits) -> Mapping[str, Any]:
     """How good a bundle is: its test accuracy, and its features with five pictures of a class.
 
     The five are test pictures, since a model may know its training pictures by heart.
     """
     model = load(folder)
     provenance = get_metadata(model).provenance
-    test = material.judged["test"]
+    test = material.held_out["test"]
     shown = part(test, min(POOL * len(test.classes), len(test) // 3), 1)
     pool = features_of(model, shown, cache=False)
     judged = features_of(model, without(test, shown), cache=False)

@@ -20,11 +20,11 @@ from vitrail.reproduction.orders import Order
 from vitrail.reproduction.paper_runs import ORDERS
 from vitrail.reproduction.report import Table
 from vitrail.reproduction.sizes import millions, trunk
+from vitrail.training.config import Settings
 from vitrail.training.objectives import make_objective
-from vitrail.training.optimizers import make_optimizers
-from vitrail.training.plan import Plan
+from vitrail.training.optim import make_optimizers
 from vitrail.training.recipes import read_recipe
-from vitrail.training.settings import Settings
+from vitrail.training.schedules import Schedule
 
 DEVICES = 8
 A100 = next(one for one in ACCELERATORS if one.name == "A100")
@@ -58,7 +58,7 @@ def built(order: Order, devices: int = DEVICES) -> Built:
     assert batch is not None
     if batch % devices:
         raise ConfigError(f"batch_size={batch} does not split over {devices} devices")
-    Plan(settings=order.settings, length=order.steps).rate(0)  # a warm-up that does not fit
+    Schedule(settings=order.settings, length=order.steps).lr_factor(0)  # the warmup fits
     exaflops = TRAINING * operations(config) * order.steps * batch / EXA
     return Built(
         order=order,

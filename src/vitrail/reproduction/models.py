@@ -12,12 +12,12 @@ from vitrail.models.config import Config
 from vitrail.models.registry import configuration
 from vitrail.reproduction.cells import Cell
 from vitrail.reproduction.experiments import Sets
-from vitrail.training.settings import (
+from vitrail.training.config import (
     AugmentSettings,
     MachineSettings,
     MixSettings,
     ModelSettings,
-    Optim,
+    OptimSettings,
     Settings,
 )
 
@@ -30,7 +30,7 @@ LONG = 600  # steps of the models that are looked into
 FINE_PICTURES = 50  # of the set that a model is carried over to
 FINE_STEPS, FINE_BATCH, FINE_RATE = 100, 32, 1e-3
 SAVE_MINUTES = 0.25
-ADAM = Optim(
+ADAM = OptimSettings(
     kind="adamw",
     learning_rate=RATE,
     schedule="linear",

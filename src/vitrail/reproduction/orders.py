@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vitrail.reproduction.published import JFT_IMAGES
+from vitrail.training.config import Settings
 from vitrail.training.recipes import grid, read_recipe
-from vitrail.training.settings import Settings
 
 
 class Set(NamedTuple):

@@ -31,7 +31,7 @@ from vitrail.reproduction.models import (
 )
 from vitrail.reproduction.published import MODELS5, TABLE5
 from vitrail.reproduction.report import Picture, Report, Table
-from vitrail.training.settings import ModelSettings
+from vitrail.training.config import ModelSettings
 
 SEEDS = 2
 SHARES = (1 / 60, 2 / 15, 1.0)  # of the training pictures: 1,000, 8,000 and 60,000 of 60,000

@@ -23,8 +23,8 @@ import torch
 from vitrail.data.threads import cores
 from vitrail.errors import TrainingError
 from vitrail.reproduction.cells import Cell, Result, digest, read_result, run_cell
-from vitrail.training.memory import keep_memory
-from vitrail.training.survival import sole_writer
+from vitrail.training.checkpoint import lock_folder
+from vitrail.training.memory import configure_malloc
 
 CELLS = "cells"
 FIRST_PACE = 25e9  # floating-point operations per second of a core, until a cell has told
@@ -68,7 +68,7 @@ class Workshop:
         wanted = with_starts({spoken(key): cell for key, cell in cells.items()})
         missing = {key for key in wanted if read_result(self.place(key)) is None}
         if missing:
-            with sole_writer(self.folder), self.broken_is_told():
+            with lock_folder(self.folder), self.broken_is_told():
                 self.run({key: wanted[key] for key in wanted if key in missing})
         found = {key: read_result(self.place(digest(cell))) for key, cell in cells.items()}
         return {key: result for key, result in found.items() if result is not None}
@@ -173,7 +173,7 @@ def begin_worker(threads: int, pids: "SimpleQueue[int]") -> None:
     pids.put(os.getpid())
     torch.set_num_threads(threads)
     if threads > 1:
-        keep_memory()  # the process is here for runs alone
+        configure_malloc()  # the process is here for runs alone
     parent = parent_process()
     assert parent is not None
 
