@@ -20,7 +20,7 @@ from vitrail.training.trainer import Result
 
 
 def record_features(monkeypatch, seconds) -> list[set[str]]:
-    """Let a original at a picture take so long; what the probes then original at."""
+    """Set the measured seconds per image; return the datasets of the probes."""
     datasets, original = [], adapt.features_of
 
     def recording(model, source, **options):

@@ -70,7 +70,7 @@ OPTIMIZERS = {
 
 
 class Run:
-    """A few weights that learn, as the loop has them."""
+    """A tiny training run."""
 
     def __init__(self, kind: str = "adamw fused", *, frozen: str = "", seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ class Run:
         return self
 
     def bits(self):
-        """Everything that must be the same, in a form that can be compared with ==."""
+        """Return everything that must be restored, comparable with ==."""
         return exact(
             {
                 "weights": self.objective.state_dict(),
@@ -207,7 +207,7 @@ def test_newest_state_is_the_last_saved(tmp_path):
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 def test_save_killed_at_any_point_leaves_a_valid_state(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ KINDS = ("mean-color", "colors-4x4", "pixels")
 
 @pytest.fixture
 def headless(tiny):
-    """A model of sixteen patches and no head."""
+    """A model with sixteen patches and no head."""
     return tiny.change(image_size=16, num_classes=0)
 
 
