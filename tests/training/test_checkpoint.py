@@ -345,7 +345,7 @@ def test_loading_a_state_executes_no_code(tmp_path, capsys):
     Run().save(tmp_path)
     path = tmp_path / "state" / "step-0"
     (path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    note = json.loads((path / "state.json").read_text())  # by somebody who knows the format
+    note = json.loads((path / "state.json").read_text())  # with valid digests
     note["files"] |= checkpoint.digests_of([path / ".metadata"])
     note["digest"] = checkpoint.digest_of_note(note)
     (path / "state.json").write_text(json.dumps(note))

@@ -209,7 +209,7 @@ def test_matching_head_is_not_reused(colors, tmp_path):
     benchmark, _ = make_benchmark(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
     measure(replace(benchmark, make_callback=lambda: recorder), [colors])
     assert not (tmp_path / "out" / "headless").exists()
-    assert len(recorder.evaluations) == 1  # the test pictures are looked at once, at the end
+    assert len(recorder.evaluations) == 1  # the test set is evaluated once, at the end
     assert recorder.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
 
 
