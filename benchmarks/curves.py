@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitrail.evaluation.charts import spread
+from vitrail.reports.svg import spread
 from vitrail.reproduction.svg import LINE, Scale, colored, document, shape, short, text
 
 WIDTH, ACROSS = 720, 4

@@ -30,10 +30,10 @@ def main(data="builtin:sign-digits", out=None, minutes=1.0):
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
     findings = vitrail.evaluate(result.folder, data, split)
     accuracy = findings.estimates["accuracy"]
-    print(f"accuracy on {findings.samples} pictures of {split}: {accuracy.value:.1%}; ", end="")
-    print(f"19 times of 20 it lies between {accuracy.low:.1%} and {accuracy.high:.1%}")
-    weakest = min((c for c in findings.classes if c.pictures), key=lambda found: found.recall)
-    print(f"the weakest class is {weakest.name!r}: {weakest.recall:.0%} of it are found")
+    interval = f"95 % CI {100 * accuracy.low:.1f}-{100 * accuracy.high:.1f}"
+    print(f"{split} accuracy {accuracy.value:.1%} ({interval}, n={findings.samples})")
+    weakest = min((c for c in findings.classes if c.support), key=lambda c: c.recall)
+    print(f"lowest recall: {weakest.name!r}, {weakest.recall:.0%} (n={weakest.support})")
 
     source = vitrail.open_source(data, split)
     predictor = vitrail.Predictor(result.folder)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.errors import DataError as DataError
     from vitrail.errors import TrainingError as TrainingError
     from vitrail.errors import VitrailError as VitrailError
-    from vitrail.evaluation.api import evaluate as evaluate
+    from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.api import inspect_model as inspect_model
     from vitrail.models.build import create as create
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 WHERE = {
     "allow_outside": "data.files",
     "create": "models.build",
-    "evaluate": "evaluation.api",
+    "evaluate": "evaluation.evaluate",
     "export_model": "export.api",
     "fewshot": "probing.fewshot",
     "inspect_model": "inspection.api",

@@ -157,7 +157,7 @@ def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, t
     assert found.study.images == 3
     for number in range(4):
         (tmp_path / "set" / "red" / f"{number}.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of 8 pictures could be read: green/0\.png: "):
+    with pytest.raises(DataError, match=r"none of 8 images could be read: green/0\.png: "):
         vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
 
 

@@ -12,7 +12,7 @@ import vitrail
 from vitrail import ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize
-from vitrail.evaluation.api import evaluate
+from vitrail.evaluation.evaluate import evaluate
 
 CLASSES = ("ape", "bee", "cat")
 

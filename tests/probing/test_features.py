@@ -34,7 +34,7 @@ def test_features_are_those_of_the_model_in_the_order_of_the_source(model, sourc
 
 def test_the_second_time_no_picture_is_looked_at(model, source, monkeypatch):
     first = features_of(model, source)
-    monkeypatch.setattr(module, "look_at_all", None)
+    monkeypatch.setattr(module, "run_inference", None)
     second = features_of(model, source)
     assert (first.cached, second.cached) == (False, True)
     assert np.array_equal(first.values, second.values)

@@ -181,12 +181,12 @@ def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
     taught = vitrail.teach(home / "run", gray, home / "more")
     assert "42 pictures of the 3 classes" in taught.notes[0]
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split val"
+    assert found.notes[0] == "split: val"
     assert found.samples == 18
-    assert not [note for note in found.notes if "learned from" in note]
+    assert not [note for note in found.notes if "trained on" in note]
     vitrail.teach(home / "more", {"red": folder / "red"})
     notes = vitrail.evaluate(home / "more", folder).notes
-    assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
+    assert [note for note in notes if "the images used to teach 'red' are not recorded" in note]
 
 
 def test_a_model_remembers_where_it_was_reminded(home):
@@ -199,7 +199,7 @@ def test_a_model_remembers_where_it_was_reminded(home):
     gray = {"gray": paint(home / "gray", "gray")}
     vitrail.teach(home / "plain", gray, home / "more", using=folder)
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split test"
+    assert found.notes[0] == "split: test"
     assert found.samples == 6
 
 
@@ -322,7 +322,7 @@ def test_a_model_that_remembers_is_changed_in_place_however_that_is_spelled(mode
 def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):
     (home / "red").mkdir()
     (home / "red" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of 1 pictures could be read"):
+    with pytest.raises(DataError, match=r"none of 1 images could be read"):
         vitrail.teach(model, {"red": home / "red"}, home / "out")
 
 

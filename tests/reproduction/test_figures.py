@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from vitrail.evaluation.charts import BOLD, LETTER
+from vitrail.reports.svg import BOLD, LETTER
 from vitrail.reproduction.figures import Line, Mark, Panel, Row, chart, dots
 from vitrail.reproduction.svg import DARK, LIGHT, PAPERS, Scale, short, x_ticks
 

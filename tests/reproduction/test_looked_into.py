@@ -11,7 +11,7 @@ import vitrail
 from tiny_runs import write_colors
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.results import Estimate
 from vitrail.reproduction.cells import Result
 from vitrail.reproduction.experiments import Sets
 from vitrail.reproduction.learned import FIGURE7, FIGURE10

@@ -9,7 +9,7 @@ import pytest
 
 from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.results import Estimate
 from vitrail.reproduction import measuring, table1, table2, table5, table6
 from vitrail.reproduction.experiments import Sets
 from vitrail.reproduction.measuring import Measurement, judged, measured

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from tiny_runs import SETTINGS
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.training import adapt
 from vitrail.training.config import ModelSettings, OptimSettings, RunConfig
 from vitrail.training.trainer import Result
@@ -38,7 +38,7 @@ class FakeRuns:
                 step=self.steps,
                 seconds=1.0,
                 finished=True,
-                outcomes={"dev": Outcome(accuracy=0.0, **known)},
+                outcomes={"dev": EvaluationResult(accuracy=0.0, **known)},
             )
         if "dev" not in result.outcomes:
             return result

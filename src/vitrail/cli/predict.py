@@ -133,9 +133,7 @@ class Predict(DataOptions):
         assert self.features is not None
         names: list[str] = []
         rows = []
-        for batch in predictor.run_batches(
-            pictures, batch_size=self.batch_size, features=True
-        ):
+        for batch in predictor.run_batches(pictures, batch_size=self.batch_size, features=True):
             for name, error in zip(batch.names, batch.errors, strict=True):
                 tally.count(name, error, sure=True)
                 if not error:

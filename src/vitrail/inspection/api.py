@@ -13,7 +13,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
-from vitrail.evaluation.passes import none_read
+from vitrail.evaluation.results import no_readable_images
 from vitrail.formatting import comma_list
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
@@ -346,7 +346,7 @@ def studied(
             tell("attention", done, total)
             yield batch
         if done is None:
-            raise none_read(total, unread)
+            raise no_readable_images(total, unread)
 
     return study(model, batches())
 

@@ -6,9 +6,9 @@ from html import escape
 import numpy as np
 
 from vitrail.data.thumbnails import inline_smallest
-from vitrail.evaluation.parts import prose, share
 from vitrail.inspection.drawing import color_picture, fitted, overlay
 from vitrail.inspection.findings import Look, Neighbor
+from vitrail.reports.html import percent_html, prose
 
 STYLE = """
 .look { display: grid; grid-template-columns: minmax(0, 13rem) minmax(0, 1fr); gap: 1rem 1.75rem;
@@ -64,7 +64,7 @@ def look_of(look: Look) -> str:
     below = f'<p class="soft">{escape(look.name)}</p>' if look.label else ""
     answers = "".join(
         f'<li class="{kind}" style="--part:{100 * chance:.1f}%">'
-        f"<span>{escape(name)}</span><span>{share(chance)}</span></li>"
+        f"<span>{escape(name)}</span><span>{percent_html(chance)}</span></li>"
         for name, chance, kind in judged(look)
     )
     listed = f'<ul class="answers">{answers}</ul>' if answers else ""
@@ -89,7 +89,7 @@ def map_rows(look: Look) -> Iterator[str]:
         yield f'<div class="general"><h4>What it looks at</h4>{row}</div>'
     chances = dict(look.classes)
     for name in dict.fromkeys(name for maps in look.class_maps.values() for name in maps):
-        chance = f" ({share(chances[name])})" if name in chances else ""
+        chance = f" ({percent_html(chances[name])})" if name in chances else ""
         maps = {how: found[name] for how, found in look.class_maps.items() if name in found}
         row = methods_row(look, maps, f"sees {name}")
         yield f"<div><h4>What speaks for “{escape(name)}”{chance}</h4>{row}</div>"

@@ -15,17 +15,14 @@ import numpy as np
 
 from vitrail.data.files import write_whole
 from vitrail.data.thumbnails import inline_smallest
-from vitrail.evaluation.parts import (
-    prose,
-    tiles_and_facts,
-    whole_page,
-)
 from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
 from vitrail.inspection.drawing import filter_sheet, mixing_sheet, position_sheet
 from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles, Scatter
 from vitrail.inspection.gallery import with_words
+from vitrail.reports.html import page as render_page
+from vitrail.reports.html import prose
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;
@@ -99,7 +96,6 @@ def page(found: Inspection) -> str:
     names = [*shown, *(["Notes"] if found.notes else [])]
     links = "".join(f'<li><a href="#{slug(name)}">{escape(name)}</a></li>' for name in names)
     body = [
-        tiles_and_facts([], found.facts),
         f'<nav aria-label="contents"><ul class="contents">{links}</ul></nav>' if links else "",
         *(
             f'<section id="{slug(n)}"><h2>{escape(n)}</h2>{html}</section>'
@@ -109,7 +105,7 @@ def page(found: Inspection) -> str:
     ]
     style = plots.STYLE + gallery.STYLE + browser.STYLE + truth.STYLE + STYLE
     script = SCRIPT if ATTENTION in shown else ""
-    return whole_page(found.title, found.facts, body, style, script)
+    return render_page(found.title, found.facts, body, style, script)
 
 
 def sections(found: Inspection) -> Iterator[tuple[str, str]]:

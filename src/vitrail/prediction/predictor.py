@@ -30,7 +30,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.threads import reading_threads
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.api import Runner
+from vitrail.evaluation.evaluate import Runner
 from vitrail.models.build import Model
 from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
 from vitrail.prediction.results import DEFAULT_TOP, Prediction, decode_logits

@@ -30,8 +30,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
 from vitrail.data.sources import contents
 from vitrail.errors import CheckpointError, DataError
-from vitrail.evaluation.api import labels_at
-from vitrail.evaluation.passes import Outputs, look_at_all, none_read
+from vitrail.evaluation.evaluate import Outputs, labels_at, run_inference
+from vitrail.evaluation.results import no_readable_images
 from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import to_dict
 
@@ -60,7 +60,7 @@ def features_of(
     batch_size: int = 64,
     **how: Any,
 ) -> Features:
-    """`model.features` of every picture; `how` is what `look_at_all` takes beside."""
+    """`model.features` of every picture; `how` is what `run_inference` takes beside."""
     if source.multi_label:
         raise DataError("the pictures have several labels each, and a probe takes one for each")
     prepare = preprocessing or get_metadata(model).preprocessing
@@ -104,10 +104,10 @@ def looked_at(
 ) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """Vectors (N, D), the places in the source that they belong to, and unreadable pictures."""
     outputs = Outputs(len(source))
-    skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
+    skipped = run_inference(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
-        raise none_read(len(source), skipped)
+        raise no_readable_images(len(source), skipped)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are no numbers; its weights are broken")

@@ -26,7 +26,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.passes import Progress
+from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import comma_list
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of

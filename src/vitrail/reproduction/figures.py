@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from vitrail.evaluation.charts import BOLD, LETTER, spread
 from vitrail.formatting import truncate
+from vitrail.reports.svg import BOLD, LETTER, spread
 from vitrail.reproduction.svg import (
     LINE,
     Scale,

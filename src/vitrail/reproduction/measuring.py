@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.errors import ConfigError, unknown
-from vitrail.evaluation.api import evaluate
-from vitrail.evaluation.findings import Estimate, Findings
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.results import Estimate, EvaluationResult
 from vitrail.reproduction.published import REAL, Number, by_model, full_name
 from vitrail.reproduction.report import Table, Verdict
 
@@ -57,7 +57,9 @@ def measured(
     return found
 
 
-def compare(model: str, data: str, number: Number, findings: Findings, key: str) -> Measurement:
+def compare(
+    model: str, data: str, number: Number, findings: EvaluationResult, key: str
+) -> Measurement:
     ours = Estimate(*(100 * x for x in findings.estimates[key]))
     pictures = findings.samples
     return Measurement(model=model, data=data, published=number, ours=ours, pictures=pictures)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vitrail.evaluation.bootstrap import RESAMPLES, draws
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.bootstrap import RESAMPLES, resample_weights
+from vitrail.evaluation.results import Estimate
 from vitrail.inspection.attention import places
 from vitrail.models.pos_embed import Grid
 from vitrail.reproduction.report import Verdict
@@ -233,6 +233,6 @@ def components_for(explained: np.ndarray, share: float) -> int:
 
 def mean_of(values: np.ndarray) -> Estimate:
     """The mean over pictures (n,), and the middle 95 % of those of resampled pictures."""
-    weights = np.concatenate(list(draws(len(values), RESAMPLES)))  # (resamples, n)
+    weights = np.concatenate(list(resample_weights(len(values), RESAMPLES)))  # (resamples, n)
     low, high = np.quantile(weights @ values / len(values), [0.025, 0.975]).tolist()
     return Estimate(float(values.mean()), low, high)

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.checkpoints.load import load
 from vitrail.data.sources import judged_split, open_source
 from vitrail.data.thumbnails import to_png
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.results import Estimate
 from vitrail.inspection import drawing
 from vitrail.inspection.attention import study
 from vitrail.inspection.findings import Study

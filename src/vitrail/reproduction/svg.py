@@ -11,8 +11,8 @@ from html import escape
 from itertools import pairwise
 from textwrap import wrap
 
-from vitrail.evaluation.charts import LETTER, log_ticks, ticks, tidy
 from vitrail.formatting import percent as as_percent
+from vitrail.reports.svg import LETTER, log_ticks, ticks, tidy
 
 LINE = 16  # height of a line of text
 OWN_TICKS = 7  # different values up to which each has a tick of its own

@@ -36,9 +36,8 @@ from vitrail.checkpoints.save import save
 from vitrail.data.loader import usual_workers
 from vitrail.data.origin import origin_of
 from vitrail.errors import ConfigError, DataError, TrainingError
-from vitrail.evaluation.outcome import Outcome
-from vitrail.evaluation.passes import look_at_all
-from vitrail.evaluation.quick import quick_outcome
+from vitrail.evaluation.evaluate import quick_evaluate, run_inference
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.models.build import Model
 from vitrail.models.registry import name_of
@@ -113,7 +112,7 @@ class SearchResult:
     candidates: tuple[Candidate, ...]
     seconds: float = 0.0
     finished: bool = False  # False: the final run was stopped, and can be resumed
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # of the result, by split
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # of the result, by split
 
     @property
     def chosen(self) -> Candidate:
@@ -317,7 +316,7 @@ class AdaptationSearch:
                 return values
 
             start_time = time.monotonic()
-            look_at_all(
+            run_inference(
                 features,
                 dev.take(np.linspace(0, len(dev) - 1, count, dtype=int)),
                 get_metadata(model).preprocessing,
@@ -440,7 +439,7 @@ class AdaptationSearch:
 
     # The result, on the whole training set
 
-    def refit_probe(self, chosen: Candidate) -> dict[str, Outcome]:
+    def refit_probe(self, chosen: Candidate) -> dict[str, EvaluationResult]:
         """Fit the probe to all features of the training set, and make it the model's head."""
         classes = self.splits.train.classes
         parts = [self.train_features, *([self.dev_features] if self.dev_from_train else [])]
@@ -453,7 +452,7 @@ class AdaptationSearch:
         probe = fit_logistic(values, labels, len(classes))
         return self.write_result(with_head(self.model, *probe.linear(), classes), provenance)
 
-    def final_run(self, chosen: Candidate) -> tuple[bool, dict[str, Outcome]]:
+    def final_run(self, chosen: Candidate) -> tuple[bool, dict[str, EvaluationResult]]:
         """Train on all images; return whether the run is complete, and its outcomes.
 
         The run can be resumed. If there is no time for it, or it fails, the best trial is the
@@ -483,7 +482,7 @@ class AdaptationSearch:
 
     def write_result(
         self, model: Model, provenance: Mapping[str, object], memory: Memory | None = None
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, EvaluationResult]:
         """Write a finished model as the bundle, then evaluate it on all held-out splits."""
         config, settings = self.config, self.settings
         if config.overwrite:
@@ -495,7 +494,7 @@ class AdaptationSearch:
             save(model.to("cpu"), config.out, provenance=provenance)
         model = model.to(self.device).eval()
         outcomes = {
-            name: quick_outcome(
+            name: quick_evaluate(
                 model,
                 samples,
                 get_metadata(self.model).preprocessing,

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from vitrail import distributed
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.outcome import Outcome
-from vitrail.evaluation.passes import look_at_all
-from vitrail.evaluation.quick import quick_outcome
+from vitrail.evaluation.evaluate import quick_evaluate, run_inference
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, at_size
 from vitrail.training.ema import EMA
@@ -52,8 +51,8 @@ class Evaluator:
         return metrics(name, self.evaluate(name, image_size))
 
     def final(
-        self, known: Mapping[str, Outcome] | None = None
-    ) -> tuple[dict[str, Outcome], dict[str, float]]:
+        self, known: Mapping[str, EvaluationResult] | None = None
+    ) -> tuple[dict[str, EvaluationResult], dict[str, float]]:
         """Return the outcomes and metrics of all splits; those of `known` are not recomputed."""
         held_out = self.splits.held_out
         if self.settings.objective == "masked-patches":
@@ -63,10 +62,10 @@ class Evaluator:
         row = {key: x for name, o in outcomes.items() for key, x in metrics(name, o).items()}
         return outcomes, row
 
-    def evaluate(self, split: str, image_size: int | None = None) -> Outcome:
+    def evaluate(self, split: str, image_size: int | None = None) -> EvaluationResult:
         self.objective.eval()
         with self.ema.applied() if self.ema else nullcontext():
-            outcome = quick_outcome(
+            outcome = quick_evaluate(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.splits.held_out[split],
                 at_size(self.preprocessing, image_size),
@@ -93,7 +92,7 @@ class Evaluator:
         self.objective.eval()
         samples = self.splits.held_out[split]
         with self.ema.applied() if self.ema else nullcontext():
-            look_at_all(predict, samples, self.preprocessing, add, **self.loader_options)
+            run_inference(predict, samples, self.preprocessing, add, **self.loader_options)
         self.objective.train()
         summed, images = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, images)
@@ -141,7 +140,7 @@ class Evaluator:
         return min(MAX_BATCH, max(1, largest))
 
 
-def metrics(split: str, outcome: Outcome) -> dict[str, float]:
+def metrics(split: str, outcome: EvaluationResult) -> dict[str, float]:
     """Return the metrics of an evaluation by name, such as val/accuracy."""
     row = {f"{split}/accuracy": outcome.accuracy, f"{split}/loss": outcome.loss}
     return row if outcome.top5 is None else row | {f"{split}/top5": outcome.top5}

@@ -28,7 +28,7 @@ from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import percent
 from vitrail.models.build import Model, build, create
 from vitrail.models.config import pair
@@ -197,7 +197,7 @@ class ProbeHead:
     loss: float = 0.0  # on dev
     images: int = 0  # in dev
 
-    def beats(self, tuned: Outcome) -> bool:
+    def beats(self, tuned: EvaluationResult) -> bool:
         """Return whether the probe is better on dev than the fine-tuned model; loss breaks ties."""
         return (self.accuracy, -self.loss) > (tuned.accuracy, -tuned.loss)
 

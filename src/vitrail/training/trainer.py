@@ -22,12 +22,13 @@ from vitrail.checkpoints.save import save
 from vitrail.data.files import same_data
 from vitrail.data.origin import origin_of
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.evaluation.outcome import Outcome
+from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.build import Model
 from vitrail.models.build import build as build_empty
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
+from vitrail.reports.run import Report, write_report
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_accumulation, image_size_stages
 from vitrail.training.budget import (
@@ -75,7 +76,6 @@ from vitrail.training.recipes import (
     to_toml,
     write_run,
 )
-from vitrail.training.report import Report, write_report
 from vitrail.training.schedules import Schedule
 
 DIVERGED = 3.0  # times the initial loss
@@ -92,7 +92,7 @@ class Result:
     step: int
     seconds: float
     finished: bool  # False: it was stopped, and can be resumed
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by split
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # by split
 
 
 def train(
@@ -512,7 +512,7 @@ class Trainer:
             f"{reason}; rolled back to step {self.state.step:,} with learning rate x {scale:g}"
         )
 
-    def finish(self) -> dict[str, Outcome]:
+    def finish(self) -> dict[str, EvaluationResult]:
         """Evaluate, write the bundle and the report, and remove the state."""
         self.timings["steps"] = self.metrics.total_seconds
         with self.timed("evaluating"):
@@ -527,7 +527,7 @@ class Trainer:
             (self.folder / PROBE_HEAD).unlink(missing_ok=True)
         return outcomes
 
-    def keep_better_of_probe(self) -> dict[str, Outcome]:
+    def keep_better_of_probe(self) -> dict[str, EvaluationResult]:
         """Compare with the linear probe on dev, and return to the probe if that is better.
 
         Returns the outcome on dev. Sharded weights (FSDP) are kept as they are.
@@ -551,7 +551,7 @@ class Trainer:
         set_weights(self.model, probe.final)
         return {probe.dev: held_out}
 
-    def write_bundle(self, outcomes: dict[str, Outcome]) -> None:
+    def write_bundle(self, outcomes: dict[str, EvaluationResult]) -> None:
         """Write the model as it is now; all processes call this."""
         with self.state.ema.applied() if self.state.ema else nullcontext():
             weights = distributed.gather_state_dict(self.state.objective)
@@ -571,7 +571,7 @@ class Trainer:
         provenance |= {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
         save(model, self.folder, provenance=provenance)
 
-    def write_report(self, outcomes: dict[str, Outcome]) -> None:
+    def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
         height, width = pair(config.image_size)
         report = Report(

@@ -45,7 +45,7 @@ from vitrail.data.samples import Samples
 from vitrail.data.sources import ALL, fingerprint, judged_split, open_source, splits_of
 from vitrail.data.splits import canonical, representative
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
-from vitrail.evaluation.passes import Progress
+from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import percent
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, backbone, features_of

@@ -1,7 +1,7 @@
-"""Numbers → pictures, as SVG text that stands in a page: curves, and what other charts are made of.
+"""Hand-written SVG: the line chart of a run, which answers hovering, and its axes.
 
-Colors are variables of `STYLE`, so that a page is right by day and by night; sizes are those of a
-view box, so that a chart is as wide as its place. No script: hovering is answered by `<title>`.
+Colors are CSS variables of the page; sizes are those of a view box, so a chart is as wide as its
+container. No script: tooltips are <title> elements.
 """
 
 import math
@@ -14,48 +14,30 @@ import numpy as np
 
 from vitrail.formatting import percent as as_percent
 
-STYLE = """
-:root { --s0: #9a3412; --s1: #0f766e; --s2: #4f46e5; --s3: #a16207; --s4: #be185d;
-  --good: #0f766e; --bad: #c2410c; --track: #ecebe9; --mid: #1d1d1f; }
-@media (prefers-color-scheme: dark) {
-  :root { --s0: #fdba74; --s1: #5eead4; --s2: #a5b4fc; --s3: #fde68a; --s4: #f9a8d4;
-    --good: #2dd4bf; --bad: #fb923c; --track: #2c2c30; --mid: #161618; } }
-.chart { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif;
-  font-variant-numeric: tabular-nums; }
-.chart text { fill: var(--soft); }
-.chart .ink { fill: var(--ink); }
-.chart .mid { fill: var(--mid); }
-.chart .paper { fill: var(--paper); font-weight: 600; }
-.chart .grid { stroke: var(--line); stroke-width: 1; }
-.chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.chart .faint { stroke-width: 1; opacity: .35; }
-.chart .hit { fill: transparent; }
-.chart .end { font-weight: 600; }
-"""
 COLORS = 5
-MOST_POINTS = 240  # of a line; what a screen does not show is averaged
-MOST_HITS = 60  # places of a line that answer hovering
-NOISE = 40  # points from which on a noisy line gets a calm one over it
-DOTS = 25  # points up to which each is drawn as a dot
-WIDTH, HEIGHT = 360, 216  # of a line chart: a phone's width, so that text is not shrunk there
+MAX_POINTS = 240  # of a line; more are averaged
+MAX_TOOLTIPS = 60  # of a line
+MIN_SMOOTHED = 40  # points from which on a noisy line is drawn with its running mean
+MAX_DOTS = 25  # points up to which each is drawn as a dot
+WIDTH, HEIGHT = 360, 216  # a phone's width, where text is not scaled down
 TOP, BOTTOM = 10, 28
-LETTER, BOLD = 6.8, 7.6  # about how wide one is, in 12 pixel type
+LETTER, BOLD = 6.8, 7.6  # approximate width of a letter in 12 pixel type
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, and points (x, y) from left to right. A y that is no number is a gap."""
+    """A line: its name, and points (x, y) by rising x. A y that is not finite is a gap."""
 
     name: str
     points: Sequence[Point]
-    noisy: bool = False  # draw it faintly, and its running mean over it
+    noisy: bool = False  # drawn faintly under its running mean
 
     @property
     def drawn(self) -> Sequence[Point]:
-        """The points of the line that is seen first."""
-        enough = self.noisy and len(self.points) >= NOISE
+        """The points of the main line."""
+        enough = self.noisy and len(self.points) >= MIN_SMOOTHED
         return running_mean(self.points, len(self.points) // 12) if enough else self.points
 
     @property
@@ -65,12 +47,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where values lie in a line chart."""
+    """The coordinate system of a line chart."""
 
     steps: float  # x runs from 0 to here
     marks: Sequence[float]  # y runs from the first to the last
-    left: float  # room for the values of the marks
-    right: float  # room for the last values of the lines
+    left: float  # margin for the tick labels
+    right: float  # margin for the last values of the lines
     log: bool
 
     def x(self, step: float) -> float:
@@ -86,7 +68,7 @@ class Frame:
 def line_chart(
     series: Sequence[Series], *, label: str, percent: bool = False, log: bool = False
 ) -> str:
-    """Lines over steps, their last values at their ends; "" if there is nothing to show."""
+    """Lines over steps with their last values at their ends; "" without a finite value."""
     lines = [(number, thinned(line, log)) for number, line in enumerate(series)]
     lines = [(number, line) for number, line in lines if line.points]
     values = [y for _, line in lines for _, y in line.points if math.isfinite(y)]
@@ -106,19 +88,20 @@ def line_chart(
     )
     parts = [axes(frame, texts)]
     parts += [curve(line, number, frame) for number, line in lines]
-    parts += [hits(line, frame, at_step(line.name, shown)) for _, line in lines]
+    for _, line in lines:
+        parts.append(hits(line, frame, lambda x, y, n=line.name: f"{n}, step {x:,.0f}: {shown(y)}"))
     heights = spread([frame.y(line.last[1]) for _, line in lines], 14, HEIGHT - BOTTOM)
     for (number, line), text, y in zip(lines, ends, heights, strict=True):
         parts.append(
             f'<text class="end" style="fill:var(--s{number % COLORS})" '
             f'x="{frame.x(line.last[0]) + 6:.1f}" y="{y + 4:.1f}">{escape(text)}</text>'
         )
-    told = ", ".join(f"{line.name} ends at {shown(line.last[1])}" for _, line in lines)
-    return svg(WIDTH, HEIGHT, f"{label} by step: {told}", parts)
+    ends = ", ".join(f"{line.name} ends at {shown(line.last[1])}" for _, line in lines)
+    return svg(WIDTH, HEIGHT, f"{label} by step: {ends}", parts)
 
 
 def axes(frame: Frame, texts: Sequence[str]) -> str:
-    """Level lines with their values, and steps below."""
+    """Horizontal grid lines with their values, and steps below."""
     parts = []
     for mark, text in zip(frame.marks, texts, strict=True):
         y = frame.y(mark)
@@ -137,13 +120,13 @@ def axes(frame: Frame, texts: Sequence[str]) -> str:
 
 
 def curve(line: Series, number: int, frame: Frame) -> str:
-    """The line, lifted where values are missing; dots where they are few or stand alone."""
+    """The line, interrupted where values are missing; dots where they are few."""
     color = f'stroke="var(--s{number % COLORS})"'
     parts = [f'<path class="line" {color} d="{strokes(line.drawn, frame)}"/>']
     if line.drawn is not line.points:
         faint = strokes(line.points, frame)
         parts.insert(0, f'<path class="line faint" {color} d="{faint}"/>')
-    if len(line.points) <= DOTS:
+    if len(line.points) <= MAX_DOTS:
         for x, y in line.points:
             if math.isfinite(y):
                 parts.append(
@@ -154,7 +137,7 @@ def curve(line: Series, number: int, frame: Frame) -> str:
 
 
 def strokes(points: Iterable[Point], frame: Frame) -> str:
-    """The d of a path. A point between gaps is drawn too: round ends make it a dot."""
+    """The d of a path. A point between gaps is a dot, by the round line caps."""
     path, pen = [], "M"
     for x, y in points:
         if not math.isfinite(y):
@@ -167,37 +150,33 @@ def strokes(points: Iterable[Point], frame: Frame) -> str:
 
 
 def hits(
-    line: Series, frame: Frame, told: Callable[[float, float], str], most: int = MOST_HITS
+    line: Series, frame: Frame, tooltip: Callable[[float, float], str], most: int = MAX_TOOLTIPS
 ) -> str:
-    """Unseen circles, `most` at most, that tell about their point."""
+    """Invisible circles with tooltips, `most` at most."""
     every = -(-len(line.points) // most)
     return "".join(
         f'<circle class="hit" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="7">'
-        f"<title>{escape(told(x, y))}</title></circle>"
+        f"<title>{escape(tooltip(x, y))}</title></circle>"
         for x, y in line.points[::every]
         if math.isfinite(y)
     )
 
 
-def at_step(name: str, shown: Callable[[float], str]) -> Callable[[float, float], str]:
-    return lambda x, y: f"{name}, step {x:,.0f}: {shown(y)}"
-
-
 def thinned(line: Series, log: bool) -> Series:
-    """No more points than a screen shows, each the mean of its neighbors; the last as it is."""
+    """At most `MAX_POINTS` points, each the mean of its neighbors; the last is kept."""
     points = [
         (x, y if math.isfinite(y) and (y > 0 or not log) else math.nan) for x, y in line.points
     ]
     if not any(math.isfinite(y) for _, y in points):
         return Series(line.name, ())
-    if len(points) > MOST_POINTS:
-        groups = np.array_split(np.array(points[:-1]), MOST_POINTS - 1)
+    if len(points) > MAX_POINTS:
+        groups = np.array_split(np.array(points[:-1]), MAX_POINTS - 1)
         points = [(float(g[:, 0].mean()), float(g[:, 1].mean())) for g in groups] + points[-1:]
     return Series(line.name, points, line.noisy)
 
 
 def running_mean(points: Sequence[Point], reach: int) -> list[Point]:
-    """Each value averaged with those up to `reach` around it; it begins where the points begin."""
+    """Centered mean over `reach` points to each side, fewer at the beginning."""
     means = []
     for place, (x, own) in enumerate(points):
         near = min(reach, place)
@@ -207,7 +186,7 @@ def running_mean(points: Sequence[Point], reach: int) -> list[Point]:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round values, about `count` steps apart, that enclose low and high."""
+    """About `count` steps of round values that enclose low and high."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         room = abs(low) / 2 or 1.0
         low, high = (0.0, low + room) if low >= 0 else (low - room, 0.0)
@@ -219,21 +198,20 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … that enclose low and high; powers of ten only, if they lie far apart."""
+    """1, 2, 5, 10, … that enclose low and high; only powers of ten for a wide range."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks = [times * 10.0**e for e in exponents for times in (1, 2, 5)]
     first = max((n for n, mark in enumerate(marks) if mark <= low), default=0)
     end = next((n for n, mark in enumerate(marks) if mark >= high), len(marks) - 1)
-    found = marks[first : max(end, first + 1) + 1]
-    if len(found) <= 7:
-        return found
+    enclosing = marks[first : max(end, first + 1) + 1]
+    if len(enclosing) <= 7:
+        return enclosing
     every = -(-len(exponents) // 6)
-    powers = [10.0**e for e in range(exponents[0], exponents[-1] + every, every)]
-    return powers
+    return [10.0**e for e in range(exponents[0], exponents[-1] + every, every)]
 
 
 def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
-    """Heights moved apart so that texts there do not touch, and none is below `most`."""
+    """Move heights at least `gap` apart, none beyond `most`, so that labels do not overlap."""
     order = sorted(range(len(heights)), key=lambda n: heights[n])
     moved = list(heights)
     for above, below in pairwise(order):
@@ -246,7 +224,7 @@ def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
 
 
 def tidy(value: float) -> str:
-    """Three digits that matter: 0.0123, 45.6, 1,230, 12.3k, 3e-5."""
+    """Three significant digits: 0.0123, 45.6, 1,230, 12.3k, 3e-5."""
     size = abs(value)
     if size >= 9_999.5:
         unit, sign = (1e6, "M") if size >= 999_500 else (1e3, "k")
@@ -257,7 +235,7 @@ def tidy(value: float) -> str:
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str], style: str = "") -> str:
-    """A picture that has a name for those who cannot see it."""
+    """An SVG element with a label for screen readers."""
     styled = f' style="{style}"' if style else ""
     return (
         f'<svg class="chart" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '

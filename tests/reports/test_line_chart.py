@@ -6,15 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from vitrail.evaluation import charts, matrix
-from vitrail.evaluation.charts import Series, line_chart
-from vitrail.evaluation.matrix import Bar, bar_list, confusion_map
+from vitrail.reports import svg as charts
+from vitrail.reports.svg import Series, line_chart
 
 EVIL = "a<b>&\"'</svg><script>x</script>"
 
 
 def parsed(svg: str) -> ET.Element:
-    """The picture as a tree: it is well formed, and every place in it is a number."""
+    """The chart as a tree: well-formed, with finite coordinates."""
     root = ET.fromstring(svg)
     assert "nan" not in svg.lower().replace("nan, step", "")
     assert "inf" not in svg
@@ -29,7 +28,7 @@ def paths(svg: str) -> list[str]:
     return [e.get("d", "") for e in parsed(svg).iter("path") if "line" in e.get("class", "")]
 
 
-def test_a_line_ends_with_its_name_and_its_last_value():
+def test_line_ends_with_its_name_and_last_value():
     series = [Series("train", [(10, 2.0), (20, 0.5)]), Series("val", [(20, 0.75)])]
     svg = line_chart(series, label="loss")
     assert {"train 0.5", "val 0.75"} <= set(texts(svg))
@@ -37,14 +36,14 @@ def test_a_line_ends_with_its_name_and_its_last_value():
     assert "80.0 %" in texts(line_chart([Series("val", [(1, 0.8)])], label="a", percent=True))
 
 
-def test_a_value_that_is_no_number_leaves_a_gap():
+def test_nan_is_a_gap():
     points = [(1, 1.0), (2, 2.0), (3, math.nan), (4, 3.0), (5, math.inf), (6, 1.0)]
     (path,) = paths(line_chart([Series("x", points)], label="x"))
     assert path.count("M") == 3
     assert path.count("L") == 1
 
 
-def test_nothing_to_show_is_no_chart():
+def test_no_finite_value_is_no_chart():
     assert line_chart([], label="x") == ""
     assert line_chart([Series("x", [(1, math.nan)])], label="x") == ""
     assert line_chart([Series("x", [(1, -1.0)])], label="x", log=True) == ""
@@ -52,12 +51,12 @@ def test_nothing_to_show_is_no_chart():
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-9, 1e9])
 @pytest.mark.parametrize("step", [0, 1, 123456])
-def test_one_point_is_a_chart(step, value):
+def test_single_point(step, value):
     svg = line_chart([Series("x", [(step, value)])], label="x", log=value > 0)
-    assert len(list(parsed(svg).iter("circle"))) == 2  # it is seen, and it answers
+    assert len(list(parsed(svg).iter("circle"))) == 2  # the dot, and its tooltip
 
 
-def test_all_points_lie_inside_the_chart():
+def test_all_points_are_inside_the_chart():
     rng = np.random.default_rng(0)
     for scale in (1e-6, 1.0, 1e5):
         for log in (False, True):
@@ -68,14 +67,14 @@ def test_all_points_lie_inside_the_chart():
                     assert 0 <= float(y) <= charts.HEIGHT - charts.BOTTOM + 0.1
 
 
-def test_a_long_line_is_thinned_and_keeps_its_last_value():
+def test_long_line_is_thinned_and_keeps_its_last_value():
     points = [(s, float(s % 2)) for s in range(100_000)] + [(100_000, 7.0)]
     svg = line_chart([Series("x", points)], label="x")
     assert "7" in texts(svg)
     assert len(svg) < 30_000
 
 
-def test_a_noisy_line_is_drawn_with_its_mean_and_ends_with_that():
+def test_noisy_line_is_drawn_with_its_running_mean():
     points = [(s, 5.0 + (-1) ** s) for s in range(1, 101)]
     svg = line_chart([Series("x", points, noisy=True)], label="x")
     assert len(paths(svg)) == 2
@@ -83,7 +82,7 @@ def test_a_noisy_line_is_drawn_with_its_mean_and_ends_with_that():
     assert 4.8 < float(end) < 5.2
 
 
-def test_labels_at_the_ends_do_not_touch():
+def test_end_labels_do_not_overlap():
     series = [Series(name, [(1, value)]) for name, value in (("a", 0.5), ("b", 0.501), ("c", 0.0))]
     svg = line_chart(series, label="x")
     places = [float(e.get("y", "")) for e in parsed(svg).iter("text") if e.get("class") == "end"]
@@ -105,7 +104,7 @@ def test_ticks_are_round_and_enclose_the_values(low, high, want):
     assert charts.ticks(low, high, 3) == pytest.approx(want)
 
 
-def test_logarithmic_ticks_enclose_the_values_and_are_few():
+def test_log_ticks_enclose_the_values_and_are_few():
     rng = np.random.default_rng(0)
     for low, high in np.sort(10.0 ** rng.uniform(-9, 6, (300, 2))):
         marks = charts.log_ticks(low, high)
@@ -121,53 +120,10 @@ def test_logarithmic_ticks_enclose_the_values_and_are_few():
         *((2.5e6, "2.5M"), (-0.5, "-0.5"), (999.7, "1,000"), (999_900, "1M")),
     ],
 )
-def test_numbers_are_short(value, text):
+def test_numbers_have_three_significant_digits(value, text):
     assert charts.tidy(value) == text
 
 
-def test_names_cannot_leave_their_place():
-    counts = np.array([[3, 1], [0, 2]])
-    for svg in (
-        line_chart([Series(EVIL, [(1, 1.0)]), Series("b", [(1, 1.0)])], label=EVIL),
-        confusion_map(counts, [EVIL, "b"]),
-        bar_list([Bar(EVIL, 0.5, EVIL)], EVIL),
-    ):
-        assert not list(parsed(svg).iter("script"))
-
-
-def test_a_cell_says_how_often_one_class_was_taken_for_another():
-    svg = confusion_map(np.array([[8, 2], [0, 5]]), ["cat", "dog"])
-    titles = [e.text for e in parsed(svg).iter("title")]
-    assert "cat taken for dog: 2 times, 20 %" in titles
-    assert "dog known: 5 times, 100 %" in titles
-    assert {"8", "2", "5", "cat", "dog"} <= set(texts(svg))
-    assert "0" not in texts(svg)
-
-
-@pytest.mark.parametrize(("classes", "written"), [(30, True), (31, False), (100, False)])
-def test_many_classes_are_drawn_without_numbers(classes, written):
-    counts = np.random.default_rng(0).integers(1, 90, (classes, classes))
-    svg = confusion_map(counts, [f"class {n}" for n in range(classes)])
-    assert (len(texts(svg)) > 30) is written
-    assert len(svg) < 400_000
-
-
-def test_of_very_many_classes_the_most_confused_are_shown():
-    counts = np.diag(np.full(500, 10))
-    counts[123, 456] = 4
-    svg = confusion_map(counts, [f"class {n}" for n in range(500)])
-    assert "class 123 taken for class 456: 4 times, 29 %" in svg
-    assert confusion_map(np.diag(np.full(500, 10)), ["x"] * 500)
-
-
-def test_the_pairs_most_often_mixed_up_come_first():
-    counts = np.array([[8, 2, 0], [1, 5, 0], [0, 7, 3]])
-    assert matrix.most_confused(counts, 2) == [(2, 1, 7, 0.7), (0, 1, 2, 0.2)]
-    assert matrix.most_confused(np.diag([3, 4]), 5) == []
-
-
-def test_a_bar_is_as_long_as_its_share():
-    svg = bar_list([Bar("a", 1.0, "4 of 4"), Bar("b", 0.5, "2 of 4"), Bar("c", math.nan, "")], "x")
-    track, full, _, half, _ = (float(r.get("width", "")) for r in parsed(svg).iter("rect"))
-    assert full == pytest.approx(track, abs=0.6)
-    assert half == pytest.approx(track / 2, abs=0.6)
+def test_names_are_escaped():
+    svg = line_chart([Series(EVIL, [(1, 1.0)]), Series("b", [(1, 1.0)])], label=EVIL)
+    assert not list(parsed(svg).iter("script"))

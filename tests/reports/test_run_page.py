@@ -1,4 +1,5 @@
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -8,9 +9,9 @@ from page_reader import Reader
 from vitrail import DataError
 from vitrail.data.samples import Sample
 from vitrail.data.sources import open_source
-from vitrail.evaluation.outcome import Mistake, Outcome
-from vitrail.training import report as module
-from vitrail.training.report import Report, points, share, write_report
+from vitrail.evaluation.results import EvaluationResult, Mistake
+from vitrail.reports import run as module
+from vitrail.reports.run import Report, points, write_report
 
 EVIL = "<script>alert(1)</script>\"'&"
 
@@ -46,7 +47,7 @@ def outcome(source, **more):
         "mistakes": tuple(mistakes),
         "skipped": {},
     }
-    return Outcome(**values | more)
+    return EvaluationResult(**values | more)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def written(report, tmp_path):
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_page_is_complete_and_self_contained(full, tmp_path):
+def test_run_page_is_complete_and_self_contained(full, tmp_path):
     text = written(full, tmp_path)
     reader = Reader(text)
     assert all(value.startswith("data:image/") for value in reader.asked)
@@ -88,21 +89,21 @@ def test_page_is_complete_and_self_contained(full, tmp_path):
     assert "http://" not in text
     assert "https://" not in text
     assert "<script" not in text
-    assert "url(" not in text
+    assert not re.search(r"url\((?!#)", text)
     assert len(text) < 300_000
     said = " ".join(reader.said)
     for words in (
-        *("my run", "99.5\xa0%", "407 of 409 right", "4 min 2 s", "2,671", "ViT-Pico/8"),
+        *("my run", "99.5\xa0%", "407 of 409 correct", "4 min 2 s", "2,671", "ViT-Pico/8"),
         *("Loss", "Accuracy", "Learning rate", "Images per second", "it is cut off"),
         *("batches of 32", "few pictures", "3 min 20 s", "vitrail convert runs/x", "--minutes 9"),
-        *("taken for", "(97\xa0%)", "[model]"),
+        *("predicted as", "(97\xa0%)", "[model]"),
     ):
         assert words in said, words
     alts = [values["alt"] for tag, values in reader.seen if tag == "img"]
-    assert alts == ["3, taken for 5"] * 2
+    assert alts == ["3, predicted as 5"] * 2
 
 
-def test_heading_levels(full, tmp_path):
+def test_headings_do_not_skip_a_level(full, tmp_path):
     tags = [tag for tag, _ in Reader(written(full, tmp_path)).seen if tag in ("h1", "h2", "h3")]
     assert tags[0] == "h1"
     assert tags.count("h1") == 1
@@ -110,7 +111,7 @@ def test_heading_levels(full, tmp_path):
     assert all(b <= a + 1 for a, b in pairwise(levels))
 
 
-def test_names_are_escaped(full, source, tmp_path):
+def test_html_in_names_of_a_run_is_escaped(full, source, tmp_path):
     bad = [Mistake(0, EVIL, 0, 1, 0.5, 0.1)]
     evil = changed(
         full,
@@ -131,59 +132,59 @@ def test_names_are_escaped(full, source, tmp_path):
     assert not [tag for tag, _ in Reader(text).seen if tag == "script"]
 
 
-def test_undecodable_name(full, tmp_path):
+def test_surrogates_in_file_names(full, tmp_path):
     assert "?" in written(changed(full, skipped={"\udcff.jpg": "it is broken"}), tmp_path)
 
 
-def test_minimal_report(tmp_path):
+def test_minimal_run(tmp_path):
     text = written(Report(title="bare", facts={}, rows=[]), tmp_path)
     assert "<h2>" not in text
     Reader(text)
 
 
-def test_report_of_masked_patches(full, tmp_path):
+def test_masked_patch_run_has_no_confusion_matrix(full, tmp_path):
     text = written(changed(full, outcomes={}, sources={}), tmp_path)
-    assert "Which classes" not in text
+    assert "Confusion matrix" not in text
     Reader(text)
 
 
-def test_report_of_multi_label_data(full, source, tmp_path):
-    several = outcome(source, confusion=None, mistakes=(Mistake(0, "x", (1, 2), 5, 0.9, 0.1),))
-    text = written(changed(full, outcomes={"test": several}), tmp_path)
-    assert "Which classes" not in text
+def test_multi_label_run(full, source, tmp_path):
+    multi_label = outcome(source, confusion=None, mistakes=(Mistake(0, "x", (1, 2), 5, 0.9, 0.1),))
+    text = written(changed(full, outcomes={"test": multi_label}), tmp_path)
+    assert "Confusion matrix" not in text
     assert "<b>1, 2</b>" in text
 
 
-def test_unreadable_images_are_skipped(full, tmp_path):
+def test_images_of_a_run_that_are_gone_are_left_out(full, tmp_path):
     class Gone:
         def __getitem__(self, index) -> Sample:
             raise DataError("it is gone")
 
     text = written(changed(full, sources={"test": Gone()}), tmp_path)
     assert "<img" not in text
-    assert "taken for" in text
+    assert "predicted as" in text
 
 
-def test_failed_report_keeps_the_old_one(full, tmp_path, monkeypatch):
+def test_failed_run_page_leaves_the_old_one(full, tmp_path, monkeypatch):
     old = written(full, tmp_path)
 
-    def stopped(*args):
+    def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "settings", stopped)
+    monkeypatch.setattr(module, "curves", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_report(tmp_path / "report.html", full)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_unwritable_report_raises(full, tmp_path):
+def test_unwritable_path_is_a_data_error(full, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="cannot write"):
         write_report(tmp_path / "file" / "report.html", full)
 
 
-def test_repeated_steps_replace_earlier_points():
+def test_repeated_steps_replace_earlier_ones():
     again = [{"step": s, "loss": v} for s, v in ((10, 1.0), (20, 9.0), (30, 99.0), (15, 0.9))]
     assert points([*again, {"step": 25, "loss": None}, {"step": 26}], "loss")[:2] == [
         (10, 1.0),
@@ -192,19 +193,13 @@ def test_repeated_steps_replace_earlier_points():
     assert math.isnan(points([{"step": 1, "loss": None}], "loss")[0][1])
 
 
-def test_rounding_never_shows_100_percent():
-    assert share(1.0) == "100&nbsp;%"
-    assert share(0.99999) == "99.9&nbsp;%"
-    assert share(0.5) == "50.0&nbsp;%"
-
-
 def test_accuracy_has_a_confidence_interval(full, source, tmp_path):
-    assert "likely 98.2 to 99.9&nbsp;%" in written(full, tmp_path)
-    right = changed(full, outcomes={"test": outcome(source, accuracy=1.0)})
-    assert "likely 99.1 to 100&nbsp;%" in written(right, tmp_path)
+    assert "95\xa0% CI 98.2-99.9\xa0%" in written(full, tmp_path)
+    perfect = changed(full, outcomes={"test": outcome(source, accuracy=1.0)})
+    assert "95\xa0% CI 99.1-100\xa0%" in written(perfect, tmp_path)
 
 
-def test_report_size_is_bounded(full, source, tmp_path):
+def test_thousand_classes_and_a_long_run_stay_small(full, source, tmp_path):
     rng = np.random.default_rng(0)
     confusion = rng.poisson(0.05, (1000, 1000)) + np.diag(np.full(1000, 30))
     many = outcome(source, confusion=confusion, mistakes=(), samples=int(confusion.sum()))
