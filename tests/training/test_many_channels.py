@@ -19,7 +19,7 @@ from vitrail.training.config import ModelSettings
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Noisy pictures of which one channel is strongest."""
+    """Noisy images in which one channel is strongest."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("six") / "bands.npz"
     parts = {}
