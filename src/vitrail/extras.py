@@ -13,6 +13,7 @@ EXTRAS = {
     "data": "data sets of the Hugging Face hub, and files on other machines",
     "track": "curves in TensorBoard",
     "inspect": "`vitrail inspect` draws a data set as a map",
+    "figures": "charts of `vitrail reproduce`",
     "export": "ONNX files, and the engines onnx and onnx-int8",
     "serve": "`vitrail serve`",
 }
