@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from timing import machine
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.memory import HOLES, PROCESS
 from vitrail.planning.planner import plan
 from vitrail.planning.probe import resident

@@ -139,7 +139,8 @@ def random_model(name: str) -> nn.Module:
     model = vitrail.create(name, num_classes=1000, numerics=vitrail.NUMERICS["timm"])
     nn.init.normal_(model.head.weight, std=0.1)
     names = [f"class {number}" for number in range(1000)]
-    model.facts = vitrail.Facts(preprocessing=preset("timm", (224, 224)), class_names=tuple(names))
+    how = preset("timm", (224, 224))
+    model.metadata = vitrail.Metadata(preprocessing=how, class_names=tuple(names))
     return model.eval()
 
 

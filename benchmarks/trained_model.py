@@ -26,7 +26,7 @@ ROUNDS = 5
 def merging(model_path: str, data: str, split: str, pairs: list[int]) -> None:
     """Accuracy and speed against the pairs of tokens that each block merges."""
     model = vitrail.load(model_path).eval()
-    channels, (height, width) = model.config.channels, model.facts.preprocessing.size
+    channels, (height, width) = model.config.channels, model.metadata.preprocessing.size
     images = torch.randn(TIMED, channels, height, width)
     print("| merged per block | tokens left | accuracy | speedup at batch 32 | 8 | 1 |")
     print("|---|---|---|---|---|---|")
@@ -64,7 +64,7 @@ def resolution(model_path: str, data: str, split: str, sizes: list[int]) -> None
         for method in ("google", "timm"):
             changed = replace(numerics, position_resize=method)
             model = vitrail.load(
-                model_path, image_size=size, numerics=changed, tell=lambda line: None
+                model_path, image_size=size, numerics=changed, log=lambda line: None
             )
             cells.append(f"{100 * vitrail.evaluate(model, data, split).accuracy:.1f} %")
         print(f"| {size} | {' | '.join(cells)} |", flush=True)

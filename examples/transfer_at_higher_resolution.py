@@ -23,7 +23,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.6):
     first = vitrail.train(
         data, out / "small", minutes=minutes, model={**MODEL, "image_size": SMALL}
     )
-    stretched = vitrail.load(first.folder, image_size=LARGE, tell=print)
+    stretched = vitrail.load(first.folder, image_size=LARGE, log=print)
 
     print(f"fine-tuning with {LARGE} pixels, {60 * minutes:.0f} seconds")
     second = vitrail.train(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from vitrail.extras import need
+from vitrail.extras import require
 
 COLORS = ("#1d5bbf", "#c2410c", "#0f766e", "#8b2fc9", "#8a5a06", "#be185d", "#4d7c0f", "#475569")
 MARKERS = "osD^vPX*"
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
 
 
 def check_installed() -> None:
-    need("matplotlib", extra="figures", what="drawing figures")
+    require("matplotlib", extra="figures", feature="drawing figures")
 
 
 def line_chart(panels: Sequence[Panel]) -> bytes:

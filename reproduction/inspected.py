@@ -19,8 +19,8 @@ from reproduction.jobs import PROTOCOL, Datasets, Job, Key, pretraining, small_m
 from reproduction.report import TEXT, Report, Verdict
 from reproduction.results import Results
 from reproduction.stats import bootstrap_mean, verdict_of_rules
-from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.sources import open_source
 from vitrail.data.thumbnails import to_png
 from vitrail.evaluation.findings import Estimate
@@ -97,7 +97,7 @@ def figure6(results: Results) -> Report:
     )
     labels = [picture.label for picture in pictures]
     shown = [labels.index(label) for label in dict.fromkeys(labels)][:DRAWN]
-    names = facts_of(model).names(model.config.num_classes)
+    names = get_metadata(model).names(model.config.num_classes)
     tiles, captions = [], []
     for row in (shown[start : start + 4] for start in range(0, len(shown), 4)):
         tiles += [drawing.fitted(pictures[n].pixels) for n in row]

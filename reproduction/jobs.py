@@ -15,23 +15,23 @@ from typing import Any, Literal
 import numpy as np
 
 from reproduction.report import TEXT
-from vitrail.checkpoints.bundle import holds_model
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.samples import Samples
 from vitrail.data.sources import fingerprint, judged_split, open_source
 from vitrail.data.splits import representative
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.cost import training_flops
 from vitrail.probing.features import features_of
 from vitrail.probing.shots import try_shots
 from vitrail.training import state
 from vitrail.training.folder import read_run
 from vitrail.training.material import Material
-from vitrail.training.recipes import read_recipe
+from vitrail.training.recipes import read_recipe, settings_from
 from vitrail.training.run import run
 from vitrail.training.settings import ModelSettings, Settings
 from vitrail.training.setup import Order
@@ -110,8 +110,7 @@ class Result:
 def small_model(name: str, **changes: Any) -> ModelSettings:
     """Return a model of [models] in experiments.toml, with changes."""
     values = {"image_size": PROTOCOL["image_size"], **TEXT["models"][name], **changes}
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    return ModelSettings(**values | lists)
+    return settings_from({"model": values}).model
 
 
 def pretraining(
@@ -232,7 +231,7 @@ def run_job(job: Job, folder: Path, start: str = "", watch: Watch | None = None)
     """Train, measure and write the result; False if interrupted (the run can be resumed)."""
     data = open_data(job)
     resume = state.has_state(folder)
-    if resume or not holds_model(folder):
+    if resume or not contains_model(folder):
         settings = read_run(folder)[0] if resume else job.settings
         order = Order(
             data=job.data, out=folder, settings=settings, start=start, resume=resume, material=data
@@ -240,7 +239,7 @@ def run_job(job: Job, folder: Path, start: str = "", watch: Watch | None = None)
         if not run(order, watch).finished:
             return False
     model = load(folder)
-    provenance = facts_of(model).provenance
+    provenance = get_metadata(model).provenance
     test = data.judged["test"]
     # The shots are test images, since the model may have memorized its training images.
     pool, rest = (features_of(model, part, cache=False) for part in probe_split(test))

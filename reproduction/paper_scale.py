@@ -18,7 +18,7 @@ from reproduction.tables import trunk_cost
 from vitrail.errors import ConfigError
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
 from vitrail.planning.cost import EXA, TRAINING
 from vitrail.training.objectives import make_objective
@@ -148,8 +148,7 @@ def changed_options(settings: Any, recipe: Any, prefix: str = "") -> Iterator[st
         elif value != before and not (value is None and name in ("epochs", "steps")):
             yield f"--{name}"  # of epochs and steps, the one that is given resets the other
             for one in value if isinstance(value, tuple) else (value,):
-                whole = isinstance(one, float) and one.is_integer()
-                yield str(int(one)) if whole else str(one)
+                yield f"{one:g}" if isinstance(one, float) else str(one)
 
 
 def full_report(name: str) -> Report:

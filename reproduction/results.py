@@ -50,10 +50,10 @@ class Results:
             return template.format_map(context)
 
         if lines:
-            panels = [
-                Panel(**{k: fill(v) if isinstance(v, str) else v for k, v in p.items()}, lines=one)
-                for p, one in zip(text["panels"], lines, strict=True)
-            ]
+            panels = []
+            for panel, content in zip(text["panels"], lines, strict=True):
+                labels = {key: fill(panel[key]) for key in ("title", "x_label", "y_label")}
+                panels.append(Panel(**{**panel, **labels}, lines=content))
             figures[f"{self.name}.svg"] = line_chart(panels)
         if dots:
             columns = dict(zip(map(fill, text["columns"]), dots, strict=True))

@@ -24,7 +24,7 @@ from vitrail.evaluation.api import evaluate
 from vitrail.evaluation.findings import Estimate
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.accelerators import DAY, TPU_V3_CORE
 from vitrail.planning.cost import EXA, Cost, cost_of, training_flops
 

@@ -80,7 +80,7 @@ def checkpoint(name: str) -> Callable[[bytes, Path], None]:
         from vitrail import load
 
         (folder / name).write_bytes(data)
-        load(folder / name, tell=lambda line: None)
+        load(folder / name, log=lambda line: None)
 
     return run
 
@@ -91,7 +91,7 @@ def config(data: bytes, folder: Path) -> None:
 
     place = bundle(folder)
     (place / "config.json").write_bytes(data)
-    load(place, tell=lambda line: None)
+    load(place, log=lambda line: None)
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitrail import BitConfig, MixerConfig, VitConfig, parallel
+from vitrail import BitConfig, MixerConfig, VitConfig, distributed
 from vitrail.errors import CheckpointError
 from vitrail.models.build import build
 from vitrail.training.adafactor import Adafactor
@@ -81,7 +81,7 @@ RESUMED = {name: SETUPS[name] for name in ("muon", "sgd", "adafactor")}
 
 
 def objective_of(config, frozen="") -> Objective:
-    torch.manual_seed(1 + parallel.rank())  # the weights of the first are to count
+    torch.manual_seed(1 + distributed.rank())  # the weights of the first are to count
     objective = Objective(build(config, device="cpu"))
     for name, parameter in objective.named_parameters():
         nn.init.normal_(parameter, std=0.2)  # a head of zeros would hide mistakes for a step
@@ -107,7 +107,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
     targets = torch.randint(CLASSES, (BATCH,), generator=generator)
-    mine = slice(parallel.rank(), None, parallel.world_size())
+    mine = slice(distributed.rank(), None, distributed.world_size())
     return images[mine], targets[mine]
 
 
@@ -117,7 +117,7 @@ class Learner:
     def __init__(self, setup: Setup, strategy="ddp", config=VIT) -> None:
         self.setup = setup
         self.objective = objective_of(config, setup.frozen)
-        self.spread = parallel.spread(self.objective, strategy)
+        self.spread = distributed.parallelize(self.objective, strategy)
         self.optimizers = optimizers_of(setup.optimizer, self.objective)
         self.average = {n: p.detach().clone() for n, p in self.objective.named_parameters()}
 
@@ -129,21 +129,21 @@ class Learner:
             parts = list(zip(*(x.chunk(self.setup.accumulate) for x in batch(step)), strict=True))
             for part, (images, targets) in enumerate(parts):
                 last = part == len(parts) - 1
-                with parallel.sync_gradients(self.spread, enabled=last):
+                with distributed.sync_gradients(self.spread, enabled=last):
                     loss = self.spread(images, targets) / len(parts)
                     loss.backward()
                 losses.append(loss.detach())
-            norm = parallel.clip(self.spread.parameters(), self.setup.clip)
+            norm = distributed.clip_grad_norm(self.spread.parameters(), self.setup.clip)
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             for name, parameter in self.objective.named_parameters():
                 self.average[name].lerp_(parameter.detach(), 0.5)
-            told += [float(parallel.mean(torch.stack(losses).sum())), float(norm)]
+            told += [float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm)]
         return told
 
     def save(self, folder: Path, step: int) -> None:
-        save_state(folder, extra={"step": step, "who": parallel.world_size()}, **self.parts)
+        save_state(folder, extra={"step": step, "who": distributed.world_size()}, **self.parts)
 
     def load(self, folder: Path) -> dict:
         return load_state(folder, **self.parts)
@@ -166,7 +166,9 @@ class Learner:
         return logits
 
     def averaged(self) -> dict[str, torch.Tensor]:
-        return {name: parallel.whole(tensor).clone() for name, tensor in self.average.items()}
+        return {
+            name: distributed.full_tensor(tensor).clone() for name, tensor in self.average.items()
+        }
 
 
 def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
@@ -176,7 +178,7 @@ def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
     learner.save(folder, HALF)
     found = {
         "logits": learner.evaluate(),
-        "weights": parallel.full_weights(learner.objective),
+        "weights": distributed.gather_state_dict(learner.objective),
         "average": learner.averaged(),
     }
     return found | {"losses": first + learner.learn(HALF, STEPS)}
@@ -189,7 +191,7 @@ def resumed(setup: Setup, strategy: str, folder: Path) -> dict:
         for parameter in learner.objective.parameters():
             parameter.zero_()  # so that everything must come from the state
     extra = learner.load(folder)
-    weights = parallel.full_weights(learner.objective)
+    weights = distributed.gather_state_dict(learner.objective)
     found = {"extra": extra, "weights": weights, "average": learner.averaged()}
     return found | {"losses": learner.learn(HALF, STEPS)}
 
@@ -206,28 +208,28 @@ def apart() -> dict:
     for strategy in ("ddp", "fsdp"):
         learner = Learner(SETUPS["adamw"], strategy)
         for told, enabled in ((strategy, False), (f"{strategy} summed", True)):
-            with parallel.sync_gradients(learner.spread, enabled=enabled):
+            with distributed.sync_gradients(learner.spread, enabled=enabled):
                 learner.spread(*batch(0)).backward()
             weight = learner.objective.model.encoder.blocks[0].mlp.fc1.weight
             found[told] = None
             if weight.grad is not None:
-                found[told] = float(parallel.whole(weight.grad).norm())
+                found[told] = float(distributed.full_tensor(weight.grad).norm())
     return found
 
 
 def small_talk() -> dict:
     """What processes tell each other."""
-    me = parallel.rank()
+    me = distributed.rank()
     return {
         "rank": me,
-        "size": parallel.world_size(),
-        "sum": float(parallel.sum_over(torch.tensor(me + 1.0))),
-        "mean": float(parallel.mean(torch.tensor(me + 1.0))),
-        "one says so": parallel.any_true(me == 1),
-        "nobody says so": parallel.any_true(False),
-        "objects": parallel.gather_objects(f"from {me}"),
-        "first": parallel.from_first(f"from {me}"),
-        "weights elsewhere": bool(parallel.full_weights(objective_of(VIT))) == (me == 0),
+        "size": distributed.world_size(),
+        "sum": float(distributed.all_reduce_sum(torch.tensor(me + 1.0))),
+        "mean": float(distributed.all_reduce_mean(torch.tensor(me + 1.0))),
+        "one says so": distributed.all_reduce_any(me == 1),
+        "nobody says so": distributed.all_reduce_any(False),
+        "objects": distributed.all_gather_object(f"from {me}"),
+        "first": distributed.broadcast_object(f"from {me}"),
+        "weights elsewhere": bool(distributed.gather_state_dict(objective_of(VIT))) == (me == 0),
     }
 
 
@@ -260,17 +262,17 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        assert parallel.start("cpu") == parallel.start("cpu") == torch.device("cpu")
+        assert distributed.init("cpu") == distributed.init("cpu") == torch.device("cpu")
         results = everything(folder)
-        results["apart"] = parallel.gather_objects(apart())
-        results["talk"] = parallel.gather_objects(small_talk())
-        results["failures"] = parallel.gather_objects(failed_save(folder / "taken"))
+        results["apart"] = distributed.all_gather_object(apart())
+        results["talk"] = distributed.all_gather_object(small_talk())
+        results["failures"] = distributed.all_gather_object(failed_save(folder / "taken"))
     results["warnings"] = [str(warning.message) for warning in seen]
-    if parallel.is_first():
+    if distributed.is_main():
         torch.save(results, folder / "results.pt")
-    parallel.stop()
+    distributed.shutdown()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    parallel.leave(0)
+    distributed.exit_process(0)

@@ -62,7 +62,9 @@ def test_a_user_error_is_one_line_and_status_2(tmp_path, capsys):
 def test_a_name_is_not_taken_for_a_trained_model(words, tmp_path, capsys):
     places = {"NAME": "ViT-B/16", "DATA": "builtin:sign-digits", "OUT": str(tmp_path / "o.onnx")}
     assert main([places.get(word, word) for word in words.split()]) == 2
-    assert "'ViT-B/16' is a name without weights; vitrail.create" in capsys.readouterr().err
+    assert (
+        "'ViT-B/16' is an architecture without weights; vitrail.create" in capsys.readouterr().err
+    )
 
 
 def test_the_demo_leaves_a_picture(tmp_path, capsys):

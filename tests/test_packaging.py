@@ -13,7 +13,7 @@ import pytest
 import vitrail
 from vitrail.data.sources import BUILTIN, open_source
 from vitrail.errors import VitrailError
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.serving.run import NEEDED, check_installed
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
     [
         ("datasets", "data", lambda: open_source("hf:owner/name")),
         ("fsspec.core", "data", lambda: open_source("memory://shards/*.tar")),
-        ("onnx", "export", lambda: need("onnxruntime", "onnx", extra="export", what="ONNX")),
+        ("onnx", "export", lambda: require("onnxruntime", "onnx", extra="export", feature="ONNX")),
         ("onnxruntime", "export", lambda: vitrail.Predictor(ROOT / "model.onnx")),
         *((module, "serve", check_installed) for module in NEEDED),
     ],

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import parallel_worker as worker
 from parallel_worker import HALF, MODELS, RESUMED, SETUPS, STEPS
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import ConfigError
 
 STRATEGIES = ("ddp", "fsdp")
@@ -142,29 +142,29 @@ def test_torch_has_nothing_to_say_to_the_user(two):
 
 def test_one_process_is_left_alone():
     objective = worker.objective_of(worker.VIT)
-    assert parallel.spread(objective, "fsdp") is objective
-    assert (parallel.rank(), parallel.world_size(), parallel.is_first()) == (0, 1, True)
+    assert distributed.parallelize(objective, "fsdp") is objective
+    assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
     tensor = torch.ones(3)
-    for act in (parallel.mean, parallel.sum_over, parallel.whole):
+    for act in (distributed.all_reduce_mean, distributed.all_reduce_sum, distributed.full_tensor):
         assert act(tensor) is tensor
-    assert parallel.share_like(tensor, tensor) is tensor
-    assert parallel.gather_objects(5) == [5]
-    assert parallel.from_first(5) == 5
-    assert parallel.any_true(True)
-    assert not parallel.any_true(False)
-    with parallel.sync_gradients(objective, enabled=False):
-        parallel.wait()
-    parallel.stop()
+    assert distributed.distribute_like(tensor, tensor) is tensor
+    assert distributed.all_gather_object(5) == [5]
+    assert distributed.broadcast_object(5) == 5
+    assert distributed.all_reduce_any(True)
+    assert not distributed.all_reduce_any(False)
+    with distributed.sync_gradients(objective, enabled=False):
+        distributed.barrier()
+    distributed.shutdown()
 
 
 def test_full_weights_are_a_copy_with_the_names_of_the_bare_model():
     objective = worker.objective_of(worker.VIT)
     expected = {name: tensor.clone() for name, tensor in objective.model.state_dict().items()}
-    weights = parallel.full_weights(objective)
+    weights = distributed.gather_state_dict(objective)
     torch.nn.init.zeros_(objective.model.head.weight)
     assert_close(weights, expected, rtol=0, atol=0)
     objective.model = torch.compile(objective.model, backend="eager")
-    assert parallel.full_weights(objective).keys() == expected.keys()
+    assert distributed.gather_state_dict(objective).keys() == expected.keys()
 
 
 def test_gradients_are_clipped_as_torch_does_it():
@@ -172,38 +172,40 @@ def test_gradients_are_clipped_as_torch_does_it():
     frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 2.0)
-    assert float(parallel.clip([*parameters, frozen], None)) == pytest.approx(20**0.5)
-    assert float(parallel.clip([*parameters, frozen], 1.0)) == pytest.approx(20**0.5)
-    assert float(parallel.clip([*parameters, frozen], 1.0)) == pytest.approx(1, abs=1e-5)
-    assert float(parallel.clip([frozen], 1.0)) == 0
+    assert float(distributed.clip_grad_norm([*parameters, frozen], None)) == pytest.approx(20**0.5)
+    assert float(distributed.clip_grad_norm([*parameters, frozen], 1.0)) == pytest.approx(20**0.5)
+    assert float(distributed.clip_grad_norm([*parameters, frozen], 1.0)) == pytest.approx(
+        1, abs=1e-5
+    )
+    assert float(distributed.clip_grad_norm([frozen], 1.0)) == 0
 
 
 def test_a_device_is_chosen_or_refused_in_one_line(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert parallel.start() == parallel.start("cpu") == torch.device("cpu")
+    assert distributed.init() == distributed.init("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="unknown device 'cdua'; did you mean 'cuda'"):
-        parallel.start("cdua")
+        distributed.init("cdua")
     with pytest.raises(ConfigError, match="unknown device 'cuda:x'"):
-        parallel.start("cuda:x")
-    with pytest.raises(ConfigError, match="device=cuda: torch finds none on this machine"):
-        parallel.start("cuda")
+        distributed.init("cuda:x")
+    with pytest.raises(ConfigError, match="device=cuda is not available on this machine"):
+        distributed.init("cuda")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert parallel.start() == torch.device("mps")
+    assert distributed.init() == torch.device("mps")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="device=mps is one device, not 2"):
-        parallel.start("mps")
-    with pytest.raises(ConfigError, match="WORLD_SIZE=2 asks for 2 processes, and RANK is not set"):
-        parallel.start("cpu")
+    with pytest.raises(ConfigError, match="device=mps does not support 2 processes"):
+        distributed.init("mps")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2 is set, but RANK is not"):
+        distributed.init("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name in parallel.TORCHRUN:
+    for name in distributed.TORCHRUN:
         monkeypatch.setenv(name, "1")
-    with pytest.raises(ConfigError, match="started process 2 on this machine, which has 1 GPUs"):
-        parallel.start("cuda")
+    with pytest.raises(ConfigError, match="started process 2 on a machine with 1 GPUs"):
+        distributed.init("cuda")
     with pytest.raises(ConfigError, match="device=cuda:3: this machine has 1 GPUs"):
-        parallel.start("cuda:3")
+        distributed.init("cuda:3")
 
 
 RECORDS = "torch.distributed.checkpoint.metadata"
@@ -234,7 +236,9 @@ def test_a_state_cannot_change_classes_and_functions(data, kind):
     format = metadata._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
     changeable = (vars(metadata.MetadataIndex), vars(torch.serialization._get_layout), vars(format))
     before = [dict(values) for values in changeable]
-    with pytest.raises(pickle.UnpicklingError, match=f"its .metadata would change a {kind}"):
-        parallel.Records(io.BytesIO(data)).load()
+    with pytest.raises(
+        pickle.UnpicklingError, match=f".metadata would change the state of a {kind}"
+    ):
+        distributed.MetadataUnpickler(io.BytesIO(data)).load()
     assert [dict(values) for values in changeable] == before
     assert torch.serialization._get_layout.__defaults__ is None

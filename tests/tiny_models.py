@@ -3,7 +3,7 @@
 import torch
 
 from vitrail.models.build import build
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 
 
 def awake(config, seed=0):

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.checkpoints.facts import Facts as Facts
     from vitrail.checkpoints.load import load as load
+    from vitrail.checkpoints.metadata import Metadata as Metadata
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
     from vitrail.data.files import allow_outside as allow_outside
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vitrail.evaluation.api import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.api import inspect_model as inspect_model
-    from vitrail.models.bit import BiT as BiT
     from vitrail.models.build import create as create
     from vitrail.models.config import NUMERICS as NUMERICS
     from vitrail.models.config import BitConfig as BitConfig
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from vitrail.models.config import Numerics as Numerics
     from vitrail.models.config import VitConfig as VitConfig
     from vitrail.models.mixer import MlpMixer as MlpMixer
+    from vitrail.models.resnet import BiT as BiT
     from vitrail.models.vit import VisionTransformer as VisionTransformer
     from vitrail.prediction.answers import Answer as Answer
     from vitrail.prediction.engines import Guard as Guard
@@ -53,7 +53,7 @@ WHERE = {
     "teach": "probing.teaching",
     "train": "training.api",
     "Answer": "prediction.answers",
-    "Facts": "checkpoints.facts",
+    "Metadata": "checkpoints.metadata",
     "Guard": "prediction.engines",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
@@ -63,7 +63,7 @@ WHERE = {
     "Numerics": "models.config",
     "VitConfig": "models.config",
     "VisionTransformer": "models.vit",
-    "BiT": "models.bit",
+    "BiT": "models.resnet",
     "MlpMixer": "models.mixer",
     "Settings": "training.settings",
     "Watch": "training.watch",

@@ -8,7 +8,7 @@ from vitrail.cli import main
 if __name__ == "__main__":
     status = main()
     if "WORLD_SIZE" in os.environ:  # torchrun's; torch is not imported for help's sake
-        from vitrail.parallel import leave
+        from vitrail.distributed import exit_process
 
-        leave(status)
+        exit_process(status)
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""What not everybody has: the libraries of an extra, and a C++ compiler."""
+"""Optional requirements: the libraries of an extra, and a C++ compiler."""
 
 import os
 import shutil
@@ -7,20 +7,20 @@ from typing import Any
 
 from vitrail.errors import ConfigError
 
-# What the optional parts of the package are for; `pyproject.toml` says what is in them.
+# What each extra enables; `pyproject.toml` lists the packages.
 EXTRAS = {
-    "fast": "JPEGs are decoded faster",
-    "data": "data sets of the Hugging Face hub, and files on other machines",
-    "track": "curves in TensorBoard",
-    "inspect": "`vitrail inspect` draws a data set as a map",
+    "fast": "faster JPEG decoding",
+    "data": "datasets of the Hugging Face hub, remote files",
+    "track": "TensorBoard logging",
+    "inspect": "t-SNE maps in `vitrail inspect`",
     "figures": "charts of `vitrail reproduce`",
-    "export": "ONNX files, and the engines onnx and onnx-int8",
+    "export": "ONNX export, the engines onnx and onnx-int8",
     "serve": "`vitrail serve`",
 }
 
 
-def need(*modules: str, extra: str, what: str) -> Any:
-    """The first of these modules; one that is missing is told, and how to get it."""
+def require(*modules: str, extra: str, feature: str) -> Any:
+    """Import the modules of an extra and return the first; a missing one is a `ConfigError`."""
     assert extra in EXTRAS
     for module in modules:
         try:
@@ -28,14 +28,18 @@ def need(*modules: str, extra: str, what: str) -> Any:
         except ImportError:
             name = module.partition(".")[0].replace("_", "-")
             raise ConfigError(
-                f"{what} needs {name}; install it with: pip install 'vitrail[{extra}]'"
+                f"{feature} needs {name}; install it with: pip install 'vitrail[{extra}]'"
             ) from None
     return import_module(modules[0])
 
 
-def check_compiler(what: str, instead: str) -> None:
-    """Refuse early and clearly where nothing can compile the C++ that torch writes."""
-    named = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "cl"])):
-        found = f"CXX={named} is not there" if named else "none was found"
-        raise ConfigError(f"{what} needs a C++ compiler, and {found}; install g++, or {instead}")
+def check_compiler(feature: str, alternative: str) -> None:
+    """Raise if there is no C++ compiler, which torch.compile needs."""
+    compiler = os.environ.get("CXX")
+    if not any(
+        shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++", "cl"])
+    ):
+        reason = f"CXX={compiler} does not exist" if compiler else "none was found"
+        raise ConfigError(
+            f"{feature} needs a C++ compiler, but {reason}; install g++, or {alternative}"
+        )

@@ -1,7 +1,7 @@
-"""A Hugging Face hub in a thread: as much of its protocol as fetching and pushing a model need.
+"""A local Hugging Face hub: the part of its protocol that fetching and pushing models needs.
 
-Small files come from the hub itself. Weights are in large file storage, which is another server:
-the hub answers with a redirect that tells size and sha256. Faults are set on the `Hub`.
+Small files come from the hub itself. Checkpoint are in large file storage, which is another server:
+the hub redirects to it with size and sha256. Faults are injected through attributes of `Hub`.
 """
 
 import base64
@@ -22,7 +22,7 @@ NAME = "(?P<name>[^/]+(/[^/]+)?)"
 
 @dataclass
 class Repository:
-    """Commits by their hash, each a folder of files; and the branches that point at them."""
+    """Commits by hash, each a mapping of files, and branches."""
 
     private: bool = False
     gated: bool = False
@@ -30,7 +30,7 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        """Make these files the newest on a branch; the new commit's hash."""
+        """Commit files to a branch; return the hash."""
         commit = hashlib.sha1(f"{len(self.commits)} {sorted(files)}".encode()).hexdigest()
         self.commits[commit] = files
         self.branches[branch] = commit
@@ -82,7 +82,7 @@ class Hub:
 
 
 def describe(name: str, content: bytes) -> dict:
-    """What the hub tells of a file, apart from its name."""
+    """The hub's metadata of a file."""
     large = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     details = {"size": len(content), "blobId": git_hash(content)}
     return {**details, "lfs": {**large, "pointerSize": 134}} if name.endswith(LARGE) else details
@@ -117,12 +117,12 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"{self.command} {path}")
         self.body = self.read_body()
         if self.hub.status is not None:
-            return self.refuse(self.hub.status)
+            return self.send_failure(self.hub.status)
         for commands, pattern, method in self.ROUTES:
             found = re.fullmatch(pattern, path)
             if found and self.command in commands.split("|"):
                 return getattr(self, method)(**found.groupdict())
-        return self.refuse(404)
+        return self.send_failure(404)
 
     do_GET = do_HEAD = do_POST = do_PUT = route  # noqa: N815
 
@@ -147,10 +147,10 @@ class Handler(BaseHTTPRequestHandler):
         repository, commit = found
         entries = []
         for file, content in repository.commits[commit].items():
-            told = describe(file, content)
-            entry = {"type": "file", "path": file, "size": told["size"], "oid": told["blobId"]}
-            if "lfs" in told:
-                entry["lfs"] = {**told["lfs"], "oid": told["lfs"]["sha256"]}
+            info = describe(file, content)
+            entry = {"type": "file", "path": file, "size": info["size"], "oid": info["blobId"]}
+            if "lfs" in info:
+                entry["lfs"] = {**info["lfs"], "oid": info["lfs"]["sha256"]}
             entries.append(entry)
         self.answer_json(entries)
 
@@ -160,15 +160,15 @@ class Handler(BaseHTTPRequestHandler):
             return
         repository, commit = found
         if repository.gated and not self.is_known():
-            return self.refuse(401, "GatedRepo")
+            return self.send_failure(401, "GatedRepo")
         content = repository.commits[commit].get(file)
         if content is None:
-            return self.refuse(404, "EntryNotFound")
-        told = describe(file, content)
-        if "lfs" not in told:
-            headers = {"X-Repo-Commit": commit, "ETag": f'"{told["blobId"]}"'}
+            return self.send_failure(404, "EntryNotFound")
+        info = describe(file, content)
+        if "lfs" not in info:
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{info["blobId"]}"'}
             return self.answer_file(file, content, headers)
-        sha256 = told["lfs"]["sha256"]
+        sha256 = info["lfs"]["sha256"]
         self.hub.uploads[sha256] = content
         self.answer(
             302,
@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def create(self) -> None:
         if not self.is_known():
-            return self.refuse(401)
+            return self.send_failure(401)
         wanted = json.loads(self.body)
         name = f"{wanted['organization'] or 'me'}/{wanted['name']}"
         answer = {"url": f"{self.hub.url}/{name}"}
@@ -216,7 +216,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def upload(self, sha256: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != sha256:
-            return self.refuse(400)
+            return self.send_failure(400)
         self.hub.uploads[sha256] = self.body
         self.answer(200)
 
@@ -226,7 +226,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         repository, parent = found
         if not self.is_known():
-            return self.refuse(403)
+            return self.send_failure(403)
         files = dict(repository.commits[parent])
         for line in self.body.splitlines():
             item = json.loads(line)
@@ -240,14 +240,14 @@ class Handler(BaseHTTPRequestHandler):
     # What they share
 
     def find(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """The repository and commit that are asked for; None if the refusal has been sent."""
+        """Return repository and commit; None if an error was sent."""
         repository = self.hub.repositories.get(name)
         if repository is None or (repository.private and not self.is_known()):
-            self.refuse(404 if self.is_known() else 401, "RepoNotFound")
+            self.send_failure(404 if self.is_known() else 401, "RepoNotFound")
             return None
         commit = repository.find(revision)
         if commit is None:
-            self.refuse(404, "RevisionNotFound")
+            self.send_failure(404, "RevisionNotFound")
             return None
         return repository, commit
 
@@ -279,9 +279,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer_json(self, answer: object) -> None:
         self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
-    def refuse(self, status: int, code: str = "") -> None:
-        words = {"X-Error-Code": code, "X-Error-Message": f"refused: {code or status}"}
-        self.answer(status, headers=words if code else {})
+    def send_failure(self, status: int, code: str = "") -> None:
+        error = {"X-Error-Code": code, "X-Error-Message": f"refused: {code or status}"}
+        self.answer(status, headers=error if code else {})
 
     def answer(
         self,
@@ -306,4 +306,4 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: `hub.requests` has it all."""
+        """Do not log: `hub.requests` records everything."""

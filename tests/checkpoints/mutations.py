@@ -1,4 +1,4 @@
-"""Breaks checkpoint files in every way there is and loads them; run by `test_mutations.py`.
+"""Mutate checkpoint files and load them; run by `test_mutations.py`.
 
     python mutations.py FOLDER COUNT
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from small_models import FAMILIES, VIT, awake
+from small_models import FAMILIES, VIT, random_model
 
 from vitrail import VitrailError, load, save
 from vitrail.checkpoints.files import read_file
@@ -31,7 +31,7 @@ SLOW = 20.0  # seconds for one tiny file: a hang
 
 
 class Trap:
-    """A pickle that leaves a mark if anything runs it."""
+    """A pickle that creates a folder if its code is run."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -41,13 +41,13 @@ class Trap:
 
 
 def originals(folder):
-    """One file or folder for each format."""
-    vit = awake(VIT)
+    """Write one file or folder per format."""
+    vit = random_model(VIT)
     save(vit, folder / "bundle", class_names=["a", "b", "c"])
     save(vit, folder / "google.npz", "google")
-    save(awake(FAMILIES["bit"]), folder / "bit.npz", "google")
-    save(awake(FAMILIES["mixer"]), folder / "mixer.npz", "google")
-    wide = awake(VIT.change(width=64, heads=1, numerics="timm"))
+    save(random_model(FAMILIES["bit"]), folder / "bit.npz", "google")
+    save(random_model(FAMILIES["mixer"]), folder / "mixer.npz", "google")
+    wide = random_model(VIT.change(width=64, heads=1, numerics="timm"))
     save(wide, folder / "timm.safetensors", "timm")
     save(wide, folder / "timm.pth", "timm")
     save(wide, folder / "torchvision.pth", "torchvision")
@@ -57,7 +57,7 @@ def originals(folder):
 
 
 def mutate(path, rng, mark):
-    """Break a copy of a checkpoint; the name of what was done."""
+    """Mutate a checkpoint in place; return a description."""
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.name != "README.md"]
     file = rng.choice(sorted(files))
     kind = rng.choice(KINDS)
@@ -89,7 +89,7 @@ def mutate(path, rng, mark):
 
 
 def broken_json(values, rng):
-    """Settings with one of them missing, of another type, or absurd."""
+    """Remove one value, or replace it by one of another type or an absurd one."""
     node = values
     while True:
         if not isinstance(node, dict | list) or not node:
@@ -106,9 +106,9 @@ def broken_json(values, rng):
 
 
 def change_tensors(file, rng):
-    """A valid file with wrong shapes, types or names."""
+    """Write a valid file with wrong shapes, dtypes or names."""
     weights = read_file(file)
-    tensors = {name: entry.read().clone() for name, entry in weights.entries.items()}
+    tensors = {name: entry.read().clone() for name, entry in weights.tensors.items()}
     name = rng.choice(sorted(tensors))
     match rng.choice(["missing", "extra", "shape", "type", "transpose", "rename"]):
         case "missing":
@@ -151,7 +151,7 @@ def main(folder, count):
         what = mutate(target, rng, mark)
         started = time.monotonic()
         try:
-            model = load(target, tell=lambda line: None)
+            model = load(target, log=lambda line: None)
             assert all(
                 p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()
             )

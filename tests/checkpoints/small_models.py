@@ -1,17 +1,17 @@
-"""Small models none of whose weights is zero, for every family and many shapes."""
+"""Small models with random weights, for every family and many shapes."""
 
 import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.checkpoints.rules import read
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 VIT = VitConfig(depth=2, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3)
 FAMILIES = {
     "vit": VIT,
     "mean": VIT.change(pool="mean"),
-    "attention pool": VIT.change(pool="map"),
+    "attention pooling": VIT.change(pool="map"),
     "representation": VIT.change(representation=5),
     "no head": VIT.change(num_classes=0),
     "gray": VIT.change(channels=1),
@@ -20,7 +20,7 @@ FAMILIES = {
     "distilled": VIT.change(distillation=True),
     "registers": VIT.change(registers=2, layer_scale=0.1, mlp="swiglu"),
     "no qkv bias": VIT.change(qkv_bias=False),
-    "sines": VIT.change(position="sincos-2d", pool="mean"),
+    "sincos": VIT.change(position="sincos-2d", pool="mean"),
     "relative": VIT.change(position="relative"),
     "2-D at every layer": VIT.change(position="learned-2d", position_place="every-layer"),
     "conv stem": VIT.change(stem="conv"),
@@ -33,8 +33,8 @@ FAMILIES = {
 }
 
 
-def awake(config, seed=0):
-    """A model whose every weight has a say."""
+def random_model(config, seed=0):
+    """A model without zero weights."""
     torch.manual_seed(seed)
     model = build(config, device="cpu")
     for parameter in model.parameters():
@@ -42,21 +42,22 @@ def awake(config, seed=0):
     return model.eval()
 
 
-def probe(config, count=2):
-    """Pictures of the model's size; BiT takes any, and small ones are quicker."""
+def random_images(config, count=2):
+    """Images of the model's size; small ones for BiT, which accepts any."""
     size = (32, 32) if isinstance(config, BitConfig) else pair(config.image_size)
     return torch.randn(count, config.channels, *size)
 
 
 def same_weights(one, other):
-    """To the last bit."""
+    """Whether two models have bit-identical weights."""
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
-def load_by(table, weights):
-    """The model that weights make, read by the table of one format."""
-    tidied = table.tidy(weights)
-    assert table.recognizes(tidied.entries)
-    config = table.describe(tidied)
-    return read(tidied.entries, table.rules(config), config)
+def load_with(format, checkpoint, table=None):
+    """Load a checkpoint with one table of a format."""
+    normalized = format.normalize(checkpoint)
+    table = table or format.tables[0]
+    assert table.matches(normalized.tensors)
+    config = table.infer_config(normalized)
+    return read(normalized.tensors, table.rules(config), config)

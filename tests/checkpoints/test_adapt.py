@@ -1,89 +1,89 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import FAMILIES, VIT, awake, probe
+from small_models import FAMILIES, VIT, random_images, random_model
 
 from vitrail import NUMERICS, ConfigError, load, save
 from vitrail.checkpoints.adapt import adapt
 
 
-def told(changes):
-    return [(change.part, change.what) for change in changes]
+def summary(changes):
+    return [(change.part, change.change) for change in changes]
 
 
-def test_nothing_asked_is_nothing_done():
-    model = awake(VIT)
+def test_adapt_without_changes_returns_the_model():
+    model = random_model(VIT)
     assert adapt(model) == (model, [])
     assert adapt(model, num_classes=3, image_size=8)[1] == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_new_head_starts_at_zero_on_the_old_features(name):
-    model = awake(FAMILIES[name])
+def test_new_head_is_zero_and_features_are_kept(name):
+    model = random_model(FAMILIES[name])
     adapted, changes = adapt(model, num_classes=7)
-    images = probe(model.config)
+    images = random_images(model.config)
     assert torch.equal(adapted(images), torch.zeros(2, 7))
-    assert ("head", f"{model.config.num_classes} -> 7 classes") in told(changes)
+    assert ("head", f"{model.config.num_classes} -> 7 classes") in summary(changes)
     if name != "representation":
         assert torch.equal(adapted.features(images), model.features(images))
 
 
-def test_no_classes_means_features():
-    model = awake(VIT)
+def test_num_classes_0_returns_features():
+    model = random_model(VIT)
     adapted, _ = adapt(model, num_classes=0)
-    images = probe(VIT)
+    images = random_images(VIT)
     assert torch.equal(adapted(images), model.features(images))
 
 
-def test_a_new_head_drops_the_representation_layer_unless_it_is_kept():
-    model = awake(VIT.change(representation=5))
+def test_new_head_drops_representation_unless_kept():
+    model = random_model(VIT.change(representation=5))
     dropped, changes = adapt(model, num_classes=4)
     assert dropped.representation is None
-    assert told(changes) == [("pre_logits", "left out"), ("head", "3 -> 4 classes")]
+    assert summary(changes) == [("pre_logits", "dropped"), ("head", "3 -> 4 classes")]
     kept, changes = adapt(model, num_classes=4, keep_representation=True)
     assert torch.equal(kept.representation.weight, model.representation.weight)
-    assert told(changes) == [("head", "3 -> 4 classes")]
+    assert summary(changes) == [("head", "3 -> 4 classes")]
 
 
 @pytest.mark.parametrize(
-    "name", ["vit", "mean", "distilled", "registers", "sines", "relative", "2-D at every layer"]
+    "name", ["vit", "mean", "distilled", "registers", "sincos", "relative", "2-D at every layer"]
 )
-def test_stretching_ahead_of_time_is_stretching_on_the_fly(name):
-    model = awake(FAMILIES[name])
+def test_adapted_positions_equal_interpolation_in_forward(name):
+    model = random_model(FAMILIES[name])
     adapted, changes = adapt(model, image_size=(16, 12))
-    assert told(changes) == [("positions", "2 x 2 -> 4 x 3")]
+    assert summary(changes) == [("positions", "2 x 2 -> 4 x 3")]
     images = torch.randn(2, 3, 16, 12)
     torch.testing.assert_close(adapted(images), model(images), atol=1e-5, rtol=1e-5)
-    assert adapted.facts.preprocessing.size == (16, 12)
+    assert adapted.metadata.preprocessing.size == (16, 12)
 
 
-def test_gray_pictures_see_what_colored_ones_saw():
-    model = awake(VIT)
+def test_one_channel_equals_gray_rgb():
+    model = random_model(VIT)
     adapted, changes = adapt(model, channels=1)
     gray = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(adapted(gray), model(gray.expand(-1, 3, -1, -1)))
-    assert told(changes) == [("channels", "3 -> 1")]
-    assert adapted.facts.preprocessing.mean == (0.5,)
+    assert summary(changes) == [("channels", "3 -> 1")]
+    assert adapted.metadata.preprocessing.mean == (0.5,)
 
 
-def test_more_channels_keep_the_size_of_the_sum():
-    model = awake(VIT)
+def test_repeated_channels_preserve_the_sum():
+    model = random_model(VIT)
     adapted, _ = adapt(model, channels=6)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(adapted(images.repeat(1, 2, 1, 1)), model(images))
 
 
 @pytest.mark.parametrize("name", ["hybrid", "bit", "mixer", "conv stem"])
-def test_every_family_takes_other_channels(name):
-    adapted, _ = adapt(awake(FAMILIES[name]), channels=1)
-    assert adapted(probe(adapted.config)).shape == (2, 3)
+def test_every_family_adapts_to_one_channel(name):
+    adapted, _ = adapt(random_model(FAMILIES[name]), channels=1)
+    assert adapted(random_images(adapted.config)).shape == (2, 3)
 
 
-def test_larger_patches_of_larger_pictures_give_the_same_tokens():
-    """FlexiViT's promise: for enlarged pictures the resized kernels lose nothing."""
-    model = awake(VIT.change(image_size=16))
+def test_flexivit_resize_preserves_tokens():
+    """For enlarged patches, the resized kernels compute the same tokens."""
+    model = random_model(VIT.change(image_size=16))
     adapted, changes = adapt(model, patch_size=8, image_size=32)
-    assert told(changes) == [("patches", "4 -> 8 pixels")]
+    assert summary(changes) == [("patches", "4 -> 8 pixels")]
     images = torch.randn(2, 3, 16, 16)
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4)  # enlarge each patch by itself, as the method
     grown = F.interpolate(patches.flatten(0, 3)[:, None], (8, 8), mode="bilinear", antialias=True)
@@ -91,42 +91,44 @@ def test_larger_patches_of_larger_pictures_give_the_same_tokens():
     torch.testing.assert_close(adapted(grown), model(images), atol=1e-4, rtol=1e-4)
 
 
-def test_what_cannot_be_adapted_is_one_line():
+def test_impossible_adaptations_raise():
     with pytest.raises(ConfigError, match="does not fit a Mixer trained at 8"):
-        adapt(awake(FAMILIES["mixer"]), image_size=16)
-    with pytest.raises(ConfigError, match="patch_size can only be changed where"):
-        adapt(awake(FAMILIES["hybrid"]), patch_size=2)
+        adapt(random_model(FAMILIES["mixer"]), image_size=16)
+    with pytest.raises(ConfigError, match="patch_size can only be changed for a ViT"):
+        adapt(random_model(FAMILIES["hybrid"]), patch_size=2)
     with pytest.raises(ConfigError, match="is not a whole number of 4-pixel patches"):
-        adapt(awake(VIT), image_size=9)
+        adapt(random_model(VIT), image_size=9)
 
 
-def test_loading_tells_what_was_changed(tmp_path, capsys):
-    save(awake(VIT.change(representation=5)), tmp_path / "model", class_names=["a", "b", "c"])
+def test_load_logs_changes(tmp_path, capsys):
+    save(
+        random_model(VIT.change(representation=5)), tmp_path / "model", class_names=["a", "b", "c"]
+    )
     lines = []
-    model = load(tmp_path / "model", num_classes=7, image_size=16, tell=lines.append)
+    model = load(tmp_path / "model", num_classes=7, image_size=16, log=lines.append)
     assert "from" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["positions", "pre_logits", "head"]
     assert "2 x 2 -> 4 x 4" in lines[1]
-    assert "new, starts at zero" in lines[3]
-    assert model.facts.class_names == ()
+    assert "new, initialized to zero" in lines[3]
+    assert model.metadata.class_names == ()
     load(tmp_path / "model", image_size=16)
-    assert "stretched (google's way)" in capsys.readouterr().err
+    assert "interpolated (google)" in capsys.readouterr().err
     load(tmp_path / "model")
     assert capsys.readouterr().err == ""
 
 
-def test_class_names_stay_with_their_head(tmp_path):
-    save(awake(VIT), tmp_path, class_names=["a", "b", "c"])
-    model = load(tmp_path, image_size=16, tell=lambda line: None)
-    assert model.facts.class_names == ("a", "b", "c")
+def test_class_names_survive_resizing(tmp_path):
+    save(random_model(VIT), tmp_path, class_names=["a", "b", "c"])
+    model = load(tmp_path, image_size=16, log=lambda line: None)
+    assert model.metadata.class_names == ("a", "b", "c")
 
 
-def test_weights_can_be_run_under_their_authors_numerics(tmp_path):
+def test_load_overrides_numerics(tmp_path):
     config = VIT.change(numerics="transformers")
-    save(awake(config), tmp_path / "model", "huggingface")
+    save(random_model(config), tmp_path / "model", "huggingface")
     lines = []
-    model = load(tmp_path / "model", numerics="google", image_size=16, tell=lines.append)
-    authors, _ = adapt(awake(VIT), image_size=16)  # the same weights, in the authors' library
+    model = load(tmp_path / "model", numerics="google", image_size=16, log=lines.append)
+    authors, _ = adapt(random_model(VIT), image_size=16)
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model(images), authors(images))
     assert not torch.allclose(load(tmp_path / "model", image_size=16)(images), authors(images))
@@ -134,7 +136,7 @@ def test_weights_can_be_run_under_their_authors_numerics(tmp_path):
         ["numerics", "transformers", "->", "google"],
         ["positions", "2", "x", "2"],
     ]
-    assert lines[-1].endswith("stretched (google's way)")
+    assert lines[-1].endswith("interpolated (google)")
     assert load(tmp_path / "model", numerics=NUMERICS["timm"]).config.numerics == NUMERICS["timm"]
     with pytest.raises(ConfigError, match="unknown numerics 'googel'; did you mean 'google'"):
         load(tmp_path / "model", numerics="googel")

@@ -4,21 +4,21 @@ import sys
 
 import numpy as np
 import pytest
-from small_models import FAMILIES, VIT, awake, same_weights
+from small_models import FAMILIES, VIT, random_model, same_weights
 
 from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import convert as conversion
-from vitrail.checkpoints.convert import convert, starred
+from vitrail.checkpoints.convert import convert, star_layers
 from vitrail.cli import main
 
 
 @pytest.fixture
 def npz(tmp_path):
-    save(awake(VIT), tmp_path / "model.npz", "google")
+    save(random_model(VIT), tmp_path / "model.npz", "google")
     return tmp_path / "model.npz"
 
 
-def test_the_command_says_what_went_where_and_checks_the_result(npz, tmp_path, capsys):
+def test_convert_command_summarizes_and_verifies(npz, tmp_path, capsys):
     assert main(["convert", str(npz), str(tmp_path / "out"), "--to", "huggingface"]) == 0
     out = capsys.readouterr().out
     assert "encoderblock_*/LayerNorm_0/{scale,bias}" in out
@@ -26,26 +26,26 @@ def test_the_command_says_what_went_where_and_checks_the_result(npz, tmp_path, c
     assert max(len(line) for line in out.splitlines() if line.startswith("  ")) <= 100
     assert "logits on a probe image differ by 0.0e+00" in out
     assert out.splitlines()[-1] == f"done: {tmp_path / 'out'}"
-    assert same_weights(load(tmp_path / "out"), awake(VIT))
+    assert same_weights(load(tmp_path / "out"), random_model(VIT))
 
 
-def test_machines_get_every_tensor_by_name(npz, tmp_path, capsys):
+def test_convert_json_lists_every_tensor(npz, tmp_path, capsys):
     assert main(["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["difference"] == 0
     assert done["source_format"] == "google"
     assert [["cls"], ["cls_token"]] in done["tensors"]
-    assert len(done["tensors"]) == len(awake(VIT).state_dict())
+    assert len(done["tensors"]) == len(random_model(VIT).state_dict())
 
 
-def test_a_dry_run_writes_nothing(npz, tmp_path, capsys):
+def test_dry_run_writes_nothing(npz, tmp_path, capsys):
     command = ["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--dry-run"]
     assert main(command) == 0
     assert "nothing written" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_expressed_is_an_error_unless_allowed(npz, tmp_path, capsys):
+def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
     command = ["convert", str(npz), str(tmp_path / "out.pth"), "--to", "torchvision"]
     assert main(command) == 2
     assert "torchvision cannot express gelu='tanh'" in capsys.readouterr().err
@@ -53,40 +53,42 @@ def test_what_cannot_be_expressed_is_an_error_unless_allowed(npz, tmp_path, caps
     assert main([*command, "--allow-loss"]) == 0
     out = capsys.readouterr().out
     assert "lost: gelu='tanh'" in out
-    assert "note: preprocessing is not part of such a file" in out
+    assert "note: the file does not store the preprocessing" in out
     assert (tmp_path / "out.pth").exists()
 
 
-def test_weights_are_never_given_up(tmp_path):
-    save(awake(VIT.change(registers=2)), tmp_path / "source")
+def test_allow_loss_never_drops_weights(tmp_path):
+    save(random_model(VIT.change(registers=2)), tmp_path / "source")
     with pytest.raises(CheckpointError, match="google cannot express register tokens"):
         convert(tmp_path / "source", tmp_path / "out.npz", "google", allow_loss=True)
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_class_names_travel_in_foreign_files_too(tmp_path):
-    model = awake(VIT.change(numerics="timm"))
+def test_metadata_survives_foreign_safetensors(tmp_path):
+    model = random_model(VIT.change(numerics="timm"))
     save(model, tmp_path / "source", class_names=["cat", "dog", "owl"])
     convert(tmp_path / "source", tmp_path / "out.safetensors", "timm")
-    facts = load(tmp_path / "out.safetensors").facts
-    assert facts.class_names == ("cat", "dog", "owl")
-    assert facts.preprocessing == load(tmp_path / "source").facts.preprocessing
+    metadata = load(tmp_path / "out.safetensors").metadata
+    assert metadata.class_names == ("cat", "dog", "owl")
+    assert metadata.preprocessing == load(tmp_path / "source").metadata.preprocessing
 
 
-def test_another_family_says_which_formats_have_it(tmp_path):
-    save(awake(FAMILIES["mixer"]), tmp_path / "mixer")
-    with pytest.raises(CheckpointError, match="huggingface has no Mixer; formats that do: bundle"):
+def test_unsupported_family_lists_formats(tmp_path):
+    save(random_model(FAMILIES["mixer"]), tmp_path / "mixer")
+    with pytest.raises(
+        CheckpointError, match="huggingface does not support Mixer models; use one of bundle"
+    ):
         convert(tmp_path / "mixer", tmp_path / "out", "huggingface")
 
 
-def test_a_result_that_differs_takes_no_place(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "largest_difference", lambda one, other: 0.5)
-    with pytest.raises(CheckpointError, match="gives other logits"):
+def test_failed_verification_writes_nothing(npz, tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "max_difference", lambda one, other: 0.5)
+    with pytest.raises(CheckpointError, match="verification failed: logits differ"):
         convert(npz, tmp_path / "out", "bundle")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
 
 
-def test_an_old_result_is_replaced_only_by_a_whole_one(npz, tmp_path):
+def test_failed_conversion_keeps_the_old_file(npz, tmp_path):
     convert(npz, tmp_path / "out.npz", "google-older")
     before = (tmp_path / "out.npz").read_bytes()
     with np.load(tmp_path / "out.npz") as arrays:
@@ -100,20 +102,20 @@ def test_an_old_result_is_replaced_only_by_a_whole_one(npz, tmp_path):
     ("destination", "to", "message"),
     [
         ("out", "google", "a Google checkpoint is a file; try .*out.npz"),
-        ("out.npz", "timm", "only Google's files end in .npz"),
+        ("out.npz", "timm", "is Google's format only"),
         ("out", "torchvision", "a torchvision checkpoint is a file; try .*out.safetensors"),
         ("model.npz/out", "bundle", "cannot write"),
         ("model.npz", "bundle", "it is a file"),
     ],
 )
-def test_a_destination_of_the_wrong_kind_is_one_line(tmp_path, destination, to, message):
-    save(awake(VIT.change(numerics="timm")), tmp_path / "source")
-    save(awake(VIT), tmp_path / "model.npz", "google")
+def test_wrong_destination_raises(tmp_path, destination, to, message):
+    save(random_model(VIT.change(numerics="timm")), tmp_path / "source")
+    save(random_model(VIT), tmp_path / "model.npz", "google")
     with pytest.raises(CheckpointError, match=message):
         convert(tmp_path / "source", tmp_path / destination, to)
 
 
-def test_options_are_read_without_torch():
+def test_convert_help_does_not_import_torch():
     code = (
         "import sys\nfrom vitrail.cli import main\n"
         "try: main(['convert', '--help'])\nexcept SystemExit: pass\n"
@@ -136,5 +138,5 @@ def test_options_are_read_without_torch():
         ("stem.resnet.stages.0.1.conv2.weight", "stages.*.1.conv2"),
     ],
 )
-def test_only_numbers_of_layers_become_stars(name, expected):
-    assert expected in starred(name)
+def test_star_layers(name, expected):
+    assert expected in star_layers(name)

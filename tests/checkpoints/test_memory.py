@@ -1,4 +1,4 @@
-"""Loading takes the memory of the model and little more."""
+"""Peak memory of loading is close to the size of the model."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ FORMATS = {"model": "bundle", "model.npz": "google", "folder": "huggingface"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_loading_peaks_below_one_and_a_third_of_the_model(tmp_path):
+def test_peak_memory_of_loading(tmp_path):
     model = create("ViT-B/16")
     for name, format in FORMATS.items():
         save(model, tmp_path / name, format)

@@ -9,7 +9,7 @@ COUNT = 2000
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def test_no_broken_file_gets_further_than_one_line(tmp_path):
+def test_mutated_files_load_or_raise_one_line(tmp_path):
     script = Path(__file__).parent / "mutations.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), str(COUNT)],

@@ -1,5 +1,4 @@
-"""Through every pair of formats and back: the same weights to the last bit, as far as a format
-can express the model."""
+"""Round trips through every pair of formats are bit-exact if the formats support the model."""
 
 from pathlib import Path
 
@@ -8,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, VIT, awake, probe, same_weights
+from small_models import FAMILIES, VIT, random_images, random_model, same_weights
 
 from vitrail import CheckpointError, VitConfig, load, save
-from vitrail.checkpoints.save import losses
-from vitrail.checkpoints.shapes import other_numerics
+from vitrail.checkpoints.rules import unsupported_numerics
+from vitrail.checkpoints.save import list_losses
 from vitrail.models.build import build
 
 FILES = {
@@ -23,18 +22,18 @@ FILES = {
     "huggingface": "model",
     "torchvision": "model.pth",
 }
-QUIET = {"tell": lambda line: None}
+QUIET = {"log": lambda line: None}
 
 
 def through(model, format, folder):
-    """The model, written in a format and read again."""
+    """Save and load the model in a format."""
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / FILES[format], format)
     return load(folder / FILES[format], **QUIET).eval()
 
 
 def pairs():
-    """Every family with every pair of formats that can both express it."""
+    """Every family with every pair of formats that support it."""
     for name, config in FAMILIES.items():
         if isinstance(config, VitConfig):  # heads of usual width, which files need not state
             config = config.change(width=64, heads=1)
@@ -42,31 +41,31 @@ def pairs():
             for second in FILES:
                 peers = {first, second} & {"timm", "torchvision"}
                 suited = config.change(numerics="timm") if peers else config
-                if expresses(first, suited) and expresses(second, suited):
+                if supports(first, suited) and supports(second, suited):
                     yield pytest.param(suited, first, second, id=f"{name}, {first}, {second}")
 
 
-def expresses(format, config):
+def supports(format, config):
     try:
-        return not losses(build(config), format, Path(FILES[format]))
+        return not list_losses(build(config), format, Path(FILES[format]))
     except CheckpointError:
         return False  # no models of this family
 
 
 @pytest.mark.parametrize(("config", "first", "second"), [*pairs()])
-def test_weights_survive_every_pair_of_formats(tmp_path, config, first, second):
-    model = awake(config)
+def test_every_pair_of_formats_is_bit_exact(tmp_path, config, first, second):
+    model = random_model(config)
     middle = through(model, first, tmp_path / "one")
     last = through(middle, second, tmp_path / "two")
     assert same_weights(last, model)
-    images = probe(model.config)
+    images = random_images(model.config)
     with torch.no_grad():
         assert torch.equal(last(images), model(images))
 
 
 @st.composite
 def vits(draw):
-    """Small ViTs of all kinds."""
+    """Random small ViTs."""
     heads = draw(st.integers(1, 3))
     pool = draw(st.sampled_from(["cls", "mean", "map"]))
     patch = draw(st.sampled_from([2, 4, (2, 4)]))
@@ -97,10 +96,10 @@ def vits(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(config=vits(), format=st.sampled_from(sorted(FILES)))
-def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, config, format):
-    model = awake(config)
+def test_random_models_round_trip(tmp_path_factory, config, format):
+    model = random_model(config)
     folder = tmp_path_factory.mktemp("trip")
-    if losses(model, format, Path(FILES[format])):
+    if list_losses(model, format, Path(FILES[format])):
         with pytest.raises(CheckpointError, match="cannot express"):
             save(model, folder / FILES[format], format)
         assert list(folder.iterdir()) == []
@@ -108,8 +107,8 @@ def test_any_model_a_format_can_express_comes_back_the_same(tmp_path_factory, co
     # A .npz says no heads beside the query's shape, and others have our header: all is known.
     loaded = through(model, format, folder)
     assert same_weights(loaded, model)
-    assert other_numerics(loaded.config, model.config.numerics) == []
-    images = probe(config)
+    assert unsupported_numerics(loaded.config, model.config.numerics) == []
+    images = random_images(config)
     with torch.no_grad():
         assert torch.equal(loaded(images), model(images))
 
@@ -118,7 +117,7 @@ GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_golden_files_come_back_from_a_bundle_unchanged(golden, tmp_path, name):
+def test_golden_files_round_trip_through_a_bundle(golden, tmp_path, name):
     save(load(golden / f"{name}.npz"), tmp_path / "bundle")
     save(load(tmp_path / "bundle"), tmp_path / "again.npz", "google")
     before, after = np.load(golden / f"{name}.npz"), np.load(tmp_path / "again.npz")

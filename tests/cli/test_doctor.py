@@ -10,11 +10,11 @@ import pytest
 
 from vitrail.cli import doctor, main
 from vitrail.extras import EXTRAS
+from vitrail.formatting import GIB
 from vitrail.planning.diagnosis import conclusions, problems
 from vitrail.planning.machine import Disk, Machine, MachineMemory, Processor, memory_limit, quota
 from vitrail.planning.packages import Package, numbers, requirements
 from vitrail.planning.speed import Speeds, measure
-from vitrail.words import GIB
 
 ROOT = Path(__file__).parents[2]
 PROCESSOR = Processor(

@@ -43,7 +43,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle, capsys):
         ((), "serve what?"),
         (("{}", "tiny={}"), "two models are called 'tiny'"),
         (("=x{}",), "names no model"),
-        (("{}/gone",), "there is no file"),
+        (("{}/gone",), "file not found"),
         (("{}", "--port", "99999"), "port=99999 does not exist"),
         (("{}", "--host", "no.such.host.invalid"), "there is no address"),
         (("{}", "--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),

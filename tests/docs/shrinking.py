@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 
 # What the pages speak of, and what stands for it here.
 STANDS_FOR = {"builtin:sign-digits": "pictures/", "/data/imagenet": "pictures/"}

@@ -12,7 +12,7 @@ import torch
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
-from vitrail.checkpoints.heads import with_head, with_temperature
+from vitrail.checkpoints.adapt import with_head, with_temperature
 from vitrail.cli import main
 
 
@@ -29,7 +29,8 @@ def test_all_pictures_count_whatever_the_batch_size(trained):
     model, data = trained
     whole = vitrail.evaluate(model, data, batch_size=64)
     assert whole.samples == 41
-    assert whole.accuracy == vitrail.load(model).facts.provenance["test accuracy"]  # as in training
+    provenance = vitrail.load(model).metadata.provenance
+    assert whole.accuracy == provenance["test accuracy"]  # as in training
     for batch_size in (1, 7, 40):
         other = vitrail.evaluate(model, data, batch_size=batch_size)
         assert other.accuracy == whole.accuracy
@@ -121,7 +122,7 @@ def test_a_saved_temperature_calibrates_and_changes_no_answer(tmp_path, capsys):
     assert after.calibration.temperature == pytest.approx(1, abs=1e-3)
     assert after.outcome.loss <= before["loss"]
     scaled = vitrail.load(tmp_path / "calibrated")
-    stated = scaled.facts.provenance["temperature"]
+    stated = scaled.metadata.provenance["temperature"]
     assert stated == pytest.approx(before["calibration"]["temperature"], abs=1e-5)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(scaled.eval()(images) * stated, vitrail.load(model).eval()(images))
@@ -131,13 +132,13 @@ def test_a_calibrated_model_does_not_replace_another(trained, tmp_path, capsys):
     vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
     words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
     assert main(["evaluate", *words]) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 def test_temperatures_multiply(trained):
     model = vitrail.load(trained[0])
     twice = with_temperature(with_temperature(model, 2.0), 3.0)
-    assert twice.facts.provenance["temperature"] == 6.0
+    assert twice.metadata.provenance["temperature"] == 6.0
     torch.testing.assert_close(twice.head.weight * 6, model.head.weight)
 
 
@@ -150,7 +151,7 @@ def test_a_new_head_gives_its_logits_and_leaves_the_model_alone(changes):
     headed = with_head(model, weight, bias, ["a", "b", "c", "d"])
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(headed(images), model.features(images) @ weight.T + bias)
-    assert headed.facts.class_names == ("a", "b", "c", "d")
+    assert headed.metadata.class_names == ("a", "b", "c", "d")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 

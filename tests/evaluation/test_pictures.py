@@ -9,7 +9,7 @@ from PIL import Image
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import DataError
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.cli import main
 from vitrail.data.packing import pack
 from vitrail.data.sources import open_source, picture_bytes
@@ -39,7 +39,7 @@ def home(tmp_path_factory):
 
 def judged(model, data, split=None):
     """The pictures that a model would be judged by, as bytes, and the notes."""
-    source, notes = open_part(data, split, facts_of(vitrail.load(model)))
+    source, notes = open_part(data, split, get_metadata(vitrail.load(model)))
     return {picture_bytes(source, row) for row in range(len(source))}, notes
 
 
@@ -87,8 +87,8 @@ def test_the_same_place_is_the_same_set_though_its_pictures_were_resized(home, t
     shutil.copytree(home / "pictures", larger)
     for picture in larger.glob("*/*.png"):
         Image.open(picture).resize((9, 9)).save(picture)
-    facts = facts_of(vitrail.load(home / "usual"))
-    there = replace(facts, provenance={**facts.provenance, "data": f"{larger}/"})
+    metadata = get_metadata(vitrail.load(home / "usual"))
+    there = replace(metadata, provenance={**metadata.provenance, "data": f"{larger}/"})
     source, notes = open_part(larger, None, there)
     assert len(source) == 6
     assert notes[-1] == CHANGED
@@ -129,11 +129,11 @@ def test_training_pictures_in_another_folder_are_known_again(home, tmp_path):
 
 def test_where_nothing_is_recorded_the_risk_is_named(home):
     model = vitrail.load(home / "usual")
-    known = dict(facts_of(model).provenance)
+    known = dict(get_metadata(model).provenance)
     told = [{}, {"data": "elsewhere", "fingerprint": known["fingerprint"]}, {"samples": 3}]
     for provenance in told:
-        facts = replace(facts_of(model), provenance=provenance)
-        source, notes = open_part(home / "pictures", None, facts)
+        metadata = replace(get_metadata(model), provenance=provenance)
+        source, notes = open_part(home / "pictures", None, metadata)
         assert len(source) == 60
         assert notes[-1].startswith(UNKNOWN)
 

@@ -102,9 +102,9 @@ def test_progress_goes_to_the_end():
 def test_all_processes_call_the_model_equally_often(monkeypatch, broken):
     """Nine pictures in pairs over two processes: three batches and two."""
     calls = []
-    monkeypatch.setattr(module.parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(module.distributed, "world_size", lambda: 2)
     for rank in (0, 1):
-        monkeypatch.setattr(module.parallel, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(module.distributed, "rank", lambda rank=rank: rank)
         shapes = []
         calls.append(shapes)
         try:
@@ -124,7 +124,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[1])
 from test_quick import Grays, look, run
 from vitrail import DataError
-from vitrail.parallel import leave
+from vitrail.distributed import exit_process
 
 dist.init_process_group("gloo")
 dist.init_device_mesh("cpu", (2,))
@@ -140,7 +140,7 @@ except DataError as error:
 values = (got.samples, got.accuracy, got.confusion.tolist())
 print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, got.loss, flush=True)
 dist.destroy_process_group()
-leave(0)
+exit_process(0)
 """
 
 

@@ -15,7 +15,7 @@ from exportable import BASE, CONFIGS
 
 import vitrail
 from tiny_models import awake
-from vitrail import CheckpointError, ConfigError, Facts, Preprocessing
+from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing
 from vitrail.export import api, networks, programs
 from vitrail.export.api import export_model
 from vitrail.export.sessions import open_session
@@ -24,7 +24,7 @@ from vitrail.export.sessions import open_session
 @pytest.fixture
 def model():
     model = awake(BASE)
-    model.facts = Facts(
+    model.metadata = Metadata(
         preprocessing=Preprocessing(size=(8, 8), mean=(0.4,) * 3),
         class_names=("ant", "bee", "cat é"),
         provenance={"data": "insects", "steps": 3},

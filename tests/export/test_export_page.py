@@ -13,7 +13,7 @@ from exportable import BASE
 from PIL import Image
 
 from tiny_models import awake
-from vitrail import Facts, Preprocessing
+from vitrail import Metadata, Preprocessing
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.export.api import export_model
 
@@ -31,7 +31,7 @@ def script(words):
 @pytest.fixture(scope="module")
 def model():
     model = awake(BASE)
-    model.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=NAMES)
+    model.metadata = Metadata(preprocessing=Preprocessing(size=(8, 8)), class_names=NAMES)
     return model
 
 
@@ -47,7 +47,7 @@ def picture(tmp_path_factory):
 @pytest.fixture(scope="module")
 def chances(model, picture):
     """What vitrail itself says."""
-    how = model.facts.preprocessing
+    how = model.metadata.preprocessing
     with torch.no_grad():
         pixels = EvaluationTransform(preprocessing=how)(picture.read_bytes())
         return model(normalize(pixels[None], how))[0].softmax(0)

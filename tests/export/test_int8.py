@@ -9,8 +9,8 @@ from exportable import BASE, CONFIGS
 import vitrail
 from tiny_models import awake
 from tiny_runs import write_colors
-from vitrail import CheckpointError, ConfigError, Facts
-from vitrail.checkpoints.facts import facts_of
+from vitrail import CheckpointError, ConfigError, Metadata
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.export import guard, layers
 from vitrail.export.api import export_model
 from vitrail.export.guard import measure
@@ -28,8 +28,8 @@ def colors(tmp_path_factory):
 @pytest.fixture
 def model(colors):
     model = awake(WIDE)
-    model.facts = Facts(
-        preprocessing=facts_of(model).preprocessing, provenance={"data": str(colors)}
+    model.metadata = Metadata(
+        preprocessing=get_metadata(model).preprocessing, provenance={"data": str(colors)}
     )
     return model
 
@@ -90,11 +90,11 @@ def test_a_loss_beyond_the_guard_is_refused_with_both_accuracies(model, tmp_path
 
 
 def test_without_pictures_there_is_no_int8(model, tmp_path):
-    model.facts = Facts(preprocessing=model.facts.preprocessing)
+    model.metadata = Metadata(preprocessing=model.metadata.preprocessing)
     with pytest.raises(ConfigError, match=r"must be measured; give --data"):
         export_model(model, tmp_path / "model.onnx", int8=True)
     gone = {"data": str(tmp_path / "gone")}
-    model.facts = Facts(preprocessing=model.facts.preprocessing, provenance=gone)
+    model.metadata = Metadata(preprocessing=model.metadata.preprocessing, provenance=gone)
     with pytest.raises(ConfigError, match=r"training cannot be opened: .*gone.*; give --data"):
         export_model(model, tmp_path / "model.onnx", int8=True)
 

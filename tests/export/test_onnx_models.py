@@ -14,8 +14,8 @@ from vitrail.export.graph import Graph, whole
 from vitrail.export.onnx_file import to_onnx
 from vitrail.export.positions import resize_of
 from vitrail.export.sessions import open_session
-from vitrail.models.checks import pair
-from vitrail.models.grids import METHODS, interpolation
+from vitrail.models.config import pair
+from vitrail.models.pos_embed import RESIZE_METHODS, interpolation_matrix
 
 
 def sizes(config):
@@ -46,7 +46,7 @@ def test_one_file_gives_the_models_numbers_at_any_size_and_number_of_images(kind
                 assert difference < 2e-5, (size, count)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RESIZE_METHODS)
 @pytest.mark.parametrize("old", [1, 2, 7, 14, 37])
 def test_matrices_of_the_graph_are_those_of_the_model(method, old):
     graph = Graph()
@@ -61,7 +61,7 @@ def test_matrices_of_the_graph_are_those_of_the_model(method, old):
     )
     for new in (*range(1, 40), 64, 100, 391):
         (found,) = session.run(None, {"new": np.array([new])})
-        expected = interpolation(old, new, method, like=torch.zeros(1)).numpy()
+        expected = interpolation_matrix(old, new, method, like=torch.zeros(1)).numpy()
         assert np.abs(found - expected).max() < bound, new
 
 

@@ -6,7 +6,7 @@ import torch
 from exportable import BASE
 
 from tiny_models import awake
-from vitrail import ConfigError, Facts, Preprocessing
+from vitrail import ConfigError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.export.graph import Graph
@@ -67,7 +67,7 @@ def test_a_file_with_preprocessing_takes_the_pixels_of_a_picture():
 
 def test_what_no_library_has_is_refused_here_too():
     model = awake(BASE)
-    model.facts = Facts(
+    model.metadata = Metadata(
         preprocessing=Preprocessing(size=(8, 8), interpolation="lanczos", antialias=False)
     )
     with pytest.raises(ConfigError, match="lanczos without antialiasing does not exist"):

@@ -6,7 +6,7 @@ import torch
 from exportable import BASE, CONFIGS
 
 from tiny_models import awake
-from vitrail import CheckpointError, ConfigError, DataError, Facts, Preprocessing
+from vitrail import CheckpointError, ConfigError, DataError, Metadata, Preprocessing
 from vitrail.export import sessions
 from vitrail.export.onnx_file import to_onnx
 from vitrail.export.sessions import OnnxEngine, engine_for
@@ -15,7 +15,9 @@ from vitrail.export.sessions import OnnxEngine, engine_for
 @pytest.fixture
 def model():
     model = awake(BASE)
-    model.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=("ant", "bee", "cat"))
+    model.metadata = Metadata(
+        preprocessing=Preprocessing(size=(8, 8)), class_names=("ant", "bee", "cat")
+    )
     return model
 
 
@@ -35,7 +37,7 @@ def test_an_engine_is_the_model_of_its_file(model, tmp_path):
         torch.testing.assert_close(
             engine.features(images), model.features(images), rtol=1e-4, atol=1e-5
         )
-    assert engine.facts == model.facts
+    assert engine.metadata == model.metadata
     assert engine.config == model.config
     assert (engine.name, engine.channels, engine.num_classes) == ("onnx", 3, 3)
 
@@ -112,7 +114,7 @@ def test_the_second_time_the_engine_comes_from_the_cache(model, cache, kind, mon
     assert first.name == second.name == kind
     images = torch.randn(2, 3, 8, 8)
     assert torch.equal(first(images), second(images))
-    assert second.facts == model.facts
+    assert second.metadata == model.metadata
 
 
 def test_other_weights_names_or_kinds_have_other_files(model, cache):
@@ -120,8 +122,10 @@ def test_other_weights_names_or_kinds_have_other_files(model, cache):
     engine_for(model, "onnx-int8")
     model.head.bias.data[0] += 1
     engine_for(model, "onnx")
-    model.facts = Facts(preprocessing=model.facts.preprocessing, class_names=("a", "b", "c"))
-    assert engine_for(model, "onnx").facts.class_names == ("a", "b", "c")
+    model.metadata = Metadata(
+        preprocessing=model.metadata.preprocessing, class_names=("a", "b", "c")
+    )
+    assert engine_for(model, "onnx").metadata.class_names == ("a", "b", "c")
     assert len(list(cache.iterdir())) == 4
 
 

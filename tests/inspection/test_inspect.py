@@ -13,7 +13,7 @@ from PIL import Image
 import vitrail
 from tiny_runs import write_colors
 from vitrail import ConfigError, DataError, VisionTransformer
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.cli import main
 from vitrail.cli.inspect import Method
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -21,7 +21,7 @@ from vitrail.data.sources import open_source
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
 from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_where_several_classes_may_apply_their_probabilities_are_their_own(model
     once = photo(tmp_path / "a.png")
     (one,) = vitrail.inspect_model(model, [once]).looks
     assert sum(chance for _, chance in one.classes) == pytest.approx(1)
-    model.facts = Facts(preprocessing=preset("google", (16, 16)), multi_label=True)
+    model.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
     found = vitrail.inspect_model(model, [once])
     assert found.multi_label
     odds = {name: math.log(chance / (1 - chance)) for name, chance in found.looks[0].classes}

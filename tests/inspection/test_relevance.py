@@ -24,8 +24,8 @@ from vitrail.inspection.relevance import (
     random_map,
     relevance,
 )
-from vitrail.models import encoder, pooling
-from vitrail.models.names import name_of
+from vitrail.models import attention, pooling
+from vitrail.models.registry import name_of
 
 SHAPES = {
     "plain": {},
@@ -85,8 +85,9 @@ def dense(model, images, classes, monkeypatch):
     expected = model(images)
     with monkeypatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", written_out)
-        patch.setattr(encoder, "bare", lambda layer: False)  # keys and values in all layers
-        patch.setattr(pooling, "bare", lambda layer: False)
+        # compute keys and values in all layers
+        patch.setattr(attention, "is_plain_linear", lambda layer: False)
+        patch.setattr(pooling, "is_plain_linear", lambda layer: False)
         logits = model(images)
     torch.testing.assert_close(logits, expected)
     logits[torch.arange(len(images)), classes].sum().backward()
@@ -102,7 +103,7 @@ def dense(model, images, classes, monkeypatch):
     elif config.pool == "mean":
         row[:, config.num_prefix :] = 1 / (tokens - config.num_prefix)
     else:
-        row[:, : config.placed_prefix] = 1 / config.placed_prefix
+        row[:, : config.num_class_tokens] = 1 / config.num_class_tokens
     model.zero_grad()
     return layers, row
 

@@ -25,7 +25,7 @@ def by_hand(model, images, fuse="mean", discard=0.0):
             fused = FUSES[fuse](layer, axis=0)
             lowest = np.argsort(fused, axis=None)[: int(discard * fused.size)]
             for row, column in zip(*np.unravel_index(lowest, fused.shape), strict=True):
-                if column >= config.placed_prefix:
+                if column >= config.num_class_tokens:
                     fused[row, column] = 0
             fused = fused + np.eye(len(fused))
             fused = np.array([row / row.sum() for row in fused])

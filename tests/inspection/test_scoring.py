@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import preset
 from vitrail.inspection import layers, scoring
 from vitrail.inspection.relevance import METHODS
@@ -22,7 +22,7 @@ from vitrail.inspection.scoring import (
     score,
 )
 
-FACTS = Facts(preprocessing=preset("google", (4, 6)))
+FACTS = Metadata(preprocessing=preset("google", (4, 6)))
 
 
 class LooksAtOnePatch(nn.Module):
@@ -30,7 +30,7 @@ class LooksAtOnePatch(nn.Module):
 
     def __init__(self, row, column, sure=50.0):
         super().__init__()
-        self.config, self.facts = SimpleNamespace(num_classes=2), FACTS
+        self.config, self.metadata = SimpleNamespace(num_classes=2), FACTS
         self.where = (slice(None), slice(None), *(slice(2 * i, 2 * i + 2) for i in (row, column)))
         self.sure = sure
         self.batches = []
@@ -202,9 +202,9 @@ def test_the_center_is_that_of_the_picture_whatever_the_stem(tiny):
 
 def test_where_several_classes_may_apply_each_has_its_own_probability(trained):
     logits = torch.tensor([[0.0, 2.0, -1.0]])
-    torch.testing.assert_close(facts_of(trained).probabilities(logits), logits.softmax(1))
-    trained.facts = Facts(preprocessing=preset("google", (16, 16)), multi_label=True)
-    torch.testing.assert_close(facts_of(trained).probabilities(logits), logits.sigmoid())
+    torch.testing.assert_close(get_metadata(trained).probabilities(logits), logits.softmax(1))
+    trained.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
+    torch.testing.assert_close(get_metadata(trained).probabilities(logits), logits.sigmoid())
     images, classes = torch.randn(1, 3, 16, 16), torch.tensor([1])
     found = insertion_deletion(trained, images, torch.rand(1, 4, 4), classes, steps=2)
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_an_order_found_by_trying_beats_a_random_one():
     weights = torch.randn(4, 4)  # the true importance of each patch of a bag of patches
 
     class Bag(nn.Module):
-        config, facts = SimpleNamespace(num_classes=2), FACTS
+        config, metadata = SimpleNamespace(num_classes=2), FACTS
 
         def forward(self, images):
             patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))  # (B, 4, 4)

@@ -9,7 +9,7 @@ import torch
 from vitrail import BitConfig, MixerConfig, VitConfig, load
 from vitrail.inspection.weights import filters, mixing, position_similarity, principal
 from vitrail.models.build import build
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 
 VIT = VitConfig(
     depth=2, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3
@@ -53,7 +53,7 @@ def test_filters_are_the_principal_components_of_the_first_kernels(name):
     config, path = FIRST[name]
     model = made(config)
     layer = model.get_submodule(path)
-    kernels = layer.standardized() if hasattr(layer, "standardized") else layer.weight
+    kernels = layer.standardized_weight() if hasattr(layer, "standardized_weight") else layer.weight
     found = filters(model, count=10)
     count = len(found.components)
     directions, explained = plainly(kernels, count)
@@ -127,7 +127,7 @@ def test_positions_are_compared_by_cosine(changes, grid):
     position = model.encoder.positions[0] if len(model.encoder.positions) else model.position
     (tiles,) = position_similarity(model, grid)
     grid = grid or (3, 5)
-    rows = position.at(grid)[model.config.placed_prefix :].tolist()
+    rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
     assert tiles.similarity.shape == (*grid, *grid)
     np.testing.assert_allclose(tiles.similarity, by_loops(rows, grid), atol=1e-6)
 

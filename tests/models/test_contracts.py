@@ -1,7 +1,6 @@
-"""What every model promises, whatever its name.
+"""Contracts that hold for every named model and every option.
 
-Shapes are checked for each name at its full size on the meta device, where nothing is computed.
-Values are checked on tiny copies that keep everything that is particular about a model.
+Shapes are checked at full size on the meta device, values on tiny copies of each architecture.
 """
 
 import copy
@@ -13,13 +12,13 @@ from torch.nn import functional
 
 from tiny_models import awake
 from vitrail import BitConfig, DataError, VisionTransformer, VitConfig, create
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 
 VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
 
 
 def tiny_copy(config):
-    """The same kind of model with as little of everything as shows its kind."""
+    """The same architecture with the smallest sizes that keep its structure."""
     if isinstance(config, BitConfig):
         return config.change(blocks=(1, 1, 1, 1), width_factor=1, num_classes=3)
     small = {"depth": 2, "width": 16, "num_classes": 3}
@@ -32,7 +31,7 @@ def tiny_copy(config):
     return config.change(**small)
 
 
-# Different names may have equal tiny copies: each is tested once, under its first name.
+# Equal tiny copies of different models are tested once.
 TINY = {}
 for name in ("ViT-B/16", "R50+ViT-B/16", *CONFIGURATIONS):
     if (small := tiny_copy(CONFIGURATIONS[name])) not in TINY.values():
@@ -73,7 +72,7 @@ BASE = TINY["ViT-B/16"].change(patch_size=4, image_size=8, width=16)
 TINY |= {name: BASE.change(**changes) for name, changes in VARIANTS.items()}
 
 
-def pictures(config, count=2):
+def make_images(config, count=2):
     size = config.image_size
     size = (size, size) if isinstance(size, int) else size
     if isinstance(config, BitConfig):
@@ -82,10 +81,10 @@ def pictures(config, count=2):
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_shapes_are_as_promised(name):
+def test_output_shapes(name):
     config = CONFIGURATIONS[name]
     with torch.device("meta"):
-        model, images = create(name), pictures(config)
+        model, images = create(name), make_images(config)
         assert model(images).shape == (2, 1000)
         assert model.features(images).shape == (2, config.num_features)
         tokens = model.tokens(images)
@@ -98,37 +97,38 @@ def test_shapes_are_as_promised(name):
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_attention_maps_have_a_row_for_each_token(name):
+def test_attention_map_shapes(name):
     config = CONFIGURATIONS[name]
     with torch.device("meta"):
-        maps = create(name).attention_maps(pictures(config), heads=[0, 1])
+        maps = create(name).attention_maps(make_images(config), heads=[0, 1])
         shapes = {each.shape for each in maps}
     assert shapes == {(2, 2, config.num_tokens, config.num_tokens)}
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_weight_gets_a_gradient(name):
-    model, images = awake(TINY[name]).train(), pictures(TINY[name])
+def test_every_parameter_gets_a_gradient(name):
+    model, images = awake(TINY[name]).train(), make_images(TINY[name])
     functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
-    unmoved = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # A bias on the keys shifts all scores of a query alike, so its gradient is rounding noise,
-    # but never missing; nothing else may be still.
-    assert unmoved == []
+    without_gradient = [
+        n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()
+    ]
+    # The bias of the keys cancels in the softmax, so its gradient is rounding noise, not None.
+    assert without_gradient == []
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_forward_is_head_of_features(name):
+def test_forward_without_head_returns_features(name):
     config = (
         TINY[name].change(num_classes=0) if name != "everything" else BASE.change(num_classes=0)
     )
-    model, images = awake(config), pictures(config)
+    model, images = awake(config), make_images(config)
     assert torch.equal(model(images), model.features(images))
     assert model.features(images).shape == (2, config.num_features)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_layers_end_where_features_begin(name):
-    model, images = awake(TINY[name]), pictures(TINY[name])
+def test_last_layer_matches_encode(name):
+    model, images = awake(TINY[name]), make_images(TINY[name])
     *_, last = model.layers(images)
     if isinstance(model, VisionTransformer):
         torch.testing.assert_close(model.encoder.norm(last), model.encode(images))
@@ -137,26 +137,26 @@ def test_layers_end_where_features_begin(name):
 
 
 @pytest.mark.parametrize("name", [n for n, c in TINY.items() if isinstance(c, VitConfig)])
-def test_attention_maps_are_what_the_fused_path_used(name):
-    model, images = awake(TINY[name]), pictures(TINY[name])
-    tokens, grid = model.tokens_and_grid(images)
-    for index, (block, seen) in enumerate(
+def test_attention_maps_match_fused_attention(name):
+    model, images = awake(TINY[name]), make_images(TINY[name])
+    tokens, grid = model.prepare_tokens(images)
+    for index, (block, weights) in enumerate(
         zip(model.encoder.blocks, model.attention_maps(images), strict=True)
     ):
-        entered, relative = model.encoder.enter(index, tokens, grid)
-        torch.testing.assert_close(seen.sum(dim=-1), torch.ones(seen.shape[:-1]))
-        attention, normed = block.attention, block.norm1(entered)
+        inputs, relative = model.encoder.layer_inputs(index, tokens, grid)
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
+        attention, normed = block.attention, block.norm1(inputs)
         _, _, value = attention.query_key_value(normed)
-        mixed = attention.merge((seen @ value).transpose(1, 2).flatten(2))
+        mixed = attention.merge((weights @ value).transpose(1, 2).flatten(2))
         torch.testing.assert_close(mixed, attention(normed, relative), atol=1e-5, rtol=1e-5)
-        chosen = block.attention_map(entered, relative, heads=[1])
-        torch.testing.assert_close(chosen, seen[:, [1]])
-        tokens = block(entered, relative)
+        one_head = attention.attention_map(normed, relative, heads=[1])
+        torch.testing.assert_close(one_head, weights[:, [1]])
+        tokens = block(inputs, relative)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_state_dict_is_all_there_is(name):
-    model, images = awake(TINY[name]), pictures(TINY[name])
+def test_state_dict_is_complete(name):
+    model, images = awake(TINY[name]), make_images(TINY[name])
     other = awake(TINY[name], seed=1)
     assert not torch.equal(other(images), model(images))
     other.load_state_dict(copy.deepcopy(model.state_dict()))
@@ -168,8 +168,8 @@ KINDS = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-S/16", "relative", "eve
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_compilers_see_one_graph(name):
-    model, images = awake(TINY[name]), pictures(TINY[name])
+def test_models_compile_without_graph_breaks(name):
+    model, images = awake(TINY[name]), make_images(TINY[name])
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -178,8 +178,8 @@ def test_compilers_see_one_graph(name):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's own compiler needs g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch warns of itself
-def test_the_default_compiler_keeps_the_logits(tiny):
-    model, images = awake(tiny), pictures(tiny)
+def test_inductor_matches_eager(tiny):
+    model, images = awake(tiny), make_images(tiny)
     torch.compiler.reset()
     with torch.no_grad():
         torch.testing.assert_close(
@@ -188,17 +188,17 @@ def test_the_default_compiler_keeps_the_logits(tiny):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_exported_programs_give_the_same_logits_for_any_batch(name):
-    model, images = awake(TINY[name]), pictures(TINY[name])
+def test_torch_export_with_dynamic_batch(name):
+    model, images = awake(TINY[name]), make_images(TINY[name])
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(model, (images,), dynamic_shapes={"images": {0: batch}})
-    more = pictures(TINY[name], count=5)
+    more = make_images(TINY[name], count=5)
     torch.testing.assert_close(program.module()(more), model(more), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "relative", "everything"])
-def test_checkpointing_changes_memory_and_nothing_else(name):
-    model, images = awake(TINY[name]).train(), pictures(TINY[name])
+def test_checkpointing_does_not_change_gradients(name):
+    model, images = awake(TINY[name]).train(), make_images(TINY[name])
     grads = []
     for switch in (False, True):
         model.encoder.checkpointing = switch
@@ -214,17 +214,17 @@ def test_checkpointing_changes_memory_and_nothing_else(name):
     ("images", "message"),
     [
         (torch.rand(2, 1, 8, 8), r"shape \(2, 1, 8, 8\) does not fit a model of 3 channels"),
-        (torch.rand(3, 8, 8), r"it takes \(images, 3, height, width\)"),
+        (torch.rand(3, 8, 8), r"expected \(images, 3, height, width\)"),
         (torch.rand(2, 3, 8, 9), "images of 8x9 pixels are not a whole number of 4-pixel"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "torch.uint8 is not normalized"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused_in_one_line(tiny, images, message):
+def test_invalid_batches_raise_data_error(tiny, images, message):
     with pytest.raises(DataError, match=message):
         awake(tiny)(images)
 
 
-def test_mixer_says_that_its_size_is_fixed():
+def test_mixer_rejects_other_image_sizes():
     config = TINY["Mixer-S/16"]
     with pytest.raises(DataError, match="tied to image_size=32"):
         awake(config)(torch.rand(1, 3, 48, 48))

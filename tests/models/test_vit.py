@@ -1,4 +1,4 @@
-"""What the equations say, checked against the plainest way to write them."""
+"""The Vision Transformer and its parts against straightforward implementations."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from vitrail import ConfigError, DataError, VisionTransformer, create
 from vitrail.models.build import build
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Block, Branch, drop_path
-from vitrail.models.initialization import initialize
+from vitrail.models.init import initialize
 from vitrail.models.resnet import StandardizedConv2d, pad_same
 
 
-def awake(config):
+def random_model(config):
     model = build(config, device="cpu")
     initialize(model)
     for parameter in model.parameters():
@@ -20,7 +20,7 @@ def awake(config):
     return model.eval().double()
 
 
-def plain_vit(model, images):
+def reference_vit(model, images):
     """Equations 1 to 4, one image, one head and one patch at a time."""
     config, state = model.config, model.state_dict()
     size, logits = config.patch_size, []
@@ -33,14 +33,14 @@ def plain_vit(model, images):
         tokens = tokens + state["stem.projection.bias"]
         tokens = torch.cat([state["cls_token"], tokens]) + state["position.table"]
         for index in range(config.depth):
-            tokens = plain_block(f"encoder.blocks.{index}.", state, tokens, config)
-        last = plain_norm(tokens, state, "encoder.norm.", config)[0]
+            tokens = reference_block(f"encoder.blocks.{index}.", state, tokens, config)
+        last = reference_norm(tokens, state, "encoder.norm.", config)[0]
         logits.append(state["head.weight"] @ last + state["head.bias"])
     return torch.stack(logits)
 
 
-def plain_block(name, state, tokens, config):
-    normed = plain_norm(tokens, state, name + "norm1.", config)
+def reference_block(name, state, tokens, config):
+    normed = reference_norm(tokens, state, name + "norm1.", config)
     qkv = normed @ state[name + "attention.qkv.weight"].T + state[name + "attention.qkv.bias"]
     query, key, value = qkv.split(config.width, dim=1)
     heads = []
@@ -50,35 +50,37 @@ def plain_block(name, state, tokens, config):
         heads.append(scores.softmax(dim=1) @ value[:, channels])
     mixed = torch.cat(heads, dim=1) @ state[name + "attention.merge.weight"].T
     tokens = tokens + mixed + state[name + "attention.merge.bias"]
-    hidden = plain_norm(tokens, state, name + "norm2.", config) @ state[name + "mlp.fc1.weight"].T
+    hidden = (
+        reference_norm(tokens, state, name + "norm2.", config) @ state[name + "mlp.fc1.weight"].T
+    )
     hidden = hidden + state[name + "mlp.fc1.bias"]
     curve = (2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)
     hidden = 0.5 * hidden * (1 + torch.tanh(curve))
     return tokens + hidden @ state[name + "mlp.fc2.weight"].T + state[name + "mlp.fc2.bias"]
 
 
-def plain_norm(tokens, state, name, config):
+def reference_norm(tokens, state, name, config):
     centered = tokens - tokens.mean(dim=1, keepdim=True)
     variance = centered.square().mean(dim=1, keepdim=True)
     normed = centered / (variance + config.numerics.norm_eps).sqrt()
     return normed * state[name + "weight"] + state[name + "bias"]
 
 
-def test_the_model_is_the_papers_equations(tiny):
-    model = awake(tiny)
+def test_forward_matches_paper_equations(tiny):
+    model = random_model(tiny)
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(model(images), plain_vit(model, images), atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(model(images), reference_vit(model, images), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
     "kind", [{}, {"distillation": True}, {"position": "relative"}, {"qkv_bias": False}]
 )
-def test_leaving_out_what_nobody_reads_changes_nothing(tiny, kind):
-    model = awake(tiny.change(**kind))
+def test_computing_only_head_tokens_keeps_logits_and_gradients(tiny, kind):
+    model = random_model(tiny.change(**kind))
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     outcomes = []
-    for read in (model.read, None):
-        model.read = read
+    for read in (model.head_tokens, None):
+        model.head_tokens = read
         model.zero_grad()
         logits = model(images)
         logits.square().sum().backward()
@@ -87,19 +89,19 @@ def test_leaving_out_what_nobody_reads_changes_nothing(tiny, kind):
         torch.testing.assert_close(short, full, atol=1e-9, rtol=1e-9)
 
 
-def test_an_untrained_model_has_no_opinion(tiny):
+def test_initial_logits_are_zero(tiny):
     assert torch.equal(VisionTransformer(tiny)(torch.rand(2, 3, 8, 8)), torch.zeros(2, 3))
 
 
-def test_the_representation_layer_ends_in_tanh(tiny):
-    model = awake(tiny.change(representation=5))
+def test_representation_layer_ends_in_tanh(tiny):
+    model = random_model(tiny.change(representation=5))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     pooled = model.pool(model.encode(images))
     torch.testing.assert_close(model.features(images), torch.tanh(model.representation(pooled)))
 
 
-def test_mean_pooling_comes_after_the_norm_and_leaves_registers_out(tiny):
-    model = awake(tiny.change(pool="mean", registers=2))
+def test_mean_pooling_follows_norm_and_skips_registers(tiny):
+    model = random_model(tiny.change(pool="mean", registers=2))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     *_, last = model.layers(images)
     expected = model.encoder.norm(last)[:, 2:].mean(dim=1)
@@ -107,14 +109,14 @@ def test_mean_pooling_comes_after_the_norm_and_leaves_registers_out(tiny):
 
 
 def test_registers_have_no_position(tiny):
-    model = awake(tiny.change(registers=2))
+    model = random_model(tiny.change(registers=2))
     tokens = model.tokens(torch.randn(1, 3, 8, 8, dtype=torch.float64))[0]
     torch.testing.assert_close(tokens[0], model.cls_token[0] + model.position.table[0])
     assert torch.equal(tokens[1:3], model.registers)
 
 
-def test_attention_pooling_is_a_weighted_mean_of_values(tiny):
-    model = awake(tiny.change(pool="map"))
+def test_attention_pool_is_weighted_mean_of_values(tiny):
+    model = random_model(tiny.change(pool="map"))
     tokens = torch.randn(2, 5, 8, dtype=torch.float64)
     pool = model.pool
     weights = pool.attention_map(tokens)
@@ -124,24 +126,24 @@ def test_attention_pooling_is_a_weighted_mean_of_values(tiny):
     torch.testing.assert_close(pool(tokens), pooled + pool.mlp(pool.norm(pooled)))
 
 
-def test_a_distilled_model_answers_with_the_mean_of_its_two_opinions(tiny):
-    model = awake(tiny.change(distillation=True))
+def test_distilled_logits_are_the_mean_of_both_heads(tiny):
+    model = random_model(tiny.change(distillation=True))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    one, other = model.two_opinions(images)
-    torch.testing.assert_close(model(images), (one + other) / 2)
-    torch.testing.assert_close(one, model.head(model.features(images)))
+    by_class, by_distillation = model.distillation_logits(images)
+    torch.testing.assert_close(model(images), (by_class + by_distillation) / 2)
+    torch.testing.assert_close(by_class, model.head(model.features(images)))
 
 
-def test_gelu_and_epsilon_are_part_of_the_description(tiny):
+def test_numerics_change_logits(tiny):
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    model = awake(tiny)
+    model = random_model(tiny)
     for name in ("timm", "transformers"):
-        other = awake(tiny.change(numerics=name))
+        other = random_model(tiny.change(numerics=name))
         other.load_state_dict(model.state_dict())
         assert (other(images) - model(images)).abs().max() > 1e-6
 
 
-def test_dropout_is_in_the_papers_places(tiny):
+def test_dropout_placement(tiny):
     """After adding positions, and after every dense layer but q, k and v (appendix B.1)."""
     model = VisionTransformer(tiny.change(dropout=0.5))
     block: Block = model.encoder.blocks[0]
@@ -160,14 +162,14 @@ def test_dropout_is_in_the_papers_places(tiny):
 
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
 @pytest.mark.parametrize("family", ["vit", "mixer"])
-def test_dropping_is_felt_in_training_and_nowhere_else(tiny, family, kind):
+def test_dropout_and_drop_path_are_active_in_training_only(tiny, family, kind):
     if family == "mixer":
         if kind == "dropout":
             return
         config = create("Mixer-S/16", depth=2, width=8, image_size=32, num_classes=3).config
     else:
         config = tiny
-    model = awake(config.change(**{kind: 0.5})).float()
+    model = random_model(config.change(**{kind: 0.5})).float()
     images = torch.randn(8, 3, *(32, 32) if family == "mixer" else (8, 8))
     assert torch.equal(model(images), model(images))
     model.train()
@@ -175,8 +177,8 @@ def test_dropping_is_felt_in_training_and_nowhere_else(tiny, family, kind):
 
 
 @pytest.mark.parametrize("place", ["dropout", "encoder.blocks.0.mlp.dropout"])
-def test_each_dropout_is_in_the_way_of_the_tokens(tiny, place):
-    model = awake(tiny)
+def test_each_dropout_affects_the_logits(tiny, place):
+    model = random_model(tiny)
     images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
     before = model(images)
     dropout = model.get_submodule(place)
@@ -185,8 +187,8 @@ def test_each_dropout_is_in_the_way_of_the_tokens(tiny, place):
     assert not torch.allclose(model(images), before)
 
 
-def test_the_convolutional_stem_is_convolutions_norms_and_relus(tiny):
-    model = awake(tiny.change(stem="conv"))
+def test_conv_stem_matches_functional_ops(tiny):
+    model = random_model(tiny.change(stem="conv"))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     stem = model.stem
     expected = images
@@ -199,8 +201,8 @@ def test_the_convolutional_stem_is_convolutions_norms_and_relus(tiny):
     torch.testing.assert_close(stem(images), expected.permute(0, 2, 3, 1))
 
 
-def test_the_attention_pool_does_not_read_registers(tiny):
-    model = awake(tiny.change(pool="map", registers=2))
+def test_attention_pool_ignores_registers(tiny):
+    model = random_model(tiny.change(pool="map", registers=2))
     tokens = torch.randn(2, 6, 8, dtype=torch.float64)
     changed = tokens.clone()
     changed[:, :2] = 0
@@ -209,14 +211,14 @@ def test_the_attention_pool_does_not_read_registers(tiny):
 
 
 def test_swiglu_gates_with_its_first_half(tiny):
-    mlp = awake(tiny.change(mlp="swiglu")).encoder.blocks[0].mlp
+    mlp = random_model(tiny.change(mlp="swiglu")).encoder.blocks[0].mlp
     tokens = torch.randn(3, 8, dtype=torch.float64)
     both = mlp.fc1(tokens)
     torch.testing.assert_close(mlp(tokens), mlp.fc2(F.silu(both[:, :16]) * both[:, 16:]))
 
 
 @pytest.mark.parametrize("name", ["ViT-Mu/4", "Mixer-S/16", "BiT-R50x1"])
-def test_checkpointing_computes_blocks_again(name):
+def test_checkpointing_recomputes_blocks(name):
     small = {"BiT-R50x1": {"blocks": (1, 1)}, "Mixer-S/16": {"depth": 2}}.get(name, {"depth": 2})
     model = create(name, num_classes=3, image_size=32, **small)
     block = next(
@@ -231,8 +233,8 @@ def test_checkpointing_computes_blocks_again(name):
         assert len(calls) == expected
 
 
-def test_autocast_keeps_the_residual_stream_exact(tiny):
-    model = awake(tiny).float()
+def test_autocast_keeps_residual_stream_in_float32(tiny):
+    model = random_model(tiny).float()
     for images in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 12, 8)):
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
             assert {layer.dtype for layer in model.layers(images)} == {torch.float32}
@@ -240,28 +242,28 @@ def test_autocast_keeps_the_residual_stream_exact(tiny):
             model(images).sum().backward()
 
 
-def test_hooks_see_what_modules_gave(tiny):
-    model = awake(tiny).float()
-    seen = {}
+def test_forward_hooks_see_unmodified_outputs(tiny):
+    model = random_model(tiny).float()
+    outputs = {}
     for name in ("attention", "mlp", "mlp.fc1"):
         module = model.encoder.blocks[0].get_submodule(name)
-        module.register_forward_hook(lambda *args, name=name: seen.update({name: args[2]}))
+        module.register_forward_hook(lambda *args, name=name: outputs.update({name: args[2]}))
     model.encoder.blocks[0].register_forward_hook(lambda *args: None)
     images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         model(images)
         block = model.encoder.blocks[0]
         tokens = model.tokens(images)
-        attended = block.attention(block.norm1(tokens))
-        torch.testing.assert_close(seen["attention"], attended)
-        torch.testing.assert_close(seen["mlp"], block.mlp(block.norm2(tokens + attended)))
-        hidden = F.linear(block.norm2(tokens + attended), block.mlp.fc1.weight, block.mlp.fc1.bias)
-        torch.testing.assert_close(seen["mlp.fc1"], hidden)
+        update = block.attention(block.norm1(tokens))
+        torch.testing.assert_close(outputs["attention"], update)
+        torch.testing.assert_close(outputs["mlp"], block.mlp(block.norm2(tokens + update)))
+        hidden = F.linear(block.norm2(tokens + update), block.mlp.fc1.weight, block.mlp.fc1.bias)
+        torch.testing.assert_close(outputs["mlp.fc1"], hidden)
 
 
 @pytest.mark.parametrize("kind", [{}, {"distillation": True}, {"pool": "map"}])
-def test_what_stands_in_the_place_of_keys_and_values_is_asked(tiny, kind):
-    model = awake(tiny.change(**kind))
+def test_replaced_qkv_layer_is_called(tiny, kind):
+    model = random_model(tiny.change(**kind))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     expected = model(images)
     owner, name = model.encoder.blocks[-1].attention, "qkv"
@@ -281,8 +283,8 @@ class Doubled(torch.nn.Module):
         return 2 * x
 
 
-def test_chosen_layers_and_heads_are_checked(tiny):
-    model = awake(tiny)
+def test_attention_map_indices_are_validated(tiny):
+    model = random_model(tiny)
     images = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     (last,) = model.attention_maps(images, layers=[-1], heads=[1])
     *_, every = model.attention_maps(images)
@@ -294,20 +296,20 @@ def test_chosen_layers_and_heads_are_checked(tiny):
     calls = []
     model.encoder.blocks[0].register_forward_hook(lambda *_: calls.append(1))
     list(model.attention_maps(images, layers=[0]))
-    assert calls == []  # nothing is computed that nobody asked for
+    assert calls == []  # only the first layer was needed
 
 
-def test_stochastic_depth_skips_later_blocks_more(tiny):
+def test_drop_path_rate_increases_with_depth(tiny):
     model = VisionTransformer(tiny.change(depth=3, drop_path=0.4))
     assert [block.branch1.drop_path for block in model.encoder.blocks] == [0.0, 0.2, 0.4]
 
 
-def test_stochastic_depth_keeps_the_mean():
+def test_drop_path_keeps_the_mean():
     torch.manual_seed(0)
     out = drop_path(torch.ones(4000, 2, 3), 0.25)
     assert out.unique().tolist() == pytest.approx([0, 4 / 3])
     assert out.mean().item() == pytest.approx(1, abs=0.05)
-    assert torch.equal(out[:, :1, :1].expand_as(out), out)  # whole pictures, not single values
+    assert torch.equal(out[:, :1, :1].expand_as(out), out)  # per image, not per value
 
 
 def test_layer_scale_multiplies_the_branch():
@@ -315,8 +317,8 @@ def test_layer_scale_multiplies_the_branch():
     torch.testing.assert_close(branch(torch.ones(1, 2, 3)), torch.full((1, 2, 3), 0.1))
 
 
-def test_patches_are_a_convolution(tiny):
-    model = awake(tiny.change(patch_size=(2, 4)))
+def test_patch_projection_matches_conv2d(tiny):
+    model = random_model(tiny.change(patch_size=(2, 4)))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     projection = model.stem.projection
     expected = F.conv2d(images, projection.weight, projection.bias, stride=(2, 4))
@@ -326,7 +328,7 @@ def test_patches_are_a_convolution(tiny):
 @pytest.mark.parametrize(
     ("size", "kernel", "edges"), [(224, 7, (2, 3)), (112, 3, (0, 1)), (7, 3, (1, 1))]
 )
-def test_same_padding_is_tensorflows(size, kernel, edges):
+def test_same_padding_matches_tensorflow(size, kernel, edges):
     padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)
     assert padded.shape[-1] == size + sum(edges)
     assert (padded[0, 0, :, size // 2] == 0).nonzero().flatten().tolist() == [
@@ -339,13 +341,13 @@ def test_same_padding_is_tensorflows(size, kernel, edges):
 def test_standardized_kernels_have_mean_0_and_variance_1(name):
     conv = StandardizedConv2d(4, 6, 3, NUMERICS[name])
     torch.nn.init.normal_(conv.weight, mean=1, std=0.1)
-    weight = conv.standardized()
+    weight = conv.standardized_weight()
     torch.testing.assert_close(weight.mean(dim=(1, 2, 3)), torch.zeros(6), atol=1e-5, rtol=0)
     variance = weight.var(dim=(1, 2, 3), correction=0)
     torch.testing.assert_close(variance, torch.ones(6), atol=1e-3, rtol=0)
 
 
-def test_standardized_kernels_are_made_anew_when_weights_change():
+def test_standardized_kernels_follow_the_weights():
     model, images = create("BiT-R50x1", blocks=(1,), num_classes=0), torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         first = model(images)
@@ -362,6 +364,6 @@ def test_bfloat16_and_float64_models_run(tiny):
             assert model.to(dtype)(torch.rand(1, 3, 8, 8, dtype=dtype)).dtype == dtype
 
 
-def test_an_empty_picture_is_refused(tiny):
+def test_empty_image_raises(tiny):
     with pytest.raises(DataError, match="0x8 pixels"):
         VisionTransformer(tiny)(torch.rand(1, 3, 0, 8))

@@ -3,7 +3,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.models.build import build
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.planning.cost import EXA, cost_of, training_flops
 
 JFT = 303e6  # pictures

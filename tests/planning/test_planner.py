@@ -6,11 +6,11 @@ import pytest
 from vitrail.checkpoints.save import save
 from vitrail.cli import main
 from vitrail.errors import ConfigError
+from vitrail.formatting import MIB
 from vitrail.models.build import create
 from vitrail.planning.accelerators import REPORTED, UTILIZATION, reached
 from vitrail.planning.planner import plan
 from vitrail.planning.wish import Wish
-from vitrail.words import MIB
 
 TINY = {"model": "ViT-Mu/4", "classes": 10, "precision": "float32"}
 

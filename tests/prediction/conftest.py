@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail import Facts, Preprocessing
+from vitrail import Metadata, Preprocessing
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def answering():
             num_classes=len(classes), **changes,
         )  # fmt: skip
         torch.nn.init.normal_(model.head.weight)
-        model.facts = Facts(preprocessing=Preprocessing(size=(8, 8)), class_names=classes)
+        model.metadata = Metadata(preprocessing=Preprocessing(size=(8, 8)), class_names=classes)
         return model
 
     return make

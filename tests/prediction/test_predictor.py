@@ -9,7 +9,7 @@ from PIL import Image
 from torch.testing import assert_close as close
 
 import vitrail
-from vitrail import ConfigError, DataError, Facts, Predictor, Preprocessing
+from vitrail import ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.evaluation.api import evaluate
@@ -29,7 +29,7 @@ def predictor(model):
 
 def slowly(model, path):
     """The answer by the longest way: decode, prepare, normalize, run, one picture at a time."""
-    how = model.facts.preprocessing
+    how = model.metadata.preprocessing
     image = EvaluationTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].softmax(0)
@@ -154,8 +154,8 @@ def test_below_the_threshold_it_abstains(predictor, folder):
 
 def test_several_classes_may_apply_where_the_model_says_so(model, folder):
     several = Predictor(model)
-    several.facts = Facts(
-        preprocessing=model.facts.preprocessing, class_names=CLASSES, multi_label=True
+    several.metadata = Metadata(
+        preprocessing=model.metadata.preprocessing, class_names=CLASSES, multi_label=True
     )
     chances = slowly_several(model, folder / "2.png")
     answer = several(folder / "2.png", top=1)
@@ -167,7 +167,7 @@ def test_several_classes_may_apply_where_the_model_says_so(model, folder):
 
 
 def slowly_several(model, path):
-    how = model.facts.preprocessing
+    how = model.metadata.preprocessing
     image = EvaluationTransform(preprocessing=how)(path.read_bytes())
     with torch.inference_mode():
         return model.eval()(normalize(image[None], how))[0].sigmoid()
@@ -175,7 +175,7 @@ def slowly_several(model, path):
 
 def test_classes_without_names_go_by_their_numbers(model, folder):
     nameless = Predictor(model)
-    nameless.facts = Facts(preprocessing=model.facts.preprocessing)
+    nameless.metadata = Metadata(preprocessing=model.metadata.preprocessing)
     assert nameless(folder / "0.png").label in {"0", "1", "2"}
 
 
@@ -212,7 +212,7 @@ def test_a_bundle_is_all_that_is_needed(model, folder, tmp_path):
 def test_preprocessing_may_be_chosen_for_a_checkpoint(model, tmp_path):
     vitrail.save(model, tmp_path / "bundle")
     predictor = Predictor(tmp_path / "bundle", preprocessing="deit")
-    assert predictor.facts.preprocessing == preset("deit", (8, 8))
+    assert predictor.metadata.preprocessing == preset("deit", (8, 8))
     for given in (model, "model.onnx"):
         with pytest.raises(ConfigError, match="preprocessing is for a checkpoint"):
             Predictor(given, preprocessing="deit")

@@ -97,7 +97,7 @@ def test_the_command_saves_an_ordinary_bundle(trained, tmp_path, capsys):
     ]
     found = vitrail.evaluate(tmp_path / "out", data)
     assert found.accuracy == told["trials"][3]["accuracies"][0]  # the first draw of ten
-    assert vitrail.load(tmp_path / "out").facts.class_names == ("red", "green", "blue")
+    assert vitrail.load(tmp_path / "out").metadata.class_names == ("red", "green", "blue")
 
 
 def test_the_table_fits_a_terminal(trained, capsys):
@@ -116,7 +116,7 @@ def test_a_bundle_prepares_pictures_as_its_head_was_fitted(trained, tmp_path, ca
     words = ["fewshot", model, data, "--shots", "10", "--preprocessing", "fewshot", "--json"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert vitrail.load(tmp_path / "out").facts.preprocessing.resize_to == (9, 9)
+    assert vitrail.load(tmp_path / "out").metadata.preprocessing.resize_to == (9, 9)
     assert vitrail.evaluate(tmp_path / "out", data).accuracy == told["trials"][1]["accuracies"][0]
 
 
@@ -129,7 +129,7 @@ def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):
     model, data = map(str, trained)
     words = ["fewshot", model, data, "--shots", "2", "--out", model]
     assert main(words) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
 
 

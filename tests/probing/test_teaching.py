@@ -59,7 +59,7 @@ def test_classes_taught_one_by_one_are_as_if_taught_together(model, home):
     vitrail.teach(home / "steps", {"blue": places["blue"]})  # in place
     last = vitrail.teach(home / "steps", {"gray": places["gray"]})
     assert last.classes == together.classes == tuple(COLORS)
-    assert vitrail.load(home / "steps").facts.class_names == tuple(COLORS)
+    assert vitrail.load(home / "steps").metadata.class_names == tuple(COLORS)
     same(head(home / "steps"), head(home / "together"))
 
 
@@ -70,7 +70,7 @@ def test_teaching_reports_progress_and_confirms_the_preprocessing(model, home):
         home / "assumed", places, home / "out", progress=lambda *done: progress.append(done)
     )
     assert progress == [(6, 6)] * len(COLORS)
-    assert "preprocessing" not in vitrail.load(home / "out").facts.provenance
+    assert "preprocessing" not in vitrail.load(home / "out").metadata.provenance
 
 
 def test_a_class_learned_anew_forgets_only_its_own_pictures(model, home):
@@ -151,7 +151,7 @@ def test_pictures_to_remind_a_model_must_show_all_it_knows(home):
 def test_another_model_is_not_replaced_unasked(model, home):
     places = {name: paint(home / name, name) for name in ("red", "green")}
     vitrail.teach(model, places, home / "one")
-    with pytest.raises(ConfigError, match="one holds a model already"):
+    with pytest.raises(ConfigError, match="one already contains a model"):
         vitrail.teach(model, places, home / "one")
     vitrail.teach(model, places, home / "one", overwrite=True)
 
@@ -194,8 +194,8 @@ def test_a_model_remembers_where_it_was_reminded(home):
     tiny_run(folder, home / "run")
     vitrail.save(vitrail.load(home / "run"), home / "x.npz", "google")
     net = vitrail.load(home / "x.npz")
-    net.facts = replace(net.facts, provenance={})
-    vitrail.save(net, home / "plain", class_names=net.facts.class_names)
+    net.metadata = replace(net.metadata, provenance={})
+    vitrail.save(net, home / "plain", class_names=net.metadata.class_names)
     gray = {"gray": paint(home / "gray", "gray")}
     vitrail.teach(home / "plain", gray, home / "more", using=folder)
     found = vitrail.evaluate(home / "more", f"{folder}/")
@@ -306,7 +306,7 @@ def test_a_model_that_remembers_nothing_is_not_changed_in_place(home, capsys, ki
     assert error.count("\n") == 1
     if kind != "file":
         assert main([*words, "--out", f"{place}/"]) == 2
-        assert "holds a model already" in capsys.readouterr().err
+        assert "already contains a model" in capsys.readouterr().err
     assert contents(place) == before
 
 
@@ -316,7 +316,7 @@ def test_a_model_that_remembers_is_changed_in_place_however_that_is_spelled(mode
     (home / "other").mkdir()
     taught = vitrail.teach(home / "one", gray, home / "other" / ".." / "one")
     assert taught.classes == ("red", "green", "gray")
-    assert vitrail.load(home / "one").facts.class_names == taught.classes
+    assert vitrail.load(home / "one").metadata.class_names == taught.classes
 
 
 def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):

@@ -1,4 +1,4 @@
-"""Folders that transformers wrote load here, folders written here load in transformers."""
+"""Folders written by transformers load here and vice versa: equal logits."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,12 @@ import pytest
 import torch
 from weights import TOLERANCE, random_model, relative
 
-from vitrail import Facts, Preprocessing
+from vitrail import Metadata, Preprocessing
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import read_file, read_json, write_file, write_json
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference
@@ -31,8 +31,8 @@ DINO = {name: value for name, value in SMALL.items() if name != "intermediate_si
 
 
 @torch.no_grad()
-def awake(model):
-    """A model of theirs in which no weight is zero or one."""
+def randomize(model):
+    """Set all weights of their model to random values."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -44,31 +44,31 @@ def awake(model):
 
 
 def read_here(folder, file="model.safetensors"):
-    """Our model of a folder of theirs, and what is known beside it."""
+    """Load a folder of theirs; return model, metadata and skipped tensors."""
     settings = read_json(folder / "config.json")
     if (folder / "preprocessor_config.json").exists():
         settings["preprocessor_config.json"] = read_json(folder / "preprocessor_config.json")
-    weights = huggingface.tidy(replace(read_file(folder / file), settings=settings))
-    assert huggingface.recognizes(weights.entries)
-    config = huggingface.describe(weights)
-    model = read(weights.entries, huggingface.rules(config), config).eval()
-    return model, huggingface.read_facts(settings, config), weights.left_out
+    weights = huggingface.normalize(replace(read_file(folder / file), settings=settings))
+    assert huggingface.VIT.matches(weights.tensors)
+    config = huggingface.VIT.infer_config(weights)
+    model = read(weights.tensors, huggingface.VIT.rules(config), config).eval()
+    return model, huggingface.read_metadata(settings, config), weights.skipped
 
 
 def write_here(model, folder, how=None, names=()):
-    """A folder of theirs for our model."""
-    assert huggingface.cannot(model.config) == []
+    """Write our model as their folder."""
+    assert huggingface.VIT.unsupported(model.config) == []
     how = how or preset("transformers", pair(model.config.image_size), model.config.channels)
-    tensors = write(model, huggingface.rules(model.config))
+    tensors = write(model, huggingface.VIT.rules(model.config))
     write_file(folder / "model.safetensors", tensors, {"format": "pt"})
-    for name, values in huggingface.companions(
-        model.config, Facts(preprocessing=how, class_names=names)
+    for name, values in huggingface.VIT.json_files(
+        model.config, Metadata(preprocessing=how, class_names=names)
     ).items():
         write_json(folder / name, values)
 
 
 def read_there(kind, folder, **changes):
-    """Their model of a folder, in which nothing is missing and nothing left over."""
+    """Load a folder with their library, without missing or unexpected tensors."""
     model, report = getattr(transformers, kind).from_pretrained(
         folder, output_loading_info=True, **changes
     )
@@ -103,56 +103,58 @@ VITS = {
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_a_saved_classifier_gives_its_logits_here(name, tmp_path):
+def test_classifier_logits_match(name, tmp_path):
     changes = {"num_labels": 5} | SMALL | VITS[name]
-    theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**changes)))
+    theirs = randomize(transformers.ViTForImageClassification(transformers.ViTConfig(**changes)))
     theirs.save_pretrained(tmp_path)
-    ours, facts, left_out = read_here(tmp_path)
-    assert not left_out
-    assert facts.class_names == ()
+    ours, metadata, skipped = read_here(tmp_path)
+    assert not skipped
+    assert metadata.class_names == ()
     assert ours.config.numerics.norm_eps == theirs.config.layer_norm_eps
     assert difference(ours, theirs) <= LIMIT
 
 
-def test_a_state_dict_in_the_names_of_memory_gives_the_same(tmp_path):
-    theirs = awake(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)))
+def test_state_dict_with_new_names(tmp_path):
+    theirs = randomize(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)))
     theirs.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "memory.pt")
-    assert "vit.layers.0.attention.q_proj.weight" in read_file(tmp_path / "memory.pt").entries
+    assert "vit.layers.0.attention.q_proj.weight" in read_file(tmp_path / "memory.pt").tensors
     ours, _, _ = read_here(tmp_path, "memory.pt")
     assert difference(ours, theirs) <= LIMIT
 
 
 @pytest.mark.parametrize("pooler", [None, 20])
-def test_a_saved_model_without_a_head_gives_its_pooler_output_here(pooler, tmp_path):
+def test_pooler_output_matches(pooler, tmp_path):
     config = transformers.ViTConfig(**SMALL, pooler_output_size=pooler)
-    theirs = awake(transformers.ViTModel(config))
+    theirs = randomize(transformers.ViTModel(config))
     theirs.save_pretrained(tmp_path)
     ours, _, _ = read_here(tmp_path)
     assert ours.config.representation == (pooler or 32)
     assert difference(ours, theirs, "pooler_output") <= LIMIT
 
 
-def test_a_saved_model_without_a_pooler_gives_its_class_token_here(tmp_path):
-    theirs = awake(transformers.ViTModel(transformers.ViTConfig(**SMALL), add_pooling_layer=False))
+def test_class_token_matches_without_pooler(tmp_path):
+    theirs = randomize(
+        transformers.ViTModel(transformers.ViTConfig(**SMALL), add_pooling_layer=False)
+    )
     theirs.save_pretrained(tmp_path)
     ours, _, _ = read_here(tmp_path)
     assert difference(ours, theirs, "token") <= LIMIT
 
 
-def test_a_pre_trained_model_is_read_without_its_decoder(tmp_path):
-    theirs = awake(transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**SMALL)))
+def test_masked_image_model_without_decoder(tmp_path):
+    theirs = randomize(transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**SMALL)))
     theirs.save_pretrained(tmp_path)
-    ours, _, left_out = read_here(tmp_path)
-    assert set(left_out) == {"vit.embeddings.mask_token", "decoder.0.weight", "decoder.0.bias"}
+    ours, _, skipped = read_here(tmp_path)
+    assert set(skipped) == {"vit.embeddings.mask_token", "decoder.0.weight", "decoder.0.bias"}
     assert difference(ours, theirs.vit, "token") <= LIMIT
 
 
 @pytest.mark.parametrize("heads", ["", "WithTeacher"])
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_deit_gives_its_logits_here(heads, in_memory, tmp_path):
+def test_deit_logits_match(heads, in_memory, tmp_path):
     kind = getattr(transformers, f"DeiTForImageClassification{heads}")
-    theirs = awake(kind(transformers.DeiTConfig(**SMALL, num_labels=5)))
+    theirs = randomize(kind(transformers.DeiTConfig(**SMALL, num_labels=5)))
     theirs.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "memory.pt")
     ours, _, _ = read_here(tmp_path, "memory.pt" if in_memory else "model.safetensors")
@@ -160,8 +162,8 @@ def test_deit_gives_its_logits_here(heads, in_memory, tmp_path):
     assert difference(ours, theirs) <= LIMIT
 
 
-def test_deit_without_a_head_gives_its_pooler_output_here(tmp_path):
-    theirs = awake(transformers.DeiTModel(transformers.DeiTConfig(**SMALL)))
+def test_headless_deit_matches(tmp_path):
+    theirs = randomize(transformers.DeiTModel(transformers.DeiTConfig(**SMALL)))
     theirs.save_pretrained(tmp_path)
     ours, _, _ = read_here(tmp_path)
     assert difference(ours, theirs, "pooler_output") <= LIMIT
@@ -170,23 +172,25 @@ def test_deit_without_a_head_gives_its_pooler_output_here(tmp_path):
 @pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_dinov2_gives_its_features_here(kind, swiglu, in_memory, tmp_path):
+def test_dinov2_features_match(kind, swiglu, in_memory, tmp_path):
     config = getattr(transformers, f"{kind}Config")(**DINO, use_swiglu_ffn=swiglu)
-    theirs = awake(getattr(transformers, f"{kind}Model")(config))
+    theirs = randomize(getattr(transformers, f"{kind}Model")(config))
     theirs.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "memory.pt")
-    ours, _, left_out = read_here(tmp_path, "memory.pt" if in_memory else "model.safetensors")
-    assert set(left_out) == {"embeddings.mask_token"}
+    ours, _, skipped = read_here(tmp_path, "memory.pt" if in_memory else "model.safetensors")
+    assert set(skipped) == {"embeddings.mask_token"}
     assert ours.config.registers == (4 if kind == "Dinov2WithRegisters" else 0)
     assert difference(ours, theirs, "pooler_output") <= LIMIT
 
 
-def test_msn_and_mae_are_vits(tmp_path):
-    theirs = awake(transformers.ViTMSNForImageClassification(transformers.ViTMSNConfig(**SMALL)))
+def test_msn_and_mae_match(tmp_path):
+    theirs = randomize(
+        transformers.ViTMSNForImageClassification(transformers.ViTMSNConfig(**SMALL))
+    )
     theirs.save_pretrained(tmp_path / "msn")
     ours, _, _ = read_here(tmp_path / "msn")
     assert difference(ours, theirs) <= LIMIT
-    theirs = awake(
+    theirs = randomize(
         transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL, mask_ratio=0.0))
     )  # it shuffles the patches, which the class token cannot see
     theirs.save_pretrained(tmp_path / "mae")
@@ -213,7 +217,7 @@ def small(**changes):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_is_written_here_gives_our_logits_there(name, tmp_path):
+def test_written_files_give_the_same_logits(name, tmp_path):
     ours = small(**OURS[name])
     write_here(ours, tmp_path)
     theirs = read_there("ViTForImageClassification", tmp_path)
@@ -224,12 +228,12 @@ def test_what_is_written_here_gives_our_logits_there(name, tmp_path):
         assert torch.equal(again(images(ours.config)), ours(images(ours.config)))
 
 
-def test_what_is_written_here_is_what_they_would_write(tmp_path):
+def test_written_files_equal_their_own(tmp_path):
     write_here(small(), tmp_path / "ours")
     theirs = read_there("ViTForImageClassification", tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs")
     one, other = (
-        read_file(tmp_path / who / "model.safetensors").entries for who in ("ours", "theirs")
+        read_file(tmp_path / who / "model.safetensors").tensors for who in ("ours", "theirs")
     )
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name].read(), other[name].read()) for name in one)
@@ -239,7 +243,7 @@ def test_what_is_written_here_is_what_they_would_write(tmp_path):
     assert theirs.keys() - ours.keys() == {"dtype", "transformers_version"}
 
 
-def test_a_model_without_a_head_is_their_model_with_or_without_a_pooler(tmp_path):
+def test_headless_model_with_and_without_pooler(tmp_path):
     ours = small(num_classes=0, representation=20)
     write_here(ours, tmp_path / "pooler")
     theirs = read_there("ViTModel", tmp_path / "pooler")
@@ -250,7 +254,7 @@ def test_a_model_without_a_head_is_their_model_with_or_without_a_pooler(tmp_path
     assert difference(ours, theirs, "token") <= LIMIT
 
 
-def test_auto_classes_find_our_folders(tmp_path):
+def test_auto_classes_load_our_folders(tmp_path):
     ours = small()
     write_here(ours, tmp_path, names=("ant", "bee", "cat", "dog", "elk"))
     theirs = read_there("AutoModelForImageClassification", tmp_path)
@@ -270,7 +274,7 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_their_processor_does_what_ours_says(name, tmp_path):
+def test_processor_matches_our_preprocessing(name, tmp_path):
     how = PREPARED[name]
     write_here(small(), tmp_path, how)
     processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
@@ -290,27 +294,27 @@ def test_their_processor_does_what_ours_says(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_our_preprocessing_survives_their_processor(name, tmp_path):
+def test_preprocessing_survives_their_processor(name, tmp_path):
     write_here(small(), tmp_path, PREPARED[name])
     processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     assert "do_resize" in json.loads((tmp_path / "preprocessor_config.json").read_text())
-    _, facts, _ = read_here(tmp_path)
-    assert facts.preprocessing == PREPARED[name]
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata.preprocessing == PREPARED[name]
 
 
-def test_their_processors_are_understood(tmp_path):
+def test_their_processors_are_read(tmp_path):
     theirs = transformers.ViTForImageClassification(
         transformers.ViTConfig(**SMALL, id2label={0: "ant", 1: "bee", 2: "cat"})
     )
     theirs.save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
-    _, facts, _ = read_here(tmp_path)
-    assert facts == Facts(
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata == Metadata(
         preprocessing=preset("transformers", (24, 24)), class_names=("ant", "bee", "cat")
     )
     transformers.DeiTImageProcessor().save_pretrained(tmp_path)
-    _, facts, _ = read_here(tmp_path)
-    assert facts.preprocessing == Preprocessing(
+    _, metadata, _ = read_here(tmp_path)
+    assert metadata.preprocessing == Preprocessing(
         size=(224, 224), resize_to=(256, 256), interpolation="bicubic"
     )

@@ -16,7 +16,7 @@ from weights import (
 )
 
 from vitrail import NUMERICS
-from vitrail.models.grids import resize_grid
+from vitrail.models.pos_embed import resize_grid
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference

@@ -1,4 +1,4 @@
-"""Files that timm wrote give timm's logits here; folders written here give our logits in timm."""
+"""Files written by timm load here, folders written here load in timm: equal logits."""
 
 import pytest
 import torch
@@ -6,13 +6,20 @@ from safetensors.torch import save_file
 from weights import TOLERANCE, relative
 
 from vitrail import NUMERICS, BitConfig, MixerConfig, VitConfig
-from vitrail.checkpoints import timm_bit, timm_mixer, timm_vit
-from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.files import Entry, Weights, read_file, read_json, write_file, write_json
+from vitrail.checkpoints import timm as timm_format
+from vitrail.checkpoints.files import (
+    Checkpoint,
+    LazyTensor,
+    read_file,
+    read_json,
+    write_file,
+    write_json,
+)
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
 from vitrail.models.build import build
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference
@@ -48,8 +55,8 @@ VITS = {
 
 
 @torch.no_grad()
-def randomized(model):
-    """The model with no weight that is zero or one, and no two that are equal."""
+def randomize(model):
+    """Set all weights to random values."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -60,16 +67,16 @@ def randomized(model):
     return model.eval()
 
 
-def loaded(weights, table=timm_vit):
-    tidied = timm_vit.tidy(weights)
-    assert table.recognizes(tidied.entries)
-    config = table.describe(tidied)
-    return read(tidied.entries, table.rules(config), config).eval()
+def loaded(weights, table=timm_format.VIT):
+    normalized = timm_format.normalize(weights)
+    assert table.matches(normalized.tensors)
+    config = table.infer_config(normalized)
+    return read(normalized.tensors, table.rules(config), config).eval()
 
 
 @torch.no_grad()
 def assert_same_logits(ours, theirs, dtype=torch.float32):
-    """Two random images give the same, but for what is lost by rounding."""
+    """Compare logits on two random images, up to rounding."""
     config = ours.config
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(2, config.channels, *pair(config.image_size), generator=generator)
@@ -79,7 +86,7 @@ def assert_same_logits(ours, theirs, dtype=torch.float32):
 
 
 def resnet_dtype(config):
-    """ResNets on small pictures have norms of few numbers, in which float32 loses five digits."""
+    """float64 for ResNets: on small images, GroupNorm over few values loses digits in float32."""
     is_vit = isinstance(config, VitConfig) and config.stem == "patches"
     return torch.float32 if is_vit else torch.float64
 
@@ -95,30 +102,30 @@ def save_safetensors(model, path):
 
 
 @pytest.mark.parametrize(("name", "options"), VITS.values(), ids=VITS)
-def test_a_vit_that_timm_wrote_gives_its_logits(tmp_path, name, options):
-    theirs = randomized(timm.create_model(name, **SMALL | options))
+def test_vit_logits_match(tmp_path, name, options):
+    theirs = randomize(timm.create_model(name, **SMALL | options))
     ours = loaded(save_safetensors(theirs, tmp_path))
     assert_same_logits(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", ["ViT", "distilled DeiT", "DINOv2 giant with registers"])
-def test_a_training_state_that_torch_wrote_gives_its_logits(tmp_path, kind):
+def test_training_checkpoint_logits_match(tmp_path, kind):
     name, options = VITS[kind]
-    theirs = randomized(timm.create_model(name, **SMALL | options))
+    theirs = randomize(timm.create_model(name, **SMALL | options))
     ours = loaded(save_pickle(theirs, tmp_path))
     assert_same_logits(ours, theirs)
 
 
-def test_a_bit_that_timm_wrote_gives_its_logits(tmp_path):
-    theirs = randomized(timm.create_model("resnetv2_50x1_bit", num_classes=5))
-    ours = loaded(save_safetensors(theirs, tmp_path), timm_bit)
+def test_bit_logits_match(tmp_path):
+    theirs = randomize(timm.create_model("resnetv2_50x1_bit", num_classes=5))
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_format.BIT)
     assert ours.config == BitConfig(num_classes=5, numerics=NUMERICS["timm"])
     assert_same_logits(ours, theirs)
 
 
-def test_a_mixer_that_timm_wrote_gives_its_logits(tmp_path):
-    theirs = randomized(timm.create_model("mixer_s32_224", img_size=64, num_classes=5))
-    ours = loaded(save_safetensors(theirs, tmp_path), timm_mixer)
+def test_mixer_logits_match(tmp_path):
+    theirs = randomize(timm.create_model("mixer_s32_224", img_size=64, num_classes=5))
+    ours = loaded(save_safetensors(theirs, tmp_path), timm_format.MIXER)
     assert_same_logits(ours, theirs)
 
 
@@ -133,21 +140,21 @@ def test_a_mixer_that_timm_wrote_gives_its_logits(tmp_path):
         ("vit_base_patch32_siglip_256", {"embed_dim": 192, "num_heads": 3}),
     ],
 )
-def test_a_folder_that_timm_wrote_says_what_shapes_do_not(tmp_path, name, options):
+def test_config_json_determines_what_shapes_do_not(tmp_path, name, options):
     options = {"img_size": 64, "depth": 2, "num_classes": 5} | options
-    theirs = randomized(timm.create_model(name, **options))
+    theirs = randomize(timm.create_model(name, **options))
     timm.models.save_for_hf(theirs, tmp_path, model_args=options, safe_serialization=True)
-    entries = read_file(tmp_path / "model.safetensors").entries
+    entries = read_file(tmp_path / "model.safetensors").tensors
     settings = read_json(tmp_path / "config.json")
-    ours = loaded(Weights(entries, settings))
+    ours = loaded(Checkpoint(entries, settings))
     height, width = theirs.patch_embed.img_size
     images = torch.randn(2, 3, height, width)
     seen = images[:, :, : pair(ours.config.image_size)[0], : pair(ours.config.image_size)[1]]
     with torch.no_grad():
         assert relative(ours(seen), theirs(images)) <= TOLERANCE[torch.float32]
-    facts = timm_vit.read_facts(settings, ours.config)
-    assert facts is not None
-    assert facts.preprocessing.mean == theirs.pretrained_cfg["mean"]
+    metadata = timm_format.read_metadata(settings, ours.config)
+    assert metadata is not None
+    assert metadata.preprocessing.mean == theirs.pretrained_cfg["mean"]
 
 
 @pytest.mark.parametrize(
@@ -170,34 +177,36 @@ def test_a_folder_that_timm_wrote_says_what_shapes_do_not(tmp_path, name, option
         "flexivit_small",
     ],
 )
-def test_a_published_architecture_is_described_as_timm_builds_it(tmp_path, name):
+def test_published_architectures(tmp_path, name):
     with torch.device("meta"):
         theirs = timm.create_model(name)
     timm.models._hub.save_config_for_hf(theirs, tmp_path / "config.json")
     shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
-    entries = {key: Entry(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
-    config = timm_vit.describe(timm_vit.tidy(Weights(entries, read_json(tmp_path / "config.json"))))
+    entries = {key: LazyTensor(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
+    config = timm_format.VIT.infer_config(
+        timm_format.normalize(Checkpoint(entries, read_json(tmp_path / "config.json")))
+    )
     block = theirs.blocks[0]
     tanh = type(block.mlp.act).__name__ == "GELUTanh"
     assert config.heads == block.attn.num_heads
     assert config.numerics.gelu == ("tanh" if tanh else "exact")
     assert config.grid == tuple(theirs.patch_embed.grid_size)
-    assert timm_vit.POOLS[config.pool] == theirs.global_pool
+    assert timm_format.POOLS[config.pool] == theirs.global_pool
     assert sum(p.numel() for p in build(config).parameters()) == pytest.approx(
         sum(p.numel() for p in theirs.parameters()), abs=config.num_prefix * config.width
     )
 
 
 def written(config, folder, table):
-    """A model of ours, and what timm makes of the folder it is written to."""
-    assert table.cannot(config) == []
-    model = randomized(build(config, device="cpu"))
+    """Return our model, and timm's after loading the folder we wrote."""
+    assert table.unsupported(config) == []
+    model = randomize(build(config, device="cpu"))
     tensors = write(model, table.rules(config))
     how = preset("timm", pair(config.image_size), config.channels)
     names = tuple(f"class {index}" for index in range(config.num_classes))
     write_file(folder / "model.safetensors", tensors, {"format": "pt"})
-    for name, values in table.companions(
-        config, Facts(preprocessing=how, class_names=names)
+    for name, values in table.json_files(
+        config, Metadata(preprocessing=how, class_names=names)
     ).items():
         write_json(folder / name, values)
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -239,9 +248,11 @@ HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 64}
     ],
     ids=str,
 )
-def test_timm_builds_a_vit_from_a_folder_and_gives_our_logits(tmp_path, changes):
+def test_timm_loads_our_vit_folder(tmp_path, changes):
     numerics = changes.get("numerics", NUMERICS["timm"])
-    ours, theirs = written(TINY.change(**changes | {"numerics": numerics}), tmp_path, timm_vit)
+    ours, theirs = written(
+        TINY.change(**changes | {"numerics": numerics}), tmp_path, timm_format.VIT
+    )
     assert_same_logits(ours, theirs, resnet_dtype(ours.config))
 
 
@@ -263,12 +274,12 @@ def test_timm_builds_a_vit_from_a_folder_and_gives_our_logits(tmp_path, changes)
     ],
     ids=["two stages", "wide and gray", "no head", "R101x1"],
 )
-def test_timm_builds_a_bit_from_a_folder_and_gives_our_logits(tmp_path, config):
-    ours, theirs = written(config, tmp_path, timm_bit)
+def test_timm_loads_our_bit_folder(tmp_path, config):
+    ours, theirs = written(config, tmp_path, timm_format.BIT)
     assert_same_logits(ours, theirs, resnet_dtype(ours.config))
 
 
-def test_timm_builds_a_mixer_from_a_folder_and_gives_our_logits(tmp_path):
+def test_timm_loads_our_mixer_folder(tmp_path):
     config = MixerConfig(
         depth=8,
         width=512,
@@ -279,12 +290,12 @@ def test_timm_builds_a_mixer_from_a_folder_and_gives_our_logits(tmp_path):
         num_classes=5,
         numerics=NUMERICS["timm"],
     )
-    ours, theirs = written(config, tmp_path, timm_mixer)
+    ours, theirs = written(config, tmp_path, timm_format.MIXER)
     assert_same_logits(ours, theirs)
 
 
-def test_timm_prepares_pictures_and_names_classes_as_the_folder_says(tmp_path):
-    _, theirs = written(TINY, tmp_path, timm_vit)
+def test_timm_reads_preprocessing_and_class_names(tmp_path):
+    _, theirs = written(TINY, tmp_path, timm_format.VIT)
     how = timm.data.resolve_model_data_config(theirs)
     expected = preset("timm", (32, 32))
     assert how["input_size"] == [3, 32, 32]
@@ -294,7 +305,7 @@ def test_timm_prepares_pictures_and_names_classes_as_the_folder_says(tmp_path):
     assert theirs.pretrained_cfg["label_names"][4] == "class 4"
 
 
-def test_timm_can_give_the_folder_another_head(tmp_path):
-    written(TINY, tmp_path, timm_vit)
+def test_timm_replaces_the_head_of_our_folder(tmp_path):
+    written(TINY, tmp_path, timm_format.VIT)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
     assert theirs(torch.zeros(1, 3, 32, 32)).shape == (1, 2)

@@ -3,7 +3,7 @@
 import pytest
 from weights import TOLERANCE, difference, random_model, relative, to_torchvision
 
-from vitrail.models.grids import resize_grid
+from vitrail.models.pos_embed import resize_grid
 
 peer = pytest.importorskip("torchvision.models.vision_transformer")
 pytestmark = pytest.mark.reference

@@ -1,4 +1,4 @@
-"""Files that torchvision's users save load here, files written here load in torchvision."""
+"""State dicts of torchvision load here and vice versa: equal logits."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import torch
 from weights import TOLERANCE, difference, random_model
 
 from vitrail import CheckpointError
-from vitrail.checkpoints import torchvision_vit
-from vitrail.checkpoints.files import Entry, Weights, read_file, write_file
+from vitrail.checkpoints import torchvision
+from vitrail.checkpoints.files import Checkpoint, LazyTensor, read_file, write_file
 from vitrail.checkpoints.rules import read, write
 
 peer = pytest.importorskip("torchvision.models.vision_transformer")
@@ -24,8 +24,8 @@ def theirs_of(**changes):
 
 
 @torch.no_grad()
-def awake(model):
-    """A model of theirs in which no weight is zero or one."""
+def randomize(model):
+    """Set all weights of their model to random values."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -37,30 +37,30 @@ def awake(model):
 
 
 def read_here(path, heads):
-    weights = torchvision_vit.tidy(replace(read_file(path), settings={"heads": heads}))
-    assert torchvision_vit.recognizes(weights.entries)
-    config = torchvision_vit.describe(weights)
-    return read(weights.entries, torchvision_vit.rules(config), config).eval()
+    weights = torchvision.normalize(replace(read_file(path), settings={"heads": heads}))
+    assert torchvision.VIT.matches(weights.tensors)
+    config = torchvision.VIT.infer_config(weights)
+    return read(weights.tensors, torchvision.VIT.rules(config), config).eval()
 
 
 @pytest.mark.parametrize("representation", [None, 20])
 @pytest.mark.parametrize("heads", [4, 8])
-def test_a_saved_state_dict_gives_its_logits_here(representation, heads, tmp_path):
-    theirs = awake(theirs_of(representation_size=representation, num_heads=heads))
+def test_state_dict_logits_match(representation, heads, tmp_path):
+    theirs = randomize(theirs_of(representation_size=representation, num_heads=heads))
     torch.save(theirs.state_dict(), tmp_path / "vit.pth")
     ours = read_here(tmp_path / "vit.pth", heads)
     assert difference(ours, theirs, size=(24, 24)) <= LIMIT
 
 
-def test_a_training_state_gives_its_logits_here(tmp_path):
-    theirs = awake(theirs_of())
+def test_training_checkpoint_logits_match(tmp_path):
+    theirs = randomize(theirs_of())
     torch.save({"model": theirs.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pth")
     ours = read_here(tmp_path / "checkpoint.pth", 4)
     assert difference(ours, theirs, size=(24, 24)) <= LIMIT
 
 
-def test_a_model_whose_heads_were_removed_gives_its_features_here(tmp_path):
-    theirs = awake(theirs_of())
+def test_headless_features_match(tmp_path):
+    theirs = randomize(theirs_of())
     theirs.heads = torch.nn.Identity()
     torch.save(theirs.state_dict(), tmp_path / "vit.pth")
     ours = read_here(tmp_path / "vit.pth", 4)
@@ -69,11 +69,13 @@ def test_a_model_whose_heads_were_removed_gives_its_features_here(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
-def test_a_named_model_needs_no_word_about_heads(name):
+def test_default_heads_of_named_models(name):
     with torch.device("meta"):
         theirs = getattr(peer, name)()
-    shapes = {name: Entry(tuple(t.shape), torch.empty) for name, t in theirs.state_dict().items()}
-    config = torchvision_vit.describe(Weights(shapes))
+    shapes = {
+        name: LazyTensor(tuple(t.shape), torch.empty) for name, t in theirs.state_dict().items()
+    }
+    config = torchvision.VIT.infer_config(Checkpoint(shapes))
     assert config.heads == theirs.encoder.layers[0].num_heads
     assert config.image_size == theirs.image_size
     assert config.patch_size == theirs.patch_size
@@ -81,7 +83,7 @@ def test_a_named_model_needs_no_word_about_heads(name):
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 @pytest.mark.parametrize("representation", [0, 20])
-def test_what_is_written_here_gives_our_logits_there(suffix, representation, tmp_path):
+def test_written_files_give_the_same_logits(suffix, representation, tmp_path):
     ours = random_model(
         "ViT-Mu/8",
         depth=2,
@@ -92,18 +94,18 @@ def test_what_is_written_here_gives_our_logits_there(suffix, representation, tmp
         representation=representation,
         numerics="torchvision",
     )
-    assert torchvision_vit.cannot(ours.config) == []
+    assert torchvision.VIT.unsupported(ours.config) == []
     path = tmp_path / f"vit.{suffix}"
-    write_file(path, write(ours, torchvision_vit.rules(ours.config)), None)
+    write_file(path, write(ours, torchvision.VIT.rules(ours.config)), None)
     theirs = theirs_of(representation_size=representation or None)
-    written = {name: entry.read() for name, entry in read_file(path).entries.items()}
+    written = {name: entry.read() for name, entry in read_file(path).tensors.items()}
     theirs.load_state_dict(written, strict=True)
     assert difference(ours, theirs, size=(24, 24)) <= LIMIT
     again = read_here(path, 4)
     assert again.config == ours.config
 
 
-def test_the_convolutional_stem_is_refused(tmp_path):
+def test_conv_stem_raises(tmp_path):
     stem = [peer.ConvStemConfig(8, 3, 2), peer.ConvStemConfig(8, 3, 4)]
     torch.save(theirs_of(conv_stem_configs=stem).state_dict(), tmp_path / "vit.pth")
     with pytest.raises(CheckpointError, match="convolutional stem"):

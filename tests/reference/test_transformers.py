@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from weights import TOLERANCE, difference, random_model, relative, to_transformers
 
 from vitrail import NUMERICS
-from vitrail.models.grids import resize_grid
+from vitrail.models.pos_embed import resize_grid
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference

@@ -15,7 +15,7 @@ from vitrail import create
 from vitrail.models.build import Model
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest logit
-Weights = dict[str, Tensor]
+Checkpoint = dict[str, Tensor]
 
 # Ours → theirs, as regular expressions that are tried in this order.
 TIMM = {
@@ -82,21 +82,21 @@ TORCHVISION = {
 TOKENS = ("cls_token", "distillation_token", "registers", "position.table", "pool.probe")
 
 
-def to_timm(model: Model) -> Weights:
+def to_timm(model: Model) -> Checkpoint:
     return renamed(batched(model), TIMM)
 
 
-def to_timm_bit(model: Model) -> Weights:
+def to_timm_bit(model: Model) -> Checkpoint:
     weights = renamed(model.state_dict(), TIMM_BIT)
     weights["head.fc.weight"] = weights["head.fc.weight"][:, :, None, None]  # a 1x1 convolution
     return weights
 
 
-def to_timm_mixer(model: Model) -> Weights:
+def to_timm_mixer(model: Model) -> Checkpoint:
     return renamed(model.state_dict(), TIMM_MIXER)
 
 
-def to_transformers(model: Model) -> Weights:
+def to_transformers(model: Model) -> Checkpoint:
     weights = renamed(batched(model), TRANSFORMERS)
     for name in [name for name in weights if "attention.qkv" in name]:
         parts = zip(("query", "key", "value"), weights.pop(name).chunk(3), strict=True)
@@ -105,18 +105,18 @@ def to_transformers(model: Model) -> Weights:
     return weights
 
 
-def to_torchvision(model: Model) -> Weights:
+def to_torchvision(model: Model) -> Checkpoint:
     return renamed(batched(model), TORCHVISION)
 
 
-def batched(model: Model) -> Weights:
+def batched(model: Model) -> Checkpoint:
     """Our weights, with the leading axis of length one that peers give to tokens and positions."""
     return {
         name: value[None] if name in TOKENS else value for name, value in model.state_dict().items()
     }
 
 
-def renamed(weights: Weights, table: dict[str, str]) -> Weights:
+def renamed(weights: Checkpoint, table: dict[str, str]) -> Checkpoint:
     names = {}
     for name, value in weights.items():
         for ours, theirs in table.items():

@@ -15,7 +15,7 @@ from reproduction.report import Verdict, json_value
 from reproduction.results import Results
 from reproduction.stats import bootstrap_mean
 from tiny_runs import write_colors
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.findings import Estimate
 
@@ -34,7 +34,7 @@ def tiny_vit(seed, **changes):
     torch.manual_seed(seed)
     model = vitrail.create("ViT-Mu/4", **(small | changes)).eval()
     how = Preprocessing(size=(8, 8))
-    model.facts = Facts(preprocessing=how, class_names=("red", "green", "blue"))
+    model.metadata = Metadata(preprocessing=how, class_names=("red", "green", "blue"))
     return model
 
 

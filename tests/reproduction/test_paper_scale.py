@@ -12,7 +12,7 @@ from vitrail.cli import main
 from vitrail.cli.train import Finetune, Train
 from vitrail.errors import ConfigError
 from vitrail.models.config import VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training.recipes import read_recipe
 
 NAMES = list(paper_scale.DATA["experiments"])

@@ -16,7 +16,7 @@ from reproduction.published import (
 )
 from reproduction.report import TEXT
 from vitrail.errors import ConfigError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training.recipes import grid, read_recipe
 
 VIT_H, VIT_L, VIT_L21, BIT_L, NOISY_STUDENT = TABLE2

@@ -21,7 +21,7 @@ from reproduction.stats import (
 )
 from vitrail.cli.reproduce import NAMES
 from vitrail.models.config import BitConfig, MixerConfig, VitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 
 DATASETS = Datasets("builtin:sign-digits")
 RESULT = Result(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import preset
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
@@ -30,7 +30,7 @@ def tiny_model(seed=0):
     torch.manual_seed(seed)
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
-    model.facts = Facts(preprocessing=preset("google", (8, 8), 3), class_names=CLASSES)
+    model.metadata = Metadata(preprocessing=preset("google", (8, 8), 3), class_names=CLASSES)
     return model.eval()
 
 

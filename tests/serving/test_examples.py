@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.decoding import decode
 from vitrail.data.preprocessing import preset
 from vitrail.data.sources import open_source
@@ -22,7 +22,7 @@ HOW = preset("google", (8, 8), 3)
 
 
 def known(data):
-    return Facts(preprocessing=HOW, provenance={"data": str(data)})
+    return Metadata(preprocessing=HOW, provenance={"data": str(data)})
 
 
 def test_test_pictures_of_all_classes_are_to_be_tried(tmp_path):
@@ -49,7 +49,7 @@ def test_encoded_pictures_are_shown_as_they_are_and_large_ones_smaller(tmp_path)
 def test_what_cannot_be_opened_is_an_error_only_if_it_was_asked_for(tmp_path):
     assert find_examples(known(tmp_path / "gone"), "") == []
     assert find_examples(known("hf:some/where"), "") == []  # nothing is fetched unasked
-    assert find_examples(Facts(preprocessing=HOW), "") == []
+    assert find_examples(Metadata(preprocessing=HOW), "") == []
     data = write_colors(tmp_path / "colors.npz")
     assert find_examples(known(data), "none") == []
     with pytest.raises(DataError):
@@ -73,7 +73,7 @@ def test_data_that_only_a_model_names_is_not_shown_to_others(tmp_path, host):
 def test_a_server_that_others_reach_shows_nothing_that_was_not_named(tmp_path, host, shown):
     model = tiny_model()
     data = write_colors(tmp_path / "colors.npz")
-    model.facts = replace(model.facts, provenance={"data": str(data)})
+    model.metadata = replace(model.metadata, provenance={"data": str(data)})
     vitrail.save(model, tmp_path / "bundle")
     with a_house(host=host) as house:
         house.shelf.models.clear()

@@ -212,7 +212,7 @@ def test_the_first_class_of_a_model_that_knows_none_waits_for_the_second():
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
-        told = house.shelf.get(None).predictor.facts.provenance
+        told = house.shelf.get(None).predictor.metadata.provenance
         assert told["taught"] == ["red", "blue"]  # by pictures that nobody will know again
         answer = client.post("/predict", content=picture("blue", seed=90)).json()["answers"][0]
         assert answer["label"] == "blue"

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vitrail import ConfigError, DataError, MixerConfig
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.pictures import as_seen
 from vitrail.inspection.relevance import METHODS
@@ -39,7 +39,7 @@ def served(config, **how):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     preprocessing = Preprocessing(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **how)
-    model.facts = Facts(preprocessing=preprocessing, class_names=NAMES)
+    model.metadata = Metadata(preprocessing=preprocessing, class_names=NAMES)
     return model
 
 
@@ -229,7 +229,7 @@ def test_maps_are_moved_to_what_tokens_see(tiny, data):
 
 def test_an_unknown_class_among_many_does_not_list_them_all(tiny, data):
     many = served(replace(tiny, num_classes=21))
-    many.facts = replace(many.facts, class_names=tuple(f"thing {n}" for n in range(21)))
+    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
     with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
         explain(many, data, method="relevance", label="moon")
 
@@ -238,7 +238,7 @@ def test_without_a_method_the_first_that_the_model_has_is_drawn(tiny, model, dat
     drawn = explain(model, data, method=None, label="moon")
     assert drawn == explain(model, data, method="relevance", label="moon")
     bare = served(replace(tiny, num_classes=0))
-    bare.facts = replace(bare.facts, class_names=())
+    bare.metadata = replace(bare.metadata, class_names=())
     drawn = explain(bare, data, method=None, label=None)
     assert drawn == explain(bare, data, method="rollout", label=None)
 

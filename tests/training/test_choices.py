@@ -10,7 +10,7 @@ from vitrail.data.sources import open_source
 from vitrail.data.variation import Mixing
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training.choices import Look, choose, choose_variation, look_at, stages_of
 from vitrail.training.settings import (
     AugmentSettings,

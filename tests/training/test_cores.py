@@ -11,7 +11,7 @@ from tiny_runs import SETTINGS, Notebook, tiny_run, write_colors
 from vitrail import create
 from vitrail.cli.train import Train
 from vitrail.errors import ConfigError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import cores, memory
 from vitrail.training.cores import EachCoreAPart, parts_for, pays
 from vitrail.training.memory import KEPT, keep_memory
@@ -190,7 +190,7 @@ def test_dropout_bfloat16_and_one_core_keep_the_batch_whole(two_threads):
 
 
 def test_processes_have_their_parts_already(two_threads, monkeypatch):
-    monkeypatch.setattr("vitrail.parallel.world_size", lambda: 2)
+    monkeypatch.setattr("vitrail.distributed.world_size", lambda: 2)
     config, settings = configuration("ViT-Mu/4"), Settings()
     assert parts_for(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))

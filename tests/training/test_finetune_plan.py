@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training.choices import Look, choose
 from vitrail.training.finetune_plan import (
     ENOUGH_EPOCHS,

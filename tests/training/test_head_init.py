@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Notebook, tiny_run, write_colors
 from vitrail.data.sources import open_source
+from vitrail.formatting import percent
 from vitrail.training.head_init import (
     PROBE_HEAD,
     ProbeHead,
@@ -15,7 +16,6 @@ from vitrail.training.head_init import (
 )
 from vitrail.training.settings import MachineSettings, ModelSettings, Optim
 from vitrail.training.survival import Stop
-from vitrail.words import percent
 
 HARMFUL = Optim(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
 FLOAT32 = MachineSettings(precision="float32")
@@ -31,7 +31,7 @@ def colors(tmp_path, monkeypatch):
 def start(colors, tmp_path):
     """A model with features and without a head."""
     tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
-    model = vitrail.load(tmp_path / "start", num_classes=0, tell=lambda line: None)
+    model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
     vitrail.save(model, tmp_path / "backbone")
     return str(tmp_path / "backbone")
 
@@ -60,7 +60,7 @@ def test_the_head_gives_the_accuracy_and_loss_that_the_probe_reports(colors, sta
     train = open_source(str(colors), "train")
     dev = open_source(str(colors), "test")
     probe = fit_probe_head(model, train, dev, "dev", cut=False, workers=0)
-    images = torch.stack([model.facts.prepare(sample.data)[0] for sample in dev])
+    images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
         logits = F.linear(model.features(images), *probe.init.values())

@@ -47,7 +47,7 @@ def test_all_steps_are_tried_from_cheap_to_costly_and_the_bundle_does_as_well_as
     assert [rung["chosen"] for rung in stated["rungs"]].count(True) == 1
     assert stated["results"]["test"]["accuracy"] == found.outcomes["test"].accuracy
     assert vitrail.evaluate(str(out), colors).accuracy == found.outcomes["test"].accuracy
-    assert vitrail.load(out).facts.class_names == CLASSES
+    assert vitrail.load(out).metadata.class_names == CLASSES
     assert not (out / "trials").exists()
     assert any("cut out of train" in line for line in book.lines)
 
@@ -145,7 +145,7 @@ def test_a_share_to_keep_apart_that_is_given_takes_nothing_from_the_last_run(
     assert len(runs.orders[0].material.train) == 24
     assert found.outcomes.keys() == {"test"}
     train = fingerprint(open_source(colors, "train"))
-    assert vitrail.load(tmp_path / "out").facts.provenance["fingerprint"] == train
+    assert vitrail.load(tmp_path / "out").metadata.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
 
 
@@ -175,8 +175,8 @@ def test_trials_do_not_see_dev_and_the_last_run_sees_all(colors, start, tmp_path
         assert order.material.judged.keys() == {"dev"}
     assert len(runs.orders) == 6
     model = vitrail.load(tmp_path / "out")
-    assert model.facts.provenance["fingerprint"] == fingerprint(train)
-    assert "dev accuracy" not in model.facts.provenance
+    assert model.metadata.provenance["fingerprint"] == fingerprint(train)
+    assert "dev accuracy" not in model.metadata.provenance
     assert found.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
     assert (tmp_path / "out" / "report.html").exists()
     assert read_run(tmp_path / "out")[0].optim.learning_rate == 2e-4
@@ -189,7 +189,7 @@ def test_a_probe_that_is_chosen_has_seen_all_training_pictures(colors, start, tm
     memory = load_memory(tmp_path / "out", model)
     assert memory is not None  # so that it can be taught more
     assert int(memory.counts.sum()) == 30
-    assert model.facts.provenance["head"] == "few-shot probe on 30 pictures"
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 pictures"
 
 
 def test_a_linear_head_that_is_chosen_is_the_bundle(colors, start, tmp_path, quick, monkeypatch):
@@ -337,7 +337,7 @@ def test_an_older_ladder_is_replaced_if_that_is_wished(colors, start, tmp_path, 
         climb(order_of(colors, out, start))
     quick({"full-fine-tuning": 1.0}, probes=0.0)
     climb(order_of(colors, out, start, overwrite=True))
-    assert "head" not in vitrail.load(out).facts.provenance
+    assert "head" not in vitrail.load(out).metadata.provenance
     assert not (out / MEMORY).exists()  # it was of other weights
 
 

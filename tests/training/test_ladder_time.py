@@ -44,7 +44,7 @@ def test_the_probes_see_no_more_pictures_than_there_is_time_for(
     assert not part & dev
     assert "the probes see 11 of 27 pictures: there is no time for more" in book.lines
     assert found.pictures == 3
-    about = vitrail.load(tmp_path / "out").facts.provenance
+    about = vitrail.load(tmp_path / "out").metadata.provenance
     assert about["head"] == "few-shot probe on 14 pictures"
     assert not any("on top" in line for line in book.lines)
 
@@ -113,7 +113,7 @@ def test_the_bundle_is_there_before_it_is_judged(colors, start, tmp_path, quick,
     with pytest.raises(KeyboardInterrupt):
         climb(order_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")
-    assert model.facts.provenance["head"] == "few-shot probe on 30 pictures"
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 pictures"
     assert load_memory(tmp_path / "out", model) is not None
 
 

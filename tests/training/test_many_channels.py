@@ -52,7 +52,7 @@ def test_an_array_of_six_channels_is_answered_for(run, data):
     assert predictor(pixels[0]).label in "012"
     assert predictor.features(list(pixels)).shape[0] == 12
     model = vitrail.load(run)
-    assert model.facts.prepare(list(pixels)).shape == (12, 6, 8, 8)
+    assert model.metadata.prepare(list(pixels)).shape == (12, 6, 8, 8)
 
 
 def test_every_channel_has_a_say(run, data):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitrail import ConfigError, Facts, Preprocessing, VisionTransformer, create
+from vitrail import ConfigError, Metadata, Preprocessing, VisionTransformer, create
 from vitrail.data.transforms import normalize
 from vitrail.training.masked import (
     MaskedPatches,
@@ -139,7 +139,7 @@ def test_colors_are_told_from_normalized_pictures(headless, mean_std):
     pixels[0, :, :4, 4:8] = torch.tensor([255, 128, 31])[:, None, None]  # the second patch
     pixels[0, :, 12:, 12:] = torch.tensor([32, 0, 254])[:, None, None]  # the last one
     model = VisionTransformer(headless)
-    model.facts = Facts(preprocessing=preprocessing)
+    model.metadata = Metadata(preprocessing=preprocessing)
     made = MaskedPatches(model, MaskedSettings())
     images = normalize(pixels, preprocessing)
     numbers = made.prediction.targets(images, headless, made.preprocessing)

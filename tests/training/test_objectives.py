@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail import CheckpointError, ConfigError, Facts, Preprocessing, VisionTransformer, create
+from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VisionTransformer, create
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import normalize
 from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
@@ -24,7 +24,7 @@ def awake(config, seed=0, **facts):
         torch.nn.init.normal_(parameter, std=0.5)
     if facts:
         size = (config.image_size, config.image_size)
-        model.facts = Facts(**{"preprocessing": preset("google", size)} | facts)
+        model.metadata = Metadata(**{"preprocessing": preset("google", size)} | facts)
     return model
 
 
@@ -67,7 +67,7 @@ def test_a_plain_student_learns_labels_and_teacher_with_the_same_logits(tiny, te
 def test_a_distillation_token_learns_the_teacher_and_the_class_token_the_labels(tiny):
     student, teacher = awake(tiny.change(distillation=True)), awake(tiny, seed=1)
     images, labels = batch()
-    own, taught = student.two_opinions(images)
+    own, taught = student.distillation_logits(images)
     expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_teaching(taught, teacher(images))
     objective = Distillation(student, LossSettings(kind="softmax", teacher_weight=0.2), teacher)
     torch.testing.assert_close(objective(images, labels), expected)

@@ -10,8 +10,8 @@ from tiny_runs import write_colors
 from vitrail.data.sources import open_source
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
-from vitrail.models.initialization import initialize
-from vitrail.models.names import configuration
+from vitrail.models.init import initialize
+from vitrail.models.registry import configuration
 from vitrail.training.averaging import Average
 from vitrail.training.choices import Look, choose, choose_variation
 from vitrail.training.feed import Feed, preparation

@@ -10,7 +10,7 @@ import pytest
 
 from vitrail.cli import main
 from vitrail.models.build import build
-from vitrail.models.names import CONFIGURATIONS, configuration
+from vitrail.models.registry import CONFIGURATIONS, configuration
 from vitrail.training.recipes import (
     PACKAGED,
     grid,

@@ -13,7 +13,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Notebook, tiny_run, write_colors
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
 from vitrail.training import pace
 from vitrail.training.budget import ENDING, Budget
 from vitrail.training.device import choose_precision
@@ -48,9 +48,9 @@ def same(one, other) -> bool:
 def test_a_run_leaves_a_bundle_that_knows_what_it_was_taught(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run", steps=60)
     model = vitrail.load(tmp_path / "run")
-    assert model.facts.class_names == CLASSES
-    assert model.facts.provenance["data"] == str(colors)
-    assert model.facts.provenance["test accuracy"] == result.outcomes["test"].accuracy
+    assert model.metadata.class_names == CLASSES
+    assert model.metadata.provenance["data"] == str(colors)
+    assert model.metadata.provenance["test accuracy"] == result.outcomes["test"].accuracy
     assert result.finished
     assert result.outcomes["test"].samples == 12
     assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
@@ -405,7 +405,7 @@ def test_a_file_that_is_no_model_is_refused(colors, tmp_path):
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises((CheckpointError, ConfigError)):
         tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
-    with pytest.raises(CheckpointError, match="is a name without weights"):
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
         tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
 
 

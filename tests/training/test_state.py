@@ -337,7 +337,7 @@ def test_a_state_runs_no_code(tmp_path, capsys):
     note["files"] |= state_folder.digests_of([place / ".metadata"])
     note["digest"] = state_folder.digest_of_note(note)
     (place / "state.json").write_text(json.dumps(note))
-    with pytest.raises(CheckpointError, match=r"its .metadata asks for builtins\.print"):
+    with pytest.raises(CheckpointError, match=r".metadata refers to builtins\.print"):
         Run().load(tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -1,16 +1,17 @@
-"""Weights ↔ files.
+"""Checkpoints: load, save and convert weights.
 
-load.py, save.py     a model from any reference; a model into any format
-convert.py           one format to another, compared before it says done
-adapt.py             another number of classes, image size, channels, patch size
-formats.py           the formats, and how a file tells which it is
-rules.py             a format is one table, read in both directions
-shapes.py            a description from names and shapes
-files.py             tensors in files, safely; files whole or absent
-bundle.py, card.py   our own format, and the model card in it
-facts.py             preprocessing, class names, provenance
-families.py          which preprocessing is meant, where a checkpoint does not state it
-heads.py             the same model with another head
-hub.py               hf:owner/name
-google*.py, timm*.py, huggingface*.py, torchvision_vit.py, bit_pytorch.py   the tables
+load.py          load a model from a file, a folder or the hub, in any format
+save.py          save a model in any format
+convert.py       convert between formats and verify the result
+adapt.py         change classes, image size, channels, patch size, head or numerics
+bundle.py        vitrail's own format, with its model card
+metadata.py      preprocessing, class names and provenance of a model
+rules.py         the rule engine: a foreign format is one table, read in both directions
+google.py        vision_transformer, big_vision, big_transfer (.npz)
+timm.py          timm, also DeiT, DINO, DINOv2 and MAE
+huggingface.py   transformers
+torchvision.py   torchvision
+bit.py           big_transfer in PyTorch
+files.py         read untrusted tensor files safely, write files atomically
+hub.py           the Hugging Face hub: hf:owner/name
 """

@@ -1,23 +1,21 @@
-"""Fitting a model to another task: classes, image size, channels, patch size.
+"""Adapt a model to another task: classes, image size, channels, patch size, head, numerics.
 
-Weights that still fit are kept, the others are made from the old ones or start at zero. Each
-change is told: nothing happens behind the user's back.
+Weights that still fit are kept; the others are derived from the old ones or start at zero. Every
+change is reported as a `Change`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import Facts, facts_of
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model, build
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import NUMERICS, MixerConfig, Numerics, VitConfig
-from vitrail.models.grids import interpolation
-from vitrail.models.position import POSITIONS
+from vitrail.models.config import NUMERICS, MixerConfig, Numerics, Size, VitConfig, pair
+from vitrail.models.pos_embed import POS_EMBEDS, interpolation_matrix
 from vitrail.models.vit import VisionTransformer
 
 HEADS = ("head", "distillation_head")
@@ -25,14 +23,14 @@ HEADS = ("head", "distillation_head")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that was done to a model on the user's behalf."""
+    """A change to a model that was made on the user's behalf."""
 
     part: str
-    what: str
-    how: str
+    change: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"  {self.part:<11} {self.what:<25} {self.how}".rstrip()
+        return f"  {self.part:<11} {self.change:<25} {self.detail}".rstrip()
 
 
 @torch.no_grad()
@@ -45,21 +43,21 @@ def adapt(
     patch_size: Size | None = None,
     keep_representation: bool = False,
 ) -> tuple[Model, list[Change]]:
-    """The model with some things changed, and what was changed. What is None stays as it is."""
+    """Return the adapted model and the list of changes. None keeps a field as it is."""
     old = model.config
-    wishes = {
+    fields = {
         "num_classes": num_classes,
         "image_size": image_size,
         "channels": channels,
         "patch_size": patch_size,
     }
-    changes = {name: wish for name, wish in wishes.items() if wish is not None}
-    if "patch_size" in changes and (not isinstance(old, VitConfig) or old.stem != "patches"):
-        raise ConfigError("patch_size can only be changed where patches are cut from the picture")
-    new_head_wanted = num_classes not in (None, 0, old.num_classes)
-    if isinstance(old, VitConfig) and new_head_wanted and not keep_representation:
-        changes["representation"] = 0
-    new = old.change(**changes)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if patch_size is not None and (not isinstance(old, VitConfig) or old.stem != "patches"):
+        raise ConfigError("patch_size can only be changed for a ViT with stem='patches'")
+    has_new_head = num_classes not in (None, 0, old.num_classes)
+    if isinstance(old, VitConfig) and has_new_head and not keep_representation:
+        fields["representation"] = 0
+    new = old.change(**fields)
     if isinstance(new, MixerConfig) and isinstance(old, MixerConfig) and new.grid != old.grid:
         raise ConfigError(
             f"image_size={new.image_size} does not fit a Mixer trained at {old.image_size}: "
@@ -68,44 +66,85 @@ def adapt(
     if new == old:
         return model, []
     state: dict[str, Tensor] = dict(model.state_dict())
-    told = [
-        *new_patches(state, old, new),
-        *new_channels(state, old, new),
-        *new_positions(state, model, new),
-        *new_head(state, old, new),
+    changes = [
+        *adapt_patches(state, old, new),
+        *adapt_channels(state, old, new),
+        *adapt_positions(state, model, new),
+        *adapt_head(state, old, new),
     ]
-    adapted = build(new)
-    adapted.load_state_dict(state, assign=True)
-    adapted.facts = new_facts(facts_of(model), old, new)
-    return adapted.train(model.training), told
+    metadata = adapt_metadata(get_metadata(model), old, new)
+    return rebuild(model, new, state, metadata), changes
 
 
-def under_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, list[Change]]:
-    """The same weights computed in another library's way, and what was changed. None: as it is."""
+def set_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, list[Change]]:
+    """Run the same weights under another library's numerics. None keeps them."""
     old = model.config
     new = old if numerics is None else old.change(numerics=numerics)
     if new == old:
         return model, []
-    changed = build(new)
-    changed.load_state_dict(model.state_dict(), assign=True)
-    changed.facts = model.facts
-    what = f"{called(old.numerics)} -> {called(new.numerics)}"
-    return changed.train(model.training), [Change("numerics", what, "the weights stay")]
+    before, after = (
+        next((name for name, known in NUMERICS.items() if known == config.numerics), "custom")
+        for config in (old, new)
+    )
+    changed = rebuild(model, new, model.state_dict(), model.metadata)
+    return changed, [Change("numerics", f"{before} -> {after}", "weights unchanged")]
 
 
-def called(numerics: Numerics) -> str:
-    """Whose numerics these are."""
-    return next((name for name, known in NUMERICS.items() if known == numerics), "others")
+@torch.no_grad()
+def with_head(model: Model, weight: Tensor, bias: Tensor, class_names: Sequence[str] = ()) -> Model:
+    """Return the model with logits = features @ weight.T + bias; weight is (K, D), bias (K,).
+
+    All other weights are shared with `model`, which does not change.
+    """
+    config = model.config.change(num_classes=len(bias))
+    state = {name: x for name, x in model.state_dict().items() if name.split(".")[0] not in HEADS}
+    like = next(model.parameters())
+    weight, bias = (x.detach().to(like.device, like.dtype) for x in (weight, bias))
+    if isinstance(config, VitConfig) and config.distillation:
+        # The two heads are averaged: double the first and zero the second.
+        state |= {"head.weight": 2 * weight, "head.bias": 2 * bias}
+        state["distillation_head.weight"] = torch.zeros_like(weight)
+        state["distillation_head.bias"] = torch.zeros_like(bias)
+    else:
+        state |= {"head.weight": weight, "head.bias": bias}
+    metadata = replace(get_metadata(model), class_names=tuple(class_names))
+    return rebuild(model, config, state, metadata)
 
 
-def new_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
-    told = []
+@torch.no_grad()
+def with_temperature(model: Model, temperature: float) -> Model:
+    """Return the model with its head divided by a temperature.
+
+    The calibration is then part of the weights and survives every format.
+    """
+    if model.head is None:
+        raise ConfigError("the model has no head, and so no logits to divide by a temperature")
+    state = {
+        name: x / temperature if name.split(".")[0] in HEADS else x
+        for name, x in model.state_dict().items()
+    }
+    metadata = get_metadata(model)
+    total = round(metadata.provenance.get("temperature", 1.0) * temperature, 6)
+    metadata = replace(metadata, provenance=dict(metadata.provenance) | {"temperature": total})
+    return rebuild(model, model.config, state, metadata)
+
+
+def rebuild(model: Model, config: Any, state: dict[str, Tensor], metadata: Any) -> Model:
+    """Build a model with this state; it shares tensors with `state` and the mode of `model`."""
+    rebuilt = build(config)
+    rebuilt.load_state_dict(state, assign=True)
+    rebuilt.metadata = metadata
+    return rebuilt.train(model.training)
+
+
+def adapt_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
+    changes = []
     if isinstance(old, VitConfig) and old.representation and not new.representation:
         for name in ("representation.weight", "representation.bias"):
             del state[name]
-        told.append(Change("pre_logits", "left out", "not used when fine-tuning (section 3.2)"))
+        changes.append(Change("pre_logits", "dropped", "not used in fine-tuning (section 3.2)"))
     if old.num_classes == new.num_classes:
-        return told
+        return changes
     for head in HEADS:
         for part in ("weight", "bias"):
             state.pop(f"{head}.{part}", None)
@@ -113,65 +152,63 @@ def new_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
         if new.num_classes and (head == "head" or distilled):
             state[f"{head}.weight"] = torch.zeros(new.num_classes, new.num_features, device="cpu")
             state[f"{head}.bias"] = torch.zeros(new.num_classes, device="cpu")
-    how = "new, starts at zero" if new.num_classes else "left off: the model gives features"
-    return [*told, Change("head", f"{old.num_classes} -> {new.num_classes} classes", how)]
+    detail = (
+        "new, initialized to zero" if new.num_classes else "removed: the model returns features"
+    )
+    return [*changes, Change("head", f"{old.num_classes} -> {new.num_classes} classes", detail)]
 
 
-def new_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Change]:
+def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Change]:
     if not isinstance(model, VisionTransformer) or model.config.grid == new.grid:
         return []
-    stretched = 0
+    detail = "recomputed"
     for name, module in model.named_modules():
-        if isinstance(module, tuple(POSITIONS.values())):
-            tables = cast(Any, module).tables_at(new.grid)
-            state |= {f"{name}.{table}": values for table, values in tables.items()}
-            stretched += len(tables)
-    (h, w), (high, wide) = model.config.grid, new.grid
-    how = f"stretched ({new.numerics.position_resize}'s way)" if stretched else "computed anew"
-    return [Change("positions", f"{h} x {w} -> {high} x {wide}", how)]
+        if isinstance(module, tuple(POS_EMBEDS.values())):
+            for table, values in cast(Any, module).resized_parameters(new.grid).items():
+                state[f"{name}.{table}"] = values
+                detail = f"interpolated ({new.numerics.position_resize})"
+    sizes = " -> ".join(f"{height} x {width}" for height, width in (model.config.grid, new.grid))
+    return [Change("positions", sizes, detail)]
 
 
-def new_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
-    """Channels are summed into one, or repeated and weighed down to the same total."""
+def adapt_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
+    """Sum the kernels over channels, or repeat and rescale them to the same total."""
     if old.channels == new.channels:
         return []
     name = first_kernel(state)
     weight = state[name]  # (D, C, P, P)
     if new.channels == 1:
         state[name] = weight.sum(dim=1, keepdim=True)
-        how = "kernels summed"
+        detail = "kernels summed"
     else:
         order = torch.arange(new.channels) % old.channels
         state[name] = weight[:, order] * (old.channels / new.channels)
-        how = "kernels repeated, weighed down" if new.channels > old.channels else "first ones kept"
-    return [Change("channels", f"{old.channels} -> {new.channels}", how)]
+        more = new.channels > old.channels
+        detail = "kernels repeated and rescaled" if more else "first channels, rescaled"
+    return [Change("channels", f"{old.channels} -> {new.channels}", detail)]
 
 
-def new_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
-    """Kernels that give a resized patch what the old ones give the patch (Beyer et al. 2023).
+def adapt_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
+    """Resize the patch kernels by pseudo-inverse (FlexiViT, arXiv:2212.08013).
 
     If a patch is resized by y = B x, the kernel v for y with <v, B x> = <w, x> is the
-    pseudo-inverse of B's transpose times w (FlexiViT, arXiv:2212.08013).
+    pseudo-inverse of B's transpose times w.
     """
-    if isinstance(old, MixerConfig) or getattr(old, "patch_size", 0) == getattr(
-        new, "patch_size", 0
-    ):
+    sizes = getattr(old, "patch_size", 0), getattr(new, "patch_size", 0)
+    if isinstance(old, MixerConfig) or sizes[0] == sizes[1]:
         return []
     name = first_kernel(state)
     weight = state[name].double()
-    for axis, (before, after) in enumerate(
-        zip(pair(old.patch_size), pair(new.patch_size), strict=True), start=2
-    ):
-        resize = interpolation(before, after, "flexivit", like=weight)  # (after, before)
+    for axis, (before, after) in enumerate(zip(*map(pair, sizes), strict=True), start=2):
+        resize = interpolation_matrix(before, after, "flexivit", like=weight)  # (after, before)
         inverse = torch.linalg.pinv(resize.mT)  # (after, before)
         weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
     state[name] = weight.float().contiguous()
-    sizes = f"{old.patch_size} -> {new.patch_size} pixels"
-    return [Change("patches", sizes, "resized (pseudo-inverse)")]
+    return [Change("patches", f"{sizes[0]} -> {sizes[1]} pixels", "resized (pseudo-inverse)")]
 
 
 def first_kernel(state: dict[str, Tensor]) -> str:
-    """The convolution that reads the picture."""
+    """Return the name of the convolution that reads the image."""
     names = (
         "stem.resnet.root.weight",
         "stem.layers.0.weight",
@@ -182,17 +219,19 @@ def first_kernel(state: dict[str, Tensor]) -> str:
     return next(name for name in names if name in state)
 
 
-def new_facts(facts: Facts, old: Any, new: Any) -> Facts:
-    """Preprocessing for the new size and channels; class names if the head was kept."""
-    was, size = pair(old.image_size), pair(new.image_size)
-    before = facts.preprocessing
-    cut = before.resize_to
-    if cut is not None:
-        cut = (cut[0] * size[0] // was[0], cut[1] * size[1] // was[1])
-    mean, std = before.mean, before.std
+def adapt_metadata(metadata: Metadata, old: Any, new: Any) -> Metadata:
+    """Fit the preprocessing to the new size and channels; keep class names with their head."""
+    old_size, size = pair(old.image_size), pair(new.image_size)
+    preprocessing = metadata.preprocessing
+    resize_to = preprocessing.resize_to
+    if resize_to is not None:
+        resize_to = (resize_to[0] * size[0] // old_size[0], resize_to[1] * size[1] // old_size[1])
+    mean, std = preprocessing.mean, preprocessing.std
     if old.channels != new.channels:
         mean = (sum(mean) / len(mean),) * new.channels
         std = (sum(std) / len(std),) * new.channels
-    preprocessing: Preprocessing = replace(before, size=size, resize_to=cut, mean=mean, std=std)
-    kept = facts.class_names if old.num_classes == new.num_classes else ()
-    return replace(facts, preprocessing=preprocessing, class_names=kept)
+    return replace(
+        metadata,
+        preprocessing=replace(preprocessing, size=size, resize_to=resize_to, mean=mean, std=std),
+        class_names=metadata.class_names if old.num_classes == new.num_classes else (),
+    )

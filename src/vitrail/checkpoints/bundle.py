@@ -1,12 +1,12 @@
-"""Our own format: a folder that says everything there is to know about a model.
+"""The bundle: vitrail's own format, a folder that fully describes a model.
 
-    model.safetensors   the weights, and in the file's header all of config.json
+    model.safetensors   weights; the file header contains a copy of config.json
     config.json         architecture, numerics, preprocessing, class names, provenance
-    README.md           a model card
+    README.md           model card
 
-Each file is whole or absent. A crash between two of them is noticed, because config.json names the
-weights it belongs to; then the header is believed, which was written together with the weights. So
-a bundle is always either the old one or the new one. Other files in the folder are left alone.
+Each file is written atomically. config.json names the weights it belongs to by digest; after a
+crash between two files they disagree, and the header, written together with the weights, wins. So
+a bundle is always the old one or the new one. Other files in the folder are not touched.
 """
 
 import hashlib
@@ -18,58 +18,61 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.checkpoints.card import GENERATED, model_card
-from vitrail.checkpoints.facts import Facts, facts_of
-from vitrail.checkpoints.facts import from_dict as facts_from_dict
-from vitrail.checkpoints.files import Weights, whole_or_absent, write_file, write_json
-from vitrail.checkpoints.rules import Rule, read, saved_tensors
+from vitrail.checkpoints.files import Checkpoint, atomic_write, write_file, write_json
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.rules import Rule, float32_state_dict, read, same
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.formatting import comma_list
 from vitrail.models.build import Model, build
-from vitrail.models.config import Config, from_dict, to_dict
+from vitrail.models.config import BitConfig, Config, VitConfig, from_dict, pair, to_dict
+from vitrail.models.registry import name_of
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
-HEADER = "vitrail-bundle"  # the key of the safetensors header that holds config.json
+HEADER = "vitrail-bundle"  # the key of config.json in the safetensors header
 VERSION = 1
 KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "multi_label", "weights")
+GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"
+MAX_CARD_CLASSES = 20
 
 
-def save_bundle(model: Model, folder: Path, facts: Facts | None = None) -> None:
-    """Write a model and its facts into a folder."""
+def save_bundle(model: Model, folder: Path, metadata: Metadata | None = None) -> None:
+    """Write a model and its metadata into a folder."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"cannot write a bundle to {folder}: it is a file, not a folder")
-    facts = facts_of(model) if facts is None else facts
-    check_class_names(facts, model.config)
-    tensors = saved_tensors(model)
+    metadata = get_metadata(model) if metadata is None else metadata
+    check_class_names(metadata, model.config)
+    tensors = float32_state_dict(model)
     config: dict[str, Any] = {
         "vitrail": {"bundle": VERSION, "version": __version__},
         "model": to_dict(model.config),
-        **facts.to_dict(),
+        **metadata.to_dict(),
     }
     config["weights"] = digest(tensors, config)
     write_file(folder / WEIGHTS, tensors, {HEADER: json.dumps(config)})
     write_json(folder / CONFIG, config)
-    if may_write_card(folder / CARD):
-        name = folder.resolve().name
-        with whole_or_absent(folder / CARD) as temporary:
-            temporary.write_text(model_card(model.config, facts, name), encoding="utf-8")
+    if is_generated_card(folder / CARD):
+        with atomic_write(folder / CARD) as temporary:
+            card = model_card(model.config, metadata, folder.resolve().name)
+            temporary.write_text(card, encoding="utf-8")
 
 
-def holds_model(folder: Path) -> bool:
+def contains_model(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
-def check_free(
-    folder: Path, *, overwrite: bool, instead: str = "name another --out, or say --overwrite"
+def check_overwrite(
+    folder: Path, *, overwrite: bool, hint: str = "choose another --out, or pass --overwrite"
 ) -> None:
-    """Refuse to put a model in the place of another, unless that is wanted."""
-    if holds_model(folder) and not overwrite:
-        raise ConfigError(f"{folder} holds a model already; {instead}")
+    """Raise if the folder contains a model, unless it may be overwritten."""
+    if contains_model(folder) and not overwrite:
+        raise ConfigError(f"{folder} already contains a model; {hint}")
 
 
-def may_write_card(card: Path) -> bool:
-    """There is none yet, or one that we made; what somebody wrote by hand stays."""
+def is_generated_card(card: Path) -> bool:
+    """Return whether a model card is missing or generated; one written by hand is kept."""
     if not card.exists():
         return True
     try:
@@ -78,70 +81,125 @@ def may_write_card(card: Path) -> bool:
         return False
 
 
-def is_bundle(weights: Weights) -> bool:
-    return "vitrail" in weights.settings or HEADER in weights.settings
-
-
-def read_bundle(weights: Weights, header: dict[str, Any]) -> Model:
-    """The model of a bundle; `header` is what stands in the head of its weights."""
-    settings, written = weights.settings, None
+def read_bundle(checkpoint: Checkpoint, header: dict[str, Any]) -> Model:
+    """Load the model of a bundle; `header` is the metadata in the weights file."""
+    settings, written = checkpoint.settings, None
     if HEADER in header:
         try:
-            inner = json.loads(header[HEADER])
+            written = json.loads(header[HEADER])
         except (ValueError, RecursionError):
-            raise CheckpointError("the header of the bundle's weights is broken") from None
-        if not isinstance(inner, dict):
-            raise CheckpointError("the header of the bundle's weights is broken")
-        if settings.get("weights") != inner.get("weights"):
-            settings = inner  # config.json is missing, or was not yet written when saving stopped
-        written = inner
+            written = None
+        if not isinstance(written, dict):
+            raise CheckpointError("corrupt bundle: invalid JSON in the header of the weights")
+        if settings.get("weights") != written.get("weights"):
+            settings = written  # config.json is missing, or older after a crash while saving
     elif "weights" in settings:
         written = {key: value for key, value in settings.items() if key in KEYS}
     version = settings.get("vitrail", {})
     version = version.get("bundle") if isinstance(version, dict) else None
     if version != VERSION:
-        raise CheckpointError(f"the bundle is of version {version!r}; this vitrail reads {VERSION}")
+        raise CheckpointError(f"unsupported bundle version {version!r}; supported: {VERSION}")
     if not isinstance(settings.get("model"), dict):
-        raise CheckpointError("the bundle's config.json does not describe a model")
+        raise CheckpointError("corrupt bundle: config.json does not describe a model")
     try:
-        config, facts = from_dict(settings["model"]), facts_from_dict(settings)
+        config, metadata = from_dict(settings["model"]), Metadata.from_dict(settings)
     except ConfigError as error:
-        raise CheckpointError(f"the bundle describes no possible model: {error}") from None
-    check_class_names(facts, config)
-    model = read(weights.entries, rules(config), config)
+        raise CheckpointError(f"invalid model config in the bundle: {error}") from None
+    check_class_names(metadata, config)
+    model = read(checkpoint.tensors, rules(config), config)
     if written is not None:
-        check_digest(model, written)
-    model.facts = facts
+        expected = written.pop("weights", None)
+        if digest(model.state_dict(), written) != expected:
+            raise CheckpointError("corrupt bundle: the weights do not match their digest")
+    model.metadata = metadata
     return model
 
 
-def check_digest(model: Model, written: dict[str, Any]) -> None:
-    """Refuse weights in which a bit has changed since they were saved."""
-    stated = written.pop("weights", None)
-    if digest(model.state_dict(), written) != stated:
-        raise CheckpointError("the bundle's weights have changed since they were saved")
-
-
 def rules(config: Config) -> list[Rule]:
-    """Our names are our names."""
-    return [Rule(name, (name,)) for name in build(config).state_dict()]
+    return [same(name, name) for name in build(config).state_dict()]
 
 
-def check_class_names(facts: Facts, config: Config) -> None:
-    names = facts.class_names
+def check_class_names(metadata: Metadata, config: Config) -> None:
+    names = metadata.class_names
     for name in names:
         if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
-            raise CheckpointError(f"the class name {name!r} cannot be written; give plain text")
+            raise CheckpointError(f"class name {name!r} is not valid text")
     if names and len(names) != config.num_classes:
         raise CheckpointError(
-            f"{len(names)} class names do not fit a model of {config.num_classes} classes"
+            f"expected {config.num_classes} class names for the model, got {len(names)}"
         )
 
 
 def digest(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
-    """A fingerprint of weights and description: the same model always has the same."""
+    """Return a hash of weights and config."""
     total = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         total.update(name.encode())
         total.update(tensors[name].cpu().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def model_card(config: Config, metadata: Metadata, folder: str) -> str:
+    """Return the README.md of a bundle."""
+    height, width = pair(config.image_size)
+    numerics = config.numerics
+    if isinstance(config, BitConfig):
+        numerics_text = f"GroupNorm epsilon {numerics.group_norm_eps:g}"
+    else:
+        swiglu = isinstance(config, VitConfig) and config.mlp == "swiglu"
+        activation = "SwiGLU" if swiglu else f"{numerics.gelu} GELU"
+        numerics_text = f"{activation}, LayerNorm epsilon {numerics.norm_eps:g}"
+    rows = {
+        "architecture": name_of(config),
+        "parameters": f"{sum(p.numel() for p in build(config).parameters()):,}",
+        "image": f"{height} x {width} pixels, {config.channels} channels",
+        "classes": f"{config.num_classes:,}" if config.num_classes else "none (features)",
+        "numerics": numerics_text,
+        "resize": describe_resize(metadata.preprocessing),
+        "normalization": describe_normalization(metadata.preprocessing),
+    }
+    rows |= {
+        key.replace("_", " "): str(value)
+        for key, value in metadata.provenance.items()
+        if isinstance(value, str | int | float)
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    classes = ""
+    if metadata.class_names:
+        classes = f"\nClasses: {comma_list(metadata.class_names, MAX_CARD_CLASSES)}.\n"
+    return f"""{GENERATED}
+# {folder}
+
+{name_of(config)}, saved by vitrail.
+
+| | |
+|---|---|
+{table}
+
+```python
+import vitrail
+
+model = vitrail.load("{folder}").eval()
+logits = model(images)  # (batch, {config.channels}, {height}, {width}), normalized as above
+```
+{classes}"""
+
+
+def describe_normalization(preprocessing: Preprocessing) -> str:
+    mean, std = (
+        ", ".join(f"{value:g}" for value in values)
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return f"mean ({mean}), std ({std})"
+
+
+def describe_resize(preprocessing: Preprocessing) -> str:
+    before = preprocessing.resize_to or preprocessing.size
+    target = "{} x {}".format(*before)
+    if preprocessing.resize == "short-side":
+        target = f"short side to {min(before)}"
+    crop = ""
+    if preprocessing.resize_to is not None:
+        crop = ", center crop {} x {}".format(*preprocessing.size)
+    antialias = "" if preprocessing.antialias else ", no antialiasing"
+    return f"{target} ({preprocessing.interpolation}{antialias}){crop}"

@@ -1,7 +1,7 @@
-"""From one format to another, provably the same model.
+"""Convert a checkpoint to another format and verify the result.
 
-The result is written under a temporary name, loaded again, and its logits compared with the
-source's on a probe image; only then does it take its place.
+The result is written to a temporary path and loaded again; it is moved into place only if weights
+and logits match the source.
 """
 
 import os
@@ -17,41 +17,41 @@ from pathlib import Path
 import torch
 
 from vitrail.checkpoints import bundle, google
-from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import SUFFIXES
-from vitrail.checkpoints.formats import table_for
-from vitrail.checkpoints.huggingface_processor import cannot_prepare
+from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.load import (
     Loaded,
     Reference,
+    describe_preprocessing,
     open_reference,
-    prepared,
     preprocessing_notice,
     set_preprocessing,
+    table_for,
 )
-from vitrail.checkpoints.save import OLDER, destination_file, losses, refuse, save, table_name
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.save import OLDER, check_losses, save, table_name, weights_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 
-COUNTED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
-TOLERANCE = 1e-6  # of the largest logit; the same weights and numerics give the same logits
+NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
+TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a conversion does, or did."""
+    """The plan or the result of a conversion."""
 
     model: str
     source_format: str
     target_format: str
-    tensors: list[tuple[list[str], list[str]]]  # their names before and after
+    tensors: list[tuple[list[str], list[str]]]  # names before and after
     changes: list[str]
     lost: list[str]
-    notes: list[str]  # what is not in the result though it belongs to the model
-    notice: str = ""  # where the preprocessing comes from, if the source does not state it
+    notes: list[str]  # what the target cannot store besides weights and numerics
+    notice: str = ""  # how the preprocessing was determined, if the source does not state it
     difference: float | None = None  # of the logits, relative to the largest; None: not written
 
 
@@ -66,139 +66,138 @@ def convert(
     allow_loss: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
-    """Write the source's model in another format, and check that it is the same model."""
-    destination_file(destination, to)  # a wrong one is told before any work is done
+    """Write the source in another format and verify that it is the same model."""
+    weights_path(destination, to)  # reject a wrong destination before any work
     loaded = open_reference(source, format=from_format, heads=heads)
     notice = ""
     if preprocessing is not None:
         set_preprocessing(loaded.model, preprocessing)
     else:
         notice = preprocessing_notice(loaded.model, loaded.family, source)
-    lost = losses(loaded.model, to, destination)
-    refuse(lost, to, allow_loss)
-    planned = Conversion(
+    lost = check_losses(loaded.model, to, destination, allow_loss)
+    conversion = Conversion(
         name_of(loaded.model.config),
         loaded.format,
         to,
         tensor_names(loaded, to),
-        [f"{change.part}: {change.what} ({change.how})" for change in loaded.changes],
+        [f"{change.part}: {change.change} ({change.detail})" for change in loaded.changes],
         lost,
-        notes_on(loaded, destination, to),
+        storage_notes(loaded, destination, to),
         notice,
     )
     if dry_run:
-        return planned
-    with beside(destination) as temporary:
+        return conversion
+    with temporary_sibling(destination) as temporary:
         save(loaded.model, temporary, to, allow_loss=allow_loss)
-        again, notes = reopened(temporary, to, loaded.model)
-        difference = largest_difference(loaded.model, again)
-        same = same_weights(loaded.model, again)
+        reloaded, notes = reload(temporary, to, loaded.model)
+        difference = max_difference(loaded.model, reloaded)
+        first, second = loaded.model.state_dict(), reloaded.state_dict()
+        same = first.keys() == second.keys() and all(
+            torch.equal(first[n], second[n]) for n in first
+        )
         if not same or not (difference <= TOLERANCE or lost):
             raise CheckpointError(
-                f"what was written gives other {'logits' if same else 'weights'} "
-                f"(by {difference:.1e} of the largest); nothing was left at {destination}"
+                f"verification failed: {'logits' if same else 'weights'} differ "
+                f"(logits by {difference:.1e} of the largest); nothing was written to {destination}"
             )
-        put_in_place(temporary, destination)
-    return replace(planned, difference=difference, notes=[*planned.notes, *notes])
+        move_into_place(temporary, destination)
+    return replace(conversion, difference=difference, notes=[*conversion.notes, *notes])
 
 
-def reopened(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
-    """The result as anybody would load it; with the number of heads, and a note, where it must."""
+def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
+    """Load the result without hints; if it needs the number of heads, return a note."""
     heads = getattr(model.config, "heads", None)
     try:
-        again = open_reference(path, format=table_name(format)).model
-        if getattr(again.config, "heads", None) == heads:
-            return again, []
+        reloaded = open_reference(path, format=table_name(format)).model
+        if getattr(reloaded.config, "heads", None) == heads:
+            return reloaded, []
     except CheckpointError:
         if heads is None:
             raise
-    again = open_reference(path, format=table_name(format), heads=heads).model
-    return again, [f"such a file does not say how many heads there are: load it with heads={heads}"]
+    reloaded = open_reference(path, format=table_name(format), heads=heads).model
+    return reloaded, [f"the file does not store the number of heads: load it with heads={heads}"]
 
 
-def same_weights(one: Model, other: Model) -> bool:
-    """To the last bit."""
-    first, second = one.state_dict(), other.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
-
-
-def notes_on(loaded: Loaded, destination: Path, to: str) -> list[str]:
-    """What the target has no place for that is not a matter of weights."""
-    facts = facts_of(loaded.model)
+def storage_notes(loaded: Loaded, destination: Path, to: str) -> list[str]:
+    """Return what the target cannot store besides weights and numerics."""
+    metadata = get_metadata(loaded.model)
     folder = destination.suffix not in SUFFIXES
     if to == "huggingface" and folder:
-        return [f"{what} becomes the nearest thing" for what in cannot_prepare(facts.preprocessing)]
-    if to == "timm" and folder and not facts.preprocessing.antialias:
-        return ["timm always antialiases when it resizes; this model's preprocessing does not"]
+        unsupported = unsupported_preprocessing(metadata.preprocessing)
+        return [f"{feature} is replaced by the closest setting" for feature in unsupported]
+    if to == "timm" and folder and not metadata.preprocessing.antialias:
+        return ["timm always resizes with antialiasing; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
-    notes = [f"preprocessing is not part of such a file: {prepared(loaded.model)}"]
-    if facts.class_names:
-        notes.append(f"the {len(facts.class_names)} class names are not part of such a file")
+    notes = [f"the file does not store the preprocessing: {describe_preprocessing(loaded.model)}"]
+    if metadata.class_names:
+        notes.append(f"the file does not store the {len(metadata.class_names)} class names")
     return notes
 
 
 def tensor_names(loaded: Loaded, to: str) -> list[tuple[list[str], list[str]]]:
-    """For each of our tensors, what it is called before and after."""
+    """Return the names of each of our tensors before and after."""
     config = loaded.model.config
-    ours = [rule.ours for rule in bundle.rules(config)]
     before = {rule.ours: list(rule.theirs) for rule in loaded.rules}
     table = bundle if to == "bundle" else table_for(config, table_name(to))
     after = {rule.ours: list(rule.theirs) for rule in table.rules(config)}
     if to == OLDER:
-        after = {ours: [google.early_name(n) for n in theirs] for ours, theirs in after.items()}
+        after = {ours: [google.pre_2021_name(n) for n in names] for ours, names in after.items()}
+    ours = [rule.ours for rule in bundle.rules(config)]
     return [(before.get(name, [name]), after[name]) for name in ours if name in after]
 
 
-def summary(tensors: list[tuple[list[str], list[str]]]) -> list[str]:
-    """The tensors by kind: one pair of lines for all layers and all parts of a module."""
+def summarize(tensors: list[tuple[list[str], list[str]]]) -> list[str]:
+    """Summarize the renaming: two lines per module, with layers and parameters folded."""
     kinds: dict[tuple[str, str], list[tuple[str, str]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for before, after in tensors:
-        (here, leaf), (there, other_leaf) = apart(folded(before)), apart(folded(after))
-        leaves = kinds.setdefault((here, there), [])
-        if (leaf, other_leaf) not in leaves:
-            leaves.append((leaf, other_leaf))
-        counts[here, there] += 1
+        (source, leaf), (target, target_leaf) = (
+            split_leaf(fold(names)) for names in (before, after)
+        )
+        leaves = kinds.setdefault((source, target), [])
+        if (leaf, target_leaf) not in leaves:
+            leaves.append((leaf, target_leaf))
+        counts[source, target] += 1
     lines = []
-    for (here, there), leaves in kinds.items():
-        ours, theirs = (folded([*dict.fromkeys(side)]) for side in zip(*leaves, strict=True))
-        lines += [f"{counts[here, there]:4d}  {here}{ours}", f"      -> {there}{theirs}"]
+    for (source, target), leaves in kinds.items():
+        old, new = (fold([*dict.fromkeys(side)]) for side in zip(*leaves, strict=True))
+        lines += [f"{counts[source, target]:4d}  {source}{old}", f"      -> {target}{new}"]
     return lines
 
 
-def folded(names: list[str]) -> str:
-    """`layer.*.{query,key,value}.weight` for three names that differ in one word."""
-    names = [starred(name) for name in names]
+def fold(names: list[str]) -> str:
+    """Fold names that differ in one component: `layer.*.{query,key,value}.weight`."""
+    names = [star_layers(name) for name in names]
     if len(names) == 1:
         return names[0]
-    words = [re.split(r"([./])", name) for name in names]
-    if len({len(each) for each in words}) > 1:
+    components = [re.split(r"([./])", name) for name in names]
+    if len({len(each) for each in components}) > 1:
         return "{" + ",".join(names) + "}"
-    places = zip(*words, strict=True)
-    return "".join(at[0] if len(set(at)) == 1 else "{" + ",".join(at) + "}" for at in places)
+    columns = zip(*components, strict=True)
+    return "".join(c[0] if len(set(c)) == 1 else "{" + ",".join(c) + "}" for c in columns)
 
 
-def apart(name: str) -> tuple[str, str]:
-    """A name's module with its separator, and its last word."""
+def split_leaf(name: str) -> tuple[str, str]:
+    """Split a name into its module, with the separator, and its last component."""
     match = re.fullmatch(r"(.*[./])([^./]+)", name)
     return (match[1], match[2]) if match else ("", name)
 
 
-def starred(name: str) -> str:
-    """A name with the numbers of layers, stages and units as stars; other numbers stay."""
-    return re.sub(rf"((?:{COUNTED})[._]?)\d+(?=[./])", r"\1*", name)
+def star_layers(name: str) -> str:
+    """Replace the numbers of layers, stages and units by stars; other numbers stay."""
+    return re.sub(rf"((?:{NUMBERED})[._]?)\d+(?=[./])", r"\1*", name)
 
 
 @torch.no_grad()
-def largest_difference(one: Model, other: Model) -> float:
-    """How far apart two models are on a probe image, in logits or in features, relatively."""
+def max_difference(one: Model, other: Model) -> float:
+    """Return the maximum relative difference of logits and features on a random image."""
     generator = torch.Generator().manual_seed(0)
     height, width = pair(one.config.image_size)
-    probe = torch.randn(1, one.config.channels, height, width, generator=generator)
+    image = torch.randn(1, one.config.channels, height, width, generator=generator)
     differences = []
-    for look in ("forward", "features"):
-        first, second = (getattr(model.eval(), look)(probe) for model in (one, other))
+    for method in ("forward", "features"):
+        first, second = (getattr(model.eval(), method)(image) for model in (one, other))
         if first.shape != second.shape:
             return float("inf")
         difference = (first - second).abs().max() / first.abs().max().clamp(min=1e-30)
@@ -207,8 +206,8 @@ def largest_difference(one: Model, other: Model) -> float:
 
 
 @contextmanager
-def beside(destination: Path) -> Iterator[Path]:
-    """A place for the result next to where it will be, gone afterwards whatever happens."""
+def temporary_sibling(destination: Path) -> Iterator[Path]:
+    """Yield a path in a temporary folder next to the destination, deleted afterwards."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}.")
@@ -220,15 +219,15 @@ def beside(destination: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def put_in_place(temporary: Path, destination: Path) -> None:
-    """Move a file, or a folder's files, to where they belong."""
+def move_into_place(temporary: Path, destination: Path) -> None:
+    """Move a file or the files of a folder; the weights first, hand-written cards are kept."""
     try:
         if temporary.is_file():
             temporary.replace(destination)
             return
         destination.mkdir(exist_ok=True)
-        for path in sorted(temporary.iterdir(), key=lambda path: path.name != "model.safetensors"):
-            if path.name != bundle.CARD or bundle.may_write_card(destination / path.name):
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name != bundle.WEIGHTS):
+            if path.name != bundle.CARD or bundle.is_generated_card(destination / path.name):
                 os.replace(path, destination / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None

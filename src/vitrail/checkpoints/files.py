@@ -1,8 +1,8 @@
-"""Tensors in files: .npz, .safetensors, and torch's .pt, .pth and .bin.
+"""Read and write tensor files: .npz, .safetensors and torch pickles (.pt, .pth, .bin, .ckpt).
 
-An `Entry` knows the shape of a tensor and reads its values only when asked, so that a file can be
-understood, and refused, before memory is taken. No code from a file is ever run. A file is written
-under a temporary name and renamed: it is whole or absent.
+Files are untrusted. A `LazyTensor` knows its shape and reads its values on demand, so a file can be
+parsed and rejected before memory is allocated. No code from a file is ever executed. Writes go to a
+temporary file that is renamed into place.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +28,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.data.array_files import check_unpacked, read_header
-from vitrail.data.files import whole_or_absent as written_whole
+from vitrail.data.files import whole_or_absent
 from vitrail.errors import CheckpointError, DataError
 
-SAFETENSORS_TYPES = {
+SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -40,12 +40,13 @@ SAFETENSORS_TYPES = {
     "I32": torch.int32,
     "U8": torch.uint8,
 }
-FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-# Where training scripts keep their weights. Averages come first: they are the better model, and
-# what timm itself takes.
-AVERAGES = ("state_dict_ema", "model_ema")
-TRAINING_STATES = (*AVERAGES, "state_dict", "model", "model_state_dict", "teacher", "net")
-AVERAGED = "n_averaged"  # how many states torch's AveragedModel has seen, beside its weights
+INDEX = "model.safetensors.index.json"
+WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin")  # standard names, by preference
+# Keys under which training scripts store the state dict, by priority. Averaged weights (EMA) come
+# first, as in timm: they are the better model.
+EMA_KEYS = ("state_dict_ema", "model_ema")
+STATE_DICT_KEYS = (*EMA_KEYS, "state_dict", "model", "model_state_dict", "teacher", "net")
+N_AVERAGED = "n_averaged"  # the counter buffer of torch's AveragedModel
 SUFFIXES = {
     ".npz": "npz",
     ".safetensors": "safetensors",
@@ -58,31 +59,31 @@ SUFFIXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor in a file: its shape now, its values on demand."""
+class LazyTensor:
+    """A tensor in a file: the shape is known, the values are read on demand."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Entry":
-        """This tensor after a change of shape, which is worked out without reading it."""
-        shape = tuple(change(torch.empty(self.shape, device="meta")).shape)
-        return Entry(shape, lambda: change(self.read()))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "LazyTensor":
+        """Apply a function lazily; its output shape is inferred on the meta device."""
+        shape = tuple(function(torch.empty(self.shape, device="meta")).shape)
+        return LazyTensor(shape, lambda: function(self.read()))
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """What a file or folder holds: tensors by name, and what is written beside them."""
+class Checkpoint:
+    """The tensors of a file or folder, and the settings stored with them."""
 
-    entries: dict[str, Entry]
-    settings: dict[str, Any] = field(default_factory=dict)  # config.json, or a file's metadata
-    left_out: dict[str, str] = field(default_factory=dict)  # tensors no model needs, and why
-    guessed: dict[str, str] = field(default_factory=dict)  # what the file leaves open, and how read
-    layout: tuple[str, ...] = ()  # keys of a training state, one of which holds the tensors
+    tensors: dict[str, LazyTensor]
+    settings: dict[str, Any] = field(default_factory=dict)  # config.json, or the file's metadata
+    skipped: dict[str, str] = field(default_factory=dict)  # unused tensors: name → reason
+    guesses: dict[str, str] = field(default_factory=dict)  # ambiguities: part → interpretation
+    layout: tuple[str, ...] = ()  # top-level keys of a training checkpoint
 
 
 class OpenFile:
-    """A file that stays the one that was opened, even if another takes its name meanwhile."""
+    """An open file: still the same contents if another process replaces the path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,37 +95,36 @@ class OpenFile:
 
     @contextmanager
     def stream(self) -> Iterator[io.BufferedReader]:
-        """From its beginning, for one reader at a time."""
-        with clear_errors(self.path), os.fdopen(os.dup(self.descriptor), "rb") as stream:
+        """Read from the start. The position is shared: one reader at a time."""
+        with readable_errors(self.path), os.fdopen(os.dup(self.descriptor), "rb") as stream:
             stream.seek(0)
             yield stream
 
 
-def read_file(path: Path) -> Weights:
-    """The tensors of one file, whichever kind it is."""
+def read_file(path: Path) -> Checkpoint:
+    """Open a tensor file of any supported type."""
+    readers = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        known = ", ".join(SUFFIXES)
-        raise CheckpointError(f"{path} has no ending that weights have; known: {known}")
-    with clear_errors(path):
-        reader = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}[kind]
-        return reader(path)
+        raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
+    with readable_errors(path):
+        return readers[kind](path)
 
 
 @contextmanager
-def clear_errors(path: Path) -> Iterator[None]:
-    """Turn whatever a broken file makes a library say into one line about the file."""
+def readable_errors(path: Path) -> Iterator[None]:
+    """Convert whatever a corrupt file makes a library raise into a one-line `CheckpointError`."""
     try:
         yield
     except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
+        raise CheckpointError(f"file not found: {path}") from None
     except IsADirectoryError:
-        raise CheckpointError(f"{path} is a folder where a file of weights is expected") from None
+        raise CheckpointError(f"{path} is a folder; expected a weights file") from None
     except PermissionError:
-        raise CheckpointError(f"{path} may not be read or written by this user") from None
+        raise CheckpointError(f"permission denied: {path}") from None
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path} holds more than tensors, and loading it could run code; "
+            f"{path} contains Python objects other than tensors, and loading it could run code; "
             "ask its author for a .safetensors file"
         ) from None
     except (
@@ -143,128 +143,149 @@ def clear_errors(path: Path) -> Iterator[None]:
         zlib.error,
         SafetensorError,
     ) as error:
-        words = str(error).strip().splitlines()
-        reason = words[0][:200] if words else type(error).__name__
-        raise CheckpointError(f"{path} is broken or of another kind: {reason}") from None
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:200] if lines else type(error).__name__
+        raise CheckpointError(f"{path} is corrupt or has an unknown format: {reason}") from None
 
 
-def read_npz(path: Path) -> Weights:
-    """Arrays of an .npz, each read and checked against its checksum when it is asked for."""
-    entries = {}
+def weight_files(names: Iterable[str]) -> list[str]:
+    """Return the weights file among a folder's names: none, one, or several if ambiguous.
+
+    A sharded model is represented by its index.
+    """
+    names = sorted(names)
+    for name in WEIGHTS:
+        if name in names:
+            return [name]
+    for suffix in (".safetensors", ".npz", ".pth", ".pt"):  # by preference
+        if matches := [name for name in names if name.endswith(suffix) and "/" not in name]:
+            return matches
+    return []
+
+
+def shard_names(index: Path) -> list[str]:
+    """Return the files listed in the index of a sharded model."""
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise CheckpointError(f"{index} has no valid weight_map")
+    return sorted(set(files.values()))
+
+
+def read_npz(path: Path) -> Checkpoint:
+    """Open an .npz. Each array is read, and its CRC checked, on demand."""
     file = OpenFile(path)
+
+    def lazy(info: zipfile.ZipInfo, shape: tuple[int, ...]) -> LazyTensor:
+        def read() -> Tensor:
+            with (
+                file.stream() as stream,
+                zipfile.ZipFile(stream) as archive,
+                archive.open(info) as member,
+            ):
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                member.read()  # up to the end, where zipfile checks the CRC
+                return to_tensor(info.filename.removesuffix(".npy"), array)
+
+        return LazyTensor(shape, read)
+
+    tensors = {}
     with file.stream() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         check_unpacked(path, members)
         for info in members:
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as member:
-                shape, dtype = safe_header(member)
+                shape, _, dtype = read_header(member)
                 start = member.tell()
+            if dtype.hasobject:
+                raise CheckpointError(
+                    f"{path} contains pickled Python objects, and loading it could run code"
+                )
             if math.prod(shape) * dtype.itemsize + start != info.file_size:
-                raise CheckpointError(f"{path}: {name} is not as long as it says")
-            entries[name] = Entry(shape, npz_reader(file, info))
-    return Weights(entries)
-
-
-def npz_reader(file: OpenFile, info: zipfile.ZipInfo) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        with (
-            file.stream() as stream,
-            zipfile.ZipFile(stream) as archive,
-            archive.open(info) as member,
-        ):
-            array = np.lib.format.read_array(member, allow_pickle=False)
-            member.read()  # to its end, where the checksum is compared
-            return to_tensor(info.filename.removesuffix(".npy"), array)
-
-    return read
-
-
-def safe_header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array; refuses Python objects, which would run code."""
-    shape, _, dtype = read_header(stream)
-    if dtype.hasobject:
-        raise CheckpointError("the file holds Python objects, and loading it could run code")
-    return shape, dtype
+                raise CheckpointError(f"{path}: the size of {name} does not match its header")
+            tensors[name] = lazy(info, shape)
+    return Checkpoint(tensors)
 
 
 def to_tensor(name: str, array: np.ndarray) -> Tensor:
-    """A tensor of the array's values; JAX stores bfloat16 as two bytes without a meaning."""
+    """Convert an array to a tensor; JAX stores bfloat16 as 2-byte void."""
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
     if array.dtype.kind not in "fiu":
-        raise CheckpointError(f"{name} holds {array.dtype} values, which are no weights")
+        raise CheckpointError(f"{name} has dtype {array.dtype}; expected floating-point weights")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(array)
 
 
-def read_safetensors(path: Path) -> Weights:
-    """Tensors of a .safetensors file, each read straight into the memory where it will stay."""
+def read_safetensors(path: Path) -> Checkpoint:
+    """Open a .safetensors file; tensors are read directly into their final memory."""
     with safe_open(path, framework="pt"):
-        pass  # it checks the header against the file
+        pass  # validates the header against the file
     file = OpenFile(path)
+
+    def lazy(name: str, dtype: str, shape: tuple[int, ...], start: int) -> LazyTensor:
+        def read() -> Tensor:
+            if dtype not in SAFETENSORS_DTYPES:
+                raise CheckpointError(f"{name} has the unsupported dtype {dtype}")
+            with file.stream() as stream:
+                tensor = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype], device="cpu")
+                stream.seek(start)
+                if stream.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
+                    raise EOFError(f"{name} is truncated")
+                return tensor
+
+        return LazyTensor(shape, read)
+
     with file.stream() as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(length))
     metadata = header.pop("__metadata__", {})
-    entries = {}
-    for name, about in header.items():
-        dtype = SAFETENSORS_TYPES.get(about["dtype"])
-        shape, start = tuple(about["shape"]), 8 + length + about["data_offsets"][0]
-        entries[name] = Entry(shape, safetensors_reader(file, name, dtype, shape, start))
-    return Weights(entries, metadata)
+    tensors = {
+        name: lazy(name, info["dtype"], tuple(info["shape"]), 8 + length + info["data_offsets"][0])
+        for name, info in header.items()
+    }
+    return Checkpoint(tensors, metadata)
 
 
-def safetensors_reader(
-    file: OpenFile, name: str, dtype: torch.dtype | None, shape: tuple[int, ...], start: int
-) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        if dtype is None:
-            raise CheckpointError(f"{name} holds values of a type that weights do not have")
-        with file.stream() as stream:
-            tensor = torch.empty(shape, dtype=dtype, device="cpu")
-            stream.seek(start)
-            if stream.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
-                raise EOFError(f"{name} is cut off")
-            return tensor
+def read_torch(path: Path) -> Checkpoint:
+    """Open a torch pickle with `weights_only=True`.
 
-    return read
-
-
-def read_torch(path: Path) -> Weights:
-    """Tensors of a pickle, of which only tensors are believed.
-
-    It is looked at through a map, and read when the first value is asked for: a map would not
-    survive that somebody writes over the file.
+    Names and shapes come from a memory map. Values are read into memory at the first access: a map
+    would crash the process if the file were overwritten.
     """
     file = OpenFile(path)
     if zipfile.is_zipfile(path):
         with file.stream() as stream, zipfile.ZipFile(stream) as archive:
             check_unpacked(path, archive.infolist())
-    content = load_torch(path, mmap=True)
-    seen = tensors_of(path, content)
-    left_out = {} if seen.pop(AVERAGED, None) is None else {AVERAGED: "a count, no weight"}
-    whole: dict[str, Tensor] = {}
+    content = load_pickle(path, mmap=True)
+    mapped = state_dict_of(path, content)
+    skipped = {} if mapped.pop(N_AVERAGED, None) is None else {N_AVERAGED: "a counter"}
+    loaded: dict[str, Tensor] = {}
 
-    def reader(name: str) -> Callable[[], Tensor]:
-        def read() -> Tensor:
-            if not whole:
-                with file.stream() as stream:
-                    whole.update(tensors_of(path, load_torch(stream)))
-            return whole[name]
+    def read(name: str) -> Tensor:
+        if not loaded:
+            with file.stream() as stream:
+                loaded.update(state_dict_of(path, load_pickle(stream)))
+        return loaded[name]
 
-        return read
+    tensors = {
+        name: LazyTensor(tuple(tensor.shape), lambda name=name: read(name))
+        for name, tensor in mapped.items()
+    }
+    guesses = {}
+    if candidates := list(state_dicts(content)):
+        first, *others = candidates
+        if others:
+            kind = "averaged weights" if first in EMA_KEYS else "weights"
+            guesses = {"state dict": f"using the {kind} {first}, not {', '.join(others)}"}
+    layout = tuple(map(str, content)) if candidates else ()
+    return Checkpoint(tensors, skipped=skipped, guesses=guesses, layout=layout)
 
-    entries = {name: Entry(tuple(t.shape), reader(name)) for name, t in seen.items()}
-    states = states_in(content)
-    layout = tuple(map(str, content)) if states else ()
-    return Weights(entries, left_out=left_out, guessed=choice_among(states), layout=layout)
 
-
-def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
+def load_pickle(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
     with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-        warnings.simplefilter("ignore")  # of pickles that are then refused
+        warnings.simplefilter("ignore")  # about pickles that are rejected below
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap or None)
         except RuntimeError as error:
@@ -273,47 +294,38 @@ def load_torch(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
             return torch.load(source, map_location="cpu", weights_only=True)  # before torch 1.6
 
 
-def states_in(content: Any) -> dict[str, Mapping[Any, Any]]:
-    """The state dicts that a training state holds; the first is the one to take."""
+def state_dicts(content: Any) -> dict[str, Mapping[Any, Any]]:
+    """Return the state dicts inside a training checkpoint, in order of priority."""
     if not isinstance(content, Mapping):
         return {}
-    found = {key: content.get(key) for key in TRAINING_STATES}
+    candidates = {key: content.get(key) for key in STATE_DICT_KEYS}
     return {
         key: state
-        for key, state in found.items()
+        for key, state in candidates.items()
         if isinstance(state, Mapping) and any(isinstance(t, Tensor) for t in state.values())
     }
 
 
-def choice_among(states: Mapping[str, Any]) -> dict[str, str]:
-    """Which of several state dicts was taken, in words; nothing where there was no choice."""
-    if len(states) < 2:
-        return {}
-    taken, *others = states
-    average = ", the average" if taken in AVERAGES else ""
-    return {"weights": f"{taken}{average}; not {', '.join(others)}"}
-
-
-def tensors_of(path: Path, content: Any) -> dict[str, Tensor]:
-    """The tensors by name, of a state dict or of a training state that holds one."""
-    content = next(iter(states_in(content).values()), content)
+def state_dict_of(path: Path, content: Any) -> dict[str, Tensor]:
+    """Return the tensors of a state dict or of a training checkpoint that contains one."""
+    content = next(iter(state_dicts(content).values()), content)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}; expected a state dict")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        keys = ", ".join(map(str, list(content)[:8])) or "nothing"
-        raise CheckpointError(f"{path} holds no tensors by name, but {keys}")
+        keys = ", ".join(map(str, list(content)[:8])) or "none"
+        raise CheckpointError(f"{path} contains no state dict; keys: {keys}")
     for name, tensor in tensors.items():
-        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.untyped_storage().nbytes() < tensor.nbytes:
-            raise CheckpointError(f"{path}: {name} is no plain tensor with values of its own")
+        dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
+            raise CheckpointError(f"{path}: {name} is not a dense CPU tensor with its own storage")
     return tensors
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> None:
-    """Write tensors as .npz or .safetensors, by the path's ending: whole or not at all."""
+    """Write tensors atomically; the suffix decides the file type."""
     kind = SUFFIXES.get(path.suffix.lower())
-    with whole_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         if kind == "npz":
             with temporary.open("wb") as file:
                 arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -323,30 +335,33 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, st
         elif kind == "torch":
             torch.save(dict(tensors), temporary)
         else:
-            raise CheckpointError(f"cannot write {path}: known endings are {', '.join(SUFFIXES)}")
+            supported = ", ".join(SUFFIXES)
+            raise CheckpointError(
+                f"cannot write {path}: unsupported suffix; use one of {supported}"
+            )
 
 
 def write_json(path: Path, values: Any) -> None:
-    with whole_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    with clear_errors(path):
+    with readable_errors(path):
         values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds no settings")
+        raise CheckpointError(f"{path} does not contain a JSON object")
     return values
 
 
 @contextmanager
-def whole_or_absent(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` if all goes well, and goes if not."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that is renamed to `path` on success and deleted on failure."""
     try:
-        with written_whole(path) as temporary:
+        with whole_or_absent(path) as temporary:
             yield temporary
     except DataError as error:
         raise CheckpointError(str(error)) from None
-    except (SafetensorError, RuntimeError) as error:  # how the writers say that a disk is full
+    except (SafetensorError, RuntimeError) as error:  # raised by the writers when a disk is full
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"cannot write {path}: {reason}") from None

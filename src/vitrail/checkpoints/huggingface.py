@@ -1,152 +1,252 @@
-"""transformers' ViT: the table of its names in files, and the description of a model.
+"""transformers' ViT: config.json, preprocessor_config.json and the weights.
 
-DeiT and DINOv2 of transformers are the same table with a few more tensors; they are read, and not
-written. All other names and prefixes are turned into these by `huggingface_names.py`; what stands
-beside the weights is in `huggingface_config.py` and `huggingface_processor.py`.
+DeiT, DINOv2, MAE and MSN of transformers can be read but not written. transformers 5 has two sets
+of names: files keep the old one, `model.state_dict()` returns a new one. `normalize` converts all
+of these to the names of ViT in files:
+
+    vit.layers.0.attention.q_proj.weight    new names
+    embeddings.…, encoder.…                 models without a classifier have no "vit." prefix
+    vit.embeddings.mask_token, decoder.…    masked pre-training: skipped
+    deit.…, cls_classifier.…                DeiT
+    dinov2.…, …norm1, …mlp.fc1              DINOv2
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vitrail.checkpoints import huggingface_names
-from vitrail.checkpoints.facts import Facts
-from vitrail.checkpoints.files import Weights
-from vitrail.checkpoints.huggingface_config import (
-    check_settings,
-    class_names,
-    image_size,
-    model_settings,
-    number,
-    numerics,
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.metadata import ASSUMED, Metadata
+from vitrail.checkpoints.rules import (
+    Format,
+    Rule,
+    Table,
+    applicable,
+    count,
+    default_heads,
+    same,
+    shape_of,
+    size_of,
+    square_image,
+    weight_and_bias,
+    without_batch,
 )
-from vitrail.checkpoints.huggingface_names import (
-    DISTILLATION,
-    PATCHES,
-    POSITION,
-    REGISTERS,
-    above,
-    has_head,
-)
-from vitrail.checkpoints.huggingface_processor import (
-    PROCESSOR,
-    processor_settings,
-    read_processor,
-)
-from vitrail.checkpoints.rules import Entries, Rule, first, same, weight_and_bias
-from vitrail.checkpoints.shapes import count, last_size, shape, usual_heads
-from vitrail.data.preprocessing import preset
+from vitrail.data.preprocessing import Interpolation, Preprocessing, preset
 from vitrail.errors import CheckpointError
-from vitrail.models.checks import pair
-from vitrail.models.config import VitConfig
+from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig, normalize_size, pair
 
-CONFIG = "config.json"
-tidy = huggingface_names.tidy
+Settings = Mapping[str, Any]
+
+PROCESSOR = "preprocessor_config.json"
+MODEL_TYPES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")
+TIMM_WRAPPER = "timm_wrapper"  # a timm model saved by transformers, under timm's names
+
+PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
+PATCHES = "embeddings.patch_embeddings.projection"
+POSITION = "embeddings.position_embeddings"
+DISTILLATION = "embeddings.distillation_token"
+REGISTERS = "embeddings.register_tokens"
+HEADS = ("classifier.", "distillation_classifier.")
+RENAMES = (  # new → old
+    (r"^layers\.", "encoder.layer."),
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"\.mlp\.fc1\.", ".intermediate.dense."),
+    (r"\.mlp\.fc2\.", ".output.dense."),
+    (r"\.mlp\.down_proj\.", ".mlp.weights_out."),
+    (r"\.norm1\.", ".layernorm_before."),
+    (r"\.norm2\.", ".layernorm_after."),
+    (r"^cls_classifier\.", "classifier."),
+)
+GATE, UP, GATE_AND_UP = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.weights_in."  # DINOv2's SwiGLU
+SKIPPED = {
+    r"^embeddings\.mask_token$": "only used in pre-training",
+    r"^decoder\.": "pre-training decoder",
+}
+SKIPPED_WITH_HEAD = {r"^pooler\.": "not used by transformers' classifier"}
+
+GELUS: dict[str, Gelu] = {
+    "gelu": "exact",
+    "gelu_python": "exact",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_python_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_accurate": "tanh",
+}
+HIDDEN_ACT: dict[Gelu, str] = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+DINO_EPS = 1e-6  # DINOv2's default, where ViT's is 1e-12
+IN_SHAPES = {  # settings that the shapes determine too: theirs → ours
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "intermediate_size": "mlp_width",
+    "num_channels": "channels",
+    "patch_size": "patch_size",
+    "qkv_bias": "qkv_bias",
+}
+MAX_NUMBER = 1e30
+# Pillow's numbers. 4 is the box filter, our "area", which their tensor-based processors reject.
+RESAMPLE: dict[Interpolation, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+FILTERS: dict[int, Interpolation] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "area",
+}
 
 
-def recognizes(entries: Entries) -> bool:
-    return f"{above(has_head(entries))}{PATCHES}.weight" in entries
+# Weights.
 
 
-def cannot(config: VitConfig) -> list[str]:
-    """What of a model transformers' ViT has no words for; all numerics are in config.json."""
-    wrong = {
-        f"the stem {config.stem!r}": config.stem != "patches",
-        f"positions of the kind {config.position!r}": config.position != "learned",
-        f"positions placed at {config.position_place!r}": config.position_place != "stem",
-        f"the pool {config.pool!r}": config.pool != "cls",
-        "a head that reads a representation layer": config.num_classes and config.representation,
-        "register tokens": config.registers,
-        "a distillation token": config.distillation,
-        "LayerScale": config.layer_scale is not None,
-        "SwiGLU": config.mlp != "gelu",
+def normalize(checkpoint: Checkpoint) -> Checkpoint:
+    """Convert to the names of ViT in files, without tensors that only pre-training uses."""
+    model_type = checkpoint.settings.get("model_type")
+    if model_type is not None and model_type not in (*MODEL_TYPES, TIMM_WRAPPER):
+        raise CheckpointError(
+            f"unsupported model_type={model_type!r} in config.json; supported: "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
+        return checkpoint  # not from transformers
+    names = {}
+    for name in checkpoint.tensors:
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+        names[name] = name.removeprefix(prefix)
+        for pattern, old in RENAMES:
+            names[name] = re.sub(pattern, old, names[name])
+    if len(set(names.values())) < len(names):
+        raise CheckpointError("duplicate tensors under an old and a new name")
+    has_head = "classifier.weight" in names.values()
+    tensors, skipped = {}, dict(checkpoint.skipped)
+    reasons = SKIPPED | (SKIPPED_WITH_HEAD if has_head else {})
+    for original, name in names.items():
+        reason = next(
+            (reason for pattern, reason in reasons.items() if re.search(pattern, name)), ""
+        )
+        if reason:
+            skipped[original] = reason
+        else:
+            tensors[name] = checkpoint.tensors[original]
+    prefix = "vit." if has_head else ""
+    tensors = {
+        name if name.startswith(HEADS) else prefix + name: tensor
+        for name, tensor in fold_unread_token(join_gates(tensors)).items()
     }
-    return [what for what, applies in wrong.items() if applies]
+    return replace(checkpoint, tensors=tensors, skipped=skipped)
 
 
-def companions(config: VitConfig, facts: Facts) -> dict[str, dict[str, Any]]:
-    """The files that `from_pretrained` wants beside the weights."""
-    return {
-        CONFIG: model_settings(config, facts.class_names),
-        PROCESSOR: processor_settings(facts.preprocessing),
-    }
+def join_gates(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Concatenate gate_proj and up_proj, which the new names split."""
+    joined = dict(tensors)
+    for name in tensors:
+        up_name, joined_name = name.replace(GATE, UP), name.replace(GATE, GATE_AND_UP)
+        if GATE not in name or up_name not in joined or joined_name in joined:
+            continue
+        gate, up = joined.pop(name), joined.pop(up_name)
+        shape = (gate.shape[0] + up.shape[0], *gate.shape[1:]) if gate.shape and up.shape else ()
+        joined[joined_name] = LazyTensor(
+            shape, lambda gate=gate, up=up: torch.cat([gate.read(), up.read()])
+        )
+    return joined
 
 
-def read_facts(settings: Mapping[str, Any], config: VitConfig) -> Facts | None:
-    """Preprocessing and class names, if the weights had a config.json or a processor's file."""
-    processor = settings.get(PROCESSOR)
-    if "model_type" not in settings and processor is None:
-        return None
-    if isinstance(processor, Mapping):
-        how = read_processor(processor, pair(config.image_size), config.channels)
-    else:
-        how = preset("transformers", pair(config.image_size), config.channels)
-    return Facts(preprocessing=how, class_names=class_names(settings, config.num_classes))
+def fold_unread_token(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Convert DeiT's distillation token without a head to a register that includes its position."""
+    if DISTILLATION not in tensors or "distillation_classifier.weight" in tensors:
+        return tensors
+    token, table = tensors[DISTILLATION], tensors.get(POSITION)
+    if table is None or len(table.shape) != 3 or table.shape[1] < 2:
+        return tensors  # `read` reports the shape
+    register = LazyTensor(token.shape, lambda: token.read().float() + table.read()[:, 1:2].float())
+    others = table.map(lambda rows: torch.cat([rows[:, :1], rows[:, 2:]], dim=1))
+    rest = {name: tensor for name, tensor in tensors.items() if name != DISTILLATION}
+    return rest | {REGISTERS: register, POSITION: others}
 
 
-def describe(weights: Weights) -> VitConfig:
-    """Sizes are read from the shapes, and what shapes cannot say from config.json."""
-    entries, settings = weights.entries, weights.settings
-    start = above(has_head(entries))
-    block = f"{start}encoder.layer.0"
-    width, channels, down, across = shape(entries, f"{start}{PATCHES}.weight", 4)
-    swiglu = f"{block}.mlp.weights_in.weight" in entries
-    inside = shape(entries, f"{block}.{mlp_names(swiglu)[0]}.weight", 2)[0]
-    scaled = f"{block}.layer_scale1.lambda1" in entries
-    distillation = start + DISTILLATION in entries
-    patches = shape(entries, start + POSITION, 3)[1] - 1 - distillation
+def vit_config(checkpoint: Checkpoint) -> VitConfig:
+    """Infer the config from shapes, and from config.json what shapes do not tell."""
+    tensors, settings = checkpoint.tensors, checkpoint.settings
+    has_head = "classifier.weight" in tensors
+    prefix = "vit." if has_head else ""
+    block = f"{prefix}encoder.layer.0"
+    width, channels, *patch_size = shape_of(tensors, f"{prefix}{PATCHES}.weight", 4)
+    swiglu = f"{block}.mlp.weights_in.weight" in tensors
+    hidden = shape_of(tensors, f"{block}.{mlp_names(swiglu)[0]}.weight", 2)[0]
+    scaled = f"{block}.layer_scale1.lambda1" in tensors
+    distillation = prefix + DISTILLATION in tensors
+    patches = shape_of(tensors, prefix + POSITION, 3)[1] - 1 - distillation
     heads = settings.get("heads", settings.get("num_attention_heads"))
     config = VitConfig(
-        depth=count(entries, rf"{re.escape(start)}encoder\.layer\.(\d+)\."),
+        depth=count(tensors, rf"{re.escape(prefix)}encoder\.layer\.(\d+)\."),
         width=width,
-        mlp_width=inside // 2 if swiglu else inside,
-        heads=usual_heads(width) if heads is None else heads,
-        patch_size=(down, across),
-        image_size=image_size(settings, patches, (down, across)),
+        mlp_width=hidden // 2 if swiglu else hidden,
+        heads=default_heads(width) if heads is None else heads,
+        patch_size=(patch_size[0], patch_size[1]),
+        image_size=infer_image_size(settings, patches, (patch_size[0], patch_size[1])),
         channels=channels,
-        num_classes=shape(entries, "classifier.weight", 2)[0] if has_head(entries) else 0,
-        representation=last_size(entries, f"{start}pooler.dense.bias"),
-        registers=shape(entries, start + REGISTERS, 3)[1] if start + REGISTERS in entries else 0,
+        num_classes=size_of(tensors, "classifier.weight", 2),
+        representation=size_of(tensors, f"{prefix}pooler.dense.bias"),
+        registers=size_of(tensors, prefix + REGISTERS, 3, axis=1),
         distillation=distillation,
         layer_scale=number(settings, "layerscale_value", 1.0) if scaled else None,
-        qkv_bias=f"{block}.attention.attention.query.bias" in entries,
+        qkv_bias=f"{block}.attention.attention.query.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         dropout=number(settings, "hidden_dropout_prob", 0.0),
-        numerics=numerics(settings, is_dino=scaled),
+        numerics=infer_numerics(
+            settings, DINO_EPS if scaled else NUMERICS["transformers"].norm_eps
+        ),
     )
     check_settings(settings, config)
-    check_head(entries, config)
+    if has_head and shape_of(tensors, "classifier.weight", 2)[1] == 2 * config.width:
+        raise CheckpointError(
+            "unsupported classifier on the concatenated class token and patch mean, as in "
+            "DINOv2; a DINOv2 without classifier can be loaded"
+        )
     return config
 
 
-def check_head(entries: Entries, config: VitConfig) -> None:
-    """Refuse DINOv2's classifier, whose input is twice as wide as the model."""
-    if config.num_classes and shape(entries, "classifier.weight", 2)[1] == 2 * config.width:
-        raise CheckpointError(
-            "the classifier reads the class token and the mean of the patches side by side, as "
-            "DINOv2's does, and no head here can; a DINOv2 without classifier can be loaded"
-        )
-
-
-def rules(config: VitConfig) -> list[Rule]:
-    """Every tensor of ours and where transformers keeps it."""
-    start = above(config.num_classes > 0)
+def vit_rules(config: VitConfig) -> list[Rule]:
+    prefix = "vit." if config.num_classes else ""
     table = [
-        *weight_and_bias("stem.projection", start + PATCHES),
-        first("cls_token", f"{start}embeddings.cls_token"),
-        first("position.table", start + POSITION),
+        *weight_and_bias("stem.projection", prefix + PATCHES),
+        without_batch("cls_token", f"{prefix}embeddings.cls_token"),
+        without_batch("position.table", prefix + POSITION),
     ]
     if config.distillation:
-        table.append(first("distillation_token", start + DISTILLATION))
+        table.append(without_batch("distillation_token", prefix + DISTILLATION))
     if config.registers:
-        table.append(first("registers", start + REGISTERS))
+        table.append(without_batch("registers", prefix + REGISTERS))
+    fc1, fc2 = mlp_names(config.mlp == "swiglu")
     for index in range(config.depth):
-        table += block_rules(f"encoder.blocks.{index}", f"{start}encoder.layer.{index}", config)
-    table += weight_and_bias("encoder.norm", f"{start}layernorm")
+        ours, theirs = f"encoder.blocks.{index}", f"{prefix}encoder.layer.{index}"
+        table += weight_and_bias(f"{ours}.norm1", f"{theirs}.layernorm_before")
+        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+            parts = (f"{theirs}.attention.attention.{p}.{kind}" for p in ("query", "key", "value"))
+            table.append(
+                Rule(
+                    f"{ours}.attention.qkv.{kind}",
+                    tuple(parts),
+                    lambda *parts: torch.cat(parts),
+                    lambda qkv: qkv.chunk(3),
+                )
+            )
+        table += weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attention.output.dense")
+        table += weight_and_bias(f"{ours}.norm2", f"{theirs}.layernorm_after")
+        table += weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.{fc1}")
+        table += weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.{fc2}")
+        if config.layer_scale is not None:
+            for i in (1, 2):
+                table.append(same(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1"))
+    table += weight_and_bias("encoder.norm", f"{prefix}layernorm")
     if config.representation:
-        table += weight_and_bias("representation", f"{start}pooler.dense")
+        table += weight_and_bias("representation", f"{prefix}pooler.dense")
     if config.num_classes:
         table += weight_and_bias("head", "classifier")
     if config.num_classes and config.distillation:
@@ -154,32 +254,229 @@ def rules(config: VitConfig) -> list[Rule]:
     return table
 
 
-def block_rules(ours: str, theirs: str, config: VitConfig) -> Iterator[Rule]:
-    into, out_of = mlp_names(config.mlp == "swiglu")
-    yield from weight_and_bias(f"{ours}.norm1", f"{theirs}.layernorm_before")
-    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-        yield side_by_side(f"{ours}.attention.qkv.{kind}", f"{theirs}.attention.attention", kind)
-    yield from weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attention.output.dense")
-    yield from weight_and_bias(f"{ours}.norm2", f"{theirs}.layernorm_after")
-    yield from weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.{into}")
-    yield from weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.{out_of}")
-    if config.layer_scale is not None:
-        for branch in (1, 2):
-            yield same(f"{ours}.branch{branch}.scale", f"{theirs}.layer_scale{branch}.lambda1")
-
-
 def mlp_names(swiglu: bool) -> tuple[str, str]:
-    """The two layers of an MLP; DINOv2's giant has gated ones."""
     if swiglu:
         return "mlp.weights_in", "mlp.weights_out"
     return "intermediate.dense", "output.dense"
 
 
-def side_by_side(ours: str, theirs: str, kind: str) -> Rule:
-    """Query, key and value, which are three layers there, as one."""
-    return Rule(
-        ours,
-        tuple(f"{theirs}.{part}.{kind}" for part in ("query", "key", "value")),
-        lambda *parts: torch.cat(parts),
-        lambda whole: whole.chunk(3),
+def vit_unsupported(config: VitConfig) -> list[str]:
+    """All numerics can be expressed: they are in config.json."""
+    features = {
+        f"stem={config.stem!r}": config.stem != "patches",
+        f"position={config.position!r}": config.position != "learned",
+        f"position_place={config.position_place!r}": config.position_place != "stem",
+        f"pool={config.pool!r}": config.pool != "cls",
+        "a head on a representation layer": config.num_classes and config.representation,
+        "register tokens": config.registers,
+        "a distillation token": config.distillation,
+        "LayerScale": config.layer_scale is not None,
+        "SwiGLU": config.mlp != "gelu",
+    }
+    return applicable(features)
+
+
+# config.json.
+
+
+def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    """Return the files `from_pretrained` needs. All of ViTConfig is written, so that no
+    version-dependent default matters."""
+    names = metadata.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
+    settings = {
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": HIDDEN_ACT[config.numerics.gelu],
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": config.numerics.norm_eps,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": config.channels,
+        "qkv_bias": config.qkv_bias,
+        "encoder_stride": max(pair(config.patch_size)),
+        "pooler_output_size": config.representation or config.width,
+        "pooler_act": "tanh",
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
+
+
+def check_settings(settings: Settings, config: VitConfig) -> None:
+    """Reject a config.json that contradicts the weights or that no model can follow."""
+    for theirs, ours in IN_SHAPES.items():
+        stated, actual = settings.get(theirs), getattr(config, ours)
+        if stated is not None and theirs == "patch_size":
+            stated = normalize_size(theirs, stated)
+        if stated is not None and stated != actual:
+            raise CheckpointError(
+                f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
+            )
+    activation = settings.get("pooler_act", "tanh")
+    if config.representation and activation != "tanh":
+        raise CheckpointError(
+            f"unsupported pooler_act={activation!r} in config.json; supported: tanh"
+        )
+
+
+def infer_image_size(
+    settings: Settings, patches: int, patch_size: tuple[int, int]
+) -> tuple[int, int]:
+    stated = settings.get("image_size")
+    if stated is None:
+        hint = "a config.json next to the weights states other grids"
+        return square_image(patches, patch_size, hint)
+    height, width = pair(normalize_size("image_size", stated))
+    if (height // patch_size[0]) * (width // patch_size[1]) != patches:
+        raise CheckpointError(
+            f"config.json mismatch: image_size={stated!r}, the weights have positions for "
+            f"{patches} patches of {patch_size[0]} x {patch_size[1]} pixels"
+        )
+    return height, width
+
+
+def infer_numerics(settings: Settings, default_eps: float) -> Numerics:
+    """Return transformers' numerics with the GELU and epsilon of config.json."""
+    activation = settings.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in GELUS:
+        raise CheckpointError(
+            f"unsupported hidden_act={activation!r} in config.json; supported: {', '.join(GELUS)}"
+        )
+    eps = number(settings, "layer_norm_eps", default_eps)
+    return replace(NUMERICS["transformers"], gelu=GELUS[activation], norm_eps=eps)
+
+
+def number(settings: Settings, name: str, default: float) -> float:
+    value = settings.get(name, default)
+    if isinstance(value, int | float) and abs(value) < MAX_NUMBER:  # False for NaN
+        return float(value)
+    raise CheckpointError(f"{name}={value!r} is not a number")
+
+
+def read_metadata(settings: Settings, config: VitConfig) -> Metadata | None:
+    """Read preprocessing and class names; None if there are no JSON files."""
+    processor = settings.get(PROCESSOR)
+    if "model_type" not in settings and processor is None:
+        return None
+    stated, preprocessing = False, preset("transformers", pair(config.image_size), config.channels)
+    if isinstance(processor, Mapping):
+        preprocessing = read_processor(processor, pair(config.image_size), config.channels)
+        stated = "image_mean" in processor or processor.get("do_normalize") is False
+    labels, names = settings.get("id2label"), ()
+    if isinstance(labels, Mapping) and len(labels) == config.num_classes:
+        default = tuple(f"LABEL_{index}" for index in range(config.num_classes))
+        names = tuple(str(labels.get(str(index), name)) for index, name in enumerate(default))
+        names = () if names == default else names
+    provenance = {} if stated else ASSUMED
+    return Metadata(preprocessing=preprocessing, class_names=names, provenance=provenance)
+
+
+# preprocessor_config.json.
+
+
+def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the closest image processor; `unsupported_preprocessing` lists what differs."""
+
+    def sides(size: tuple[int, int]) -> dict[str, int]:
+        return {"height": size[0], "width": size[1]}
+
+    before = preprocessing.resize_to or preprocessing.size
+    short = preprocessing.resize == "short-side"
+    settings: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": len(preprocessing.mean) == 3,
+        "do_resize": True,
+        "size": {"shortest_edge": max(before)} if short else sides(before),
+        "resample": RESAMPLE.get(preprocessing.interpolation, RESAMPLE["bilinear"]),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+    }
+    if short or preprocessing.resize_to is not None:
+        settings |= {"do_center_crop": True, "crop_size": sides(preprocessing.size)}
+    return settings
+
+
+def unsupported_preprocessing(preprocessing: Preprocessing) -> list[str]:
+    """Return what preprocessor_config.json cannot express."""
+    height, width = preprocessing.resize_to or preprocessing.size
+    features = {
+        "antialias=False": not preprocessing.antialias,
+        f"interpolation={preprocessing.interpolation!r}": preprocessing.interpolation
+        not in RESAMPLE,
+        f"a short side of {height} or {width} pixels": preprocessing.resize == "short-side"
+        and height != width,
+    }
+    return applicable(features)
+
+
+def read_processor(values: Settings, image_size: tuple[int, int], channels: int) -> Preprocessing:
+    size, short = image_size, False
+    if values.get("do_resize", True) and values.get("size") is not None:
+        size, short = read_size("size", values["size"])
+    crop = values.get("crop_size") is not None and values.get("do_center_crop", True)
+    resample = values.get("resample")
+    resample = RESAMPLE["bilinear"] if resample is None else resample
+    if not isinstance(resample, int) or resample not in FILTERS:
+        raise CheckpointError(f"{PROCESSOR}: unknown filter resample={resample!r}")
+    # The processor's mean and std are those of pixels * rescale_factor, ours of pixels / 255.
+    factor = number(values, "rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0
+    scale = 1.0 if math.isclose(255 * factor, 1) else 255 * factor
+    if scale <= 0:
+        raise CheckpointError(f"{PROCESSOR}: rescale_factor={factor} must be positive")
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if values.get("do_normalize", True):
+        mean = per_channel(values, "image_mean", channels)
+        std = per_channel(values, "image_std", channels)
+    return Preprocessing(
+        size=read_size("crop_size", values["crop_size"])[0] if crop else size,
+        resize="short-side" if short else "direct",
+        resize_to=size if short or crop else None,
+        interpolation=FILTERS[resample],
+        mean=tuple(value / scale for value in mean),
+        std=tuple(value / scale for value in std),
     )
+
+
+def read_size(name: str, value: Any) -> tuple[tuple[int, int], bool]:
+    """Return height and width, and whether they apply to the short side only."""
+    short = isinstance(value, Mapping) and "shortest_edge" in value
+    sides: list[Any] = value if isinstance(value, list) else [value, value]
+    if isinstance(value, Mapping):
+        keys = ("shortest_edge",) * 2 if short else ("height", "width")
+        sides = [value.get(key) for key in keys]
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise CheckpointError(f"{PROCESSOR}: {name}={value!r} is not a height and width")
+    return (sides[0], sides[1]), short
+
+
+def per_channel(values: Settings, name: str, channels: int) -> tuple[float, ...]:
+    """Return one number per channel; a single number applies to all."""
+    stated = values.get(name, 0.5)
+    numbers = [
+        number({name: x}, name, 0) for x in (stated if isinstance(stated, list) else [stated])
+    ]
+    if len(numbers) == channels:
+        return tuple(numbers)
+    if len(set(numbers)) != 1:
+        raise CheckpointError(f"{PROCESSOR}: {name}={stated!r} does not fit {channels} channels")
+    return (numbers[0],) * channels
+
+
+VIT = Table(
+    VitConfig,
+    lambda tensors: any(f"{prefix}{PATCHES}.weight" in tensors for prefix in ("vit.", "")),
+    vit_config,
+    vit_rules,
+    vit_unsupported,
+    vit_json,
+)
+FORMAT = Format("transformers", (VIT,), normalize, read_metadata)

@@ -1,44 +1,60 @@
-"""A trained model from any reference: a file of weights, a folder, or a hub address."""
+"""Load a model from any reference: a weights file, a folder, or a hub address.
 
+`FORMATS` lists the supported formats. To add one, write a module with a `FORMAT` and list it here.
+"""
+
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints import bundle, hub
-from vitrail.checkpoints.adapt import Change, adapt, under_numerics
-from vitrail.checkpoints.bundle import CONFIG, holds_model
-from vitrail.checkpoints.card import normalization_words, resize_words
-from vitrail.checkpoints.facts import ASSUMED, PREPROCESSING, Facts, confirmed, facts_of
-from vitrail.checkpoints.facts import from_dict as facts_from_dict
-from vitrail.checkpoints.families import CERTAIN, Family, recognize, states_preprocessing
-from vitrail.checkpoints.files import SUFFIXES, Entry, Weights, clear_errors, read_file, read_json
-from vitrail.checkpoints.formats import FORMATS, OUR_METADATA, our_metadata, read_model, table_for
-from vitrail.checkpoints.huggingface_processor import PROCESSOR
-from vitrail.checkpoints.rules import Rule
+from vitrail.checkpoints import bit, bundle, google, hub, huggingface, timm, torchvision
+from vitrail.checkpoints.adapt import Change, adapt, set_numerics
+from vitrail.checkpoints.files import (
+    INDEX,
+    SUFFIXES,
+    Checkpoint,
+    read_file,
+    read_json,
+    readable_errors,
+    shard_names,
+    weight_files,
+)
+from vitrail.checkpoints.metadata import ASSUMED, Family, Metadata, get_metadata, recognize_family
+from vitrail.checkpoints.rules import Rule, Table, read
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.build import Model
-from vitrail.models.checks import Size, pair
-from vitrail.models.config import Numerics
-from vitrail.models.names import configuration, name_of
+from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, Size, from_dict, pair
+from vitrail.models.registry import configuration, name_of
 
 Reference = str | PathLike[str]
-BESIDE_CONFIG = ("model.safetensors", "pytorch_model.bin")  # files that config.json belongs to
-EXAMPLE = "hf:google/vit-base-patch16-224"  # an address that is there
+FORMATS = {
+    "google": google.FORMAT,
+    "huggingface": huggingface.FORMAT,
+    "torchvision": torchvision.FORMAT,
+    "timm": timm.FORMAT,
+    "bit_pytorch": bit.FORMAT,
+}
+ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # all their models share one
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.compile
+OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats written by vitrail
+WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
+EXAMPLE = "hf:google/vit-base-patch16-224"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, and how it came to be."""
+    """A model, its format, and what was changed or assumed while loading it."""
 
     model: Model
     format: str  # "bundle", "google", …
     rules: list[Rule] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    family: Family | None = None  # that the preprocessing follows from, where it is not stated
+    family: Family | None = None  # that determined the preprocessing, if it is not stated
 
 
 def load(
@@ -53,28 +69,28 @@ def load(
     keep_representation: bool = False,
     numerics: str | Numerics | None = None,
     preprocessing: str | Preprocessing | None = None,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Model:
-    """The model a reference stands for, with its weights; `model.facts` is what else is known.
+    """Load a trained model in eval mode; `model.metadata` has its preprocessing and class names.
 
-    It is ready to answer (`eval` mode); `model.train()` lets it drop what it drops in training.
-
-    >>> model = load("ViT-B_16.npz")  # a Google checkpoint; nothing else need be said
-    >>> model = load("ViT-B_16.npz", num_classes=10, image_size=384)  # fitted to a new task
-    >>> model = load("folder")  # a bundle of ours, or what timm or transformers saved
-    >>> model = load("hf:google/vit-base-patch16-224")  # from a hub
+    >>> model = load("ViT-B_16.npz")  # the format is detected
+    >>> model = load("ViT-B_16.npz", num_classes=10, image_size=384)  # adapted to a new task
+    >>> model = load("folder")  # a bundle, or a folder saved by timm or transformers
+    >>> model = load("hf:google/vit-base-patch16-224")  # from the Hugging Face hub
     >>> model = load("hf:google/vit-base-patch16-224", numerics="google")  # as its authors run it
 
-    `format` says what a file is where it cannot be recognized, `heads` how many attention heads a
-    model has where a file does not say. `numerics`, a name in `NUMERICS` or a value, takes the
-    place of those that the file's library has. `preprocessing`, a name that `preset` knows or a
-    value, does the same for how images are prepared; a checkpoint that does not state it is loaded
-    with what is usual for its family, and a warning if that is not known. The other arguments fit
-    the model to a new task; whatever is changed is told, to standard error unless `tell` says
-    otherwise.
+    Args:
+        format: overrides the detection of the format.
+        heads: number of attention heads, for files that do not state it.
+        num_classes, image_size, channels, patch_size: adapt the model to a new task.
+        keep_representation: keep the representation layer under a new head.
+        numerics: a name in `NUMERICS` or a value; overrides those of the file's library.
+        preprocessing: a preset name or a value; overrides that of the checkpoint. A checkpoint that
+            states none gets that of its family, with a warning if the family is unknown.
+        log: called with a line for every change; default: print to standard error.
     """
     loaded = open_reference(reference, format=format, heads=heads)
-    model, numeric = under_numerics(loaded.model, numerics)
+    model, numerics_changes = set_numerics(loaded.model, numerics)
     model, changes = adapt(
         model,
         num_classes=num_classes,
@@ -83,61 +99,68 @@ def load(
         patch_size=patch_size,
         keep_representation=keep_representation,
     )
-    say = tell or (lambda line: print(line, file=sys.stderr))
-    if changes := [*loaded.changes, *numeric, *changes]:
+    log = log or (lambda line: print(line, file=sys.stderr))
+    if changes := [*loaded.changes, *numerics_changes, *changes]:
         for line in (f"{name_of(model.config)} from {reference}", *map(str, changes)):
-            say(line)
+            log(line)
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
     elif notice := preprocessing_notice(model, loaded.family, reference):
-        say(notice)
+        log(notice)
     return model.eval()
 
 
 def open_reference(
     reference: Reference, *, format: str | None = None, heads: int | None = None
 ) -> Loaded:
-    """The model as it is, and how its format stores it."""
+    """Load a model without adapting it."""
     text = str(reference)
     if not text or not isinstance(reference, str | PathLike):
-        raise CheckpointError(f"{reference!r} names no model; give a file, a folder or {EXAMPLE}")
+        raise CheckpointError(
+            f"invalid model reference {reference!r}; expected a file, a folder or a hub address "
+            f"such as {EXAMPLE}"
+        )
     path = hub.fetch(text) if hub.is_address(text) else Path(reference)
-    with clear_errors(path):
+    with readable_errors(path):
         if not path.exists():
-            raise nothing_at(text)
-        if path.name in BESIDE_CONFIG and holds_model(path.parent):
-            path = path.parent  # the settings beside such a file belong to it
-        weights, header = read_folder(path) if path.is_dir() else read_single(path)
+            raise not_found(text)
+        if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
+            path = path.parent
+        if path.is_dir():
+            checkpoint, header = read_folder(path)
+        else:
+            checkpoint = read_file(path)
+            header = checkpoint.settings
     if heads is not None:
-        weights.settings["heads"] = heads
-    if bundle.is_bundle(weights) and format in (None, "bundle"):
-        model = bundle.read_bundle(weights, header)
+        checkpoint.settings["heads"] = heads
+    is_bundle = "vitrail" in checkpoint.settings or bundle.HEADER in checkpoint.settings
+    if is_bundle and format in (None, "bundle"):
+        model = bundle.read_bundle(checkpoint, header)
         return Loaded(model, "bundle", bundle.rules(model.config))
     if format == "bundle":
-        raise CheckpointError(f"{reference} is no bundle: it has no config.json of vitrail's")
-    model, found, tidied = read_model(weights, format)
-    family = foreign_facts(model, weights, found, text)
-    told = [Change(name, "left out", why) for name, why in tidied.left_out.items()]
-    told += [Change(name, "guessed", how) for name, how in tidied.guessed.items()]
-    rules = table_for(model.config, found).rules(model.config)
-    return Loaded(model, found, rules, told, family)
+        raise CheckpointError(f"{reference} is not a bundle: it has no config.json of vitrail")
+    model, format, normalized = read_foreign(checkpoint, format)
+    family = set_metadata(model, checkpoint, format, text)
+    changes = [Change(name, "skipped", reason) for name, reason in normalized.skipped.items()]
+    changes += [Change(part, "ambiguous", guess) for part, guess in normalized.guesses.items()]
+    rules = table_for(model.config, format).rules(model.config)
+    return Loaded(model, format, rules, changes, family)
 
 
-def nothing_at(text: str) -> CheckpointError:
-    """Why there is nothing to load: a name has no weights, and a file may be missing."""
+def not_found(reference: str) -> CheckpointError:
     try:
-        configuration(text)
+        configuration(reference)
     except ConfigError as error:
-        hint = "" if Path(text).suffix in SUFFIXES else f", and as a name: {error}"
-        return CheckpointError(f"there is no file {text!r}{hint}")
+        hint = "" if Path(reference).suffix in SUFFIXES else f"; {error}"
+        return CheckpointError(f"file not found: {reference}{hint}")
     return CheckpointError(
-        f"{text!r} is a name without weights; vitrail.create({text!r}) makes a fresh model, "
-        f"trained ones are at addresses such as {EXAMPLE}"
+        f"{reference!r} is an architecture without weights; vitrail.create({reference!r}) builds "
+        f"an untrained model, trained ones have addresses such as {EXAMPLE}"
     )
 
 
 def is_name(reference: str) -> bool:
-    """Whether a reference is the name of a model, which comes without weights."""
+    """Return whether a reference is the name of an architecture, which has no weights."""
     if Path(reference).exists():
         return False
     try:
@@ -147,102 +170,152 @@ def is_name(reference: str) -> bool:
     return True
 
 
-def read_single(path: Path) -> tuple[Weights, dict[str, Any]]:
-    weights = read_file(path)
-    return weights, weights.settings
-
-
-def read_folder(folder: Path) -> tuple[Weights, dict[str, Any]]:
-    """Weights of a folder with config.json as their settings, and the weights' own header."""
-    entries: dict[str, Entry] = {}
-    header: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    guessed: dict[str, str] = {}
-    layout: tuple[str, ...] = ()
-    for path in weight_files(folder):
-        weights = read_file(path)
-        entries |= weights.entries
-        header |= weights.settings
-        left_out |= weights.left_out
-        guessed |= weights.guessed
-        layout = weights.layout
+def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    """Read a folder: the weights with config.json as settings, and the header of the weights."""
+    names = weight_files(path.name for path in folder.iterdir())
+    if len(names) != 1:
+        contents = f"{len(names)} weights files" if names else "no weights"
+        raise CheckpointError(f"{folder} contains {contents}; pass the path of a weights file")
+    if names == [INDEX]:
+        index = folder / names[0]
+        names = shard_names(index)
+        if any(Path(name).name != name for name in names):
+            raise CheckpointError(f"{index} refers to files outside its folder")
+    parts = [read_file(folder / name) for name in names]
+    header = {key: value for part in parts for key, value in part.settings.items()}
     settings = {}
-    if holds_model(folder):
-        settings = read_json(folder / CONFIG)
-        header.pop(OUR_METADATA, None)  # config.json decides: somebody may have changed it
-    if (folder / PROCESSOR).exists():
-        settings[PROCESSOR] = read_json(folder / PROCESSOR)
-    return Weights(entries, header | settings, left_out, guessed, layout), header
+    if bundle.contains_model(folder):
+        settings = read_json(folder / bundle.CONFIG)
+        header.pop(OUR_METADATA, None)  # config.json wins: it may have been edited
+    if (folder / huggingface.PROCESSOR).exists():
+        settings[huggingface.PROCESSOR] = read_json(folder / huggingface.PROCESSOR)
+    checkpoint = Checkpoint(
+        {name: tensor for part in parts for name, tensor in part.tensors.items()},
+        header | settings,
+        {name: reason for part in parts for name, reason in part.skipped.items()},
+        {name: guess for part in parts for name, guess in part.guesses.items()},
+        parts[-1].layout,
+    )
+    return checkpoint, header
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights: one, or the parts an index names."""
-    found = hub.weight_files(path.name for path in folder.iterdir())
-    if len(found) != 1:
-        what = "no weights" if not found else f"{len(found)} files of weights"
-        raise CheckpointError(f"{folder} holds {what}; name the file itself")
-    if not found[0].endswith(".index.json"):
-        return [folder / found[0]]
-    names = hub.shard_names(folder / found[0])
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{folder / found[0]} names files outside its folder")
-    return [folder / name for name in names]
+def read_foreign(checkpoint: Checkpoint, format: str | None) -> tuple[Model, str, Checkpoint]:
+    """Return the model, its format, and the checkpoint in the format's current layout."""
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    checkpoint = replace(checkpoint, tensors=strip_wrappers(checkpoint.tensors))
+    for name in FORMATS if format is None else [format]:
+        normalized = FORMATS[name].normalize(checkpoint)
+        for table in FORMATS[name].tables:
+            if table.matches(normalized.tensors):
+                try:
+                    ours = read_our_metadata(normalized.settings)
+                    config = (
+                        table.infer_config(normalized) if ours is None else from_dict(ours["model"])
+                    )
+                except ConfigError as error:
+                    raise CheckpointError(f"invalid model config in the file: {error}") from None
+                return read(normalized.tensors, table.rules(config), config), name, normalized
+    expected = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"
+    names = ", ".join(sorted(checkpoint.tensors)[:3]) or "none"
+    raise CheckpointError(f"unknown checkpoint format, not {expected}; tensors: {names} …")
 
 
-def foreign_facts(model: Model, weights: Weights, format: str, source: str) -> Family | None:
-    """Give a model the facts of a foreign checkpoint; the family that its preprocessing is of.
+def strip_wrappers(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Remove prefixes that all names have from torch.compile and data parallelism."""
+    while tensors and all(name.startswith(WRAPPERS) for name in tensors):
+        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
+    return tensors
 
-    None where the preprocessing is stated, where the format has only one, and where it is assumed.
+
+def read_our_metadata(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return our config from the header of a foreign format written by vitrail, if present."""
+    if OUR_METADATA not in settings:
+        return None
+    try:
+        values = json.loads(settings[OUR_METADATA])
+    except (ValueError, TypeError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        raise CheckpointError(f"invalid model description in the file header {OUR_METADATA!r}")
+    return values
+
+
+def table_for(config: Config, format: str) -> Table:
+    """Return the table for a model family in a format."""
+    if format not in FORMATS:
+        raise unknown("format", format, ["bundle", *FORMATS])
+    tables = {
+        name: table
+        for name, each in FORMATS.items()
+        for table in each.tables
+        if isinstance(config, table.family)
+    }
+    if format not in tables:
+        vit = "hybrid" if getattr(config, "stem", None) == "resnet" else "ViT"
+        family = {BitConfig: "BiT", MixerConfig: "Mixer"}.get(type(config), vit)
+        supported = ", ".join(["bundle", *tables])
+        raise CheckpointError(f"{format} does not support {family} models; use one of {supported}")
+    return tables[format]
+
+
+def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str) -> Family | None:
+    """Set the metadata of a foreign checkpoint.
+
+    Returns the family that determined the preprocessing; None if it is stated, assumed, or the same
+    for all models of the format.
     """
     name = source if hub.is_address(source) else Path(source).name
-    provenance: dict[str, Any] = {"source": name or source, "format": format}
-    config, settings, family = model.config, weights.settings, None
+    config, family = model.config, None
     size, channels = pair(config.image_size), config.channels
-    ours = our_metadata(settings)
+    ours = read_our_metadata(checkpoint.settings)
     if ours is not None and "preprocessing" in ours:
-        facts = facts_from_dict(ours)
+        metadata = Metadata.from_dict(ours)
     else:
-        facts = table_for(config, format).read_facts(settings, config)
-        stated = facts is not None and states_preprocessing(settings, format)
-        if facts is None:
-            facts = Facts(preprocessing=preset(FORMATS[format].preprocessing, size, channels))
-        if not stated and format not in CERTAIN:
-            family = recognize(weights, format, Path(name).name)
-            if family is None:
-                provenance[PREPROCESSING] = ASSUMED
-            else:
-                facts = replace(facts, preprocessing=preset(family.preset, size, channels))
-    names = facts.class_names if len(facts.class_names) == config.num_classes else ()
-    model.facts = replace(facts, class_names=names, provenance=dict(facts.provenance) | provenance)
+        metadata = FORMATS[format].read_metadata(checkpoint.settings, config)
+        if metadata is None:
+            provenance = {} if format in ONE_PREPROCESSING else ASSUMED
+            how = preset(FORMATS[format].preprocessing, size, channels)
+            metadata = Metadata(preprocessing=how, provenance=provenance)
+        if metadata.assumes_preprocessing:
+            family = recognize_family(checkpoint, format, Path(name).name)
+        if family is not None:
+            how, provenance = preset(family.preset, size, channels), metadata.stated_provenance()
+            metadata = replace(metadata, preprocessing=how, provenance=provenance)
+    names = metadata.class_names if len(metadata.class_names) == config.num_classes else ()
+    provenance = dict(metadata.provenance) | {"source": name or source, "format": format}
+    model.metadata = replace(metadata, class_names=names, provenance=provenance)
     return family
 
 
 def preprocessing_notice(model: Model, family: Family | None, source: Reference) -> str:
-    """One line about preprocessing that the checkpoint does not state; empty if it does."""
+    """Return a line about preprocessing that the checkpoint does not state, or nothing."""
     if family is not None:
-        return f"recognized {family.name} by {family.evidence}; preprocessing: {prepared(model)}"
-    if facts_of(model).provenance.get(PREPROCESSING) != ASSUMED:
+        how = describe_preprocessing(model)
+        return f"recognized {family.name} by {family.evidence}; preprocessing: {how}"
+    if not get_metadata(model).assumes_preprocessing:
         return ""
     return (
-        f"warning: {source} does not state its preprocessing; assuming {prepared(model)}; "
-        f"if that is wrong, choose another with --preprocessing (in Python preprocessing=): "
-        f"{', '.join(PRESETS)}"
+        f"warning: {source} does not state its preprocessing; assuming "
+        f"{describe_preprocessing(model)}; to override it, pass --preprocessing (in Python "
+        f"preprocessing=): {', '.join(PRESETS)}"
     )
 
 
-def prepared(model: Model) -> str:
-    how = facts_of(model).preprocessing
-    return f"{normalization_words(how)}, resize {resize_words(how)}"
+def describe_preprocessing(model: Model) -> str:
+    how = get_metadata(model).preprocessing
+    return f"{bundle.describe_normalization(how)}, resize {bundle.describe_resize(how)}"
 
 
-def set_preprocessing(model: Model, given: str | Preprocessing) -> None:
-    """Take another preprocessing, by name or value, in place of what the checkpoint came with."""
-    config, facts = model.config, facts_of(model)
-    how = given
-    if isinstance(how, str):
-        how = preset(how, pair(config.image_size), config.channels)
-    if len(how.mean) != config.channels:
+def set_preprocessing(model: Model, preprocessing: str | Preprocessing) -> None:
+    """Override a model's preprocessing by a preset name or a value."""
+    config, metadata = model.config, get_metadata(model)
+    if isinstance(preprocessing, str):
+        preprocessing = preset(preprocessing, pair(config.image_size), config.channels)
+    if len(preprocessing.mean) != config.channels:
         raise ConfigError(
-            f"preprocessing for {len(how.mean)} channels does not fit a model of {config.channels}"
+            f"preprocessing for {len(preprocessing.mean)} channels does not fit a model of "
+            f"{config.channels}"
         )
-    model.facts = replace(facts, preprocessing=how, provenance=confirmed(facts.provenance))
+    provenance = metadata.stated_provenance()
+    model.metadata = replace(metadata, preprocessing=preprocessing, provenance=provenance)

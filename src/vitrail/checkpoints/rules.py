@@ -1,8 +1,11 @@
-"""A foreign format is one table of rules, read in both directions; nothing may be left over.
+"""The rule engine: a foreign format is one table of rules, read in both directions.
 
-Reading and writing cannot drift apart, and a partial load is an error, never a log line.
+Reading and writing cannot drift apart. Every tensor must be used and every weight must be set; a
+partial load is an error, never a warning. A format is a `Format` with one `Table` per model family.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.files import FLOATS, Entry
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.errors import CheckpointError
+from vitrail.formatting import comma_list
 from vitrail.models.build import Model, build
-from vitrail.models.config import Config
-from vitrail.words import listed
+from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, VitConfig
+from vitrail.models.registry import SIZES
 
-Entries = Mapping[str, Entry]
+Tensors = Mapping[str, LazyTensor]
+
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+HEAD_DIM = 64  # channels per head of nearly every published ViT
+TINY_WIDTH = 192  # smaller sizes are vitrail's own and unknown to other libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Our tensor `ours` is `pack` of their arrays; `unpack` undoes it."""
+    """Our tensor `ours` is `pack` of their arrays; `unpack` is the inverse."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -29,88 +38,187 @@ class Rule:
     unpack: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
 
 
-def read(entries: Entries, rules: Sequence[Rule], config: Config) -> Model:
-    """The model their arrays make. Every array must be used and every weight be given.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How a format stores one model family."""
 
-    All names and shapes are checked before a value is read: `unpack` of a tensor without values
-    says what the shapes must be.
-    """
-    wanted = {name for rule in rules for name in rule.theirs}
-    if missing := sorted(wanted - entries.keys()):
-        raise CheckpointError(f"the file has no {listed(missing)}, which the model needs")
-    if left_over := sorted(entries.keys() - wanted):
-        raise CheckpointError(f"the model has no place for {listed(left_over)}")
-    model = build(config)
-    places = dict(model.state_dict())
-    assert {rule.ours for rule in rules} == places.keys(), "a table must cover its models"
-    for rule in rules:
-        for name, part in zip(rule.theirs, rule.unpack(places[rule.ours]), strict=True):
-            if entries[name].shape != tuple(part.shape):
-                raise CheckpointError(
-                    f"{name} is {entries[name].shape}; the rest of the file "
-                    f"asks for {tuple(part.shape)}"
-                )
-    model.load_state_dict({rule.ours: packed(rule, entries) for rule in rules}, assign=True)
-    return model
+    family: type[Config]
+    matches: Callable[[Tensors], bool]  # recognizes the family by tensor names
+    infer_config: Callable[[Checkpoint], Config]  # from names, shapes and settings
+    rules: Callable[..., list[Rule]]
+    unsupported: Callable[..., list[str]]  # features of a config the format cannot express
+    json_files: Callable[..., dict[str, Any]] = lambda config, metadata: {}  # next to the weights
 
 
-def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
-    """Their arrays for a model of ours; what no rule names is left behind."""
-    tensors = saved_tensors(model)
-    arrays = {}
-    for rule in rules:
-        parts = rule.unpack(tensors[rule.ours])
-        arrays |= zip(rule.theirs, parts, strict=True)
-    return {name: array.contiguous() for name, array in arrays.items()}
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A library's checkpoint format."""
+
+    preprocessing: str  # the preset its models are trained with
+    tables: tuple[Table, ...]
+    normalize: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint  # old layouts
+    read_metadata: Callable[..., Metadata | None] = lambda settings, config: None
 
 
 def same(ours: str, theirs: str) -> Rule:
     return Rule(ours, (theirs,))
 
 
-def first(ours: str, theirs: str) -> Rule:
-    """(1, n, D) as (n, D): most libraries keep an axis for the batch."""
+def without_batch(ours: str, theirs: str) -> Rule:
+    """Map (1, n, D) to (n, D): most libraries keep a batch axis."""
     return Rule(ours, (theirs,), lambda array: array.squeeze(0), lambda tensor: (tensor[None],))
 
 
 def weight_and_bias(ours: str, theirs: str) -> Iterator[Rule]:
-    """A module that both have as torch has it."""
     yield same(f"{ours}.weight", f"{theirs}.weight")
     yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def saved_tensors(model: Model) -> dict[str, Tensor]:
-    """The weights as they are written: float32, of a model that is what its description says."""
-    places = build(model.config).state_dict()
+def read(tensors: Tensors, rules: Sequence[Rule], config: Config) -> Model:
+    """Build the model and load every tensor; missing and unexpected tensors are errors.
+
+    All names and shapes are checked before any value is read: `unpack` of a meta tensor yields the
+    expected shapes.
+    """
+    expected = {name for rule in rules for name in rule.theirs}
+    if missing := sorted(expected - tensors.keys()):
+        raise CheckpointError(f"missing tensors: {comma_list(missing)}")
+    if unexpected := sorted(tensors.keys() - expected):
+        raise CheckpointError(f"unexpected tensors: {comma_list(unexpected)}")
+    model = build(config)
+    parameters = dict(model.state_dict())
+    assert {rule.ours for rule in rules} == parameters.keys(), "a table must cover its models"
+    for rule in rules:
+        for name, part in zip(rule.theirs, rule.unpack(parameters[rule.ours]), strict=True):
+            if tensors[name].shape != tuple(part.shape):
+                raise CheckpointError(
+                    f"shape mismatch: {name} is {tensors[name].shape}, expected {tuple(part.shape)}"
+                )
+
+    def packed(rule: Rule) -> Tensor:
+        parts = [tensors[name].read() for name in rule.theirs]
+        for name, part in zip(rule.theirs, parts, strict=True):
+            if part.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{name} has dtype {part.dtype}; expected floating-point weights"
+                )
+        return rule.pack(*parts).to(torch.float32).contiguous()
+
+    model.load_state_dict({rule.ours: packed(rule) for rule in rules}, assign=True)
+    return model
+
+
+def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
+    """Return the model's weights under the names and shapes of a foreign format."""
+    tensors = float32_state_dict(model)
+    arrays = {}
+    for rule in rules:
+        arrays |= zip(rule.theirs, rule.unpack(tensors[rule.ours]), strict=True)
+    return {name: array.contiguous() for name, array in arrays.items()}
+
+
+def float32_state_dict(model: Model) -> dict[str, Tensor]:
+    """Return the weights as float32 on the CPU, after checking them against the config."""
+    expected = build(model.config).state_dict()
     tensors = model.state_dict()
-    for name in sorted(places.keys() | tensors.keys()):
-        place, tensor = places.get(name), tensors.get(name)
-        if place is None or tensor is None or tensor.shape != place.shape:
-            here = None if tensor is None else tuple(tensor.shape)
-            there = None if place is None else tuple(place.shape)
+    for name in sorted(expected.keys() | tensors.keys()):
+        shapes = [tuple(s[name].shape) if name in s else None for s in (tensors, expected)]
+        if shapes[0] != shapes[1]:
             raise CheckpointError(
-                f"the model is not what its config says: {name} is {here} and should be {there}; "
-                "change a model with vitrail.load(…, num_classes=…), or its config too"
+                f"the model does not match its config: {name} is {shapes[0]}, expected {shapes[1]};"
+                " change a model with vitrail.load(…, num_classes=…), or change its config too"
             )
-        if tensor.is_meta:
-            raise CheckpointError("the model has shapes but no values; nothing can be saved")
+        if tensors[name].is_meta:
+            raise CheckpointError("cannot save a model on the meta device: it has no values")
     return {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}
 
 
-def unwrapped(model: Model) -> Model:
-    """The model inside what torch.compile or data parallelism put around it."""
-    inner: Any = model
+def unwrap_model(model: Any) -> Model:
+    """Return the model inside torch.compile and (Distributed)DataParallel wrappers."""
+    inner = model
     while not hasattr(inner, "config") or hasattr(inner, "_orig_mod"):
-        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
-        if wrapped is None:
-            raise CheckpointError(f"a {type(model).__name__} is no model of vitrail")
-        inner = wrapped
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if inner is None:
+            raise CheckpointError(f"a {type(model).__name__} is not a vitrail model")
     return inner
 
 
-def packed(rule: Rule, entries: Entries) -> Tensor:
-    parts = [entries[name].read() for name in rule.theirs]
-    for name, part in zip(rule.theirs, parts, strict=True):
-        if part.dtype not in FLOATS:
-            raise CheckpointError(f"{name} holds {part.dtype} values, which are no weights")
-    return rule.pack(*parts).to(torch.float32).contiguous()
+# Reading a config from names and shapes.
+
+
+def shape_of(tensors: Tensors, name: str, ndim: int) -> tuple[int, ...]:
+    """Return the shape of a required tensor."""
+    if name not in tensors:
+        raise CheckpointError(f"missing tensors: {name}")
+    shape = tensors[name].shape
+    if len(shape) != ndim or 0 in shape:
+        raise CheckpointError(f"shape mismatch: {name} is {shape}, expected {ndim} non-empty axes")
+    return shape
+
+
+def size_of(tensors: Tensors, name: str, ndim: int = 1, axis: int = 0) -> int:
+    """Return one dimension of an optional tensor; 0 if it is absent."""
+    return shape_of(tensors, name, ndim)[axis] if name in tensors else 0
+
+
+def count(tensors: Tensors, pattern: str) -> int:
+    """Count the distinct values of the pattern's group."""
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
+def is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number
+
+
+def square_image(patches: int, stride: tuple[int, int], hint: str) -> tuple[int, int]:
+    """Return the image size of a square grid of patches that are `stride` pixels apart."""
+    if not is_square(patches):
+        raise CheckpointError(f"the {patches} patch positions are not a square grid; {hint}")
+    side = math.isqrt(patches)
+    return side * stride[0], side * stride[1]
+
+
+def default_heads(width: int) -> int:
+    """Return the number of heads that published ViTs of this width have."""
+    for _, known_width, _, heads in SIZES.values():
+        if width == known_width and width >= TINY_WIDTH:
+            return heads
+    if width % HEAD_DIM:
+        raise CheckpointError(
+            f"the file does not state the number of heads, and width {width} is not a multiple of "
+            f"{HEAD_DIM}; pass heads=…"
+        )
+    return width // HEAD_DIM
+
+
+# What a format cannot express.
+
+
+class NumericsLoss(str):
+    """A loss of numerics only; any other unsupported feature would lose weights."""
+
+    __slots__ = ()
+
+
+def unsupported_numerics(config: Config, theirs: Numerics) -> list[str]:
+    """Return the numerics in which a config differs from a library with fixed ones.
+
+    Position resizing is ignored: it does not matter at the model's own image size.
+    """
+    names = []
+    if not isinstance(config, BitConfig):
+        names.append("norm_eps")
+    if isinstance(config, MixerConfig) or (isinstance(config, VitConfig) and config.mlp == "gelu"):
+        names.append("gelu")
+    if isinstance(config, BitConfig) or (isinstance(config, VitConfig) and config.stem == "resnet"):
+        names += ["group_norm_eps", "conv_eps", "conv_eps_inside_root"]
+    return [
+        NumericsLoss(f"{name}={ours!r} (it uses {getattr(theirs, name)!r})")
+        for name in names
+        if (ours := getattr(config.numerics, name)) != getattr(theirs, name)
+    ]
+
+
+def applicable(features: Mapping[str, Any]) -> list[str]:
+    """Return the descriptions whose condition holds."""
+    return [description for description, applies in features.items() if applies]

@@ -10,7 +10,7 @@ from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.progress import Progress
 from vitrail.cli.status import UnmetError
 from vitrail.cli.text import WIDTH, paragraph, printable
-from vitrail.words import cut
+from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
     from vitrail.data.health import Health, Member, Twins
@@ -100,7 +100,7 @@ def table(health: "Health") -> Iterator[str]:
     yield f"{'class':{widest}}" + "".join(f"{name[:10]:>11}" for name in [*splits, "all"])
     for name, counts in list(health.counts.items())[:MOST_ROWS]:
         numbers = [*(counts[split] for split in splits), sum(counts.values())]
-        yield f"{cut(name, widest):{widest}}" + "".join(f"{number:>11,}" for number in numbers)
+        yield f"{truncate(name, widest):{widest}}" + "".join(f"{number:>11,}" for number in numbers)
     if len(health.classes) > MOST_ROWS:
         yield f"and {len(health.classes) - MOST_ROWS:,} more classes; --json or --out lists all"
 

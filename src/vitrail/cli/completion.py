@@ -14,7 +14,7 @@ import tyro
 
 from vitrail.cli.reproduce import ALL, NAMES
 from vitrail.cli.welcome import GROUPS
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.recipes import recipe_names
 
 Shell = Literal["bash", "zsh", "fish"]

@@ -38,7 +38,7 @@ class Convert:
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail.checkpoints.convert import convert, summary
+        from vitrail.checkpoints.convert import convert, summarize
 
         done = convert(
             self.source,
@@ -56,7 +56,7 @@ class Convert:
             print(json.dumps(asdict(done) | {"destination": str(self.destination)}, indent=1))
             return
         print(f"{done.model}: {self.source} ({done.source_format}) -> {self.to}")
-        for line in summary(done.tensors):
+        for line in summarize(done.tensors):
             print(f"  {line}")
         for line in done.changes:
             print(f"  changed: {line}")

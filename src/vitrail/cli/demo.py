@@ -8,7 +8,7 @@ from vitrail.cli.progress import Progress
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import tell
 from vitrail.errors import ConfigError, DataError
-from vitrail.words import duration, percent
+from vitrail.formatting import duration, percent
 
 DATA = "builtin:sign-digits"
 SHOWN = 6  # pictures of attention.png
@@ -31,7 +31,7 @@ class Demo:
         from vitrail.checkpoints.load import load
         from vitrail.cli.live import Live
         from vitrail.data.sources import open_source
-        from vitrail.demo import picture
+        from vitrail.demo import draw_predictions
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
@@ -59,7 +59,7 @@ class Demo:
         model, test = load(self.out).eval(), open_source(DATA, "test")
         assert isinstance(model, VisionTransformer)
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
-        picture(model, samples).save(self.out / "attention.png")
+        draw_predictions(model, samples).save(self.out / "attention.png")
         tell("looking inside the model")
         with Progress() as progress:
             inside = inspect_model(

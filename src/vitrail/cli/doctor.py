@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from vitrail.cli.status import UNMET
 from vitrail.cli.text import WIDTH, paragraph, printable
 from vitrail.extras import EXTRAS
+from vitrail.formatting import byte_size
 from vitrail.planning.diagnosis import Problem, conclusions, problems
 from vitrail.planning.machine import VARIABLES, Machine, look_at_machine
 from vitrail.planning.packages import Package
-from vitrail.words import size
 
 if TYPE_CHECKING:
     from vitrail.planning.speed import Speeds
@@ -62,7 +62,7 @@ def report(machine: Machine, speeds: "Speeds | None", found: Sequence[Problem]) 
         yield ""
         yield "Free disk"
         for disk in machine.disks:
-            yield from row(disk.what, f"{size(disk.free)} for {disk.path}")
+            yield from row(disk.what, f"{byte_size(disk.free)} for {disk.path}")
     yield ""
     yield "Environment"
     for name, value in machine.environment.items():
@@ -115,9 +115,9 @@ def machine_words(machine: Machine) -> Iterator[str]:
     if processor.load is not None:
         shared.append(f"load {processor.load:.1f}")
     yield from row("cores", ", ".join(shared))
-    limit = f", of which the container may take {size(memory.limit)}" if memory.limit else ""
-    free = "" if memory.free is None else f"{size(memory.free)} free of "
-    yield from row("memory", f"{free}{size(memory.total)}{limit}")
+    limit = f", of which the container may take {byte_size(memory.limit)}" if memory.limit else ""
+    free = "" if memory.free is None else f"{byte_size(memory.free)} free of "
+    yield from row("memory", f"{free}{byte_size(memory.total)}{limit}")
     yield from row("accelerators", "; ".join(machine.accelerators) or "none")
 
 

@@ -11,7 +11,7 @@ from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.words import cut, percent
+from vitrail.formatting import percent, truncate
 
 if TYPE_CHECKING:
     from vitrail.evaluation.findings import Estimate, Findings
@@ -80,16 +80,16 @@ class Evaluate(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail import parallel
+        from vitrail import distributed
 
         try:
             self.measure()
         finally:
-            parallel.stop()
+            distributed.shutdown()
 
     def measure(self) -> None:
-        from vitrail import parallel
-        from vitrail.checkpoints.bundle import check_free
+        from vitrail import distributed
+        from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.evaluation.api import evaluate
         from vitrail.prediction.engines import Guard
         from vitrail.prediction.predictor import Predictor
@@ -106,10 +106,10 @@ class Evaluate(DataOptions):
                     "give the model it was made of"
                 )
             here = self.save_temperature == Path(self.model)
-            check_free(
-                self.save_temperature, overwrite=here, instead="give --save-temperature another"
+            check_overwrite(
+                self.save_temperature, overwrite=here, hint="give --save-temperature another"
             )
-        parallel.start(self.device)
+        distributed.init(self.device)
         guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
@@ -136,9 +136,9 @@ class Evaluate(DataOptions):
                 backend=self.backend,
                 strict=self.strict,
                 device=self.device,
-                progress=progress if parallel.is_first() else None,
+                progress=progress if distributed.is_main() else None,
             )
-        if not parallel.is_first():
+        if not distributed.is_main():
             return
         written = [str(path) for path in self.written(predictor, findings)]
         if self.json:
@@ -161,10 +161,10 @@ class Evaluate(DataOptions):
         """Write what was asked for."""
         from vitrail.evaluation.folder import write_folder
         from vitrail.evaluation.pictures import open_part
-        from vitrail.models.names import name_of
+        from vitrail.models.registry import name_of
 
         if self.out is not None:
-            source, _ = open_part(self.data, self.split, predictor.facts)
+            source, _ = open_part(self.data, self.split, predictor.metadata)
             facts = {"model": self.model, "data": self.data}
             if predictor.model is not None:
                 facts["architecture"] = name_of(predictor.model.config)
@@ -177,7 +177,7 @@ class Evaluate(DataOptions):
         """Write the model with its logits divided by the best temperature."""
         from dataclasses import replace
 
-        from vitrail.checkpoints.heads import with_temperature
+        from vitrail.checkpoints.adapt import with_temperature
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import load_memory, memory_beside
 
@@ -241,4 +241,4 @@ def table(findings: "Findings") -> Iterator[str]:
     yield f"{'weakest classes':{widest}}  pictures  precision   recall       F1"
     for c in shown:
         shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
-        yield f"{cut(c.name, widest):{widest}}  {c.pictures:>8,}  {shares}"
+        yield f"{truncate(c.name, widest):{widest}}  {c.pictures:>8,}  {shares}"

@@ -10,7 +10,7 @@ from vitrail.cli.arguments import DataOptions, ModelReference, Preset
 from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable
 from vitrail.export.kinds import MOST_DROP, Target
-from vitrail.words import duration, percent, size
+from vitrail.formatting import byte_size, duration, percent
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -46,7 +46,7 @@ class Export(DataOptions):
 
         model = self.model
         if self.preprocessing is not None:
-            model = load(model, preprocessing=self.preprocessing, tell=aside)
+            model = load(model, preprocessing=self.preprocessing, log=aside)
         with Progress() as progress:
             done = export_model(
                 model,
@@ -68,7 +68,7 @@ class Export(DataOptions):
 
 def report(done: "Exported") -> Iterator[str]:
     """What was written, for people."""
-    yield f"{done.model} -> {done.to}, {size(done.bytes)}"
+    yield f"{done.model} -> {done.to}, {byte_size(done.bytes)}"
     if (cost := done.cost) is not None:
         yield from paragraph(
             f"  int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "

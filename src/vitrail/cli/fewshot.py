@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from vitrail.cli.arguments import DataOptions, DataReference, ModelReference, Preset
 from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable, tell
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 if TYPE_CHECKING:
     from vitrail.data.samples import Samples
@@ -57,13 +57,13 @@ class Fewshot(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail import parallel
-        from vitrail.checkpoints.bundle import check_free
+        from vitrail import distributed
+        from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.probing.shots import check_protocol, open_pair, try_shots
 
         check_protocol(self.shots, self.seeds, self.probes, self.l2)
         if self.out is not None:
-            check_free(self.out, overwrite=self.overwrite)
+            check_overwrite(self.out, overwrite=self.overwrite)
         try:
             sources = open_pair(self.data)
             model, train, test = self.look(sources)
@@ -79,23 +79,23 @@ class Fewshot(DataOptions):
             )
             if self.pixels:
                 self.add_pixels(model, sources, trials)
-            if parallel.is_first():
+            if distributed.is_main():
                 notes = [*sources[0].notes, *few_pictures(train, self.shots)]
                 if self.out is not None:
                     notes += self.write(model, train, self.out, sources[0])
                 self.tell(train, test, trials, notes)
         finally:
-            parallel.stop()
+            distributed.shutdown()
 
     def look(self, sources: "tuple[Samples, Samples]") -> "tuple[Model, Features, Features]":
         """The model, and its features of the pictures to learn from and to be judged by."""
-        from vitrail import parallel
+        from vitrail import distributed
         from vitrail.checkpoints.load import load
         from vitrail.probing.features import features_of
 
-        device = parallel.start(self.device)
+        device = distributed.init(self.device)
         model = load(
-            self.model, image_size=self.image_size, preprocessing=self.preprocessing, tell=aside
+            self.model, image_size=self.image_size, preprocessing=self.preprocessing, log=aside
         ).to(device)
         found = []
         for part, source in zip(("training", "test"), sources, strict=True):
@@ -106,7 +106,7 @@ class Fewshot(DataOptions):
                     cache=self.cache,
                     batch_size=self.batch_size,
                     workers=self.workers,
-                    progress=progress if parallel.is_first() else None,
+                    progress=progress if distributed.is_main() else None,
                 )
             found.append(features)
         return model, *found
@@ -115,13 +115,13 @@ class Fewshot(DataOptions):
         self, model: "Model", sources: "tuple[Samples, Samples]", trials: list[list["Trial"]]
     ) -> None:
         """A column of what raw pixels give, by ridge with the best l2."""
-        from vitrail import parallel
+        from vitrail import distributed
         from vitrail.probing.features import pixels_of
         from vitrail.probing.shots import try_shots
 
         channels = model.config.channels
         with Progress("images (raw pixels)") as progress:
-            how = {"workers": self.workers, "progress": progress if parallel.is_first() else None}
+            how = {"workers": self.workers, "progress": progress if distributed.is_main() else None}
             pair = [pixels_of(source, channels=channels, **how) for source in sources]
         for row, found in zip(
             trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True

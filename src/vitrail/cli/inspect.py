@@ -55,14 +55,14 @@ class Inspect(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail.checkpoints.bundle import holds_model
+        from vitrail.checkpoints.bundle import contains_model
         from vitrail.checkpoints.load import load
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
 
-        if is_run(self.out) or holds_model(self.out):
+        if is_run(self.out) or contains_model(self.out):
             raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
-        model = load(self.model, preprocessing=self.preprocessing, tell=aside)
+        model = load(self.model, preprocessing=self.preprocessing, log=aside)
         data, note = (self.data, "") if self.data else usual_data(model)
         progress = Progress()
 
@@ -95,11 +95,11 @@ class Inspect(DataOptions):
 
 def usual_data(model: "Model") -> tuple[str | None, str]:
     """The data that a bundle was trained on, if it can be opened; and what to say about that."""
-    from vitrail.checkpoints.facts import facts_of
+    from vitrail.checkpoints.metadata import get_metadata
     from vitrail.data.sources import judged_split
     from vitrail.errors import DataError
 
-    reference = facts_of(model).provenance.get("data")
+    reference = get_metadata(model).provenance.get("data")
     try:
         if isinstance(reference, str):
             judged_split(reference)

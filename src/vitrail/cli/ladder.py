@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
 from vitrail.cli.text import MANNER, paragraph, printable
-from vitrail.words import duration, percent
+from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.ladder import Climb

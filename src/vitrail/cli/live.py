@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from vitrail.cli.text import MANNER
+from vitrail.formatting import percent
 from vitrail.training.watch import Watch
-from vitrail.words import percent
 
 EVERY = 10.0  # seconds between plain lines, growing with the run
 LONGEST_EVERY = 300.0

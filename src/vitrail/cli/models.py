@@ -6,7 +6,7 @@ from typing import Any
 
 from vitrail.cli.status import UNMET
 from vitrail.models.config import BitConfig, Config, VitConfig
-from vitrail.models.names import CONFIGURATIONS
+from vitrail.models.registry import CONFIGURATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

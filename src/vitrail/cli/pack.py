@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vitrail.cli.arguments import DataOptions, DataReference, FolderToWrite
 from vitrail.cli.text import printable, tell
-from vitrail.words import MIB, size
+from vitrail.formatting import MIB, byte_size
 
 MAX_BYTES = 256 * MIB  # that of data/packing.py, which imports more than an option should
 MOST_NAMED = 20  # files that were left out; the others are counted
@@ -42,7 +42,7 @@ class Pack(DataOptions):
             counts["bytes"] += shard.bytes
             left_out += shard.left_out
             if not self.json:
-                tell(f"{shard.path}  {shard.samples:,} pictures  {size(shard.bytes)}")
+                tell(f"{shard.path}  {shard.samples:,} pictures  {byte_size(shard.bytes)}")
         if self.json:
             done = {"destination": str(self.destination), "splits": splits, "left_out": left_out}
             print(json.dumps(done, indent=1))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import paragraph
+from vitrail.formatting import byte_size, number
 from vitrail.planning.wish import Wish
-from vitrail.words import number, size
 
 if TYPE_CHECKING:
     from vitrail.planning.planner import Outlook
@@ -106,18 +106,18 @@ def memory_words(outlook: "Outlook") -> Iterator[str]:
     yield from paragraph(f"Memory{where}: {batch}; {', '.join(extras)}")
     for part, needed in memory.parts.items():
         if needed:
-            yield row(f"  {part}", size(needed), PARTS[part])
+            yield row(f"  {part}", byte_size(needed), PARTS[part])
     if wish.devices > 1:
-        yield row("  together", size(memory.tensors), "when a step needs most")
+        yield row("  together", byte_size(memory.tensors), "when a step needs most")
         yield ""
         return
     how = "measured" if memory.measured else "estimated"
-    yield row("  the process itself", size(memory.process), how)
-    yield row("  holes in its heap", size(memory.lost), how)
-    yield row("  together", size(memory.peak), "when a step needs most")
+    yield row("  the process itself", byte_size(memory.process), how)
+    yield row("  holes in its heap", byte_size(memory.lost), how)
+    yield row("  together", byte_size(memory.peak), "when a step needs most")
     if memory.evaluation > memory.tensors + memory.lost:
-        yield row("  evaluating needs more", size(memory.evaluation), "and the process")
-    yield row("free here", size(outlook.free))
+        yield row("  evaluating needs more", byte_size(memory.evaluation), "and the process")
+    yield row("free here", byte_size(outlook.free))
     yield row("fits here", f"{outlook.largest_batch:,}", "pictures at once, at most")
     yield ""
 

@@ -19,7 +19,7 @@ from vitrail.cli.status import UNMET
 from vitrail.cli.text import MANNER, WIDTH, aside, printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.words import cut
+from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
     from vitrail.prediction.answers import Answer
@@ -234,7 +234,7 @@ def as_bars(answers: Iterable["Answer"]) -> Iterator[str]:
         width = min(NAME, max(len(guess.label) for guess in answer.guesses))
         for label, chance in answer.guesses:
             bar = "█" * round(BAR * chance) or "▏"
-            yield f"  {cut(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
+            yield f"  {truncate(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
 
 
 def as_table(answers: Iterable["Answer"]) -> Iterator[str]:
@@ -245,7 +245,7 @@ def as_table(answers: Iterable["Answer"]) -> Iterator[str]:
         if answer.error:
             yield f"{name:{NAME}}  (cannot be read)"
             continue
-        label = cut(", ".join(answer.labels) or "(not sure)", LABEL)
+        label = truncate(", ".join(answer.labels) or "(not sure)", LABEL)
         line = f"{name:{NAME}}  {label:{LABEL}} {100 * answer.probability:5.1f} % "
         for other, chance in answer.guesses:
             more = f" {other} {100 * chance:.0f} %"

@@ -13,7 +13,7 @@ from vitrail.cli.arguments import DataOptions
 from vitrail.cli.live import clock
 from vitrail.cli.text import MANNER, WIDTH, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError, unknown
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 BUILTIN = "builtin:sign-digits"
 ALL = "all"

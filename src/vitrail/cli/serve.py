@@ -11,8 +11,8 @@ from vitrail.cli.arguments import DataOptions, Preset
 from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.formatting import MIB
 from vitrail.serving.settings import MOST_PIXELS
-from vitrail.words import MIB
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"

@@ -12,7 +12,7 @@ from vitrail.cli.arguments import DataOptions, ModelReference, Preset
 from vitrail.cli.progress import Progress
 from vitrail.cli.text import paragraph, printable
 from vitrail.errors import ConfigError
-from vitrail.words import duration, percent
+from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.probing.teaching import Taught

@@ -15,10 +15,10 @@ from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
 from vitrail.data.files import same_data
 from vitrail.errors import ConfigError
+from vitrail.formatting import duration, percent
 from vitrail.training.folder import check_same_run, is_run, new_folder, read_run
 from vitrail.training.recipes import EITHER_OR, making_way, read_recipe, to_toml
 from vitrail.training.settings import Settings
-from vitrail.words import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.training.run import Result

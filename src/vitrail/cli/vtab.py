@@ -12,8 +12,8 @@ from vitrail.cli.progress import Progress
 from vitrail.cli.text import WIDTH, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
+from vitrail.formatting import percent, truncate
 from vitrail.training.settings import MachineSettings
-from vitrail.words import cut, percent
 
 if TYPE_CHECKING:
     from vitrail.training.scores import Report, TaskScores
@@ -108,7 +108,7 @@ def words(report: "Report") -> Iterator[str]:
     yield ""
     for group, mean in report.groups.items():
         count = sum(task.task.group == group for task in report.tasks)
-        yield f"{percent(mean):>7}  mean of {cut(group, 40)} ({count})"
+        yield f"{percent(mean):>7}  mean of {truncate(group, 40)} ({count})"
     yield f"{percent(report.mean):>7}  mean of all tasks ({len(report.tasks)})"
     if report.mean_of_groups is not None:
         yield f"{percent(report.mean_of_groups):>7}  mean of the groups' means"
@@ -119,10 +119,10 @@ def table(report: "Report") -> Iterator[str]:
     numbers = [numbers_of(task) for task in report.tasks]
     heads = ["pictures", "test", "classes", report.setting, "accuracy"]
     widths = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
-    groups = [cut(task.task.group, LONGEST_GROUP) for task in report.tasks]
+    groups = [truncate(task.task.group, LONGEST_GROUP) for task in report.tasks]
     group = max(map(len, ["group", *groups]))
     room = WIDTH - group - 2 - sum(width + 2 for width in widths)
-    names = [cut(task.task.name, max(room, len("task"))) for task in report.tasks]
+    names = [truncate(task.task.name, max(room, len("task"))) for task in report.tasks]
     name = max(map(len, ["task", *names]))
     for first, second, rest in zip(
         ["task", *names], ["group", *groups], [heads, *numbers], strict=True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitrail.errors import DataError
-from vitrail.extras import need
+from vitrail.extras import require
 
 MOST_OPEN = 256  # files at once; systems commonly allow 1024
 MOST_BYTES = 2**30  # of one picture; more is a mistake or an attack
@@ -137,7 +137,7 @@ class Cloud:
         return sorted(found)
 
     def ask(self, address: str, question: Any) -> Any:
-        fsspec = need("fsspec.core", extra="data", what=address)
+        fsspec = require("fsspec.core", extra="data", feature=address)
         try:
             system, key = fsspec.url_to_fs(address)  # it keeps one connection per process
             return question(system, key)

@@ -17,7 +17,7 @@ from vitrail.data.lists import LABEL, by_name, labels_of
 from vitrail.data.samples import Collection, LabelTable, Rows, Sample
 from vitrail.data.splits import canonical
 from vitrail.errors import DataError
-from vitrail.extras import need
+from vitrail.extras import require
 
 PREFIX = "hf:"
 
@@ -161,7 +161,7 @@ def load(reference: str, *, streaming: bool = False) -> Any:
 
 
 def library(reference: str) -> Any:
-    return need("datasets", extra="data", what=reference)
+    return require("datasets", extra="data", feature=reference)
 
 
 def columns_of(features: Any, reference: str) -> Columns:
@@ -205,7 +205,7 @@ def roots_of(reference: str) -> tuple[str, ...]:
         path = Path(reference)
         return (os.path.realpath(path.parent if path.is_file() else path),)
     config = library(reference).config
-    hub = need("huggingface_hub.constants", extra="data", what=reference)
+    hub = require("huggingface_hub.constants", extra="data", feature=reference)
     caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
     return tuple(map(os.path.realpath, caches))
 

@@ -23,7 +23,7 @@ from vitrail.data.sources import open_source, splits_of
 from vitrail.data.splits import canonical
 from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, DataError
-from vitrail.words import MIB
+from vitrail.formatting import MIB
 
 MAX_BYTES = 256 * MIB  # of a shard: large enough to stream, small enough to copy
 BLOCK = 512

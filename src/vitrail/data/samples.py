@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from vitrail.errors import DataError
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 if TYPE_CHECKING:
     from vitrail.data.splits import Splits
@@ -277,7 +277,7 @@ def by_number(digits: str) -> tuple[int, str, str]:
 
 def told(classes: tuple[str, ...]) -> str:
     """`the 3 classes ape, bee, cat`, the first of them by name."""
-    return f"the {len(classes):,} classes {listed(classes)}"
+    return f"the {len(classes):,} classes {comma_list(classes)}"
 
 
 def is_picture(name: str) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.samples import LabelSets, Source
 from vitrail.data.transforms import Backend
 from vitrail.evaluation.assess import assess
@@ -24,8 +24,7 @@ from vitrail.evaluation.passes import Outputs, Progress, look_at_all, none_read
 from vitrail.evaluation.pictures import open_part
 from vitrail.evaluation.real import read_real, real_hits
 from vitrail.evaluation.views import Views, through
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class Runner:
     """Whatever gives logits: a model, or what stands for one in another engine."""
 
     run: Callable[[Tensor], Tensor]  # normalized images (B, C, H, W) → (B, K)
-    facts: Facts
+    metadata: Metadata
     num_classes: int
     channels: int
     device: torch.device
@@ -70,23 +69,23 @@ def evaluate(
     file of ImageNet-ReaL labels. With torchrun, several processes share the work, and all get the
     same result.
     """
-    where = parallel.start(device)
+    where = distributed.init(device)
     runner = model if isinstance(model, Runner) else runner_of(model, where)
-    facts = runner.facts
-    source, notes = open_part(data, split, facts)
+    metadata = runner.metadata
+    source, notes = open_part(data, split, metadata)
     entries = None if real is None else read_real(Path(real))
     matched = match(
-        facts.class_names,
+        metadata.class_names,
         runner.num_classes,
         source,
         restrict=restrict,
         by_order=by_order,
     )
-    if matched.source.multi_label or facts.multi_label:
+    if matched.source.multi_label or metadata.multi_label:
         loss = "sigmoid"
-    views, prepare = Views(flip=flip, crops=crops), facts.preprocessing
+    views, prepare = Views(flip=flip, crops=crops), metadata.preprocessing
     outputs = Outputs(len(source))
-    with standing_still(model) if isinstance(model, nn.Module) else nullcontext():
+    with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
         skipped = look_at_all(
             through(choosing(runner.run, matched.columns), views, prepare.size, loss),
             matched.source,
@@ -120,7 +119,7 @@ def runner_of(model: Model | Reference, device: torch.device) -> Runner:
         model = load(model).to(device)
     return Runner(
         run=model,
-        facts=facts_of(model),
+        metadata=get_metadata(model),
         num_classes=model.config.num_classes,
         channels=model.config.channels,
         device=next(model.parameters()).device,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vitrail.words import percent as as_percent
+from vitrail.formatting import percent as as_percent
 
 STYLE = """
 :root { --s0: #9a3412; --s1: #0f766e; --s2: #4f46e5; --s3: #a16207; --s4: #be185d;

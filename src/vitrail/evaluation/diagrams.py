@@ -24,7 +24,7 @@ from vitrail.evaluation.charts import (
 )
 from vitrail.evaluation.findings import Calibration, Selective
 from vitrail.evaluation.measures import COVERAGE
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 STYLE = """
 .chart .diagonal { stroke: var(--ink); stroke-width: 1.3; stroke-dasharray: 1 4;

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.samples import LabelSets, Sample, Source
 from vitrail.errors import ConfigError
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 
 class Relabeled:
@@ -75,15 +75,17 @@ def match(
     known = [name for name in classes if name in places]
     if by_order or not names:
         return by_number(outputs, source, named=bool(names))
-    own = listed(names, quoted=True)
+    own = comma_list(names, quoted=True)
     if not known:
         raise ConfigError(
-            f"the model tells {own} apart and the data {listed(classes, quoted=True)}; if these "
-            "are the same classes in the same order, say --by-order (in Python by_order=True)"
+            f"the model tells {own} apart and the data {comma_list(classes, quoted=True)}; if "
+            "these are the same classes in the same order, say --by-order (in Python by_order=True)"
         )
     if len(known) < len(classes):
         lacking = [name for name in classes if name not in places]
-        raise ConfigError(f"the model does not know {listed(lacking, quoted=True)}; it knows {own}")
+        raise ConfigError(
+            f"the model does not know {comma_list(lacking, quoted=True)}; it knows {own}"
+        )
     numbers = [places[name] for name in classes]
     if tuple(names) == tuple(classes):
         return Match(source, None, [])
@@ -100,7 +102,7 @@ def by_number(outputs: int, source: Source, *, named: bool) -> Match:
     if outputs != len(source.classes):
         raise ConfigError(
             f"the model tells {outputs:,} classes apart and the data has {len(source.classes):,}: "
-            f"{listed(source.classes, quoted=True)}; it must be a data set of the same classes"
+            f"{comma_list(source.classes, quoted=True)}; it must be a data set of the same classes"
         )
     why = "calls its classes otherwise" if named else "does not say what its classes are called"
     return Match(source, None, [f"the model {why}: they are matched by their order"])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.evaluation.charts import LETTER, svg
-from vitrail.words import cut
+from vitrail.formatting import truncate
 
 CELL = 26  # pixels a side, where numbers are written
 READABLE = 30  # classes up to which numbers and names are written
@@ -110,7 +110,7 @@ def confusion_map(confusion: np.ndarray, names: Sequence[str]) -> str:
 
 def written_map(matrix: Matrix) -> str:
     """Names at the sides, numbers in the cells."""
-    short = [cut(name, LONGEST_NAME) for name in matrix.names]
+    short = [truncate(name, LONGEST_NAME) for name in matrix.names]
     flat = max(map(len, short)) <= 3  # names that fit over their columns as they are
     left = 30 + LETTER * max(map(len, short))
     top = 42 if flat else left
@@ -233,7 +233,8 @@ def bar_list(bars: Sequence[Bar], label: str) -> str:
         y = ROW * number
         parts.append(
             f"<g><title>{escape(f'{bar.name}: {bar.text}')}</title>"
-            f'<text class="ink" x="0" y="{y + 16}">{escape(cut(bar.name, LONGEST_NAME))}</text>'
+            f'<text class="ink" x="0" y="{y + 16}">'
+            f"{escape(truncate(bar.name, LONGEST_NAME))}</text>"
             f'<rect x="{before:.0f}" y="{y + 7}" width="{length:.0f}" height="10" rx="5" '
             'fill="var(--track)"/>'
         )

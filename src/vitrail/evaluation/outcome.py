@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.samples import Label, Source
+from vitrail.distributed import all_gather_object, all_reduce_sum
 from vitrail.evaluation.passes import none_read
-from vitrail.parallel import gather_objects, sum_over
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -128,12 +128,12 @@ class Tally:
 
     def reduce(self) -> None:
         """The sums and the worst mistakes of all processes; each gets the same."""
-        self.counts = sum_over(torch.from_numpy(self.counts)).cpu().numpy()
+        self.counts = all_reduce_sum(torch.from_numpy(self.counts)).cpu().numpy()
         total = torch.tensor([self.total_loss], dtype=torch.float64)
-        self.total_loss = float(sum_over(total))
+        self.total_loss = float(all_reduce_sum(total))
         if self.confusion is not None:
-            self.confusion = sum_over(torch.from_numpy(self.confusion)).cpu().numpy()
-        found = gather_objects(self.mistakes)
+            self.confusion = all_reduce_sum(torch.from_numpy(self.confusion)).cpu().numpy()
+        found = all_gather_object(self.mistakes)
         self.mistakes = worst([mistake for part in found for mistake in part])
 
     def finish(self, source: Source, skipped: dict[str, str]) -> Outcome:

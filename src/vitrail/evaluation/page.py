@@ -28,7 +28,7 @@ from vitrail.evaluation.parts import (
     whole_page,
 )
 from vitrail.evaluation.verdict import on_surest, several_apply, verdict
-from vitrail.words import ABSENT
+from vitrail.formatting import ABSENT
 
 STYLE = """
 .tiles { grid-template-columns: repeat(auto-fit, minmax(min(100%, 9.4rem), 1fr)); }

@@ -13,7 +13,7 @@ from vitrail.data.sheet import PAGE, policy_hash
 from vitrail.data.thumbnails import picture_at
 from vitrail.evaluation import charts
 from vitrail.evaluation.outcome import Mistake
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 STYLE = """
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10.5rem), 1fr));

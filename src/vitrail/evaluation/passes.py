@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.order import EvaluationOrder
 from vitrail.data.preprocessing import Preprocessing
@@ -49,8 +49,8 @@ def look_at_all(
     order = EvaluationOrder(
         samples=len(source),
         batch_size=batch_size,
-        rank=parallel.rank(),
-        world_size=parallel.world_size(),
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
     )
     transform = EvaluationTransform(preprocessing=preprocessing, channels=channels, backend=backend)
     loader = Loader(source, transform, order, workers=workers, strict=strict)
@@ -69,10 +69,10 @@ def look_at_all(
             nothing = torch.zeros(1, channels, *preprocessing.size, device=device)
             for _ in range(calls, len(replace(order, rank=0))):
                 predict(nothing)
-    for found in parallel.gather_objects(problem):  # one stops, all stop, for the same reason
+    for found in distributed.all_gather_object(problem):  # one stops, all stop, for the same reason
         if found is not None:
             raise found
-    parts = parallel.gather_objects(loader.skipped)
+    parts = distributed.all_gather_object(loader.skipped)
     return {name: reason for part in parts for name, reason in part.items()}
 
 
@@ -104,7 +104,7 @@ class Outputs:
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows of all processes, and the places they belong to."""
-        if parallel.several():
+        if distributed.is_distributed():
             self.receive()
         indices = np.flatnonzero(self.found)
         if self.values is None:
@@ -114,7 +114,7 @@ class Outputs:
     def receive(self) -> None:
         mine = np.flatnonzero(self.found)
         rows = None if self.values is None else self.values[mine]
-        for places, values in parallel.gather_objects((mine, rows)):
+        for places, values in distributed.all_gather_object((mine, rows)):
             if values is None:
                 continue
             if self.values is None:

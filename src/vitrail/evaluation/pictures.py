@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from os import PathLike
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.origin import Origin, from_provenance, holds_some
 from vitrail.data.samples import Samples, Source
 from vitrail.data.sources import ALL, fingerprint, judged_split, open_source
 from vitrail.data.splits import Splits, canonical
-from vitrail.words import listed
+from vitrail.formatting import comma_list
 
 APART = ("val", "test")  # what models commonly do not learn from
 WORSE = "new ones will do worse"
 
 
 def open_part(
-    data: Source | str | PathLike[str], split: str | None, facts: Facts
+    data: Source | str | PathLike[str], split: str | None, metadata: Metadata
 ) -> tuple[Source, list[str]]:
     """The pictures to judge by, and what should be known about the choice.
 
@@ -23,7 +23,7 @@ def open_part(
     """
     if not isinstance(data, str | PathLike):
         return data, []
-    origin = from_provenance(facts.provenance)
+    origin = from_provenance(metadata.provenance)
     splits = origin.division(data)
     if split is None:
         split = usual_split(data, splits)
@@ -75,6 +75,6 @@ def lessons(source: Samples, origin: Origin) -> Iterator[str]:
     """A note if classes of the data were taught by pictures that are not recorded."""
     if taught := [name for name in origin.taught if name in source.classes]:
         yield (
-            f"the pictures that taught {listed(taught, quoted=True)} are not recorded; if the "
+            f"the pictures that taught {comma_list(taught, quoted=True)} are not recorded; if the "
             f"model has learned from some of these, {WORSE}"
         )

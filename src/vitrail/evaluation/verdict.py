@@ -12,7 +12,7 @@ from vitrail.evaluation.diagrams import at_share, occupied
 from vitrail.evaluation.findings import Calibration, ClassFinding, Findings
 from vitrail.evaluation.matrix import most_confused, often
 from vitrail.evaluation.measures import COVERAGE
-from vitrail.words import percent
+from vitrail.formatting import percent
 
 COUNTED = 100  # pictures below which they are counted, not projected to a hundred
 FAIR = 0.01  # a mean gap nobody needs to mend

@@ -8,7 +8,7 @@ from typing import get_args
 
 from torch import nn
 
-from vitrail.checkpoints.files import whole_or_absent
+from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.load import Reference, load
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.passes import Progress
@@ -23,11 +23,10 @@ from vitrail.export.proof import (
     ready,
 )
 from vitrail.export.sessions import OnnxEngine, open_session
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig
-from vitrail.models.names import name_of
+from vitrail.models.config import MixerConfig, pair
+from vitrail.models.registry import name_of
 
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
 
@@ -76,7 +75,7 @@ def export_model(
         raise ConfigError(f"{path} exists already; name another --out, or say --overwrite")
     model = ready(model if isinstance(model, nn.Module) else load(model))
     cost = measured(model, data, max_drop, progress) if int8 else None
-    with whole_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         match to:
             case "onnx":
                 difference = write_onnx(model, temporary, int8=int8, preprocessing=preprocessing)
@@ -99,7 +98,7 @@ def export_model(
 
 def measured(model: Model, data: Data | None, max_drop: float, progress: Progress | None) -> Cost:
     """What int8 costs this model; too much is an error."""
-    need("onnxruntime", "onnx", extra="export", what="ONNX")
+    require("onnxruntime", "onnx", extra="export", feature="ONNX")
     from vitrail.export.onnx_file import to_onnx
 
     cost = measure(model, OnnxEngine(to_onnx(model, int8=True)), data, progress=progress)
@@ -109,7 +108,7 @@ def measured(model: Model, data: Data | None, max_drop: float, progress: Progres
 
 def write_onnx(model: Model, path: Path, *, int8: bool, preprocessing: bool) -> float:
     """Write the file once it is proved; how far it is from the model."""
-    need("onnxruntime", "onnx", extra="export", what="ONNX")
+    require("onnxruntime", "onnx", extra="export", feature="ONNX")
     from vitrail.export.onnx_file import to_onnx
 
     content = to_onnx(model, int8=int8, preprocessing=preprocessing)

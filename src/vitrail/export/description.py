@@ -5,31 +5,30 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vitrail import __version__
-from vitrail.checkpoints.facts import Facts, facts_of
-from vitrail.checkpoints.facts import from_dict as facts_from_dict
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import Config, from_dict, to_dict
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 
 
 class Description(NamedTuple):
     """A file's model, what is known beside its weights, and whether they are rounded."""
 
     config: Config
-    facts: Facts
+    metadata: Metadata
     int8: bool
 
 
 def about(model: Model, *, int8: bool = False) -> dict[str, Any]:
     """The description of a model as plain values."""
-    facts = facts_of(model)
+    metadata = get_metadata(model)
     return {
         "vitrail": __version__,
         "name": name_of(model.config),
         "model": to_dict(model.config),
-        **facts.to_dict(),
-        "multi_label": facts.multi_label,
+        **metadata.to_dict(),
+        "multi_label": metadata.multi_label,
         "int8": int8,
     }
 
@@ -49,7 +48,7 @@ def from_texts(texts: Mapping[str, str], where: str) -> Description:
     try:
         values = {key: json.loads(text) for key, text in texts.items()}
         config = from_dict(values["model"])
-        return Description(config, facts_from_dict(values), bool(values["int8"]))
+        return Description(config, Metadata.from_dict(values), bool(values["int8"]))
     except (
         ValueError,
         LookupError,

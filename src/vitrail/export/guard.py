@@ -7,7 +7,7 @@ from os import PathLike, fspath
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.loader import Batch
 from vitrail.data.samples import Source
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
@@ -15,9 +15,8 @@ from vitrail.evaluation.matching import match
 from vitrail.evaluation.outcome import Tally
 from vitrail.evaluation.passes import Progress, look_at_all
 from vitrail.evaluation.pictures import open_part
-from vitrail.models.build import Model
-from vitrail.models.modes import standing_still
-from vitrail.words import percent
+from vitrail.formatting import percent
+from vitrail.models.build import Model, eval_mode
 
 Data = Source | str | PathLike[str]
 AT_ONCE = 32  # pictures
@@ -47,8 +46,8 @@ def measure(
 ) -> Cost:
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
     source, name, notes = pictures_for(model, data)
-    facts = facts_of(model)
-    matched = match(facts.class_names, model.config.num_classes, source)
+    metadata = get_metadata(model)
+    matched = match(metadata.class_names, model.config.num_classes, source)
     tallies = [
         Tally(len(matched.source.classes), multi_label=matched.source.multi_label) for _ in range(2)
     ]
@@ -61,11 +60,11 @@ def measure(
         for tally, each in zip(tallies, chosen, strict=True):
             tally.add(each, batch.labels, batch.indices)
 
-    with standing_still(model):
+    with eval_mode(model):
         skipped = look_at_all(
             predict,
             matched.source,
-            facts.preprocessing,
+            metadata.preprocessing,
             take,
             channels=model.config.channels,
             batch_size=AT_ONCE,
@@ -83,17 +82,17 @@ def measure(
 
 def pictures_for(model: Model, data: Data | None) -> tuple[Source, str, list[str]]:
     """The pictures to measure by, what they are called, and what should be known of them."""
-    facts = facts_of(model)
+    metadata = get_metadata(model)
     if data is not None:
         name = fspath(data) if isinstance(data, str | PathLike) else "the given pictures"
-        source, notes = open_part(data, None, facts)
+        source, notes = open_part(data, None, metadata)
         return source, name, notes
-    own = facts.provenance.get("data")
+    own = metadata.provenance.get("data")
     ask = "give --data, pictures with labels that it has not learned from"
     if not isinstance(own, str) or not own:
         raise ConfigError(f"int8 rounds weights, and what that costs must be measured; {ask}")
     try:
-        source, notes = open_part(own, None, facts)
+        source, notes = open_part(own, None, metadata)
     except VitrailError as error:
         raise ConfigError(
             f"int8 must be measured, and the pictures of the training cannot be opened: {error}; "

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.export.graph import FLOAT, Graph, Value, whole
-from vitrail.models.encoder import Branch, Mlp, SwiGlu
+from vitrail.models.encoder import Branch
+from vitrail.models.mlp import Mlp, SwiGlu
 from vitrail.models.resnet import StandardizedConv2d
 
 INT8_LEVELS = 64  # of each sign: 7 bits, because older processors add two products in 16 bits
@@ -82,12 +83,13 @@ def convolution(graph: Graph, values: str, weight: Tensor, stride: int, pads: li
 
 def standardized(graph: Graph, values: str, conv: StandardizedConv2d) -> str:
     """Its padding is a number if sides are multiples of the stride, as a hybrid's always are."""
-    side = conv.kernel // 2
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    side = kernel // 2
     pads = [side] * 4
     if conv.same:
-        rest = max(0, conv.kernel - conv.stride)
+        rest = max(0, kernel - stride)
         pads = [rest // 2] * 2 + [rest - rest // 2] * 2
-    return convolution(graph, values, conv.standardized(), conv.stride, pads)
+    return convolution(graph, values, conv.standardized_weight(), stride, pads)
 
 
 def group_norm(graph: Graph, values: str, norm: nn.GroupNorm) -> str:

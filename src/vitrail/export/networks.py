@@ -14,12 +14,12 @@ from vitrail.export import layers
 from vitrail.export.graph import Graph, real, whole
 from vitrail.export.positions import Positions
 from vitrail.export.resnets import bit, resnet
-from vitrail.models.bit import BiT
 from vitrail.models.build import Model
 from vitrail.models.encoder import Block
 from vitrail.models.mixer import MixerBlock, MlpMixer
+from vitrail.models.patch_embed import ConvStem, PatchProjection
 from vitrail.models.pooling import AttentionPool
-from vitrail.models.stems import ConvStem, PatchProjection, ResNetStem
+from vitrail.models.resnet import BiT, ResNetStem
 from vitrail.models.vit import VisionTransformer
 
 
@@ -54,7 +54,7 @@ def vision_transformer(
     tokens = put_before(graph, tokens, model.cls_token, model.distillation_token)
     tokens = positions.placed(tokens, model.position)
     if model.registers is not None:
-        placed = config.placed_prefix
+        placed = config.num_class_tokens
         rest = put_before(graph, layers.middle(graph, tokens, placed), model.registers)
         first = [layers.middle(graph, tokens, 0, placed)] if placed else []
         tokens = graph("Concat", *first, rest, axis=1) if first else rest
@@ -125,7 +125,7 @@ def encoder(graph: Graph, model: VisionTransformer, tokens: str, positions: Posi
             position = modules.positions[index % len(modules.positions)]
             if not modules.relative:
                 tokens = positions.placed(tokens, position)
-        read = model.read if index == last else None
+        read = model.head_tokens if index == last else None
         relative = position if modules.relative else None
         seen = attention(graph, block, tokens, read, relative, positions)
         tokens = graph("Add", layers.middle(graph, tokens, 0, read), seen)

@@ -2,17 +2,16 @@
 
 import torch
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import ConfigError
 from vitrail.export.description import about, as_texts
 from vitrail.export.graph import Graph
 from vitrail.export.networks import network
 from vitrail.export.pixels import prepared
-from vitrail.models.bit import BiT
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig
-from vitrail.models.names import name_of
+from vitrail.models.config import MixerConfig, pair
+from vitrail.models.registry import name_of
+from vitrail.models.resnet import BiT
 
 
 @torch.no_grad()
@@ -32,7 +31,7 @@ def to_onnx(model: Model, *, int8: bool = False, preprocessing: bool = False) ->
     if preprocessing:
         shape = ("batch", "height", "width", config.channels)
         pixels = graph.reads("pixels", torch.uint8, shape)
-        images = prepared(graph, pixels, facts_of(model).preprocessing)
+        images = prepared(graph, pixels, get_metadata(model).preprocessing)
     else:
         fixed = isinstance(config, MixerConfig)
         sides = pair(config.image_size) if fixed else ("height", "width")

@@ -1,6 +1,6 @@
 """Position embeddings as ONNX operations, for a grid that is known only when the graph runs.
 
-The kinds are those of `models/position.py`. A table is stretched by two matrix products, as there;
+The kinds are those of `models/pos_embed.py`. A table is stretched by two matrix products, as there;
 the matrices are worked out once and used for every layer.
 
 Shapes: h x w patches, P tokens before them, T = P + h * w, D width, H heads, K channels per head.
@@ -13,14 +13,14 @@ from vitrail.export import layers, resizing
 from vitrail.export.graph import FLOAT, Graph, whole
 from vitrail.export.resizing import Resize
 from vitrail.models.config import ResizeMethod
-from vitrail.models.grids import METHODS
-from vitrail.models.position import (
+from vitrail.models.pos_embed import (
+    RESIZE_METHODS,
     TEMPERATURE,
-    Learned2dPosition,
-    LearnedPosition,
-    NoPosition,
-    RelativePosition,
-    Sincos2dPosition,
+    Learned2dPosEmbed,
+    LearnedPosEmbed,
+    NoPosEmbed,
+    RelativePosEmbed,
+    SinCos2dPosEmbed,
 )
 
 
@@ -38,13 +38,13 @@ class Positions:
     def placed(self, tokens: str, module: nn.Module) -> str:
         """Tokens (B, T, D) with their positions."""
         match module:
-            case NoPosition():
+            case NoPosEmbed():
                 return tokens
-            case LearnedPosition():
+            case LearnedPosEmbed():
                 table, prefix = self.learned(module), module.table[: module.prefix]
-            case Learned2dPosition():
+            case Learned2dPosEmbed():
                 table, prefix = self.learned_2d(module), module.prefix
-            case Sincos2dPosition():
+            case SinCos2dPosEmbed():
                 table, prefix = self.sines(module), torch.zeros(module.prefix, module.width)
             case _:
                 raise AssertionError(f"{type(module).__name__} has no words in ONNX yet")
@@ -52,7 +52,7 @@ class Positions:
             table = self.graph("Concat", prefix, table, axis=0)
         return self.graph("Add", tokens, table)
 
-    def learned(self, module: LearnedPosition) -> str:
+    def learned(self, module: LearnedPosEmbed) -> str:
         """The table of the patches on this grid: (h * w, D)."""
         graph, (height, width) = self.graph, module.grid
         patches = module.table[module.prefix :].unflatten(0, module.grid)  # (h, w, D)
@@ -62,7 +62,7 @@ class Positions:
         tall = graph("Reshape", tall, whole(-1, width, patches.shape[2]))
         return graph("Reshape", graph("MatMul", across, tall), whole(-1, patches.shape[2]))
 
-    def learned_2d(self, module: Learned2dPosition) -> str:
+    def learned_2d(self, module: Learned2dPosEmbed) -> str:
         graph, (height, width) = self.graph, module.grid
         across = graph(
             "MatMul", self.matrix(width, self.columns, module.method), module.columns
@@ -70,7 +70,7 @@ class Positions:
         down = graph("MatMul", self.matrix(height, self.rows, module.method), module.rows)
         return self.crossed(across, down)
 
-    def sines(self, module: Sincos2dPosition) -> str:
+    def sines(self, module: SinCos2dPosEmbed) -> str:
         quarter = module.width // 4
         exponents = torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1)
         waves = TEMPERATURE**-exponents  # (D / 4,)
@@ -103,7 +103,7 @@ class Positions:
 
     def scores(self, query: str, module: nn.Module) -> str:
         """What relative positions add to attention (B, H, M, T) of queries (B, H, M, K)."""
-        assert isinstance(module, RelativePosition)
+        assert isinstance(module, RelativePosEmbed)
         graph = self.graph
         offsets, prefix = module.table.tensor_split([2 * module.patches - 1])
         keys = self.matrix(len(offsets), self.length(), module.method)
@@ -142,8 +142,8 @@ class Positions:
 
 
 def resize_of(method: ResizeMethod) -> Resize:
-    """What `models/grids.py` asks torch for."""
-    how = METHODS[method]
+    """What `models/pos_embed.py` asks torch for."""
+    how = RESIZE_METHODS[method]
     return Resize(
         filter="linear" if how["mode"] == "bilinear" else "cubic",
         antialias=how.get("antialias", False),

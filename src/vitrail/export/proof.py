@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.rules import unwrapped
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.rules import unwrap_model
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig, VitConfig
+from vitrail.models.config import MixerConfig, VitConfig, pair
 from vitrail.models.vit import VisionTransformer
 
 TOLERANCE = 1e-4  # of the largest number; the order of summation makes 1e-6
@@ -27,7 +26,7 @@ Outputs = dict[str, Tensor]  # logits and features
 
 def ready(model: Model) -> Model:
     """The model as it is exported: for answers and not for training, float32, on the CPU."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     if getattr(model, "merge", 0):
         raise ConfigError("token merging has no place in an export; set merge to 0 for it")
     if next(model.parameters()).is_meta:
@@ -35,15 +34,15 @@ def ready(model: Model) -> Model:
     plain = all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters())
     if plain and not model.training:
         return model
-    facts, model = model.facts, copy.deepcopy(model).to("cpu", torch.float32).eval()
-    model.facts = facts
+    metadata, model = model.metadata, copy.deepcopy(model).to("cpu", torch.float32).eval()
+    model.metadata = metadata
     return model
 
 
 def answers(model: Model, images: Tensor) -> Outputs:
     """What the model itself says: its logits, if it has a head, and features, in one pass."""
     if isinstance(model, VisionTransformer):
-        features, logits = model.heads(*model.tokens_and_sizes(images))
+        features, logits = model.run_head(*model.run_encoder(*model.prepare_tokens(images)))
     else:
         features = model.features(images)
         logits = None if model.head is None else model.head(features)
@@ -105,7 +104,7 @@ def check_same(model: Model, session: Any, tolerance: float = TOLERANCE) -> floa
 def check_same_pixels(model: Model, session: Any, tolerance: float = TOLERANCE) -> float:
     """The same for a file that prepares pictures itself; `tolerance` is for those that have the
     right size already."""
-    how = facts_of(model).preprocessing
+    how = get_metadata(model).preprocessing
     target = how.resize_to or how.size
     if how.resize == "short-side":
         target = (min(target), min(target))

@@ -7,8 +7,7 @@ from torch import nn
 
 from vitrail.export import layers
 from vitrail.export.graph import Graph, real, whole
-from vitrail.models.bit import BiT, PreActivationUnit
-from vitrail.models.resnet import ResNet, StandardizedConv2d, Unit
+from vitrail.models.resnet import BiT, Bottleneck, PreActBottleneck, ResNet, StandardizedConv2d
 
 # onnxruntime moves a padding with zeros into the pooling after it, where padding never counts; in
 # a BiT it counts. A padding with something else is left alone.
@@ -23,12 +22,12 @@ def resnet(graph: Graph, module: ResNet, images: str) -> str:
     for stage in module.stages:
         assert isinstance(stage, nn.Sequential)
         for unit in stage:
-            assert isinstance(unit, Unit)
+            assert isinstance(unit, Bottleneck)
             images = resnet_unit(graph, unit, images)
     return images
 
 
-def resnet_unit(graph: Graph, unit: Unit, images: str) -> str:
+def resnet_unit(graph: Graph, unit: Bottleneck, images: str) -> str:
     inner = images
     for conv, norm in ((unit.conv1, unit.norm1), (unit.conv2, unit.norm2)):
         normed = layers.group_norm(graph, layers.standardized(graph, inner, conv), norm)
@@ -51,13 +50,13 @@ def bit(graph: Graph, model: BiT, images: str) -> str:
     for index, stage in enumerate(model.stages):
         graph.part = f"stage.{index}"
         for unit in stage:
-            assert isinstance(unit, PreActivationUnit)
+            assert isinstance(unit, PreActBottleneck)
             images = bit_unit(graph, unit, images)
     images = graph("Relu", layers.group_norm(graph, images, model.norm))
     return graph("ReduceMean", images, whole(2, 3), keepdims=0)
 
 
-def bit_unit(graph: Graph, unit: PreActivationUnit, images: str) -> str:
+def bit_unit(graph: Graph, unit: PreActBottleneck, images: str) -> str:
     active = graph("Relu", layers.group_norm(graph, images, unit.norm1))
     if unit.shortcut is not None:
         images = layers.standardized(graph, active, unit.shortcut)

@@ -18,17 +18,16 @@ from torch import Tensor
 
 from vitrail import __version__
 from vitrail.checkpoints.bundle import digest
-from vitrail.checkpoints.files import whole_or_absent
+from vitrail.checkpoints.files import atomic_write
 from vitrail.data.files import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
 from vitrail.export.kinds import OnnxKind
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig, VitConfig
-from vitrail.models.names import name_of
-from vitrail.models.stems import check_images
+from vitrail.models.config import MixerConfig, VitConfig, pair
+from vitrail.models.patch_embed import check_images
+from vitrail.models.registry import name_of
 
 File = str | PathLike[str] | bytes  # its path, or what is in it
 
@@ -40,7 +39,7 @@ class OnnxEngine:
         self.name = name
         self.session = open_session(file, threads)
         texts = self.session.get_modelmeta().custom_metadata_map
-        self.config, self.facts, self.int8 = from_texts(texts, called(file))
+        self.config, self.metadata, self.int8 = from_texts(texts, called(file))
         if self.session.get_inputs()[0].name != "images":
             raise CheckpointError(
                 f"{called(file)} prepares pictures itself, and here they come prepared; export "
@@ -81,7 +80,7 @@ def open_session(file: File, threads: int | None = None) -> Any:
     Its threads sleep while they have nothing to do: by default they would wait in a loop, which
     slows down whoever reads pictures meanwhile.
     """
-    runtime = need("onnxruntime", extra="export", what="ONNX")
+    runtime = require("onnxruntime", extra="export", feature="ONNX")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -113,7 +112,7 @@ def engine_for(
     A new "onnx" is compared with the model first. What "onnx-int8" loses is for the caller to
     measure (`guard.measure`).
     """
-    need("onnxruntime", "onnx", extra="export", what=f"engine={kind}")
+    require("onnxruntime", "onnx", extra="export", feature=f"engine={kind}")
     from vitrail.export.onnx_file import to_onnx
     from vitrail.export.proof import check_same, ready
 
@@ -130,7 +129,7 @@ def engine_for(
     if not int8:
         check_same(model, engine.session)
     if path is not None:
-        with suppress(CheckpointError), whole_or_absent(path) as temporary:
+        with suppress(CheckpointError), atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return engine
 
@@ -139,6 +138,6 @@ def kept_at(model: Model, description: dict[str, Any]) -> Path | None:
     """Where a model's file is kept; None on a machine without a place for such things."""
     if (folder := cache_folder("onnx")) is None:
         return None
-    versions = [__version__, need("onnxruntime", extra="export", what="ONNX").__version__]
+    versions = [__version__, require("onnxruntime", extra="export", feature="ONNX").__version__]
     key = digest(model.state_dict(), description | {"versions": versions})
     return folder / f"{key}.onnx"

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.samples import Samples
 from vitrail.data.sources import judged_split, open_source
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.evaluation.passes import none_read
+from vitrail.formatting import comma_list
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
 from vitrail.inspection.folder import write_folder
@@ -25,13 +26,11 @@ from vitrail.inspection.rollout import Fuse, rollout
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filters, mixing, position_similarity
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import pair
 from vitrail.models.mixer import MlpMixer
-from vitrail.models.modes import standing_still
-from vitrail.models.names import name_of
-from vitrail.models.vit import VisionTransformer, chosen
-from vitrail.words import listed
+from vitrail.models.registry import name_of
+from vitrail.models.vit import VisionTransformer, resolve_indices
 
 SHOWN = 6  # pictures, where none are named
 MOST_SHOWN = 24  # pictures, where many are
@@ -86,7 +85,7 @@ def inspect_model(
         images=images,
     )
     source, paths = opened(data), files(pictures)
-    with standing_still(model):
+    with eval_mode(model):
         found = inspected(model, paths, source, question, progress or no_progress)
     if out is not None:
         list(write_folder(Path(out), found))
@@ -148,7 +147,7 @@ def of_weights(model: Model) -> Inspection:
     return Inspection(
         title=name_of(model.config),
         facts=about(model),
-        multi_label=facts_of(model).multi_label,
+        multi_label=get_metadata(model).multi_label,
         prefix=prefix_names(model) if placed else (),
         filters=filters(model),
         positions=position_similarity(model) if placed else (),
@@ -180,7 +179,7 @@ def check_layers(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
     if not layers:
         return ()
     depth = with_attention(model, "maps of its layers").config.depth
-    return tuple(chosen("layers", layers, depth))
+    return tuple(resolve_indices("layers", layers, depth))
 
 
 def check_classes(model: Model, classes: Sequence[str]) -> tuple[int, ...]:
@@ -194,7 +193,7 @@ def check_classes(model: Model, classes: Sequence[str]) -> tuple[int, ...]:
 
 def class_names(model: Model) -> tuple[str, ...]:
     """What the classes are called; by their numbers, if nobody knows."""
-    return facts_of(model).names(model.config.num_classes)
+    return get_metadata(model).names(model.config.num_classes)
 
 
 def opened(data: Samples | str | PathLike[str] | None) -> Samples | None:
@@ -236,7 +235,7 @@ def left_out(unread: Mapping[str, str]) -> Iterator[str]:
         return
     named = [f"{name} ({reason})" for name, reason in unread.items()]
     pictures = "1 picture" if len(unread) == 1 else f"{len(unread):,} pictures"
-    yield f"{pictures} of the data could not be read: {listed(named, NAMED)}"
+    yield f"{pictures} of the data could not be read: {comma_list(named, NAMED)}"
 
 
 def prefix_names(model: VisionTransformer) -> tuple[str, ...]:
@@ -278,7 +277,7 @@ def first_look(model: Model, picture: Picture) -> Look:
     likeliest = ()
     if model.config.num_classes:
         names = class_names(model)
-        chances = facts_of(model).probabilities(model(picture.image[None]))[0]
+        chances = get_metadata(model).probabilities(model(picture.image[None]))[0]
         best = chances.topk(min(TOLD, len(names)))
         likeliest = tuple(
             (names[index], chance)
@@ -339,7 +338,7 @@ def studied(
         total, many = len(rows), from_source(model, source, rows, unread)
     if not total:
         return None
-    together = at_once(model, facts_of(model).preprocessing.size)
+    together = at_once(model, get_metadata(model).preprocessing.size)
 
     def batches() -> Iterator[Tensor]:
         done = None

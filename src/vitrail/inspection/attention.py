@@ -18,9 +18,9 @@ from torch import Tensor
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Study
 from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
+from vitrail.models.build import eval_mode
 from vitrail.models.config import VitConfig
-from vitrail.models.modes import standing_still
-from vitrail.models.position import Grid
+from vitrail.models.pos_embed import Grid
 from vitrail.models.vit import VisionTransformer
 
 NORMS_KEPT = 2**23  # norms that quantiles are taken of, over all layers
@@ -58,7 +58,7 @@ def study(
     """
     with_attention(model, "attention distance")
     tally = None
-    with standing_still(model):
+    with eval_mode(model):
         for images in batches:
             tally = tally or Tally(model, grid_of(model, images))
             tally.add(images)
@@ -207,7 +207,7 @@ def attention_for_browser(
     owners = owners_of(fine, block, config.num_prefix).to(image.device)
     member = F.one_hot(owners).to(image.dtype)  # (N, T): who is put together
     layers, peaks = [], []
-    with standing_still(model):
+    with eval_mode(model):
         for layer in walk(model, image[None]):
             coarse = put_together(layer, member)
             if heads == 1:

@@ -6,10 +6,10 @@ from html import escape
 import numpy as np
 
 from vitrail.evaluation.charts import ticks, tidy
+from vitrail.formatting import percent
 from vitrail.inspection import plots
 from vitrail.inspection.findings import Study
 from vitrail.inspection.gallery import with_words
-from vitrail.words import percent
 
 VARIANTS = {  # where there are tokens that are no patches
     "patches": "From patches to patches; what goes to other tokens counts as nothing.",

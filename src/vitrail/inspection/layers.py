@@ -1,7 +1,7 @@
 """The layers of an encoder one after the other, each with what its attention maps are made of.
 
 The forward pass keeps its fused attention. `Layer.scores` makes a map, or some rows of it, beside
-it; the numbers are those of `models/encoder.py`, and a test holds them together bit for bit.
+it; the numbers are those of `models/attention.py`, and a test holds them together bit for bit.
 
 Shapes: B images, H heads, N tokens, K channels per head, D width; b images and q queries at once.
 """
@@ -9,14 +9,15 @@ Shapes: B images, H heads, N tokens, K channels per head, D width; b images and 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
+from vitrail.models.attention import relative_bias
 from vitrail.models.build import Model
-from vitrail.models.encoder import Block, relative_scores
-from vitrail.models.names import name_of
-from vitrail.models.position import Grid, Relative
-from vitrail.models.stems import check_images
+from vitrail.models.patch_embed import check_images
+from vitrail.models.pos_embed import Grid, RelativeKeys
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 
 AT_ONCE = 4 * 2**20  # bytes of maps made together: they should still be in the cache when read
@@ -40,7 +41,7 @@ class Layer(NamedTuple):
 
     query: Tensor  # (B, H, N, K)
     key: Tensor  # (B, H, N, K)
-    relative: Relative | None
+    relative: RelativeKeys | None
     tokens: Tensor  # (B, N, D), after the block
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
@@ -58,26 +59,24 @@ class Layer(NamedTuple):
         scores = query @ key.mT / query.shape[-1] ** 0.5
         if self.relative is not None:
             offsets = self.relative.offsets[rows]
-            scores += relative_scores(query, Relative(self.relative.keys, offsets))
+            scores += relative_bias(query, RelativeKeys(self.relative.keys, offsets))
         return scores
 
 
 def walk(model: VisionTransformer, images: Tensor) -> Iterator[Layer]:
     """Each layer in turn, one in memory at a time."""
-    tokens, grid = model.tokens_and_grid(images)
+    recorded: list[Tensor] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        recorded[:] = query, key
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+    tokens, grid = model.prepare_tokens(images)
     for index, block in enumerate(model.encoder.blocks):
-        entered, relative = model.encoder.enter(index, tokens, grid)
-        query, key, tokens = step(block, entered, relative)
+        tokens, relative = model.encoder.layer_inputs(index, tokens, grid)
+        tokens = block(tokens, relative, attend=attend)
+        query, key = recorded
         yield Layer(query, key, relative, tokens)
-
-
-def step(block: Block, tokens: Tensor, relative: Relative | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys, and the tokens after a block: its forward pass, with a look on the way."""
-    query, key, value = block.attention.query_key_value(block.norm1(tokens))
-    bias = None if relative is None else relative_scores(query, relative)
-    seen = block.attention.mix(query, key, value, bias)  # (B, N, D)
-    tokens = block.sum(tokens, block.branch1(seen))
-    return query, key, block.sum(tokens, block.branch2(block.mlp(block.norm2(tokens))))
 
 
 def at_once(model: Model, size: tuple[int, int]) -> int:

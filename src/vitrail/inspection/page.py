@@ -20,12 +20,12 @@ from vitrail.evaluation.parts import (
     tiles_and_facts,
     whole_page,
 )
+from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
 from vitrail.inspection.drawing import filter_sheet, mixing_sheet, position_sheet
 from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles, Scatter
 from vitrail.inspection.gallery import with_words
-from vitrail.words import percent
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;

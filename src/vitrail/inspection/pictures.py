@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.decoding import open_picture
 from vitrail.data.files import Disk
 from vitrail.data.folders import pictures
@@ -67,13 +67,13 @@ def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: s
     if (longer := max(pixels.shape[:2])) > LARGEST:
         high, wide = (max(1, round(side * LARGEST / longer)) for side in pixels.shape[:2])
         pixels = resize(pixels, (high, wide), "bilinear").permute(1, 2, 0).numpy()
-    box = seen(facts_of(model).preprocessing, *pixels.shape[:2])
+    box = seen(get_metadata(model).preprocessing, *pixels.shape[:2])
     return Picture(name=name, pixels=pixels, image=image, box=box, label=label)
 
 
 def as_seen(model: Model, data: bytes | np.ndarray) -> Tensor:
     """A picture as the model takes it: (C, H, W), normalized, on its device."""
-    how = facts_of(model).preprocessing
+    how = get_metadata(model).preprocessing
     transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
     return normalize(transform(data)[None], how)[0].to(next(model.parameters()))
 

@@ -29,8 +29,8 @@ from vitrail.evaluation.charts import (
     ticks,
     tidy,
 )
+from vitrail.formatting import percent
 from vitrail.inspection.findings import Scatter
-from vitrail.words import percent
 
 STYLE = """
 :root { --tone: 40%; } @media (prefers-color-scheme: dark) { :root { --tone: 68%; } }

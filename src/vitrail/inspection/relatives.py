@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.samples import Samples
 from vitrail.data.thumbnails import thumbnail
 from vitrail.inspection.findings import Look, Neighbor, Scatter
@@ -37,7 +37,7 @@ def related(
     bank = features_of(
         model,
         part,
-        batch_size=at_once(model, facts_of(model).preprocessing.size),
+        batch_size=at_once(model, get_metadata(model).preprocessing.size),
         progress=lambda done, total: tell("features", done, total),
     )
     unread |= bank.skipped

@@ -18,10 +18,10 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 from vitrail.inspection.layers import grid_of, lag, walk, with_attention
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
-from vitrail.models.build import Model
+from vitrail.models.attention import attention_weights
+from vitrail.models.build import Model, eval_mode
 from vitrail.models.encoder import Block
-from vitrail.models.modes import standing_still
-from vitrail.models.position import Grid, Relative
+from vitrail.models.pos_embed import Grid, RelativeKeys
 from vitrail.models.vit import VisionTransformer
 
 Rule = Callable[[Tensor, Tensor], Tensor]  # the row (B, N), a layer's map (B, N, N) → the row
@@ -60,7 +60,7 @@ def relevance(model: Model, images: Tensor, classes: Tensor | None = None) -> Te
 def plain_rollout(model: Model, images: Tensor) -> Tensor:
     """Attention rollout as the paper has it; the same for every class: (B, h, w)."""
     vit = with_attention(model, "rollout")
-    with standing_still(vit):
+    with eval_mode(vit):
         return rollout(vit, images)
 
 
@@ -68,7 +68,7 @@ def last_layer(model: Model, images: Tensor) -> Tensor:
     """Where what the head reads looks in the last layer, mean over heads: (B, h, w)."""
     vit = with_attention(model, "map of its last layer")
     rows = []
-    with torch.no_grad(), standing_still(vit):
+    with torch.no_grad(), eval_mode(vit):
         for part in images.split(followed_at_once(vit, images)):
             (last,) = deque(walk(vit, part), maxlen=1)
             rows.append(through(read_by_head(vit, last.tokens, "mean"), fused(last, "mean")))
@@ -121,7 +121,7 @@ def class_maps(model: Model, images: Tensor, classes: Tensor | None, rule: Rule)
     if classes is not None:
         classes = checked(classes, len(images), vit.config.num_classes).to(images.device)
         asked = classes.split(size)
-    with torch.inference_mode(False), standing_still(vit):
+    with torch.inference_mode(False), eval_mode(vit):
         rows = [row_of(vit, *part, rule) for part in zip(parts, asked, strict=True)]
     return as_maps(vit, torch.cat(rows), images)
 
@@ -140,16 +140,16 @@ def row_of(vit: VisionTransformer, images: Tensor, classes: Tensor | None, rule:
 
 def tokens_by_layer(vit: VisionTransformer, images: Tensor) -> tuple[list[Tensor], Grid]:
     """The tokens (B, N, D) before the first block and after each, and their grid."""
-    tokens, grid = vit.tokens_and_grid(images)
+    tokens, grid = vit.prepare_tokens(images)
     found = [tokens]
     for index in range(vit.config.depth):
-        found.append(vit.encoder.step(index, *vit.encoder.enter(index, found[-1], grid)))
+        found.append(vit.encoder.run_layer(index, found[-1], grid))
     return found, grid
 
 
 def logits_from(vit: VisionTransformer, tokens: Tensor) -> Tensor:
     """Logits (B, K) of the tokens after the last block."""
-    logits = vit.heads(vit.encoder.norm(tokens))[1]
+    logits = vit.run_head(vit.encoder.norm(tokens))[1]
     assert logits is not None
     return logits
 
@@ -170,20 +170,23 @@ def back_through(
     """From the gradient of what a block made: its map of what counts (B, N, N), and the gradient
     of the tokens (B, N, D) that entered it."""
     tokens = tokens.detach().requires_grad_()
-    entered, relative = vit.encoder.enter(index, tokens, grid)
-    made, weights = in_the_open(vit.encoder.blocks[index], entered, relative)
+    entered, relative = vit.encoder.layer_inputs(index, tokens, grid)
+    made, weights = forward_with_attention(vit.encoder.blocks[index], entered, relative)
     of_weights, of_tokens = torch.autograd.grad(made, (weights, tokens), gradient)
     return (of_weights * weights.detach()).relu_().mean(dim=1), of_tokens
 
 
-def in_the_open(block: Block, tokens: Tensor, relative: Relative | None) -> tuple[Tensor, Tensor]:
-    """`Block.forward` without the fused kernel: the tokens, and the attention (B, H, N, N)."""
-    normed = block.norm1(tokens)
-    weights = block.attention.attention_map(normed, relative)
-    _, _, value = block.attention.query_key_value(normed)
-    mixed = (weights @ value).transpose(1, 2).flatten(2)  # (B, N, D)
-    tokens = tokens + block.branch1(block.attention.merge(mixed))
-    return tokens + block.branch2(block.mlp(block.norm2(tokens))), weights
+def forward_with_attention(
+    block: Block, tokens: Tensor, relative: RelativeKeys | None
+) -> tuple[Tensor, Tensor]:
+    """Run a block without the fused kernel: its tokens, and the attention (B, H, N, N)."""
+    recorded: list[Tensor] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        recorded.append(attention_weights(query, key, bias))
+        return recorded[0] @ value
+
+    return block(tokens, relative, attend=attend), recorded[0]
 
 
 def through(row: Tensor, seen: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.layers import Layer, at_once, grid_of, walk, with_attention
-from vitrail.models.modes import standing_still
+from vitrail.models.build import eval_mode
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.vit import VisionTransformer
 
@@ -49,7 +49,7 @@ def rollout(
     tokens = model.config.num_prefix + high * wide
     products = max(1, AT_ONCE // (tokens * tokens * images.element_size()))
     together = min(products, at_once(model, (images.shape[2], images.shape[3])))
-    with torch.no_grad(), standing_still(model):
+    with torch.no_grad(), eval_mode(model):
         rows = [rolled_out(model, few, fuse, discard) for few in images.split(together)]
     return largest_is_one(torch.cat(rows).unflatten(1, (high, wide)))
 
@@ -60,7 +60,7 @@ def rolled_out(model: VisionTransformer, images: Tensor, fuse: Fuse, discard: fl
     for layer in walk(model, images):
         attention = fused(layer, fuse)  # (B, N, N)
         if discard:
-            attention = without_lowest(attention, discard, spare=model.config.placed_prefix)
+            attention = without_lowest(attention, discard, spare=model.config.num_class_tokens)
         attention.diagonal(dim1=1, dim2=2).add_(1)
         attention /= attention.sum(dim=-1, keepdim=True)
         product = attention if product is None else attention @ product
@@ -97,7 +97,7 @@ def read_by_head(model: VisionTransformer, tokens: Tensor, fuse: Fuse) -> Tensor
         maps = model.pool.attention_map(model.encoder.norm(tokens))  # (B, H, 1, h * w)
         weights[:, config.num_prefix :] = FUSES[fuse](maps[:, :, 0], dim=1)
     elif config.pool == "cls":
-        weights[:, : config.placed_prefix] = 1 / config.placed_prefix
+        weights[:, : config.num_class_tokens] = 1 / config.num_class_tokens
     else:
         weights[:, config.num_prefix :] = 1 / (tokens.shape[1] - config.num_prefix)
     return weights

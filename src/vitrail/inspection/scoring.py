@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.findings import Curves, Trust
 from vitrail.inspection.layers import at_once, lag
 from vitrail.inspection.relevance import METHODS, checked
-from vitrail.models.build import Model, build
-from vitrail.models.initialization import initialize
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, build, eval_mode
+from vitrail.models.init import initialize
 
 BLUR = 10 / 224  # sigma as a share of a side: 10 pixels at 224, as Fong & Vedaldi 2017 have it
 HEAD_STD = 0.02  # of a fresh head's weights: fresh heads are zero, and zero has no gradient
@@ -48,7 +47,7 @@ def insertion_deletion(
     height, width = images.shape[2:]
     shown = torch.linspace(0, height * width, steps + 1, dtype=torch.float64).round().long()
     found = images.new_zeros(2, steps + 1, dtype=torch.float64, device="cpu")
-    with standing_still(model):
+    with eval_mode(model):
         for done, (image, values, asked) in enumerate(zip(images, maps, classes, strict=True), 1):
             turns = order(enlarged(values, (height, width), lag(model)))
             found += fading(model, image, turns, asked, shown.to(images.device))
@@ -94,7 +93,7 @@ def fading(model: Model, image: Tensor, turns: Tensor, asked: Tensor, shown: Ten
     for counts in shown.split(together):
         best = (turns < counts[:, None, None])[:, None]  # (s, 1, H, W)
         both = torch.cat([image.where(best, blurry), plain.where(best, image)])
-        sure = facts_of(model).probabilities(model(both))[:, asked]
+        sure = get_metadata(model).probabilities(model(both))[:, asked]
         parts.append(sure.double().cpu().unflatten(0, (2, -1)))
     return torch.cat(parts, dim=1)
 
@@ -181,7 +180,7 @@ def weights_around(side: int) -> Tensor:
 @torch.no_grad()
 def predicted(model: Model, images: Tensor) -> Tensor:
     """The likeliest class of each picture: (B,)."""
-    with standing_still(model):
+    with eval_mode(model):
         parts = images.split(at_once(model, (images.shape[2], images.shape[3])))
         return torch.cat([model(part).argmax(dim=1) for part in parts])
 

@@ -16,7 +16,7 @@ from vitrail.checkpoints.adapt import first_kernel
 from vitrail.inspection.findings import Filters, PositionTiles
 from vitrail.models.build import Model
 from vitrail.models.mixer import MlpMixer
-from vitrail.models.position import Grid, NoPosition, RelativePosition
+from vitrail.models.pos_embed import Grid, NoPosEmbed, RelativePosEmbed
 from vitrail.models.resnet import StandardizedConv2d
 from vitrail.models.vit import VisionTransformer
 
@@ -43,7 +43,7 @@ def kernels_of(model: Model) -> Tensor:
     """The kernels (D, C, P, P) of the first layer that reads the picture."""
     name = first_kernel(dict(model.state_dict()))
     layer = model.get_submodule(name.removesuffix(".weight"))
-    return layer.standardized() if isinstance(layer, StandardizedConv2d) else layer.weight  # pyright: ignore[reportReturnType]: it is a parameter
+    return layer.standardized_weight() if isinstance(layer, StandardizedConv2d) else layer.weight  # pyright: ignore[reportReturnType]: it is a parameter
 
 
 def principal(vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,9 +80,9 @@ def position_similarity(
     """
     grid = model.config.grid if grid is None else grid
     tables: list[Any] = [*model.encoder.positions] or [model.position]
-    if isinstance(tables[0], NoPosition):
+    if isinstance(tables[0], NoPosEmbed):
         return ()
-    kind = "relative positions" if isinstance(tables[0], RelativePosition) else "positions"
+    kind = "relative positions" if isinstance(tables[0], RelativePosEmbed) else "positions"
     titles = [f"{kind} of layer {layer}" for layer in range(len(tables))]
     if len(tables) == 1:
         titles = [f"{kind} of all layers" if model.config.position_place == "shared" else kind]
@@ -99,12 +99,12 @@ def position_similarity(
 def alike(position: Any, grid: Grid) -> np.ndarray:
     """Cosine similarities (h, w, h, w) of the positions of patches."""
     patches = grid[0] * grid[1]
-    if isinstance(position, RelativePosition):
-        keys, offsets = position.at(grid)
+    if isinstance(position, RelativePosEmbed):
+        keys, offsets = position.embedding(grid)
         units = unit(as_array(keys[: 2 * patches - 1]))  # (2 N - 1, K), without prefix rows
         similarity = units @ units[patches - 1]  # with the offset of a patch to itself
         return similarity[offsets[-patches:, -patches:].cpu().numpy()].reshape(*grid, *grid)
-    units = unit(as_array(position.at(grid)[-patches:]))  # (N, D)
+    units = unit(as_array(position.embedding(grid)[-patches:]))  # (N, D)
     return (units @ units.T).reshape(*grid, *grid)
 
 

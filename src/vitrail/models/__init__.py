@@ -1,20 +1,20 @@
-"""Batches → tokens → encoder → features → logits.
+"""Models: images → tokens → encoder → features → logits.
 
-    config.py          what a model is: frozen descriptions, free of torch; `checks.py` its checks
-    names.py           the names the papers use, and the descriptions they stand for
-    build.py           from a name or a description to a model
-    stems.py           pictures → a grid of patch embeddings
-    position.py        where a patch is; `grids.py` stretches a table to another grid
-    encoder.py         tokens → tokens: self-attention and MLP blocks; `activation.py` GELU
-    merging.py         patches that look alike go on as one, from block to block
-    pooling.py         tokens → one vector
-    vit.py             all of these together: the Vision Transformer
-    resnet.py          convolutions of the hybrid's stem and of `bit.py`, the baseline
-    mixer.py           MLP-Mixer
-    initialization.py  every weight's first value; `whitening.py` filters that fit the pictures
-    facts.py           what a model may carry beside its weights, as types
-    modes.py           learning or answering, left as it was
-    kept.py            memory used again
+    config.py         frozen configurations of the three families, and their validation
+    registry.py       named models and their configurations
+    build.py          `create` and `build` models; `eval_mode`
+    vit.py            the Vision Transformer
+    patch_embed.py    images → patch embeddings
+    pos_embed.py      position embeddings and their interpolation
+    encoder.py        the Transformer encoder and its blocks
+    attention.py      multi-head self-attention
+    mlp.py            MLPs and GELU
+    pooling.py        tokens → features
+    token_merging.py  merging of similar tokens at inference
+    resnet.py         the hybrid's ResNet stem, and BiT
+    mixer.py          MLP-Mixer
+    init.py           weight initialization
+    memory.py         caching and in-place operations
 
-Nothing is imported here, so that `vitrail.models.config` stays free of torch.
+Nothing is imported here, so that `config.py` and `registry.py` stay free of torch.
 """

@@ -1,14 +1,17 @@
-"""From a name or a description to a model."""
+"""Create models from names and configurations."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitrail.models.bit import BiT
-from vitrail.models.config import BitConfig, Config, MixerConfig, Scheme, VitConfig
-from vitrail.models.initialization import initialize
+from vitrail.models.config import BitConfig, Config, InitScheme, MixerConfig, VitConfig
+from vitrail.models.init import initialize
 from vitrail.models.mixer import MlpMixer
-from vitrail.models.names import configuration
+from vitrail.models.registry import configuration
+from vitrail.models.resnet import BiT
 from vitrail.models.vit import VisionTransformer
 
 Model = VisionTransformer | BiT | MlpMixer
@@ -17,12 +20,12 @@ Model = VisionTransformer | BiT | MlpMixer
 def create(
     name: str,
     *,
-    init: Scheme = "google",
+    init: InitScheme = "google",
     head_bias: float = 0.0,
     generator: torch.Generator | None = None,
     **changes: Any,
 ) -> Model:
-    """A model with fresh weights, by the name the papers use, with some fields changed.
+    """Create a randomly initialized model by name; `changes` override fields of its config.
 
     >>> model = create("ViT-B/16", num_classes=10, image_size=384)
     """
@@ -35,7 +38,7 @@ def create(
 
 
 def build(config: Config, *, device: torch.device | str = "meta") -> Model:
-    """The modules of a description; their weights are shapes alone, or whatever memory held."""
+    """Create the modules of a config with uninitialized weights, by default on `meta`."""
     with torch.device("meta"):
         match config:
             case VitConfig():
@@ -45,3 +48,15 @@ def build(config: Config, *, device: torch.device | str = "meta") -> Model:
             case MixerConfig():
                 model = MlpMixer(config)
     return model if torch.device(device).type == "meta" else model.to_empty(device=device)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, and restore the mode of every submodule on exit."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

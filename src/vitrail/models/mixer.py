@@ -1,23 +1,23 @@
-"""MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601): no attention, only MLPs, two ways round.
+"""MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601): MLPs over tokens and over channels.
 
 Shapes: B images, N tokens, D width, K classes.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
 from vitrail.errors import DataError
-from vitrail.models.checks import pair
-from vitrail.models.config import MixerConfig
-from vitrail.models.encoder import Mlp, drop_path, step
-from vitrail.models.facts import FactsLike
-from vitrail.models.initialization import initialize
-from vitrail.models.stems import PatchProjection, check_images
+from vitrail.models.config import MixerConfig, pair
+from vitrail.models.encoder import drop_path, run_block
+from vitrail.models.init import initialize
+from vitrail.models.mlp import Mlp
+from vitrail.models.patch_embed import PatchProjection, check_images
 
 
 class MixerBlock(nn.Module):
-    """Mix each channel over the tokens, then each token over its channels."""
+    """Token mixing, then channel mixing."""
 
     def __init__(self, config: MixerConfig, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -29,22 +29,23 @@ class MixerBlock(nn.Module):
         self.drop_path = drop_path
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.branch(self.token_mixing(self.norm1(tokens).mT).mT)
-        return tokens + self.branch(self.channel_mixing(self.norm2(tokens)))
-
-    def branch(self, tokens: Tensor) -> Tensor:
-        return drop_path(tokens, self.drop_path) if self.training else tokens
+        rate = self.drop_path if self.training else 0.0
+        tokens = tokens + drop_path(self.token_mixing(self.norm1(tokens).mT).mT, rate)
+        return tokens + drop_path(self.channel_mixing(self.norm2(tokens)), rate)
 
 
 class MlpMixer(nn.Module):
-    """Images (B, C, H, W), already normalized → logits (B, K). The image size is fixed."""
+    """Normalized images (B, C, H, W) to logits (B, K). The image size is fixed."""
 
-    facts: FactsLike | None = None  # what `vitrail.load` knows beside the weights
+    metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
+    facts = property(
+        lambda self: self.metadata, lambda self, value: setattr(self, "metadata", value)
+    )
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpointing = False  # forget what blocks compute, and compute it again
+        self.checkpointing = False  # activation checkpointing
         self.stem = PatchProjection(config.channels, config.width, pair(config.patch_size))
         last = max(1, config.depth - 1)
         self.blocks = nn.ModuleList(
@@ -55,19 +56,19 @@ class MlpMixer(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K); features where the model has no head."""
+        """Return the logits (B, K), or the features if the model has no head."""
         features = self.features(images)
         return features if self.head is None else self.head(features)
 
     def features(self, images: Tensor) -> Tensor:
-        """One vector per image: the mean over all tokens, after the norm."""
+        """Return the mean over all tokens after the final norm: (B, D)."""
         tokens = self.tokens(images)
         for block in self.blocks:
-            tokens = step(block, tokens, self.checkpointing)
-        return self.norm(tokens).mean(dim=1)  # (B, D)
+            tokens = run_block(block, tokens, checkpointing=self.checkpointing)
+        return self.norm(tokens).mean(dim=1)
 
     def tokens(self, images: Tensor) -> Tensor:
-        """What the first block reads: one token for each patch (B, N, D)."""
+        """Return the input of the first block, one token per patch: (B, N, D)."""
         config = self.config
         check_images(images, config.channels, pair(config.patch_size))
         if images.shape[-2:] != pair(config.image_size):
@@ -78,7 +79,7 @@ class MlpMixer(nn.Module):
         return self.stem(images).flatten(1, 2)
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
-        """The tokens after each block, one layer in memory at a time."""
+        """Yield the tokens after each block."""
         tokens = self.tokens(images)
         for block in self.blocks:
             tokens = block(tokens)

@@ -1,7 +1,7 @@
-"""Tokens → one vector: the class token, the mean of the patches, or a learned question.
+"""Pooling: from the encoder's normalized tokens to one vector per image.
 
-Each takes the encoder's normalized tokens. `num_prefix` tokens come before the patches. Where
-patches were merged, sizes (B, N) say how many each token stands for, and it counts as often.
+The first `num_prefix` tokens are not patches. After token merging, `sizes` (B, N) holds the number
+of patches that each token represents; tokens are weighted by it.
 
 Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
 """
@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.attention import attend_without_kv, attention_weights
 from vitrail.models.config import Pool, VitConfig
-from vitrail.models.encoder import Mlp, look_through
-from vitrail.models.kept import bare
-from vitrail.models.merging import size_scores
+from vitrail.models.memory import is_plain_linear
+from vitrail.models.mlp import Mlp
+from vitrail.models.token_merging import size_bias
 
 
 class ClassToken(nn.Module):
-    """Take the first token: the paper's choice (equation 4)."""
+    """The class token: the paper's choice (equation 4)."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class ClassToken(nn.Module):
 
 
 class PatchMean(nn.Module):
-    """Average the patches, after the norm as in the authors' code (appendix D.3)."""
+    """The mean of the patches (global average pooling, appendix D.3)."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -39,13 +40,13 @@ class PatchMean(nn.Module):
         patches = tokens[:, self.prefix :]
         if sizes is None:
             return patches.mean(dim=1)
-        shares = sizes[:, None, self.prefix :]  # (B, 1, N)
-        shares = (shares / shares.sum(dim=-1, keepdim=True)).to(patches.dtype)
-        return (shares @ patches)[:, 0]
+        weights = sizes[:, None, self.prefix :]  # (B, 1, N)
+        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(patches.dtype)
+        return (weights @ patches)[:, 0]
 
 
 class AttentionPool(nn.Module):
-    """One learned query looks at all patches (Zhai et al. 2022; big_vision's MAP head)."""
+    """Attention of one learned query to all patches (Zhai et al. 2022; big_vision's MAP head)."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -59,37 +60,33 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
-        scores = None if sizes is None else size_scores(sizes[:, self.prefix :], tokens.dtype)
-        if bare(self.key_value):
-            layer, query = self.key_value, self.ask(tokens)
-            patches = tokens[:, self.prefix :]
-            mixed = look_through(layer.weight, layer.bias, query, patches, scores)
+        bias = None if sizes is None else size_bias(sizes[:, self.prefix :], tokens.dtype)
+        if is_plain_linear(self.key_value):
+            weight, kv_bias = self.key_value.weight, self.key_value.bias
+            query = self.probe_query(tokens.shape[0])
+            mixed = attend_without_kv(weight, kv_bias, query, tokens[:, self.prefix :], bias)
         else:
-            query, key, value = self.split_heads(tokens)
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=scores)
+            query, key, value = self.query_key_value(tokens)
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         pooled = self.merge(mixed.flatten(1))  # (B, H, 1, K) → (B, D)
         return pooled + self.mlp(self.norm(pooled))
 
     def attention_map(self, tokens: Tensor, heads: Sequence[int] | None = None) -> Tensor:
-        """How much each patch counts, for all or the chosen heads: (B, H, 1, N)."""
-        query, key, _ = self.split_heads(tokens)
+        """Return the attention weights of the patches (B, H, 1, N), for all or some heads."""
+        query, key, _ = self.query_key_value(tokens)
         if heads is not None:
             query, key = query[:, list(heads)], key[:, list(heads)]
-        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
+        return attention_weights(query, key)
 
-    def split_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def query_key_value(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.key_value(tokens[:, self.prefix :]).chunk(2, dim=-1)
         key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        return self.ask(tokens), key, value  # (B, H, 1, K), (B, H, N, K), (B, H, N, K)
+        return self.probe_query(tokens.shape[0]), key, value  # (B, H, 1, K) and twice (B, H, N, K)
 
-    def ask(self, tokens: Tensor) -> Tensor:
-        """The learned query, once for each image: (B, H, 1, K)."""
+    def probe_query(self, batch: int) -> Tensor:
+        """The learned query, expanded to the batch: (B, H, 1, K)."""
         query = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (H, 1, K)
-        return query.expand(tokens.shape[0], -1, -1, -1)
+        return query.expand(batch, -1, -1, -1)
 
 
-POOLS: dict[Pool, type[nn.Module]] = {
-    "cls": ClassToken,
-    "mean": PatchMean,
-    "map": AttentionPool,
-}
+POOLS: dict[Pool, type[nn.Module]] = {"cls": ClassToken, "mean": PatchMean, "map": AttentionPool}

@@ -1,25 +1,32 @@
-"""Convolutions with standardized weights, and the ResNet that the hybrid uses as its stem.
+"""ResNets with weight standardization and GroupNorm: the hybrid's stem and the BiT baseline.
 
-The stem is a ResNet v1 (activation after the sum) with GroupNorm and TensorFlow's SAME padding,
-which is lopsided on even sizes: 224 pixels under a 7x7 convolution of stride 2 are padded by 2
-before and 3 after. The baseline of `bit.py` is a v2 and pads evenly.
+The stem is a ResNet-v1 (activation after the sum) with TensorFlow's SAME padding, which is
+asymmetric for even sizes: 224 pixels under a 7x7 convolution of stride 2 are padded by 2 before and
+3 after. BiT (Kolesnikov et al. 2020, arXiv:1912.11370) is a ResNet-v2 (activation before each
+convolution) with symmetric padding.
 
-Shapes: B images, C channels, h x w cells.
+Shapes: B images, C channels, H x W pixels, h x w cells of the feature map, D width, K classes.
 """
+
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import Numerics
+from vitrail.models.config import BitConfig, Numerics, VitConfig, pair
+from vitrail.models.encoder import run_block
+from vitrail.models.init import initialize
+from vitrail.models.patch_embed import PatchProjection, check_images
 
 GROUPS = 32  # of every GroupNorm (Wu & He 2018)
-ROOT_WIDTH = 64  # channels after the root convolution of a network that is 1 times as wide
-EXPANSION = 4  # a unit ends with this many times its inner channels
+ROOT_WIDTH = 64  # channels after the root convolution, for width factor 1
+EXPANSION = 4  # ratio of output to inner channels of a bottleneck
 
 
-class StandardizedConv2d(nn.Module):
-    """A convolution whose kernels have mean 0 and variance 1 (Qiao et al. 2019)."""
+class StandardizedConv2d(nn.Conv2d):
+    """A convolution whose kernels are standardized to mean 0 and variance 1 (Qiao et al. 2019)."""
 
     def __init__(
         self,
@@ -29,26 +36,27 @@ class StandardizedConv2d(nn.Module):
         numerics: Numerics,
         *,
         stride: int = 1,
-        same: bool = True,
+        same: bool = True,  # TensorFlow's SAME padding instead of a symmetric one
     ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, kernel, kernel))
-        self.kernel = kernel
-        self.stride = stride
+        padding = 0 if same else kernel // 2
+        super().__init__(
+            channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False
+        )
         self.same = same
         self.eps = numerics.conv_eps
         self.eps_inside_root = numerics.conv_eps_inside_root
 
-    def forward(self, images: Tensor) -> Tensor:
-        weight = self.standardized()
-        if self.same:
-            return F.conv2d(pad_same(images, self.kernel, self.stride), weight, stride=self.stride)
-        return F.conv2d(images, weight, stride=self.stride, padding=self.kernel // 2)
+    def reset_parameters(self) -> None:
+        """Leave the weight uninitialized: `init.py` fills it."""
 
-    def standardized(self) -> Tensor:
-        """The kernels as they are used. A LayerNorm over each is the same, and one operation."""
+    def forward(self, input: Tensor) -> Tensor:
+        if self.same:
+            input = pad_same(input, self.kernel_size[0], self.stride[0])
+        return F.conv2d(input, self.standardized_weight(), None, self.stride, self.padding)
+
+    def standardized_weight(self) -> Tensor:
         kernels = self.weight.flatten(1)  # (out, in * k * k)
-        if self.eps_inside_root:
+        if self.eps_inside_root:  # equal to a LayerNorm over each kernel
             normed = F.layer_norm(kernels, kernels.shape[1:], eps=self.eps)
         else:
             centered = kernels - kernels.mean(dim=1, keepdim=True)
@@ -58,11 +66,11 @@ class StandardizedConv2d(nn.Module):
 
 
 def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad so that a convolution gives ceil(size / stride) cells; an odd rest goes after."""
+    """Pad for ceil(size / stride) outputs; if the total is odd, the extra row or column is last."""
     height, width = images.shape[-2:]
-    down = max(0, ((height - 1) // stride) * stride + kernel - height)
-    across = max(0, ((width - 1) // stride) * stride + kernel - width)
-    edges = (across // 2, across - across // 2, down // 2, down - down // 2)
+    rows = max(0, ((height - 1) // stride) * stride + kernel - height)
+    columns = max(0, ((width - 1) // stride) * stride + kernel - width)
+    edges = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
     return F.pad(images, edges, value=value) if any(edges) else images
 
 
@@ -70,8 +78,8 @@ def group_norm(channels: int, numerics: Numerics) -> nn.GroupNorm:
     return nn.GroupNorm(GROUPS, channels, eps=numerics.group_norm_eps)
 
 
-class Unit(nn.Module):
-    """A bottleneck of ResNet v1: narrow, look around, widen, add, activate."""
+class Bottleneck(nn.Module):
+    """Bottleneck unit of a ResNet-v1."""
 
     def __init__(self, channels_in: int, inner: int, numerics: Numerics, *, stride: int) -> None:
         super().__init__()
@@ -81,7 +89,7 @@ class Unit(nn.Module):
         self.conv2 = StandardizedConv2d(inner, inner, 3, numerics, stride=stride)
         self.norm2 = group_norm(inner, numerics)
         self.conv3 = StandardizedConv2d(inner, channels_out, 1, numerics)
-        self.norm3 = group_norm(channels_out, numerics)  # starts at zero: the unit does nothing
+        self.norm3 = group_norm(channels_out, numerics)  # initialized to zero
         self.shortcut = None
         if stride > 1 or channels_in != channels_out:
             self.shortcut = nn.Sequential(
@@ -97,8 +105,51 @@ class Unit(nn.Module):
         return F.relu(shortcut + inner)
 
 
+class PreActBottleneck(nn.Module):
+    """Bottleneck unit of a ResNet-v2: norm and activation precede each convolution."""
+
+    def __init__(self, channels_in: int, inner: int, numerics: Numerics, *, stride: int) -> None:
+        super().__init__()
+        channels_out = EXPANSION * inner
+        self.norm1 = group_norm(channels_in, numerics)
+        self.conv1 = StandardizedConv2d(channels_in, inner, 1, numerics, same=False)
+        self.norm2 = group_norm(inner, numerics)
+        self.conv2 = StandardizedConv2d(inner, inner, 3, numerics, stride=stride, same=False)
+        self.norm3 = group_norm(inner, numerics)
+        self.conv3 = StandardizedConv2d(inner, channels_out, 1, numerics, same=False)
+        self.shortcut = None
+        if stride > 1 or channels_in != channels_out:
+            self.shortcut = StandardizedConv2d(
+                channels_in, channels_out, 1, numerics, stride=stride, same=False
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        active = F.relu(self.norm1(images))
+        shortcut = images if self.shortcut is None else self.shortcut(active)
+        inner = self.conv1(active)
+        inner = self.conv2(F.relu(self.norm2(inner)))
+        inner = self.conv3(F.relu(self.norm3(inner)))
+        return shortcut + inner
+
+
+def make_stages(
+    unit: type[nn.Module], width: int, blocks: tuple[int, ...], numerics: Numerics
+) -> tuple[list[nn.Sequential], int]:
+    """Build `blocks` units per stage, and return them with their output channels."""
+    stages: list[nn.Sequential] = []
+    channels = width
+    for stage, count in enumerate(blocks):
+        units = []
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            units.append(unit(channels, width * 2**stage, numerics, stride=stride))
+            channels = EXPANSION * width * 2**stage
+        stages.append(nn.Sequential(*units))
+    return stages, channels
+
+
 class ResNet(nn.Module):
-    """Root convolution, pooling, and `blocks` units per stage: pictures → a feature map."""
+    """ResNet-v1 without head: images to a feature map."""
 
     def __init__(
         self, channels: int, blocks: tuple[int, ...], width_factor: int, numerics: Numerics
@@ -107,21 +158,82 @@ class ResNet(nn.Module):
         width = ROOT_WIDTH * width_factor
         self.root = StandardizedConv2d(channels, width, 7, numerics, stride=2)
         self.norm = group_norm(width, numerics)
-        self.stages = nn.ModuleList()
-        self.channels_out = width
-        for stage, units in enumerate(blocks):
-            inner = width * 2**stage
-            made = []
-            for unit in range(units):
-                stride = 2 if stage > 0 and unit == 0 else 1
-                made.append(Unit(self.channels_out, inner, numerics, stride=stride))
-                self.channels_out = EXPANSION * inner
-            self.stages.append(nn.Sequential(*made))
+        stages, self.channels_out = make_stages(Bottleneck, width, blocks, numerics)
+        self.stages = nn.ModuleList(stages)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = F.relu(self.norm(self.root(images)))  # (B, C, h / 2, w / 2)
+        images = F.relu(self.norm(self.root(images)))  # (B, C, H / 2, W / 2)
         images = pad_same(images, 3, 2, value=float("-inf"))
-        images = F.max_pool2d(images, 3, 2)  # (B, C, h / 4, w / 4)
+        images = F.max_pool2d(images, 3, 2)  # (B, C, H / 4, W / 4)
         for stage in self.stages:
-            images = stage(images)  # the first keeps the size, each later one halves it
+            images = stage(images)  # every stage but the first has stride 2
         return images
+
+
+class ResNetStem(nn.Module):
+    """The hybrid's stem: patches of a ResNet feature map instead of the image."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.resnet = ResNet(
+            config.channels, config.resnet_blocks, config.resnet_width, config.numerics
+        )
+        self.projection = PatchProjection(
+            self.resnet.channels_out, config.width, pair(config.patch_size)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.projection(self.resnet(images))  # (B, h, w, D)
+
+
+class BiT(nn.Module):
+    """BiT ResNet-v2: normalized images (B, C, H, W) to logits (B, K)."""
+
+    metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
+    facts = property(
+        lambda self: self.metadata, lambda self, value: setattr(self, "metadata", value)
+    )
+
+    def __init__(self, config: BitConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointing = False  # activation checkpointing
+        numerics = config.numerics
+        width = ROOT_WIDTH * config.width_factor
+        self.root = StandardizedConv2d(config.channels, width, 7, numerics, stride=2, same=False)
+        stages, channels = make_stages(PreActBottleneck, width, config.blocks, numerics)
+        self.stages = cast(list[nn.Sequential], nn.ModuleList(stages))
+        self.norm = group_norm(channels, numerics)
+        self.head = nn.Linear(channels, config.num_classes) if config.num_classes else None
+        initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K), or the features if the model has no head."""
+        features = self.features(images)
+        return features if self.head is None else self.head(features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the mean over the last feature map: (B, C)."""
+        images = self.root_map(images)
+        for stage in self.stages:
+            for unit in stage:
+                images = run_block(unit, images, checkpointing=self.checkpointing)
+        return F.relu(self.norm(images)).mean(dim=(2, 3))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Return the input of the first unit, with one token per cell: (B, h * w, C)."""
+        return self.root_map(images).flatten(2).mT
+
+    def layers(self, images: Tensor) -> Iterator[Tensor]:
+        """Yield the feature map after each unit as tokens (B, h * w, C)."""
+        images = self.root_map(images)
+        for stage in self.stages:
+            for unit in stage:
+                images = unit(images)
+                yield images.flatten(2).mT
+
+    def root_map(self, images: Tensor) -> Tensor:
+        """Root convolution and pooling: (B, C, H / 4, W / 4)."""
+        check_images(images, self.config.channels)
+        # Zero padding is not neutral here: there is no activation before the maximum.
+        return F.max_pool2d(F.pad(self.root(images), (1, 1, 1, 1)), 3, 2)

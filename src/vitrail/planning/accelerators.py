@@ -5,8 +5,8 @@ The share is an assumption; `REPORTED` tells which one the paper's own days amou
 
 from dataclasses import dataclass
 
+from vitrail.formatting import GIB
 from vitrail.planning.cost import EXA
-from vitrail.words import GIB
 
 DAY = 86_400  # seconds
 UTILIZATION = 0.35  # of the peak; the paper's own runs come to 0.32 to 0.43 (`reached`)

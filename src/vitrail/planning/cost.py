@@ -4,7 +4,7 @@ The convention is that of table 6 of the paper. A multiply-add is two operations
 (norms, activations, softmax, weight standardization) is not counted; the backward pass is two
 forward passes, because each product has two factors whose gradients are products again. All tokens
 are counted in every layer, although vitrail computes in the last one only those that are read, and
-so are all keys and values: the counter's hooks ask for them (`bare` in `models/kept.py`).
+so are all keys and values: the counter adds hooks (`is_plain_linear` in `models/memory.py`).
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import BitConfig, Config
+from vitrail.models.config import BitConfig, Config, pair
 from vitrail.models.vit import VisionTransformer
 
 TRAINING = 3  # forward passes that a forward and a backward pass make up
@@ -50,7 +49,7 @@ def training_flops(config: Config, images: float) -> float:
 def counted(config: Config) -> Cost:
     model = build(config).eval()
     if isinstance(model, VisionTransformer):
-        model.read = None  # the network as it is published: all tokens to the end
+        model.head_tokens = None  # the network as it is published: all tokens to the end
     shape = (1, config.channels, *pair(config.image_size))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from vitrail.formatting import GIB, MIB
 from vitrail.planning.machine import Machine
-from vitrail.words import GIB, MIB
 
 if TYPE_CHECKING:
     from vitrail.planning.speed import Speeds

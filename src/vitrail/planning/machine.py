@@ -203,13 +203,13 @@ def accelerators() -> tuple[str, ...]:
 
 def disks() -> Iterator[Disk]:
     """The places that commands write to if nothing else is said."""
-    from vitrail.checkpoints.hub import locate
+    from vitrail.checkpoints.hub import cache_dir
     from vitrail.data.files import cache_folder
 
     yield disk("runs", Path("runs").absolute())
     if (kept := cache_folder("features")) is not None:
         yield disk("features and engines", kept.parent)
-    yield disk("models of the hub", locate("hf:owner/name").cache)
+    yield disk("models of the hub", cache_dir())
     yield disk("temporary files", Path(tempfile.gettempdir()))
 
 

@@ -15,16 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
+from vitrail.formatting import MIB
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import Config, pair
 from vitrail.planning.trace import PARTS, Trace
 from vitrail.planning.wish import Wish
 from vitrail.training.cores import parts_for, pays
 from vitrail.training.device import choose_precision
 from vitrail.training.optimizers import is_turned
-from vitrail.words import MIB
 
 PROCESS = 325 * MIB  # Python, torch and vitrail after a step of the smallest model; measured
 HOLES = 0.25  # of the tensors: 0.16 to 0.32 in six models on glibc 2.36; with checkpointing more
@@ -73,7 +72,7 @@ def step_parts(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[
 
 def copies(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str, int]:
     """Gradients beside the first, where cores work on parts of a batch (`training/cores.py`)."""
-    device = parallel.start()
+    device = distributed.init()
     precision, _ = choose_precision(wish.precision, device, config)
     parts = parts_for(config, wish.settings(), precision, device)
     shape = (pictures, config.channels, *pair(config.image_size))
@@ -96,7 +95,7 @@ def gathered(config: Config, wish: Wish) -> int:
     is outside of blocks. Muon needs the whole gradients of all matrices that it turns.
     """
     model = build(config)
-    blocks = [count(block.parameters()) for block in parallel.blocks(model)]
+    blocks = [count(block.parameters()) for block in distributed.blocks(model)]
     outside = count(model.parameters()) - sum(blocks)
     most = FLOAT * (3 * max(blocks) + outside)
     if wish.optimizer == "muon":

@@ -13,8 +13,9 @@ import torch
 from vitrail.data.files import write_whole
 from vitrail.data.packing import MAX_BYTES
 from vitrail.errors import ConfigError
+from vitrail.formatting import GIB, MIB, number
 from vitrail.models.config import Config
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,
@@ -28,7 +29,6 @@ from vitrail.planning.memory import step_parts
 from vitrail.planning.planner import USABLE, completed, config_of
 from vitrail.planning.trace import Trace, trace_step
 from vitrail.planning.wish import Wish
-from vitrail.words import GIB, MIB, number
 
 PICTURE = 110e3  # bytes of a JPEG of about 500 x 375 pixels, as in ImageNet
 DECODED = 920  # pictures that one core reads and cuts to 224 pixels in a second, and ...

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.checkpoints.load import is_name, load
 from vitrail.errors import ConfigError
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
-from vitrail.models.names import configuration, name_of
+from vitrail.models.config import Config, pair
+from vitrail.models.registry import configuration, name_of
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,
@@ -134,7 +133,7 @@ def plan(wish: Wish, *, probing: bool = True, utilization: float = UTILIZATION) 
     """Count, trace and, unless told otherwise, take a few steps."""
     if not 0 < utilization <= 1:
         raise ConfigError(f"utilization={utilization:g} must be a share of the peak, such as 0.35")
-    device = parallel.start()
+    device = distributed.init()
     material = open_material(wish.data, wish.settings()) if wish.data else None
     config = config_of(wish, material)
     if wish.checkpointing and not hasattr(build(config), "checkpointing"):
@@ -182,7 +181,7 @@ def config_of(wish: Wish, material: Material | None) -> Config:
             changes["channels"] = look_at(material.train).channels
         config = configuration(wish.model).change(**changes)
     else:
-        config = load(wish.model, tell=lambda _: None, **changes).config
+        config = load(wish.model, log=lambda _: None, **changes).config
     wanted = classes or config.num_classes or HEADLESS
     return config.change(num_classes=wanted)
 

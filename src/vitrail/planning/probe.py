@@ -77,7 +77,7 @@ def take_steps(
     seconds: float = SECONDS,
 ) -> list[float]:
     """Seconds of real steps, reading included."""
-    from vitrail import parallel
+    from vitrail import distributed
     from vitrail.training.device import autocast_for, synchronize
     from vitrail.training.loop import train_step
     from vitrail.training.setup import set_up
@@ -85,7 +85,7 @@ def take_steps(
 
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        device = parallel.start()
+        device = distributed.init()
         setup = set_up(order_of(wish, channels, Path(folder)), Watch(), device)
         autocast = autocast_for(setup.precision, device)
         while len(times) < warm_up + least or (

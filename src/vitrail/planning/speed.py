@@ -15,8 +15,8 @@ from vitrail.data.decoding import decode, fast_jpeg
 from vitrail.data.sources import open_source
 from vitrail.data.threads import threads_with_cores
 from vitrail.data.thumbnails import thumbnail, to_jpeg
-from vitrail.models.names import CONFIGURATIONS
-from vitrail.parallel import device_kind
+from vitrail.distributed import device_type
+from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.cores import parts_for
 from vitrail.training.device import choose_precision
 from vitrail.training.settings import Settings
@@ -52,7 +52,7 @@ def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> S
     quick = None
     if fast_jpeg() is not None:
         quick = 1 / best(lambda: decode(jpeg), seconds)
-    device = torch.device(device_kind("", 1))
+    device = torch.device(device_type("", 1))
     precision, reason = choose_precision("auto", device, CONFIGURATIONS["ViT-S/16"])
     return Speeds(
         threads=torch.get_num_threads(),

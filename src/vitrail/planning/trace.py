@@ -27,8 +27,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import normalize
 from vitrail.data.variation import Mixing
 from vitrail.models.build import Model, build
-from vitrail.models.checks import pair
-from vitrail.models.config import Config
+from vitrail.models.config import Config, pair
 from vitrail.training.device import autocast_for
 from vitrail.training.feed import preparation
 from vitrail.training.loop import TrainState, train_step
@@ -115,7 +114,7 @@ class Ledger(TorchDispatchMode):
         self.vanish(self.block_of.pop(storage))
 
     def change_gelu(self, x: Tensor, y: Tensor) -> None:
-        """What `models/activation.py` does on a CPU and torch's own operation does not.
+        """What `models/mlp.py` does on a CPU and torch's own operation does not.
 
         With a gradient, it keeps a slope of its own in place of x; without one, y is in the
         memory of x.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.errors import ConfigError
 
 USUAL_TOP = 5
@@ -57,15 +57,17 @@ class Deciding:
             raise ConfigError(f"threshold={self.threshold} is no probability; give 0 to 1")
 
 
-def answers(logits: Tensor, names: Sequence[str], facts: Facts, deciding: Deciding) -> list[Answer]:
+def answers(
+    logits: Tensor, names: Sequence[str], metadata: Metadata, deciding: Deciding
+) -> list[Answer]:
     """One answer for each row of logits (B, K), which is the picture of that name."""
-    several = facts.multi_label
+    several = metadata.multi_label
     threshold = deciding.threshold
     if threshold is None:
         threshold = APPLIES if several else 0.0
-    chances = facts.probabilities(logits.double())
+    chances = metadata.probabilities(logits.double())
     best = chances.topk(min(deciding.top, chances.shape[1]))
-    classes = facts.names(chances.shape[1])
+    classes = metadata.names(chances.shape[1])
     found = []
     for name, row, values, places in zip(
         names, chances, best.values.tolist(), best.indices.tolist(), strict=True
@@ -87,9 +89,9 @@ class Seen(NamedTuple):
     errors: list[str]  # why one could not be read; empty for the others
     found: Tensor | None  # logits or features, a row for each that could be read
 
-    def answers(self, facts: Facts, deciding: Deciding) -> Iterator[Answer]:
+    def answers(self, metadata: Metadata, deciding: Deciding) -> Iterator[Answer]:
         """What the logits say, in the order of the pictures."""
         good = [name for name, error in zip(self.names, self.errors, strict=True) if not error]
-        told = iter(answers(self.found, good, facts, deciding) if self.found is not None else ())
+        told = iter(answers(self.found, good, metadata, deciding) if self.found is not None else ())
         for name, error in zip(self.names, self.errors, strict=True):
             yield Answer(name=name, error=error) if error else next(told)

@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.samples import Samples
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.modes import standing_still
-from vitrail.models.names import name_of
+from vitrail.formatting import percent
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
-from vitrail.words import percent
 
 if TYPE_CHECKING:
     from vitrail.export.guard import Cost
@@ -84,7 +83,7 @@ class TorchEngine:
     def answering(self) -> AbstractContextManager[None]:
         """Evaluation mode meanwhile. A model that is in it is left alone, for any thread to use."""
         learning = any(module.training for module in self.parts)
-        return standing_still(self.model) if learning else nullcontext()
+        return eval_mode(self.model) if learning else nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ def open_engine(
         raise unknown("engine", choice, get_args(EngineKind))
     if merge and choice != "torch":
         raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
-    if choice == "auto" and parallel.several():
+    if choice == "auto" and distributed.is_distributed():
         raise ConfigError("engine=auto would choose for each process by itself; name one")
     if choice == "torch" or torch.device(device).type != "cpu":
         if choice not in ("torch", "auto"):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.given import Picture, name_of, read, several
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.threads import reading_threads
@@ -61,22 +61,22 @@ class Predictor:
         if preprocessing is not None and (exported or isinstance(model, nn.Module)):
             raise ConfigError(
                 "preprocessing is for a checkpoint; an .onnx file holds its own, and a model has "
-                "it in model.facts"
+                "it in model.metadata"
             )
         if isinstance(model, str | PathLike) and exported:
             if merge or engine not in ("", "onnx"):
                 raise ConfigError(f"{model} is run by onnxruntime, as it is; leave the engine out")
             session = open_onnx(model)
             self.engine: Engine = session
-            self.facts: Facts = session.facts
+            self.metadata: Metadata = session.metadata
             self.channels, self.num_classes = session.channels, session.num_classes
         else:
             self.model = (
                 model
                 if isinstance(model, nn.Module)
-                else load(model, preprocessing=preprocessing, tell=tell)
+                else load(model, preprocessing=preprocessing, log=tell)
             )
-            self.device = parallel.start(device)
+            self.device = distributed.init(device)
             self.engine = open_engine(
                 self.model,
                 engine or "torch",
@@ -85,12 +85,12 @@ class Predictor:
                 device=self.device,
                 tell=tell or (lambda line: None),
             )
-            self.facts = facts_of(self.model)
+            self.metadata = get_metadata(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
-        self.classes = self.facts.names(self.num_classes)
+        self.classes = self.metadata.names(self.num_classes)
         self.transform = EvaluationTransform(
-            preprocessing=self.facts.preprocessing, channels=self.channels
+            preprocessing=self.metadata.preprocessing, channels=self.channels
         )
 
     @overload
@@ -152,7 +152,7 @@ class Predictor:
         if not self.num_classes:
             raise ConfigError("the model knows no classes; ask for its features, or teach it some")
         for seen in self.look(pictures, batch_size=batch_size):
-            yield from seen.answers(self.facts, deciding)
+            yield from seen.answers(self.metadata, deciding)
 
     def look(
         self,
@@ -210,7 +210,7 @@ class Predictor:
         """What `vitrail.evaluate` takes, so that what is measured is what answers."""
         return Runner(
             run=self.engine,
-            facts=self.facts,
+            metadata=self.metadata,
             num_classes=self.num_classes,
             channels=self.channels,
             device=self.device,
@@ -222,11 +222,11 @@ class Predictor:
 
     def logits(self, images: Tensor) -> Tensor:
         """What the model makes of prepared pictures uint8 (B, C, H, W): (B, K)."""
-        return self.engine(normalize(images.to(self.device), self.facts.preprocessing))
+        return self.engine(normalize(images.to(self.device), self.metadata.preprocessing))
 
     def vectors(self, images: Tensor) -> Tensor:
         """Their features (B, D)."""
-        return self.engine.features(normalize(images.to(self.device), self.facts.preprocessing))
+        return self.engine.features(normalize(images.to(self.device), self.metadata.preprocessing))
 
     def answers(
         self,
@@ -237,4 +237,4 @@ class Predictor:
         threshold: float | None = None,
     ) -> list[Answer]:
         """Logits (B, K) in words."""
-        return answers(logits, names, self.facts, Deciding(top=top, threshold=threshold))
+        return answers(logits, names, self.metadata, Deciding(top=top, threshold=threshold))

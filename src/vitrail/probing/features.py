@@ -20,11 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail import __version__, parallel
+from vitrail import __version__, distributed
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
-from vitrail.checkpoints.facts import facts_of
 from vitrail.checkpoints.files import write_file
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.files import cache_folder
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.samples import Source
@@ -32,9 +32,8 @@ from vitrail.data.sources import contents
 from vitrail.errors import CheckpointError, DataError
 from vitrail.evaluation.api import labels_at
 from vitrail.evaluation.passes import Outputs, look_at_all, none_read
-from vitrail.models.build import Model
+from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import to_dict
-from vitrail.models.modes import standing_still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +63,15 @@ def features_of(
     """`model.features` of every picture; `how` is what `look_at_all` takes beside."""
     if source.multi_label:
         raise DataError("the pictures have several labels each, and a probe takes one for each")
-    prepare = preprocessing or facts_of(model).preprocessing
+    prepare = preprocessing or get_metadata(model).preprocessing
     path = kept_at(model, source, prepare, how) if cache else None
     kept = None if path is None else read_kept(path)
-    found = None if parallel.any_true(kept is None) else kept
+    found = None if distributed.all_reduce_any(kept is None) else kept
     if found is None:
         how |= {"channels": model.config.channels, "device": next(model.parameters()).device}
-        with standing_still(model):
+        with eval_mode(model):
             found = looked_at(model.features, source, prepare, batch_size, how)
-        if path is not None and parallel.is_first() and not found[2]:
+        if path is not None and distributed.is_main() and not found[2]:
             with suppress(CheckpointError):
                 keep(path, *found[:2])
     values, indices, skipped = found

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
-from vitrail.checkpoints.files import whole_or_absent
+from vitrail.checkpoints.files import atomic_write
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import CheckpointError
 from vitrail.models.build import Model
 from vitrail.probing.features import backbone
@@ -92,7 +92,7 @@ def nothing(model: Model) -> Memory:
 
 def made_by(model: Model) -> str:
     """A digest of what makes a model's features."""
-    return backbone(model, preprocessing=facts_of(model).preprocessing.to_dict())
+    return backbone(model, preprocessing=get_metadata(model).preprocessing.to_dict())
 
 
 def shortened(memory: Memory) -> Memory:
@@ -126,7 +126,7 @@ def memory_beside(memory: Memory, folder: Path) -> Iterator[bool]:
         "temperature": memory.temperature,
         "backbone": memory.backbone,
     }
-    with whole_or_absent(folder / MEMORY) as temporary:
+    with atomic_write(folder / MEMORY) as temporary:
         save_file(tensors, temporary, {"vitrail-probe": json.dumps(about)})
         yield True
 
@@ -158,7 +158,7 @@ def load_memory(folder: Path, model: Model) -> Memory | None:
             f"{path} remembers features of other weights than the model beside it; delete it, and "
             "teach the classes again"
         )
-    if lost := set(facts_of(model).class_names) - set(memory.classes):
+    if lost := set(get_metadata(model).class_names) - set(memory.classes):
         raise CheckpointError(  # its writer was killed after the model, before the memory
             f"{path} is older than the model beside it and knows nothing of {min(lost)!r}; delete "
             "it, and teach the classes again"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail import parallel
-from vitrail.checkpoints.bundle import check_class_names, check_free
-from vitrail.checkpoints.facts import Facts, facts_of
-from vitrail.checkpoints.heads import with_head
+from vitrail import distributed
+from vitrail.checkpoints.adapt import with_head
+from vitrail.checkpoints.bundle import check_class_names, check_overwrite
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.handful import open_handful
 from vitrail.data.origin import KEPT, from_provenance, origin_of
@@ -27,6 +27,7 @@ from vitrail.data.samples import Samples
 from vitrail.data.sources import open_source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.passes import Progress
+from vitrail.formatting import comma_list
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
@@ -41,7 +42,6 @@ from vitrail.probing.memory import (
 )
 from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
 from vitrail.probing.shots import draw
-from vitrail.words import listed
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
 ORIGIN = (*KEPT, "from", "source", "format")  # of the old provenance, what stays true
@@ -92,8 +92,8 @@ def teach(
     if not classes:
         raise ConfigError("teach what? Give classes with pictures, such as thumb=folder")
     folder = destination(model, out, overwrite=overwrite)
-    place = parallel.start(device)
-    if parallel.several():
+    place = distributed.init(device)
+    if distributed.is_distributed():
         raise ConfigError("teaching is done by one process; start it without torchrun")
     pupil = load(model, preprocessing=preprocessing).to(place)
     sources = {name: open_handful(places, name) for name, places in classes.items()}
@@ -107,7 +107,7 @@ def teach(
     for name, found in seen.items():
         memory = memory.with_class(name, torch.from_numpy(found.values))
     graduate, memory, accuracy = fitted(pupil, memory, taught=classes)
-    check_class_names(facts_of(graduate), graduate.config)
+    check_class_names(get_metadata(graduate), graduate.config)
     with memory_beside(memory, folder) as kept:
         save(graduate, folder)
     notes += [] if kept else [FORGETFUL]
@@ -131,7 +131,7 @@ def destination(
     remembers = holds_memory(Path(model))
     if out is not None:
         own = remembers and Path(out).resolve() == Path(model).resolve()
-        check_free(Path(out), overwrite=overwrite or own)
+        check_overwrite(Path(out), overwrite=overwrite or own)
         return Path(out)
     if not remembers:
         raise ConfigError(
@@ -151,24 +151,24 @@ def remembered(
 ) -> tuple[Memory, list[str]]:
     """What the model has seen of the classes it knows, and what was done to find out.
 
-    Pictures of `using` are learned from, and the model's facts then say so.
+    Pictures of `using` are learned from, and the model's metadata then say so.
     """
-    facts = facts_of(model)
+    metadata = get_metadata(model)
     if only or (using is None and not model.config.num_classes):
         return nothing(model), []
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
-    where = fspath(using) if using is not None else from_provenance(facts.provenance).data
-    train = train_of(facts, where)
+    where = fspath(using) if using is not None else from_provenance(metadata.provenance).data
+    train = train_of(metadata, where)
     found = features_of(model, some_of(train, model.config.num_features), progress=progress)
     if using is not None:
-        model.facts = learned_too(facts, where, train)
+        model.metadata = learned_too(metadata, where, train)
     note = f"{len(found):,} pictures of the {len(train.classes):,} classes come from {where}"
     memory = remember(model, found.values, found.labels, train.classes)
     return memory, [note, "the head is a probe now, in place of the one that was trained"]
 
 
-def train_of(facts: Facts, reference: str) -> Samples:
+def train_of(metadata: Metadata, reference: str) -> Samples:
     """The training pictures of a set; it must show all classes that a model knows.
 
     Those that were kept apart from the model stay apart.
@@ -176,16 +176,17 @@ def train_of(facts: Facts, reference: str) -> Samples:
     try:
         if not reference:
             raise DataError("its data is not known")
-        division = from_provenance(facts.provenance).division(reference)
+        division = from_provenance(metadata.provenance).division(reference)
         source = open_source(reference, "train", splits=division)
-        lacking = [name for name in facts.class_names if name not in source.classes]
+        lacking = [name for name in metadata.class_names if name not in source.classes]
         if lacking or source.multi_label:
-            lost = f"no pictures of {listed(lacking, quoted=True)}"
+            lost = f"no pictures of {comma_list(lacking, quoted=True)}"
             raise DataError(f"{reference} has {lost if lacking else 'several labels for each'}")
     except DataError as error:
         raise ConfigError(
-            f"the model knows {len(facts.class_names):,} classes, but not what their pictures look "
-            f"like ({error}); give --using with a data set of them, or --only to leave them behind"
+            f"the model knows {len(metadata.class_names):,} classes, but not what their pictures "
+            f"look like ({error}); give --using with a data set of them, or --only to leave them "
+            "behind"
         ) from None
     return source
 
@@ -197,11 +198,11 @@ def some_of(train: Samples, width: int) -> Samples:
     return train.take(np.sort(draw(np.asarray(train.labels()), classes, most, seed=0)))
 
 
-def learned_too(facts: Facts, data: str, train: Samples) -> Facts:
-    """The facts of a model that has learned from these training pictures as well."""
-    before, now = from_provenance(facts.provenance), origin_of(data, train)
+def learned_too(metadata: Metadata, data: str, train: Samples) -> Metadata:
+    """The metadata of a model that has learned from these training pictures as well."""
+    before, now = from_provenance(metadata.provenance), origin_of(data, train)
     both = replace(now, samples=tuple(dict.fromkeys((*now.samples, *before.samples))))
-    return replace(facts, provenance=dict(facts.provenance) | both.to_dict())
+    return replace(metadata, provenance=dict(metadata.provenance) | both.to_dict())
 
 
 def fitted(
@@ -239,13 +240,13 @@ def headed(model: Model, memory: Memory, probe: Probe, taught: Collection[str]) 
     """The model with a probe as its head: an ordinary model in every way."""
     weight, bias = (x / memory.temperature for x in probe.linear())
     changed = with_head(model, weight, bias, memory.classes)
-    facts = facts_of(changed)
-    by_hand = {*taught, *from_provenance(facts.provenance).taught}
+    metadata = get_metadata(changed)
+    by_hand = {*taught, *from_provenance(metadata.provenance).taught}
     told: dict[str, Any] = {
         "head": f"ridge probe on {int(memory.counts.sum()):,} pictures",
         "l2": memory.l2,
         "taught": [name for name in memory.classes if name in by_hand],
     }
-    origin = {key: x for key, x in facts.provenance.items() if key in ORIGIN}
-    changed.facts = replace(facts, provenance=origin | told)
+    origin = {key: x for key, x in metadata.provenance.items() if key in ORIGIN}
+    changed.metadata = replace(metadata, provenance=origin | told)
     return changed

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.checkpoints.facts import Facts
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.headers import read_header
 from vitrail.data.samples import LabelSets, Source
 from vitrail.data.sources import judged_split, open_source
@@ -40,12 +40,12 @@ def given(settings: Settings, reference: str) -> str:
     return "" if local and settings.is_loopback else NONE
 
 
-def find_examples(facts: Facts, given: str) -> list[Example]:
+def find_examples(metadata: Metadata, given: str) -> list[Example]:
     """Pictures of `given`, or of a model's own data if that is on this machine.
 
     Where nothing was asked for, nothing is fetched and nothing is an error.
     """
-    own = facts.provenance.get("data")
+    own = metadata.provenance.get("data")
     reference = given or (own if isinstance(own, str) else "")
     if reference in ("", NONE) or (not given and ("://" in reference or is_remote(reference))):
         return []

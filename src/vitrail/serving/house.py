@@ -60,8 +60,8 @@ class House:
         self.warm, self.unable = all(able), not all(able)
         for name, served in list(self.shelf.models.items()):
             if name not in self.examples:
-                facts, given = served.predictor.facts, self.settings.examples
-                self.examples[name] = await asyncio.to_thread(find_examples, facts, given)
+                metadata, given = served.predictor.metadata, self.settings.examples
+                self.examples[name] = await asyncio.to_thread(find_examples, metadata, given)
 
     async def warm_one(self, served: Served) -> bool:
         """Run a model; False if it cannot answer a single picture. The log tells what fails."""

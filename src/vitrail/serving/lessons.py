@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, holds_model, may_write_card
+from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, contains_model, is_generated_card
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -40,7 +40,7 @@ def ready(predictor: Predictor, reference: str, using: str | None) -> tuple[Memo
         raise ConfigError(
             f"{reference} is an exported model, which cannot be taught; serve the bundle"
         )
-    if predictor.facts.multi_label:
+    if predictor.metadata.multi_label:
         raise ConfigError(f"{reference} gives several labels to a picture, and cannot be taught")
     memory, notes = remembered(predictor.model, Path(reference), using, only=False)
     return memory, [*notes[:1], *([LATER] if notes else [])]
@@ -53,9 +53,9 @@ def place_for(folder: Path | None, name: str, reference: str, *, several: bool) 
         return None
     place = folder / name if several else folder
     own = place.resolve() == Path(reference).resolve()
-    if holds_model(place) and not own:
+    if contains_model(place) and not own:
         raise ConfigError(f"{place} holds a model already; serve that one, or name another folder")
-    if holds_model(place) and not holds_memory(place):
+    if contains_model(place) and not holds_memory(place):
         raise ConfigError(
             f"{place} has no {MEMORY}, and only a bundle that remembers what it has seen is "
             "changed in place; give --teach-to another folder"
@@ -124,7 +124,7 @@ def seen(
     decoded: "Sequence[Future[torch.Tensor]]",
 ) -> tuple[torch.Tensor, list[dict[str, str]]]:
     """The features (n, D) of the pictures that can be read, and why the others cannot."""
-    engine, how = TorchEngine(model, device=next(model.parameters()).device), predictor.facts
+    engine, how = TorchEngine(model, device=next(model.parameters()).device), predictor.metadata
     images, errors = [], []
     for upload, image in zip(uploads, decoded, strict=True):
         try:
@@ -152,7 +152,7 @@ def keep(model: Model, memory: Memory, folder: Path) -> None:
             old.mkdir()
             save_memory(memory, new)
             save(model, new)
-            if not may_write_card(folder / CARD):
+            if not is_generated_card(folder / CARD):
                 (new / CARD).unlink()
             move_in(new, folder, old)
     except (OSError, VitrailError):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.decoding import open_picture
 from vitrail.data.thumbnails import to_png
 from vitrail.errors import ConfigError, unknown
@@ -57,7 +57,7 @@ def explain(model: Model, data: bytes | Picture, *, method: str | None, label: s
 
 def asked(vit: VisionTransformer, method: str, label: str) -> Tensor:
     """The number of a class, for a method that can be asked about classes: (1,)."""
-    names = facts_of(vit).names(vit.config.num_classes)
+    names = get_metadata(vit).names(vit.config.num_classes)
     if label not in names:
         raise unknown("class", label, names, "see /model" if len(names) > FEW else "")
     if method in GENERAL:
@@ -111,7 +111,7 @@ def unmerged(vit: VisionTransformer) -> VisionTransformer:
     with torch.device("meta"):
         twin = VisionTransformer(vit.config)
     twin.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
-    twin.facts = vit.facts
+    twin.metadata = vit.metadata
     return twin.eval()
 
 
@@ -139,7 +139,7 @@ def encoded(values: Tensor, largest: Tensor) -> str:
 def box_of(vit: Model, data: bytes) -> list[float]:
     """The part of the picture that the model sees: top, left, height, width, in shares."""
     picture = open_picture(data)
-    box = seen(facts_of(vit).preprocessing, picture.height, picture.width)
+    box = seen(get_metadata(vit).preprocessing, picture.height, picture.width)
     top, left = box.top / picture.height, box.left / picture.width
     high, wide = (box.bottom - box.top) / picture.height, (box.right - box.left) / picture.width
     return [round(part, 5) for part in (top, left, high, wide)]

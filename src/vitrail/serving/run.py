@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import ConfigError
-from vitrail.extras import need
+from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.settings import Settings
 
@@ -69,7 +69,7 @@ def serve(
 
 
 def check_installed() -> None:
-    need(*NEEDED, extra="serve", what="serving")
+    require(*NEEDED, extra="serve", feature="serving")
 
 
 def told_host(host: str) -> str:
@@ -126,7 +126,7 @@ def open_model(
         for note in notes:
             say(f"{name}: {note}")
     if given := examples.given(settings, reference):
-        house.examples[name] = examples.find_examples(opened.facts, given)
+        house.examples[name] = examples.find_examples(opened.metadata, given)
     house.add(Served(name, opened, house.tools, memory=memory))
     classes = len(opened.classes)
     say(f"{name}: {classes:,} class{'es' * (classes != 1)}, run by {opened.engine.name}")

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from vitrail.errors import unknown
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
 from vitrail.prediction.predictor import Predictor
 from vitrail.probing.memory import Memory
@@ -48,11 +48,11 @@ class Served:
             "name": self.name,
             "architecture": "onnx" if model is None else name_of(model.config),
             "classes": list(self.predictor.classes),
-            "image_size": list(self.predictor.facts.preprocessing.size),
+            "image_size": list(self.predictor.metadata.preprocessing.size),
             "channels": self.predictor.channels,
             "parameters": None if model is None else sum(p.numel() for p in model.parameters()),
             "engine": self.predictor.engine.name,
-            "multi_label": self.predictor.facts.multi_label,
+            "multi_label": self.predictor.metadata.multi_label,
             "methods": list(methods_of(model)),
             "layers": vit.config.depth if vit else 0,
             "heads": vit.config.heads if vit else 0,

@@ -199,6 +199,6 @@ def pace(predictor: Predictor, count: int, seconds: float) -> float:
 
 def run_once(predictor: Predictor, count: int) -> int:
     """Look at so many black pictures; how many they were."""
-    size = predictor.facts.preprocessing.size
+    size = predictor.metadata.preprocessing.size
     predictor.logits(torch.zeros(count, predictor.channels, *size, dtype=torch.uint8))
     return count

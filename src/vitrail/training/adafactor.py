@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.parallel import share_like, whole
+from vitrail.distributed import distribute_like, full_tensor
 
 SMALLEST_FACTORED = 32  # smaller sides are not worth it
 DECAY_EXPONENT = 0.8  # step t remembers with 1 - t^-0.8, at most the second beta
@@ -56,7 +56,7 @@ class Adafactor(torch.optim.Optimizer):
         keep = min(cap, 1 - state["step"].item() ** -DECAY_EXPONENT)
         update = gradient * scale(gradient, state, keep)
         if group["clip"]:
-            rms = (whole(update.square().sum()) / update.numel()).sqrt()
+            rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
             update /= (rms / group["clip"]).clamp(min=1.0)
         momentum = torch.lerp(state["momentum"].to(update.dtype), update, 1 - beta1)
         state["momentum"].copy_(momentum)
@@ -96,8 +96,8 @@ def scale(gradient: Tensor, state: dict[str, Tensor], keep: float) -> Tensor:
     sides = factored_sides(gradient.shape)
     assert sides is not None
     for name, side in zip(("rows", "columns"), sides, strict=True):
-        mean = whole(squares.sum(dim=side, keepdim=True)) / gradient.shape[side]
+        mean = full_tensor(squares.sum(dim=side, keepdim=True)) / gradient.shape[side]
         state[name].lerp_(mean, 1 - keep)
     rows, columns = state["rows"], state["columns"]
     rows = rows / rows.mean(dim=sides[1], keepdim=True)
-    return share_like(rows.rsqrt() * columns.rsqrt(), gradient)
+    return distribute_like(rows.rsqrt() * columns.rsqrt(), gradient)

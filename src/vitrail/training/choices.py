@@ -14,8 +14,7 @@ from vitrail.data.decoding import open_picture
 from vitrail.data.samples import Source
 from vitrail.data.variation import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
-from vitrail.models.checks import pair
-from vitrail.models.config import Config, VitConfig
+from vitrail.models.config import Config, VitConfig, pair
 from vitrail.training.finetune_plan import Budget, frozen_patterns, plan_finetuning
 from vitrail.training.settings import ModelSettings, Settings, given
 

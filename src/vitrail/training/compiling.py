@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.extras import check_compiler
 from vitrail.training.cores import EachCoreAPart
 from vitrail.training.pace import trial
@@ -43,7 +43,7 @@ def faster(setup: "Setup", plain: nn.Module, watch: Watch) -> bool:
     setup.state.wrapped = plain
     before = trial(setup, size)
     setup.state.wrapped = fast
-    share = parallel.from_first(after / before)
+    share = distributed.broadcast_object(after / before)
     ending = "it stays" if share < PAYS else "the run goes on without machine.compile"
     watch.say(f"  a compiled step takes {share:.0%} of the time of a plain one: {ending}")
     return share < PAYS

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.threads import cores_for, threads_with_cores
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config, VitConfig
@@ -35,7 +35,7 @@ def parts_for(
     """Into how many parts a batch is cut here; 1 leaves it whole."""
     asked = settings.machine.parts
     reason = obstacle(config, settings, precision, device)
-    if parallel.world_size() > 1:
+    if distributed.world_size() > 1:
         reason = "each process has a part of the batch already"
     if asked is not None and asked > 1 and reason:
         raise ConfigError(f"machine.parts={asked} cannot be: {reason}; leave it out")

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.checkpoints.save import save
 from vitrail.data.origin import origin_of
 from vitrail.evaluation.outcome import Outcome
+from vitrail.formatting import duration
 from vitrail.models.build import build
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.training.folder import REPORT
 from vitrail.training.recipes import to_toml
 from vitrail.training.report import Report, write_report
-from vitrail.words import duration
 
 if TYPE_CHECKING:
     from vitrail.training.run import Run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def finish(run: "Run", outcomes: dict[str, Outcome]) -> None:
     """Write both; of several processes, the first does."""
     write_bundle(run, outcomes)
-    if parallel.is_first():
+    if distributed.is_main():
         write_report(run.folder / REPORT, report_of(run, outcomes))
 
 
@@ -29,16 +29,16 @@ def write_bundle(run: "Run", outcomes: dict[str, Outcome]) -> None:
     """The model as it is now; all processes call this."""
     average = run.state.average
     if average is None:
-        weights = parallel.full_weights(run.state.objective)
+        weights = distributed.gather_state_dict(run.state.objective)
     else:
         with average.applied():
-            weights = parallel.full_weights(run.state.objective)
-    if not parallel.is_first():
+            weights = distributed.gather_state_dict(run.state.objective)
+    if not distributed.is_main():
         return
     learner = run.setup.learner
     model = build(learner.model.config)
     model.load_state_dict(weights, assign=True)  # which are a copy already
-    model.facts = learner.model.facts
+    model.metadata = learner.model.metadata
     save(model, run.folder, provenance=provenance(run, outcomes))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.mixing import mixup_big_vision, mixup_or_cutmix
 from vitrail.data.order import TrainingOrder
@@ -47,8 +47,8 @@ class Feed:
             seed=settings.seed,
             start_step=step * accumulate,
             repeats=settings.repeats,
-            rank=parallel.rank(),
-            world_size=parallel.world_size(),
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
         )
         transform = TrainTransform(
             preprocessing=at_size(self.preprocessing, size),

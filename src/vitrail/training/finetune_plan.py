@@ -19,10 +19,8 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.config import VitConfig
-from vitrail.models.modes import standing_still
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import VitConfig, pair
 
 FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
 ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is taken
@@ -139,7 +137,7 @@ def seconds_per_image(model: Model, device: torch.device) -> float:
     config = model.config
     images = torch.zeros(IMAGES, config.channels, *pair(config.image_size), device=device)
     model.to(device)
-    with standing_still(model):
+    with eval_mode(model):
         model.features(images[:2])
         begun = time.monotonic()
         model.features(images).sum().item()  # waits for the device

@@ -14,6 +14,7 @@ from vitrail.data.loader import usual_workers
 from vitrail.data.samples import Samples
 from vitrail.errors import DataError
 from vitrail.evaluation.passes import look_at_all
+from vitrail.formatting import duration
 from vitrail.training.budget import ENDING
 from vitrail.training.choices import look_at
 from vitrail.training.device import synchronize
@@ -21,7 +22,6 @@ from vitrail.training.learner import Learner, build_learner
 from vitrail.training.material import Material, hold_out_dev, open_material, subsample
 from vitrail.training.setup import Order
 from vitrail.training.watch import Watch
-from vitrail.words import duration
 
 TRIALS = "trials"  # in the ladder's folder, while it is climbed
 WARM_UP, TIMED = 4, 32  # pictures that tell how long a look at one takes

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vitrail.checkpoints.adapt import HEADS
+from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.heads import with_head
 from vitrail.data.samples import Samples
 from vitrail.evaluation.outcome import Outcome
 from vitrail.models.build import Model

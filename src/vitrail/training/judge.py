@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.outcome import Outcome
@@ -98,7 +98,7 @@ class Judge:
         with self.average.applied() if self.average else nullcontext():
             look_at_all(predict, self.material.judged[split], self.preprocessing, take, **self.how)
         self.objective.train()
-        summed, pictures = parallel.sum_over(total).tolist()
+        summed, pictures = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, pictures)
 
     def share_of_all(self) -> float:
@@ -122,7 +122,7 @@ class Judge:
                     self.objective.logits(images)  # pyright: ignore[reportCallIssue]
                 synchronize(self.device)
                 times.append(time.monotonic() - begun)
-        samples = len(next(iter(self.material.judged.values()))) / parallel.world_size()
+        samples = len(next(iter(self.material.judged.values()))) / distributed.world_size()
         return OVERHEAD * min(times) * samples / self.batch_size
 
     @property

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.checkpoints.files import write_json
 from vitrail.errors import ConfigError
 from vitrail.evaluation.outcome import Outcome
-from vitrail.models.names import name_of
+from vitrail.models.registry import name_of
 from vitrail.training import rungs
 from vitrail.training.ground import TRIALS, Ground, prepare, slug
 from vitrail.training.run import check_folder
@@ -125,7 +125,7 @@ def climb(
     refuse(order)
     share = order.settings.dev
     order = replace(order, settings=replace(order.settings, dev=None))  # the last run sees all
-    device = parallel.start(order.settings.machine.device)
+    device = distributed.init(order.settings.machine.device)
     with trials_removed(order.out):
         with sole_writer(order.out):
             check_folder(order)

@@ -9,18 +9,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vitrail import parallel
-from vitrail.checkpoints.facts import Facts, facts_of
+from vitrail import distributed
 from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.samples import Samples
 from vitrail.data.transforms import EvaluationTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.build import Model, build, create
-from vitrail.models.checks import pair
-from vitrail.models.stems import ConvStem
+from vitrail.models.config import pair
+from vitrail.models.init import whiten
+from vitrail.models.patch_embed import ConvStem
 from vitrail.models.vit import VisionTransformer
-from vitrail.models.whitening import whiten
 from vitrail.training.choices import Look, choose, some_of, whitened
 from vitrail.training.finetune_plan import Budget, seconds_per_image
 from vitrail.training.material import Material, hold_out_dev
@@ -68,7 +68,7 @@ def build_learner(
             look,
             gpu=gpu,
             start=model.config,
-            new_head=facts_of(model).class_names != tuple(classes),
+            new_head=get_metadata(model).class_names != tuple(classes),
             budget=time_budget(settings, material, look, model, device, begun),
         )
         if choices.settings.model.image_size != settings.model.image_size:
@@ -76,7 +76,7 @@ def build_learner(
             model = fitted(start, choices.settings, len(classes), told.append)
         for line in told:
             say(line)
-        usual = facts_of(model).preprocessing
+        usual = get_metadata(model).preprocessing
     else:
         choices = choose(settings, look, gpu=gpu, start=None)
         model = fresh(choices.settings, len(classes))
@@ -91,7 +91,7 @@ def build_learner(
     if not start and isinstance(model, VisionTransformer) and whitened(choices.settings.model):
         whiten(cast(ConvStem, model.stem), some_pictures(source, usual))
     several = source.multi_label and bool(classes)
-    model.facts = Facts(preprocessing=usual, class_names=tuple(classes), multi_label=several)
+    model.metadata = Metadata(preprocessing=usual, class_names=tuple(classes), multi_label=several)
     return Learner(
         model=model,
         preprocessing=usual,
@@ -113,14 +113,16 @@ def time_budget(
     """What fine-tuning may take, measured; None where the run has a length instead."""
     if settings.minutes is None or settings.optim.kind is not None:
         return None
-    forward = parallel.from_first(seconds_per_image(model, device)) / parallel.world_size()
+    forward = (
+        distributed.broadcast_object(seconds_per_image(model, device)) / distributed.world_size()
+    )
     elapsed = 0.0 if begun is None else time.monotonic() - begun
     train, _, dev = hold_out_dev(material)
     evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in material.judged.values()}
     return Budget(
-        seconds=60 * settings.minutes - parallel.from_first(elapsed),
+        seconds=60 * settings.minutes - distributed.broadcast_object(elapsed),
         forward=forward,
-        read=parallel.from_first(look.seconds),
+        read=distributed.broadcast_object(look.seconds),
         train=len(train),
         evaluated=sum(evaluated.values()),
         weights=tuple(name for name, _ in model.named_parameters()),
@@ -163,7 +165,7 @@ def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], No
         start,
         num_classes=classes,
         preprocessing=settings.preprocessing,
-        tell=say,
+        log=say,
         **{name: changes[name] for name in FITTED if name in changes},
     )
     kept = {name: changes[name] for name in HARMLESS if name in changes}
@@ -171,7 +173,7 @@ def fitted(start: str, settings: Settings, classes: int, say: Callable[[str], No
         return model
     changed = build(model.config.change(**kept))
     changed.load_state_dict(model.state_dict(), assign=True)
-    changed.facts = model.facts
+    changed.metadata = model.metadata
     return changed
 
 

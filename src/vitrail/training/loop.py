@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.data.loader import Batch
 from vitrail.data.threads import cores_for
 from vitrail.errors import VitrailError
@@ -99,7 +99,7 @@ def train_step(
             rng = seeded(plan.settings.seed, state.step, part)
             images, targets = prepare(batch, rng, state.step)
         last = part == plan.accumulate - 1
-        with parallel.sync_gradients(state.wrapped, enabled=last):
+        with distributed.sync_gradients(state.wrapped, enabled=last):
             with autocast():
                 loss = state.wrapped(images, targets) / plan.accumulate
             (state.scaler.scale(loss) if state.scaler else loss).backward()
@@ -107,7 +107,7 @@ def train_step(
         indices += batch.indices.tolist()
     with cores_for(state.weights):
         norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
-    return Step(float(parallel.mean(torch.stack(losses).sum())), float(norm), indices)
+    return Step(float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices)
 
 
 def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list[int]) -> Tensor:
@@ -119,9 +119,9 @@ def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list
     if scaler:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
-    norm = parallel.clip(state.wrapped.parameters(), clip_norm)
+    norm = distributed.clip_grad_norm(state.wrapped.parameters(), clip_norm)
     usable = bool(torch.isfinite(norm))  # the same for all processes, unlike the loss
-    if parallel.any_true(not bool(torch.isfinite(loss)) or not (usable or scaler)):
+    if distributed.all_reduce_any(not bool(torch.isfinite(loss)) or not (usable or scaler)):
         forget_gradients(state)
         what = f"loss {float(loss):g}, norm of the gradients {float(norm):g}"
         raise DivergedError(what, state.step, indices)
@@ -143,7 +143,7 @@ def forget_gradients(state: TrainState) -> None:
 
 def seeded(seed: int, step: int, part: int) -> np.random.Generator:
     """The randomness of one micro-batch; torch's too, from which dropout is drawn."""
-    key = (seed, step, part, parallel.rank())
+    key = (seed, step, part, distributed.rank())
     words = np.random.SeedSequence(key).generate_state(2, np.uint32)
     torch.manual_seed(int(words[0]) << 32 | int(words[1]))
     return np.random.default_rng(words)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.build import Model
@@ -83,7 +83,7 @@ PREDICTIONS: dict[Prediction, Colors | Pixels] = {
 class MaskedPatches(nn.Module):
     """How wrongly the model fills in corrupted patches. `model` needs no head, and none learns.
 
-    How to read colors from normalized pictures is told by the model's facts.
+    How to read colors from normalized pictures is told by the model's metadata.
     """
 
     def __init__(self, model: Model, settings: MaskedSettings, seed: int = 0) -> None:
@@ -92,7 +92,7 @@ class MaskedPatches(nn.Module):
         config = model.config
         self.model = model
         self.share = settings.share
-        self.preprocessing = facts_of(model).preprocessing
+        self.preprocessing = get_metadata(model).preprocessing
         self.prediction = PREDICTIONS[settings.predict]
         rng = torch.Generator().manual_seed(seed)
         self.mask = nn.Parameter(torch.empty(config.width).normal_(std=START_STD, generator=rng))
@@ -106,10 +106,10 @@ class MaskedPatches(nn.Module):
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss over the corrupted patches of a batch; labels are not looked at."""
         model = self.model
-        patches = model.patches(images)  # (B, h, w, D)
+        patches = model.embed_patches(images)  # (B, h, w, D)
         places = random_places(patches.flatten(1, 2), self.share)  # (B, M)
         corrupted = corrupt(patches.flatten(1, 2), places, self.mask).view_as(patches)
-        tokens = model.encoder(*model.place(corrupted))  # (B, prefix + N, D)
+        tokens = model.encoder(*model.assemble_tokens(corrupted))  # (B, prefix + N, D)
         seen = pick(tokens[:, model.config.num_prefix :], places)  # (B, M, D)
         wanted = self.prediction.targets(images, model.config, self.preprocessing)
         return self.prediction.loss(self.head(seen), pick(wanted, places))

@@ -8,8 +8,8 @@ from vitrail.data.samples import LabelSets, Samples
 from vitrail.data.sources import open_source, splits_of
 from vitrail.data.splits import Splits, divide, representative
 from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import comma_list
 from vitrail.training.settings import Settings
-from vitrail.words import listed
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV = {20_000: 0.1, 100_000: 0.02}  # training images below which this share of them is dev
@@ -115,15 +115,15 @@ def missing_classes(reference: str, train: Samples, judged: dict[str, Samples]) 
             )
         asked = present(samples)
         if unknown := [samples.classes[c] for c in np.flatnonzero(asked & ~learned)]:
-            lost = listed(unknown, quoted=True)
+            lost = comma_list(unknown, quoted=True)
             raise DataError(
                 f"{reference}: train has no picture of {lost}, which {name} asks for; add some, or "
                 "take the class out"
             )
         if missing := [train.classes[c] for c in np.flatnonzero(learned & ~asked)]:
             notes.append(
-                f"{name} has no picture of {listed(missing, quoted=True)}, so it will not tell how "
-                "well that is learned; add some, or --dev 0.1 evaluates on a tenth of train"
+                f"{name} has no picture of {comma_list(missing, quoted=True)}, so it will not tell "
+                "how well that is learned; add some, or --dev 0.1 evaluates on a tenth of train"
             )
     return notes
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitrail.formatting import MIB
 from vitrail.training.settings import Settings
-from vitrail.words import MIB
 
 USABLE = 0.6  # share of the free memory that activations may take; kernels need some too
 REMEMBERED = {"sgd": 4, "lion": 4, "adafactor": 2}  # bytes for each weight; 8 by the others

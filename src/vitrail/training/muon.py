@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.threads import threads_with_cores
-from vitrail.parallel import share_like, whole
+from vitrail.distributed import distribute_like, full_tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small directions rise quickly
 STEPS = 5
@@ -60,13 +60,13 @@ class Muon(torch.optim.Optimizer):
         matrices = []
         for group in self.param_groups:
             for gradient in self.take_momentum(group):
-                matrices += whole(gradient).flatten(1).chunk(group["parts"])
+                matrices += full_tensor(gradient).flatten(1).chunk(group["parts"])
         updates = iter(orthogonal(matrices, self.cores))
         for group in self.param_groups:
             if found := with_gradient(group):
                 parts = [[next(updates) for _ in range(group["parts"])] for _ in found]
                 full = [torch.cat(u).view(p.shape) for u, p in zip(parts, found, strict=True)]
-                shares = [share_like(u, p) for u, p in zip(full, found, strict=True)]
+                shares = [distribute_like(u, p) for u, p in zip(full, found, strict=True)]
                 if group["weight_decay"]:
                     torch._foreach_mul_(found, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(found, shares, alpha=-group["lr"])

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoints.facts import facts_of
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
+from vitrail.models.config import pair
 from vitrail.models.vit import VisionTransformer
 from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
 from vitrail.training.masked import MaskedPatches
@@ -63,7 +63,7 @@ class Distillation(nn.Module):
     def opinions(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits that learn the labels, and those that learn the teacher's."""
         if isinstance(self.model, VisionTransformer) and self.model.config.distillation:
-            return self.model.two_opinions(images)
+            return self.model.distillation_logits(images)
         logits = self.model(images)
         return logits, logits
 
@@ -82,7 +82,7 @@ class Teacher:
         check_teacher(model, student)
         self.model = model.eval().requires_grad_(False)
         self.size = pair(model.config.image_size)
-        here, there = facts_of(student).preprocessing, facts_of(model).preprocessing
+        here, there = get_metadata(student).preprocessing, get_metadata(model).preprocessing
         of_channels = list(zip(here.mean, here.std, there.mean, there.std, strict=True))
         # (pixel - mean) / std of one model from that of the other
         self.scale = [std / its_std for _, std, _, its_std in of_channels]
@@ -154,7 +154,7 @@ def check_teacher(teacher: Model, student: Model) -> None:
             f"the teacher knows {what}, the student learns {own.num_classes}; "
             "take a teacher that was trained on the same classes"
         )
-    names = zip(facts_of(teacher).class_names, facts_of(student).class_names, strict=False)
+    names = zip(get_metadata(teacher).class_names, get_metadata(student).class_names, strict=False)
     for number, (theirs, ours) in enumerate(names):  # none where nobody knows the names
         if theirs != ours:
             raise CheckpointError(

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.training.budget import Budget
 from vitrail.training.device import autocast_for, synchronize
 from vitrail.training.feed import at_size
@@ -83,8 +83,8 @@ def make_budget(setup: Setup, watch: Watch, *, elapsed: float) -> Budget:
     if setup.state.step:  # resumed: there is a plan, only the time is less
         correct(budget, plan, setup.state.step)
         return budget
-    evaluations = parallel.from_first(budget.evaluations())
-    steps = parallel.from_first(budget.fitting(plan.stages, 0.0, evaluations))
+    evaluations = distributed.broadcast_object(budget.evaluations())
+    steps = distributed.broadcast_object(budget.fitting(plan.stages, 0.0, evaluations))
     plan.length = plan.steps = steps
     plan.evaluate_every = math.ceil(steps / (evaluations + 1)) if evaluations else 0
     plan.rate(0)  # a warm-up that does not fit is refused now
@@ -98,7 +98,7 @@ def make_budget(setup: Setup, watch: Watch, *, elapsed: float) -> Budget:
 def correct(budget: Budget, plan: Plan, step: int) -> None:
     """Let the plan end on time; all processes take the plan of the first."""
     budget.correct(plan, step)
-    plan.restore(parallel.from_first(plan.to_dict()))
+    plan.restore(distributed.broadcast_object(plan.to_dict()))
 
 
 def trial(setup: Setup, size: int) -> float:

@@ -29,7 +29,7 @@ from vitrail.evaluation.parts import (
     unreadable,
     whole_page,
 )
-from vitrail.words import duration
+from vitrail.formatting import duration
 
 HEADLINES = ("time", "parameters")  # facts that are shown as large as the accuracy
 LOG_FROM = 30  # ratio of the largest loss to the smallest from which on its scale is logarithmic

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from vitrail import parallel
-from vitrail.checkpoints.bundle import holds_model
+from vitrail import distributed
+from vitrail.checkpoints.bundle import contains_model
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.evaluation.outcome import Outcome
+from vitrail.formatting import comma_list, percent
 from vitrail.training import ending, state
 from vitrail.training.budget import Budget
 from vitrail.training.compiling import compile_if_it_pays
@@ -32,7 +33,6 @@ from vitrail.training.settings import Settings
 from vitrail.training.setup import Order, Setup, set_up
 from vitrail.training.survival import Stop, first_bad_layer, orderly_stop, sole_writer
 from vitrail.training.watch import Watch
-from vitrail.words import listed, percent
 
 EXPLODED = 3.0  # times the first loss; one that large will not come back
 FIRST_STEPS = 10  # whose loss is the first loss
@@ -52,11 +52,11 @@ class Result:
 def run(order: Order, watch: Watch | None = None, *, begun: float | None = None) -> Result:
     """Train a model. `begun` is when the clock of a time budget started (time.monotonic)."""
     begun = time.monotonic() if begun is None else begun
-    device = parallel.start(order.settings.machine.device)
+    device = distributed.init(order.settings.machine.device)
     try:
-        if parallel.restarted() and state.has_state(order.out):
+        if distributed.is_restart() and state.has_state(order.out):
             order = replace(order, resume=True)
-        first = parallel.is_first()
+        first = distributed.is_main()
         watch = watch if first and watch is not None else Watch()
         with sole_writer(order.out) if first else nullcontext(), orderly_stop() as stop:
             check_folder(order)
@@ -65,10 +65,10 @@ def run(order: Order, watch: Watch | None = None, *, begun: float | None = None)
                 setup = compile_if_it_pays(setup, watch, began=began(order))
             if order.overwrite and first and not order.resume:
                 clear_run(order.out)  # not before it is known that the new one can begin
-            parallel.wait()
+            distributed.barrier()
             return Run(order, setup, watch, stop, begun).go()
     finally:
-        parallel.stop()
+        distributed.shutdown()
 
 
 def began(order: Order) -> Settings | None:
@@ -87,7 +87,7 @@ def check_folder(order: Order) -> None:
             f"{order.out} holds a run that is not finished; say --resume to go on with it, "
             "or name another --out"
         )
-    if holds_model(order.out) and not unfinished:
+    if contains_model(order.out) and not unfinished:
         what = "is finished" if order.resume else "holds a model already"
         raise ConfigError(f"{order.out} {what}; name another --out for a new run")
 
@@ -145,7 +145,7 @@ class Run:
             self.watch.say(f"resumed at step {self.state.step:,}")
         if self.setup.settings.minutes is not None:
             self.budget = make_budget(self.setup, self.watch, elapsed=self.elapsed())
-        if parallel.is_first():
+        if distributed.is_main():
             write_run(
                 self.folder,
                 self.setup.settings,
@@ -208,15 +208,15 @@ class Run:
             self.records.add(self.window.close(row))
         if self.budget is not None:
             self.budget.observe(self.plan.size(done.step - 1), self.window.seconds)
-            if parallel.from_first(self.budget.due()):
+            if distributed.broadcast_object(self.budget.due()):
                 correct(self.budget, self.plan, done.step)
-        if parallel.any_true(bool(self.stop)):
+        if distributed.all_reduce_any(bool(self.stop)):
             return False
         last, every = done.step >= self.plan.steps, self.plan.evaluate_every
         if not last and every and done.step % every == 0:
             self.reached = self.evaluate()
         wait = time.monotonic() - self.saved > 60 * self.setup.settings.save_minutes
-        if not last and parallel.from_first(wait):
+        if not last and distributed.broadcast_object(wait):
             self.save()
         self.window.begin()
         return not self.reached
@@ -265,7 +265,7 @@ class Run:
         names = [setup.material.train.name(index) for index in error.indices]
         return (
             f"training failed at step {step:,} ({error}); the first bad value is in {layer}; "
-            f"the batch was {listed(names)}; the last good state is kept in {self.folder}:"
+            f"the batch was {comma_list(names)}; the last good state is kept in {self.folder}:"
             " resume with a smaller --optim.learning-rate, or use --retries 3"
         )
 
@@ -287,8 +287,8 @@ class Run:
             outcomes, row = self.setup.judge.all(self.keep_better())
         self.tell(row)
         ending.finish(self, outcomes)
-        parallel.wait()
-        if parallel.is_first():
+        distributed.barrier()
+        if distributed.is_main():
             state.remove_state(self.folder)
             (self.folder / PROBE_HEAD).unlink(missing_ok=True)
         return outcomes

@@ -16,6 +16,7 @@ import torch
 
 from vitrail.checkpoints.adapt import HEADS
 from vitrail.errors import ConfigError, TrainingError
+from vitrail.formatting import percent
 from vitrail.models.build import Model
 from vitrail.probing.features import Features, features_of
 from vitrail.probing.others import Linear, fit_logistic
@@ -26,7 +27,6 @@ from vitrail.training.material import Material
 from vitrail.training.run import run
 from vitrail.training.settings import Optim, Settings
 from vitrail.training.watch import Watch
-from vitrail.words import percent
 
 PROBE, LINEAR = "few-shot probe", "linear head"
 ATTENTION, FULL = "attention-only", "full fine-tuning"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitrail.data.variation import Crop, Flavor, MixStyle, Policy
 from vitrail.errors import ConfigError
-from vitrail.models.config import Library, Pool, PositionKind, PositionPlace, Scheme, StemKind
+from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
 
 Objective = Literal["classify", "masked-patches"]
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
@@ -73,7 +73,7 @@ class ModelSettings:
     """A second class token that learns from a teacher (DeiT)."""
     numerics: Library | None = None
     """Whose GELU, epsilons and stretching of positions; a file of weights has those it was for."""
-    init: Scheme | None = None
+    init: InitScheme | None = None
     """Whose first values the weights get, google's if not given; quick is for short training."""
     head_bias: float = 0.0
     """First value of the head's bias: -10 or -6.9 with a sigmoid loss over many classes."""

@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import ConfigError
+from vitrail.formatting import comma_list, percent
 from vitrail.models.build import Model
-from vitrail.models.checks import pair
-from vitrail.models.names import name_of
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
 from vitrail.training import choices
 from vitrail.training.averaging import Average
 from vitrail.training.cores import EachCoreAPart, parts_for
@@ -40,7 +41,6 @@ from vitrail.training.plan import Plan
 from vitrail.training.settings import Settings
 from vitrail.training.state import has_state
 from vitrail.training.watch import Watch
-from vitrail.words import listed, percent
 
 GRADIENT = 4  # bytes; each part of a batch has its own
 EVALUATIONS = 20  # at most, in a run of a given length
@@ -89,7 +89,7 @@ class Setup:
     @property
     def share(self) -> int:
         """Pictures of a batch that one process has."""
-        return self.batch_size // parallel.world_size()
+        return self.batch_size // distributed.world_size()
 
     def epochs(self, steps: int) -> float:
         return steps * self.batch_size / len(self.material.train)
@@ -237,7 +237,7 @@ def make_plan(
         settings=settings,
         length=steps,
         accumulate=accumulation(settings, learner.model, device, watch),
-        processes=parallel.world_size(),
+        processes=distributed.world_size(),
         stages=choices.stages_of(settings, learner.model.config),
         evaluate_every=max(1, round(every * samples / batch)),
     )
@@ -251,7 +251,7 @@ def make_plan(
 def accumulation(settings: Settings, model: Model, device: torch.device, watch: Watch) -> int:
     """Into how many micro-batches a step is cut so that it fits into memory."""
     assert settings.batch_size is not None
-    processes = parallel.world_size()
+    processes = distributed.world_size()
     share, odd = divmod(settings.batch_size, processes)
     if odd or not share:
         raise ConfigError(
@@ -267,11 +267,11 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
     own = each * sum(p.numel() for p in model.parameters())
     there = free_bytes(device)
     free = max(0, there - own)
-    short = parallel.from_first(needed > USABLE * free)
+    short = distributed.broadcast_object(needed > USABLE * free)
     if short and getattr(model, "checkpointing", None) is False:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
         needed = activation_bytes(model, shape)
-        short = parallel.from_first(needed > USABLE * free)
+        short = distributed.broadcast_object(needed > USABLE * free)
         watch.say("  memory is short: what blocks compute is computed twice instead of kept")
     if short:
         watch.say(
@@ -279,7 +279,7 @@ def accumulation(settings: Settings, model: Model, device: torch.device, watch: 
             f"{(own + needed) / 2**30:.1f}; try --optim.kind adafactor, smaller pictures, or "
             "--optim.freeze"
         )
-    micro = parallel.from_first(largest_micro_batch(share, needed, free))
+    micro = distributed.broadcast_object(largest_micro_batch(share, needed, free))
     if micro < share:
         watch.say(
             f"  a batch of {share} needs {share * needed / 2**30:.1f} GiB of memory and does not "
@@ -310,10 +310,10 @@ def make_state(
     model = learner.model
     if frozen := freeze(model, settings.optim.freeze):
         left = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        watch.say(f"  frozen: {listed(frozen)}; {left:,} parameters learn")
+        watch.say(f"  frozen: {comma_list(frozen)}; {left:,} parameters learn")
     objective = make_objective(model, settings, teacher=learner.teacher)
     objective.to(device).train()  # a model that was loaded comes ready to answer
-    wrapped = parallel.spread(objective, settings.machine.strategy)
+    wrapped = distributed.parallelize(objective, settings.machine.strategy)
     parts = parts_for(model.config, settings, precision, device)
     if parts > 1 and isinstance(objective, Classification):
         wrapped = EachCoreAPart(objective, parts)

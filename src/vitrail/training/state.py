@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import CheckpointError
 from vitrail.training.state_folder import add_state, newest_whole, remove_all, states, together
 
@@ -70,18 +70,18 @@ def has_state(folder: Path) -> bool:
 
 def remove_state(folder: Path) -> None:
     """Forget all states of the run in `folder`: the first process does it, and nobody waits."""
-    if parallel.is_first():
+    if distributed.is_main():
         remove_all(folder / "state")
 
 
 def weights_of(objective: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    weights = parallel.bare(objective).state_dict()
+    weights = distributed.unwrap(objective).state_dict()
     tensors = {f"objective.{name}": tensor.detach() for name, tensor in weights.items()}
     return tensors | {f"average.{name}": tensor for name, tensor in (average or {}).items()}
 
 
 def names_of(objective: nn.Module) -> dict[Tensor, str]:
-    return {param: name for name, param in parallel.bare(objective).named_parameters()}
+    return {param: name for name, param in distributed.unwrap(objective).named_parameters()}
 
 
 def groups_of(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def fill(
             for key, value in values.items():
                 if isinstance(value, Tensor) and value.ndim:
                     tensors[f"optimizer.{number}.{key}.{names[param]}"] = value
-    together(f"cannot read {place}", lambda: parallel.read_tensors(place, tensors))
+    together(f"cannot read {place}", lambda: distributed.load_tensors(place, tensors))
     for optimizer, memory, groups in zip(optimizers, memories, note["optimizers"], strict=True):
         optimizer.state.clear()
         optimizer.state.update(memory)

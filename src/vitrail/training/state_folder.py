@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import CheckpointError
 
 NOTE = "state.json"
@@ -30,12 +30,12 @@ def add_state(where: Path, step: int, note: dict[str, Any], tensors: dict[str, T
     hidden = where / f".step-{step}.partial"
     try:
         together(what, lambda: make_room(hidden), only_first=True)
-        together(what, lambda: parallel.write_tensors(hidden, tensors))
+        together(what, lambda: distributed.save_tensors(hidden, tensors))
         digests = together(what, lambda: digests_of(own_files(hidden)))
         note["files"] = {name: digest for part in digests for name, digest in part.items()}
         together(what, lambda: complete(hidden, note), only_first=True)
     except CheckpointError:
-        if parallel.is_first():
+        if distributed.is_main():
             shutil.rmtree(hidden, ignore_errors=True)
         raise
 
@@ -43,7 +43,7 @@ def add_state(where: Path, step: int, note: dict[str, Any], tensors: dict[str, T
 def newest_whole(where: Path) -> tuple[Path, dict[str, Any], list[str]]:
     """The newest undamaged state, its note, and what is wrong with those that are newer."""
     damaged: list[str] = []
-    for place in parallel.from_first(states(where)):
+    for place in distributed.broadcast_object(states(where)):
         try:
             note = together(f"{place} is damaged", partial(read_note, place))[0]
             together(f"{place} is damaged", partial(check_files, place, note["files"]))
@@ -113,8 +113,8 @@ def remove(place: Path) -> None:
 
 def own_files(place: Path) -> list[Path]:
     """What this process wrote; the first also writes the table of all."""
-    files = sorted(place.glob(f"__{parallel.rank()}_*"))
-    return [place / ".metadata", *files] if parallel.is_first() else files
+    files = sorted(place.glob(f"__{distributed.rank()}_*"))
+    return [place / ".metadata", *files] if distributed.is_main() else files
 
 
 def digests_of(files: list[Path]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def read_note(place: Path) -> dict[str, Any]:
 
 def check_files(place: Path, digests: dict[str, str]) -> None:
     """Every file is what was written; processes share the work."""
-    mine = sorted(digests)[parallel.rank() :: parallel.world_size()]
+    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
     for name, digest in digests_of([place / name for name in mine]).items():
         if digest != digests[name]:
             raise CheckpointError(f"{name} is not what was written")
@@ -160,12 +160,12 @@ def settle(folder: Path) -> None:
 def together(what: str, act: Callable[[], Any], *, only_first: bool = False) -> list[Any]:
     """What `act` gives in each process; if it fails in one, all of them say so."""
     result, problem = None, None
-    if parallel.is_first() or not only_first:
+    if distributed.is_main() or not only_first:
         try:
             result = act()
         except (OSError, CheckpointError) as error:
-            problem = parallel.reason_of(error)
-    results = parallel.gather_objects((result, problem))
+            problem = distributed.error_reason(error)
+    results = distributed.all_gather_object((result, problem))
     for _, reason in results:
         if reason is not None:
             raise CheckpointError(f"{what}: {reason}")

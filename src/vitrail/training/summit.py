@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from vitrail.checkpoints.heads import with_head
+from vitrail.checkpoints.adapt import with_head
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data.origin import origin_of

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.errors import DataError
 
 LOCK = ".lock"
@@ -76,7 +76,7 @@ def first_bad_layer(objective: nn.Module, images: Tensor, targets: Tensor) -> st
     if not bool(torch.isfinite(images).all()):
         return "the pictures themselves"
     for name, parameter in objective.named_parameters():
-        if not bool(torch.isfinite(parallel.whole(parameter)).all()):
+        if not bool(torch.isfinite(distributed.full_tensor(parameter)).all()):
             return f"the weight {name.removeprefix('model.')}"
     found: list[str] = []
 

@@ -150,7 +150,7 @@ class Finetuning:
         if classes != self.outputs:
             return self.bench.reference
         folder = self.bench.out / HEADLESS
-        model = load(self.bench.reference, num_classes=0, tell=lambda line: None)
+        model = load(self.bench.reference, num_classes=0, log=lambda line: None)
         save(model, folder)
         return str(folder)
 

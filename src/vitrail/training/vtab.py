@@ -11,18 +11,18 @@ not repeated: so whatever was stopped goes on, and a task that is added costs on
 import shutil
 from collections.abc import Sequence
 
-from vitrail import parallel
+from vitrail import distributed
 from vitrail.checkpoints.files import write_json
 from vitrail.checkpoints.load import load
 from vitrail.data.sources import fingerprint
 from vitrail.errors import ConfigError
+from vitrail.formatting import percent
 from vitrail.probing.features import backbone
 from vitrail.training.material import present
 from vitrail.training.scores import Ledger, Report, Score, TaskScores
 from vitrail.training.survival import sole_writer
 from vitrail.training.tasks import Hand, OpenTask, deal
 from vitrail.training.transfer import HEADLESS, METHODS, Bench, Method, Protocol, Stage, parts
-from vitrail.words import percent
 
 __all__ = ["Bench", "Protocol", "measure"]
 
@@ -60,9 +60,9 @@ def prepare(bench: Bench) -> tuple[Method, str]:
     probing = bench.protocol.method != "finetune"  # else each run loads the model for itself
     size = bench.protocol.image_size if probing else None
     tell = bench.tell if probing else (lambda line: None)
-    model = load(bench.reference, image_size=size, tell=tell)
+    model = load(bench.reference, image_size=size, log=tell)
     if probing:
-        model = model.to(parallel.start(bench.machine.device))
+        model = model.to(distributed.init(bench.machine.device))
     return METHODS[bench.protocol.method](bench, model), backbone(model)
 
 

@@ -1,0 +1,700 @@
+"""timm checkpoints: ViT and hybrid, BiT (ResNetV2) and MLP-Mixer, with config.json.
+
+DeiT, DeiT III, DINO, DINOv2 and MAE use timm's names with variations, which `normalize` removes:
+
+    module., backbone., model., _orig_mod.   wrappers: data parallel, DINO, Lightning, torch.compile
+    head.mlp.…, head.last_layer.…            DINO's projection head: skipped, like mask_token
+    decoder_blocks.…, decoder_embed.…        MAE's decoder: skipped
+    blocks.<chunk>.<i>.…                     DINOv2 with chunked blocks
+    register_tokens, mlp.w12, mlp.w3         DINOv2
+    blocks.<i>.gamma_1                       DeiT III
+
+The position table has a row per token (timm), per patch (DeiT III, timm's DINOv2 with registers),
+or for class token and patches (DINOv2). It is converted to the first; missing rows become zeros.
+
+config.json, if there is one:
+
+    architecture     a name known to timm; `model_args` override its arguments
+    global_pool      "token", "avg" or "map"
+    pretrained_cfg   preprocessing and class names
+
+Shapes: T tokens before the patches, R of them registers, N patches, D width.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.bit import conv_head_rules, unit_rules
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.metadata import ASSUMED, Metadata
+from vitrail.checkpoints.rules import (
+    Format,
+    Rule,
+    Table,
+    Tensors,
+    applicable,
+    count,
+    default_heads,
+    is_square,
+    same,
+    shape_of,
+    size_of,
+    square_image,
+    unsupported_numerics,
+    weight_and_bias,
+    without_batch,
+)
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models.config import (
+    NUMERICS,
+    BitConfig,
+    Config,
+    Gelu,
+    MixerConfig,
+    Numerics,
+    Pool,
+    VitConfig,
+    pair,
+    resnet_stride,
+)
+from vitrail.models.resnet import EXPANSION, ROOT_WIDTH
+
+Settings = Mapping[str, Any]
+
+WRAPPERS = r"^(?:(?:module|model|backbone|_orig_mod)\.)+"
+VARIANT_NAMES = (
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
+    (r"^(blocks\.\d+)\.gamma_(\d)$", r"\1.ls\2.gamma"),
+    (r"^register_tokens$", "reg_token"),
+    (r"\.mlp\.w12\.", ".mlp.fc1."),
+    (r"\.mlp\.w3\.", ".mlp.fc2."),
+)
+SKIPPED = (
+    (r"^mask_token$", "only used in pre-training"),
+    (r"^decoder_(?:embed|blocks|norm|pred|pos_embed)", "MAE's pre-training decoder"),
+    (r"^(?:head|dino_head|ibot_head)\.(?:mlp|last_layer)\.", "DINO's pre-training head"),
+)
+PATCHES = "patch_embed.proj.weight"
+BACKBONE = "patch_embed.backbone."  # the ResNet of a hybrid
+OURS = "vitrail"  # prefix of the metadata keys in files written by vitrail
+
+DEFAULT_SIZE = 224  # if neither positions nor settings state the image size
+LAYER_SCALE_INIT = 1e-5  # as in DINOv2; trained weights do not tell
+ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
+POOLS: dict[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
+# Architectures whose heads or GELU differ from the defaults for their width.
+HEADS = {"vit_base_patch16_gap": 16, "vit_giantopt": 16, "test_vit": 2}
+TANH_GELU = (
+    "vit_base_patch32_siglip_",
+    "vit_so400m_patch16_siglip_",
+    "vit_giantopt_",
+    "vit_large_patch16_siglip_512",
+    "vit_large_patch16_siglip_gap_512",
+)
+# Architectures that fix what no argument can change.
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+BITS = {  # blocks → architecture, its width factor
+    (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
+    (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
+    (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
+}
+MIXERS = {  # patch size, depth, width → architecture
+    (patch, depth, width): f"mixer_{size}{patch}_224"
+    for size, depth, width in (("s", 8, 512), ("b", 12, 768), ("l", 24, 1024))
+    for patch in (16, 32)
+}
+PROVENANCE_KEYS = ("license", "origin_url")
+# Resampling filters without an exact counterpart map to the nearest one; "random" draws from
+# bilinear and bicubic.
+INTERPOLATIONS = {"box": "area", "hamming": "bilinear", "random": "bilinear"}
+
+
+# Names and layouts of timm's relatives.
+
+
+def normalize(checkpoint: Checkpoint) -> Checkpoint:
+    """Convert to timm's current names, without tensors that only pre-training uses."""
+    names = {name: re.sub(WRAPPERS, "", name) for name in checkpoint.tensors}
+    if len(set(names.values())) < len(names):
+        names = {name: name for name in names}  # stripping would merge two tensors
+    tensors, skipped = {}, dict(checkpoint.skipped)
+    for original, name in names.items():
+        skip = next(((pattern, why) for pattern, why in SKIPPED if re.match(pattern, name)), None)
+        if skip is not None:
+            skipped[re.sub(rf"({skip[0]}).+", r"\1*", name)] = skip[1]  # one line per module
+            continue
+        current = name
+        for pattern, replacement in VARIANT_NAMES:
+            current = re.sub(pattern, replacement, current)
+        # A second tensor of the same name keeps its own, and `read` reports it as unexpected.
+        tensors[name if current in tensors else current] = checkpoint.tensors[original]
+    guesses = dict(checkpoint.guesses)
+    ours = any(key.startswith(OURS) for key in checkpoint.settings)
+    if not ours and {PATCHES, "pos_embed"} <= tensors.keys():
+        rows = tensors["pos_embed"].shape
+        tensors = complete_position_table(tensors, checkpoint.settings)
+        grids = grid_sizes(checkpoint.settings, token_stride(tensors))
+        if tensors["pos_embed"].shape != rows and not grids:
+            guesses["positions"] = f"all {rows[1]} rows are assumed to be patch positions"
+    return replace(checkpoint, tensors=tensors, skipped=skipped, guesses=guesses)
+
+
+def complete_position_table(
+    tensors: dict[str, LazyTensor], settings: Settings
+) -> dict[str, LazyTensor]:
+    """Give every token a row in the position table."""
+    table, registers = tensors["pos_embed"], tensors.get("reg_token")
+    if len(table.shape) != 3 or (registers is not None and len(registers.shape) != 3):
+        return tensors  # `read` reports the shape
+    start = ("cls_token" in tensors) + ("dist_token" in tensors)
+    stop = start + (registers.shape[1] if registers is not None else 0)
+    sizes = {height * width for height, width in grid_sizes(settings, token_stride(tensors))}
+    candidates = [  # numbers of rows before the patches such that the rest forms a grid
+        rows
+        for is_grid in (sizes.__contains__, is_square)
+        for rows in (stop, start, 0)
+        if is_grid(table.shape[1] - rows)
+    ]
+    rows = candidates[0] if candidates else stop
+    if rows < stop:
+        return tensors | {"pos_embed": table.map(lambda t: with_zeros(t, rows, rows, stop - rows))}
+    if registers is None:
+        return tensors
+    # Registers with positions: our registers have none, so add the two.
+    sums = LazyTensor(
+        registers.shape, lambda: registers.read().float() + table.read()[:, start:stop].float()
+    )
+    rest = table.map(lambda t: with_zeros(t, start, stop, stop - start))
+    return tensors | {"reg_token": sums, "pos_embed": rest}
+
+
+def with_zeros(table: Tensor, start: int, stop: int, rows: int) -> Tensor:
+    """Replace the rows from `start` to `stop` of a table (1, T + N, D) by `rows` rows of zeros."""
+    zeros = table.new_zeros(table.shape[0], rows, table.shape[2])
+    return torch.cat([table[:, :start], zeros, table[:, stop:]], dim=1)
+
+
+def token_stride(tensors: Tensors) -> tuple[int, int]:
+    """Return the distance between neighboring tokens in pixels."""
+    _, _, height, width = shape_of(tensors, PATCHES, 4)
+    is_hybrid = any(name.startswith(BACKBONE) for name in tensors)
+    shrink = resnet_stride(resnet_blocks(tensors)) if is_hybrid else 1
+    return max(1, height) * shrink, max(1, width) * shrink
+
+
+def resnet_blocks(tensors: Tensors) -> tuple[int, ...]:
+    stages = rf"{re.escape(BACKBONE)}stages"
+    number = count(tensors, rf"{stages}\.(\d+)\.")
+    return tuple(count(tensors, rf"{stages}\.{i}\.blocks\.(\d+)\.") for i in range(number))
+
+
+# config.json.
+
+
+def model_args(settings: Settings) -> Settings:
+    args = settings.get("model_args")
+    return args if isinstance(args, Mapping) else {}
+
+
+def pretrained_cfg(settings: Settings) -> Settings:
+    """Return `pretrained_cfg`; older files are flat."""
+    cfg = settings.get("pretrained_cfg", settings if "architecture" in settings else {})
+    return cfg if isinstance(cfg, Mapping) else {}
+
+
+def architecture(settings: Settings) -> str:
+    name = settings.get("architecture")
+    return name.split(".")[0] if isinstance(name, str) else ""
+
+
+def image_sizes(settings: Settings) -> list[tuple[int, int]]:
+    """Return the image sizes in the settings, most specific first."""
+    size = model_args(settings).get("img_size")
+    input_size = pretrained_cfg(settings).get("input_size")
+    candidates = [(size, size) if isinstance(size, int) else size]
+    if isinstance(input_size, Sequence):
+        candidates.append(input_size[1:])  # (C, H, W)
+    return [
+        (sides[0], sides[1])
+        for sides in candidates
+        if isinstance(sides, Sequence)
+        and len(sides) == 2
+        and all(isinstance(side, int) and side > 0 for side in sides)
+    ]
+
+
+def grid_sizes(settings: Settings, stride: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(height // stride[0], width // stride[1]) for height, width in image_sizes(settings)]
+
+
+def infer_image_size(patches: int, stride: tuple[int, int], settings: Settings) -> tuple[int, int]:
+    """Return the image size that gives this many patches: from the settings, or a square."""
+    for height, width in grid_sizes(settings, stride):
+        if height * width == patches:
+            return height * stride[0], width * stride[1]  # timm ignores an incomplete patch
+    hint = "model_args.img_size in a config.json next to the weights states other grids"
+    return square_image(patches, stride, hint)
+
+
+def default_image_size(stride: tuple[int, int], settings: Settings) -> tuple[int, int]:
+    """Return the image size of a model whose weights do not depend on it."""
+    height, width = next(iter(image_sizes(settings)), (DEFAULT_SIZE, DEFAULT_SIZE))
+    return max(1, height // stride[0]) * stride[0], max(1, width // stride[1]) * stride[1]
+
+
+def mlp_ratio(hidden: int, width: int) -> float:
+    """Return the ratio from which timm computes exactly `hidden`, rounding down."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def config_json(
+    name: str,
+    arguments: dict[str, Any],
+    config: Config,
+    metadata: Metadata,
+    first_conv: str,
+    classifier: str | list[str],
+) -> dict[str, dict[str, Any]]:
+    """Return the config.json from which timm builds `name` with these arguments."""
+    preprocessing = metadata.preprocessing
+    interpolation = preprocessing.interpolation
+    settings: dict[str, Any] = {
+        "architecture": name,
+        "num_classes": config.num_classes,
+        "num_features": config.num_features,
+        "global_pool": POOLS[config.pool] if isinstance(config, VitConfig) else "avg",
+        "model_args": {"in_chans": config.channels, **arguments},
+        "pretrained_cfg": {
+            "input_size": [config.channels, *pair(config.image_size)],
+            "fixed_input_size": not isinstance(config, BitConfig),
+            "mean": list(preprocessing.mean),
+            "std": list(preprocessing.std),
+            "interpolation": "box" if interpolation == "area" else interpolation,
+            "crop_pct": crop_pct(preprocessing.resize_to or preprocessing.size, preprocessing.size),
+            "crop_mode": "center" if preprocessing.resize == "short-side" else "squash",
+            "num_classes": config.num_classes,
+            # None: else timm would convert kernels as if they were for 3 channels
+            "first_conv": first_conv if config.channels == 3 else None,
+            "classifier": classifier,
+            **{k: metadata.provenance[k] for k in PROVENANCE_KEYS if k in metadata.provenance},
+        },
+    }
+    if metadata.class_names:
+        settings["label_names"] = list(metadata.class_names)
+    return {"config.json": settings}
+
+
+def crop_pct(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the shortest number from which timm, rounding down, resizes to `before`."""
+    largest = min(cut / whole for cut, whole in zip(after, before, strict=True))
+    for share in (round(largest, digits) for digits in range(1, 17)):
+        if share and before == (math.floor(after[0] / share), math.floor(after[1] / share)):
+            return share
+    return math.nextafter(largest, 0)
+
+
+def read_metadata(settings: Settings, config: Config) -> Metadata | None:
+    """Read preprocessing and class names; None if absent or for other channels."""
+    cfg = pretrained_cfg(settings)
+    if not cfg:
+        return None
+    try:
+        preprocessing = read_preprocessing(cfg, pair(config.image_size))
+    except (TypeError, ValueError, ArithmeticError, ConfigError) as error:
+        raise CheckpointError(f"invalid preprocessing in config.json: {error}") from None
+    if len(preprocessing.mean) != config.channels:
+        return None
+    names = settings.get("label_names") or cfg.get("label_names") or cfg.get("labels") or ()
+    if isinstance(names, Mapping):  # from index to name
+        names = [names[i] for i in sorted(names, key=lambda key: (len(str(key)), str(key)))]
+    provenance = {key: cfg[key] for key in PROVENANCE_KEYS if isinstance(cfg.get(key), str)}
+    return Metadata(
+        preprocessing=preprocessing,
+        class_names=tuple(map(str, names)) if isinstance(names, Sequence) else (),
+        provenance=provenance | ({} if "mean" in cfg else ASSUMED),
+    )
+
+
+def read_preprocessing(cfg: Settings, size: tuple[int, int]) -> Preprocessing:
+    """Read timm's evaluation transform, with its defaults."""
+    mode = cfg.get("crop_mode", "center")
+    if mode not in ("center", "squash"):
+        raise ConfigError(f"unknown crop_mode {mode!r}; known: center, squash")
+    share = float(cfg.get("crop_pct") or 0.875)
+    name = cfg.get("interpolation", "bicubic")
+    before = math.floor(size[0] / share), math.floor(size[1] / share)
+    return Preprocessing(
+        size=size,
+        resize="short-side" if mode == "center" else "direct",
+        resize_to=None if mode == "squash" and before == size else before,  # no crop
+        interpolation=INTERPOLATIONS.get(name, name),  # pyright: ignore[reportArgumentType]: checked there
+        mean=tuple(map(float, cfg.get("mean", IMAGENET_MEAN))),
+        std=tuple(map(float, cfg.get("std", IMAGENET_STD))),
+    )
+
+
+# ViT and hybrid.
+
+
+def vit_config(checkpoint: Checkpoint) -> VitConfig:
+    """Infer the config from names and shapes, and from config.json what shapes do not tell."""
+    tensors, settings = checkpoint.tensors, checkpoint.settings
+    args = model_args(settings)
+    reject_unknown_vits(tensors, settings)
+    width, _, patch_height, patch_width = shape_of(tensors, PATCHES, 4)
+    hybrid = any(name.startswith(BACKBONE) for name in tensors)
+    roots = [f"{BACKBONE}{name}conv.weight" for name in ("stem.", "")] if hybrid else [PATCHES]
+    root = next((name for name in roots if name in tensors), roots[0])
+    root_width, channels, _, _ = shape_of(tensors, root, 4)
+    hidden, _ = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)
+    _, mlp_width = shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)
+    swiglu = hidden == 2 * mlp_width
+    stride = token_stride(tensors)
+    image_size = default_image_size(stride, settings)
+    if "pos_embed" in tensors:
+        tokens = ("cls_token", "dist_token", "reg_token")
+        prefix = sum(size_of(tensors, name, 3, axis=1) for name in tokens)
+        patches = shape_of(tensors, "pos_embed", 3)[1] - prefix
+        image_size = infer_image_size(patches, stride, settings)
+    layer_scale = args.get("init_values")
+    if not isinstance(layer_scale, float) or layer_scale <= 0:
+        layer_scale = LAYER_SCALE_INIT
+    return VitConfig(
+        depth=count(tensors, r"blocks\.(\d+)\."),
+        width=width,
+        mlp_width=mlp_width,
+        heads=infer_heads(width, settings),
+        patch_size=(patch_height, patch_width),
+        image_size=image_size,
+        channels=channels,
+        num_classes=size_of(tensors, "head.weight", 2),
+        stem="resnet" if hybrid else "patches",
+        resnet_blocks=resnet_blocks(tensors) if hybrid else (),
+        resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
+        position="learned" if "pos_embed" in tensors else "none",
+        pool="map"
+        if "attn_pool.latent" in tensors
+        else "cls"
+        if "cls_token" in tensors
+        else "mean",
+        representation=size_of(tensors, "pre_logits.fc.weight", 2),
+        registers=size_of(tensors, "reg_token", 3, axis=1),
+        distillation="dist_token" in tensors,
+        layer_scale=layer_scale if "blocks.0.ls1.gamma" in tensors else None,
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        mlp="swiglu" if swiglu else "gelu",
+        numerics=infer_numerics(settings, swiglu),
+    )
+
+
+def reject_unknown_vits(tensors: Tensors, settings: Settings) -> None:
+    """Raise for timm models that no vitrail model can represent."""
+    sections = (model_args(settings), settings, pretrained_cfg(settings))
+    pools = [section.get("global_pool") for section in sections]
+    pool = next((pool for pool in pools if isinstance(pool, str)), None)
+    features = {
+        "a norm before the encoder (norm_pre), as in CLIP": "norm_pre.weight" in tensors,
+        "no bias in patch_embed.proj": "patch_embed.proj.bias" not in tensors,
+        "a norm after average pooling (fc_norm); only fc_norm=False is supported": "fc_norm.weight"
+        in tensors,
+        f"global_pool={pool!r}": pool not in (None, "", *POOLS.values()),
+        "pool_include_prefix=True with registers": "reg_token" in tensors
+        and model_args(settings).get("pool_include_prefix"),
+        "both a class token and attention pooling": {"cls_token", "attn_pool.latent"}
+        <= tensors.keys(),
+        "an unused class token (global_pool='avg' in config.json); without config.json the weights "
+        "load as a model with class-token pooling": "cls_token" in tensors and pool == "avg",
+    }
+    for feature in applicable(features):
+        raise CheckpointError(f"unsupported timm model: {feature}")
+
+
+def infer_heads(width: int, settings: Settings) -> int:
+    """Return the heads stated by the user, config.json or the architecture, or the default."""
+    for heads in (settings.get("heads"), model_args(settings).get("num_heads")):
+        if heads is not None:
+            return heads
+    name = f"{architecture(settings)}_"
+    known = [heads for prefix, heads in HEADS.items() if name.startswith(f"{prefix}_")]
+    return known[0] if known else default_heads(width)
+
+
+def infer_numerics(settings: Settings, swiglu: bool) -> Numerics:
+    """Return timm's numerics with the GELU of config.json or of the architecture."""
+    tanh = architecture(settings).startswith(TANH_GELU)
+    default = "silu" if swiglu else "gelu_tanh" if tanh else "gelu"
+    activation = model_args(settings).get("act_layer") or default
+    supported: dict[str, Gelu] = {"silu": NUMERICS["timm"].gelu} if swiglu else ACTIVATIONS
+    for name, gelu in supported.items():
+        if activation == name:
+            return replace(NUMERICS["timm"], gelu=gelu)
+    raise CheckpointError(
+        f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(supported)}"
+    )
+
+
+def vit_rules(config: VitConfig) -> list[Rule]:
+    table = [*weight_and_bias("stem.projection", "patch_embed.proj")]
+    if config.stem == "resnet":
+        table += resnet_rules(config)
+    if config.pool == "cls":
+        table.append(without_batch("cls_token", "cls_token"))
+    if config.distillation:
+        table.append(without_batch("distillation_token", "dist_token"))
+    if config.registers:
+        table.append(without_batch("registers", "reg_token"))
+    if config.position == "learned":
+        table.append(position_rule(config))
+    for index in range(config.depth):
+        ours, theirs = f"encoder.blocks.{index}", f"blocks.{index}"
+        table += weight_and_bias(f"{ours}.norm1", f"{theirs}.norm1")
+        table.append(same(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"))
+        if config.qkv_bias:
+            table.append(same(f"{ours}.attention.qkv.bias", f"{theirs}.attn.qkv.bias"))
+        table += weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attn.proj")
+        table += weight_and_bias(f"{ours}.norm2", f"{theirs}.norm2")
+        table += mlp_rules(f"{ours}.mlp", f"{theirs}.mlp")
+        if config.layer_scale is not None:
+            table.append(same(f"{ours}.branch1.scale", f"{theirs}.ls1.gamma"))
+            table.append(same(f"{ours}.branch2.scale", f"{theirs}.ls2.gamma"))
+    table += weight_and_bias("encoder.norm", "norm")
+    if config.pool == "map":
+        table.append(without_batch("pool.probe", "attn_pool.latent"))
+        parts = {"query": "q", "key_value": "kv", "merge": "proj", "norm": "norm"}
+        for ours, theirs in parts.items():
+            table += weight_and_bias(f"pool.{ours}", f"attn_pool.{theirs}")
+        table += mlp_rules("pool.mlp", "attn_pool.mlp")
+    if config.representation:
+        table += weight_and_bias("representation", "pre_logits.fc")  # timm before 2022
+    if config.num_classes:
+        table += weight_and_bias("head", "head")
+    if config.num_classes and config.distillation:
+        table += weight_and_bias("distillation_head", "head_dist")
+    return table
+
+
+def position_rule(config: VitConfig) -> Rule:
+    """Insert zero rows for the registers, which have no position in our table."""
+    start, stop = config.num_class_tokens, config.num_prefix
+    zeros = (config.registers, config.width)
+    return Rule(
+        "position.table",
+        ("pos_embed",),
+        lambda table: torch.cat([table[0, :start], table[0, stop:]]),
+        lambda table: (torch.cat([table[:start], table.new_zeros(zeros), table[start:]])[None],),
+    )
+
+
+def resnet_rules(config: VitConfig) -> Iterator[Rule]:
+    root = f"{BACKBONE}stem." if config.resnet_blocks else BACKBONE
+    yield same("stem.resnet.root.weight", f"{root}conv.weight")
+    yield from weight_and_bias("stem.resnet.norm", f"{root}norm")
+    for stage, units in enumerate(config.resnet_blocks):
+        for unit in range(units):
+            ours = f"stem.resnet.stages.{stage}.{unit}"
+            theirs = f"{BACKBONE}stages.{stage}.blocks.{unit}"
+            yield from unit_rules(ours, theirs)
+            if unit == 0:  # the first unit of a stage changes the width
+                yield same(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight")
+                yield from weight_and_bias(f"{ours}.shortcut.1", f"{theirs}.downsample.norm")
+
+
+def mlp_rules(ours: str, theirs: str) -> Iterator[Rule]:
+    yield from weight_and_bias(f"{ours}.fc1", f"{theirs}.fc1")
+    yield from weight_and_bias(f"{ours}.fc2", f"{theirs}.fc2")
+
+
+def vit_unsupported(config: VitConfig) -> list[str]:
+    distilled, swiglu = config.distillation, config.mlp == "swiglu"
+    hybrid = config.stem == "resnet"
+    features = {
+        f"position={config.position!r}": config.position not in ("learned", "none"),
+        f"position_place={config.position_place!r}": config.position_place != "stem",
+        f"stem={config.stem!r}": config.stem == "conv",
+        f"resnet_blocks={config.resnet_blocks}": hybrid and config.resnet_blocks not in HYBRIDS,
+        f"resnet_width={config.resnet_width}": hybrid and config.resnet_width != 1,
+        "a representation layer": config.representation,
+        "a hybrid with a distillation token": distilled and hybrid,
+        "a distillation token with registers": distilled and config.registers,
+        "a distillation token without positions": distilled and config.position == "none",
+        "a distillation token without a head": distilled and not config.num_classes,
+        "a distillation token with SwiGLU": distilled and swiglu,
+        "a hybrid with SwiGLU": swiglu and hybrid,
+        "SwiGLU with attention pooling": swiglu and config.pool == "map",
+    }
+    numerics = replace(NUMERICS["timm"], gelu=config.numerics.gelu)  # act_layer selects the GELU
+    return applicable(features) + unsupported_numerics(config, numerics)
+
+
+def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    swiglu, hybrid, scale = config.mlp == "swiglu", config.stem == "resnet", config.layer_scale
+    name, first_conv = "vit_base_patch16_224", "patch_embed.proj"  # all else is in its arguments
+    if hybrid:
+        name = HYBRIDS.get(config.resnet_blocks, HYBRIDS[3, 4, 9])
+        first_conv = f"{BACKBONE}stem.conv" if config.resnet_blocks else f"{BACKBONE}conv"
+    elif swiglu:
+        name = "vit_giant_patch14_dinov2"
+    elif config.distillation:
+        name = "deit_base_distilled_patch16_224"
+    activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    arguments = {
+        "img_size": list(pair(config.image_size)),
+        "patch_size": list(pair(config.patch_size)),
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": mlp_ratio(config.mlp_width * (1 + swiglu), config.width),  # both halves
+        "qkv_bias": config.qkv_bias,
+        "init_values": 0.0 if scale is None else scale or LAYER_SCALE_INIT,
+        "pos_embed": "none" if config.position == "none" else "learn",
+        "reg_tokens": config.registers,
+        "class_token": config.pool == "cls",
+        "global_pool": POOLS[config.pool],
+        "fc_norm": False,
+        "act_layer": "silu" if swiglu else activations[config.numerics.gelu],
+    }
+    classifier = ["head", "head_dist"] if config.distillation else "head"
+    return config_json(name, arguments, config, metadata, first_conv, classifier)
+
+
+# BiT: ResNetV2, whose head is a 1x1 convolution.
+
+
+def bit_architecture(config: BitConfig) -> tuple[str, int] | None:
+    """Return the architecture with these first stages: timm builds one per entry of `channels`."""
+    stages = len(config.blocks)
+    return next((named for blocks, named in BITS.items() if blocks[:stages] == config.blocks), None)
+
+
+def bit_config(checkpoint: Checkpoint) -> BitConfig:
+    tensors = checkpoint.tensors
+    width, channels, _, _ = shape_of(tensors, "stem.conv.weight", 4)
+    stages = count(tensors, r"stages\.(\d+)\.")
+    return BitConfig(
+        blocks=tuple(count(tensors, rf"stages\.{i}\.blocks\.(\d+)\.") for i in range(stages)),
+        width_factor=width // ROOT_WIDTH,
+        image_size=default_image_size((1, 1), checkpoint.settings),
+        channels=channels,
+        num_classes=size_of(tensors, "head.fc.weight", 4),
+        numerics=NUMERICS["timm"],
+    )
+
+
+def bit_rules(config: BitConfig) -> list[Rule]:
+    table = [same("root.weight", "stem.conv.weight")]
+    for stage, units in enumerate(config.blocks):
+        for unit in range(units):
+            ours, theirs = f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}"
+            table += unit_rules(ours, theirs)
+            if unit == 0:
+                table.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
+    table += weight_and_bias("norm", "norm")
+    if config.num_classes:
+        table += conv_head_rules("head.fc")
+    return table
+
+
+def bit_unsupported(config: BitConfig) -> list[str]:
+    depth = [] if bit_architecture(config) else [f"blocks={config.blocks}"]
+    return depth + unsupported_numerics(config, NUMERICS["timm"])
+
+
+def bit_json(config: BitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    name, factor = bit_architecture(config) or BITS[3, 4, 6, 3]
+    width = ROOT_WIDTH * config.width_factor // factor
+    channels = [EXPANSION * width * 2**stage for stage in range(len(config.blocks))]
+    arguments = {"stem_chs": width, "channels": channels}
+    return config_json(name, arguments, config, metadata, "stem.conv", "head.fc")
+
+
+# MLP-Mixer.
+
+
+def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
+    tensors = checkpoint.tensors
+    width, channels, patch_height, patch_width = shape_of(tensors, "stem.proj.weight", 4)
+    tokens_mlp, patches = shape_of(tensors, "blocks.0.mlp_tokens.fc1.weight", 2)
+    channels_mlp, _ = shape_of(tensors, "blocks.0.mlp_channels.fc1.weight", 2)
+    stride = max(1, patch_height), max(1, patch_width)
+    return MixerConfig(
+        depth=count(tensors, r"blocks\.(\d+)\."),
+        width=width,
+        tokens_mlp=tokens_mlp,
+        channels_mlp=channels_mlp,
+        patch_size=(patch_height, patch_width),
+        image_size=infer_image_size(patches, stride, checkpoint.settings),
+        channels=channels,
+        num_classes=size_of(tensors, "head.weight", 2),
+        numerics=NUMERICS["timm"],
+    )
+
+
+def mixer_rules(config: MixerConfig) -> list[Rule]:
+    table = [*weight_and_bias("stem", "stem.proj")]
+    for index in range(config.depth):
+        block = f"blocks.{index}"
+        table += weight_and_bias(f"{block}.norm1", f"{block}.norm1")
+        table += mlp_rules(f"{block}.token_mixing", f"{block}.mlp_tokens")
+        table += weight_and_bias(f"{block}.norm2", f"{block}.norm2")
+        table += mlp_rules(f"{block}.channel_mixing", f"{block}.mlp_channels")
+    table += weight_and_bias("norm", "norm")
+    if config.num_classes:
+        table += weight_and_bias("head", "head")
+    return table
+
+
+def mixer_unsupported(config: MixerConfig) -> list[str]:
+    fixed = (config.patch_size, config.depth, config.width)
+    size = "a Mixer with patch_size={}, depth={}, width={}".format(*fixed)
+    return [size] * (fixed not in MIXERS) + unsupported_numerics(config, NUMERICS["timm"])
+
+
+def mixer_json(config: MixerConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    fixed = (pair(config.patch_size)[0], config.depth, config.width)
+    hidden = (config.tokens_mlp, config.channels_mlp)
+    arguments = {
+        "img_size": list(pair(config.image_size)),
+        "mlp_ratio": [mlp_ratio(size, config.width) for size in hidden],
+    }
+    name = MIXERS.get(fixed, "mixer_b16_224")
+    return config_json(name, arguments, config, metadata, "stem.proj", "head")
+
+
+VIT = Table(
+    VitConfig,
+    lambda tensors: PATCHES in tensors and any(name.startswith("blocks.") for name in tensors),
+    vit_config,
+    vit_rules,
+    vit_unsupported,
+    vit_json,
+)
+BIT = Table(
+    BitConfig,
+    lambda tensors: {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= tensors.keys(),
+    bit_config,
+    bit_rules,
+    bit_unsupported,
+    bit_json,
+)
+MIXER = Table(
+    MixerConfig,
+    lambda tensors: {"stem.proj.weight", "blocks.0.mlp_tokens.fc1.weight"} <= tensors.keys(),
+    mixer_config,
+    mixer_rules,
+    mixer_unsupported,
+    mixer_json,
+)
+FORMAT = Format("timm", (BIT, MIXER, VIT), normalize, read_metadata)

@@ -1,0 +1,112 @@
+"""Multi-head self-attention (appendix A of the paper).
+
+Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q queries.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.memory import is_plain_linear
+from vitrail.models.pos_embed import RelativeKeys
+
+# (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with a joint projection for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.merge = nn.Linear(width, width)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        relative: RelativeKeys | None = None,
+        num_queries: int | None = None,
+        bias: Tensor | None = None,
+        attend: Attend | None = None,
+    ) -> Tensor:
+        """Return the attention output (B, Q, D) of the first `num_queries` tokens, or of all.
+
+        `bias` (or the bias computed from `relative`) is added to the attention logits. `attend`
+        replaces the fused kernel, for example to record queries, keys or attention weights.
+        """
+        if num_queries is not None and attend is None and is_plain_linear(self.qkv):
+            width, weight, b = self.merge.in_features, self.qkv.weight, self.qkv.bias
+            q_bias, kv_bias = (None, None) if b is None else (b[:width], b[width:])
+            query = F.linear(tokens[:, :num_queries], weight[:width], q_bias)
+            query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, Q, K)
+            if relative is not None:
+                bias = relative_bias(query, relative)
+            mixed = attend_without_kv(weight[width:], kv_bias, query, tokens, bias)
+        else:
+            query, key, value = self.query_key_value(tokens)
+            query = query[:, :, :num_queries]
+            if relative is not None:
+                bias = relative_bias(query, relative)
+            mixed = (attend or F.scaled_dot_product_attention)(query, key, value, bias)
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, H, Q, K) → (B, Q, D)
+
+    def query_key_value(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Project tokens to queries, keys and values, each (B, H, N, K)."""
+        parts = self.qkv(tokens).chunk(3, dim=-1)
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+
+    def attention_map(
+        self,
+        tokens: Tensor,
+        relative: RelativeKeys | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the attention weights (B, H, N, N) of all or some heads."""
+        query, key, _ = self.query_key_value(tokens)
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, list(heads)]
+        bias = None if relative is None else relative_bias(query, relative)
+        return attention_weights(query, key, bias)
+
+
+def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(K) + bias): (B, H, Q, N). The fused kernel never builds it."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+
+def attend_without_kv(
+    weight: Tensor,
+    kv_bias: Tensor | None,
+    query: Tensor,
+    tokens: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention of few queries (B, H, Q, K) to tokens (B, N, D), without computing keys and values.
+
+    Keys and values would be W x, with `weight` (2 D, D) and `kv_bias` (2 D). Since q (W x) equals
+    (q W) x, the few queries are projected instead of the many tokens; and a weighted mean of W x is
+    W times the weighted mean of x. The bias of the keys shifts all logits of a query equally and
+    cancels in the softmax. `bias` (B, H, Q, N) is added to the attention logits.
+    """
+    heads, channels = query.shape[1], query.shape[3]
+    w_key, w_value = weight.unflatten(0, (2, heads, channels))  # (H, K, D)
+    projected = torch.einsum("bhrk,hkd->bhrd", query, w_key).flatten(1, 2)[:, None]
+    if bias is not None:
+        bias = bias.expand(*query.shape[:3], -1).flatten(1, 2)[:, None]  # (B, 1, H Q, N)
+    mean = F.scaled_dot_product_attention(
+        projected, tokens[:, None], tokens[:, None], attn_mask=bias, scale=channels**-0.5
+    )  # (B, 1, H Q, D)
+    mixed = torch.einsum("bhrd,hkd->bhrk", mean[:, 0].unflatten(1, (heads, -1)), w_value)
+    return mixed if kv_bias is None else mixed + kv_bias.view(2, heads, 1, channels)[1]
+
+
+def relative_bias(query: Tensor, relative: RelativeKeys) -> Tensor:
+    """Attention logits (B, H, Q, N) of relative positions, scaled like those of the content."""
+    scores = query @ relative.keys.to(query.dtype).mT / query.shape[-1] ** 0.5  # (B, H, Q, R)
+    offsets = relative.offsets[: query.shape[2]]  # one row per query
+    return scores.gather(-1, offsets.expand(*scores.shape[:3], -1))  # (B, H, Q, N)

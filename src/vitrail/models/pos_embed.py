@@ -1,0 +1,240 @@
+"""Position embeddings: those of appendix D.4, and the sin-cos embedding of big_vision.
+
+Each kind is a module in `POS_EMBEDS` that adds its embedding to tokens; `embedding(grid)` returns
+it for a grid of any size, as (T, D): one row for each class or distillation token and each patch in
+raster order. The relative kind returns `RelativeKeys` for attention instead.
+`resized_parameters(grid)` returns the parameters of a model made for another grid. `vit.py` and
+`encoder.py` decide where embeddings are added (stem, every layer, shared).
+
+Shapes: h x w patches, T = class tokens + h * w, D width, K channels per head, R relative keys.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.config import PositionKind, ResizeMethod, VitConfig
+from vitrail.models.memory import Cache
+
+Grid = tuple[int, int]  # rows and columns of patches
+TEMPERATURE = 10_000.0  # ratio of the longest to the shortest wavelength of the sin-cos embedding
+RELATIVE_PREFIX_ROWS = 3  # prefix to patch, patch to prefix, prefix to prefix
+
+# google is scipy.ndimage.zoom(order=1). The next three are what each library does when a loaded
+# model is used at another image size; bilinear is timm's loader of Google files, flexivit is
+# big_vision's FlexiViT.
+RESIZE_METHODS: dict[ResizeMethod, dict[str, Any]] = {
+    "google": {"mode": "bilinear", "align_corners": True},
+    "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
+    "transformers": {"mode": "bicubic", "align_corners": False},
+    "torchvision": {"mode": "bicubic", "align_corners": True},
+    "bilinear": {"mode": "bilinear", "align_corners": False},
+    "flexivit": {"mode": "bilinear", "align_corners": False, "antialias": True},
+}
+
+
+class PosEmbed(nn.Module):
+    """Base class of absolute position embeddings."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return tokens + self.embedding(grid)
+
+    def embedding(self, grid: Grid) -> Tensor:
+        raise NotImplementedError
+
+    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
+        return {}
+
+
+class NoPosEmbed(PosEmbed):
+    """No position information: the lower bound of the ablation."""
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return tokens
+
+
+class LearnedPosEmbed(PosEmbed):
+    """One learned vector per token in raster order: the paper's default ("1-D")."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__(config)
+        self.grid = config.grid
+        self.prefix = config.num_class_tokens
+        self.method: ResizeMethod = config.numerics.position_resize
+        self.table = nn.Parameter(
+            torch.empty(self.prefix + self.grid[0] * self.grid[1], config.width)
+        )
+        self.cache = Cache()
+
+    def embedding(self, grid: Grid) -> Tensor:
+        if grid == self.grid:
+            return self.table
+        return self.cache.get(self.table, grid, lambda: self.resized_parameters(grid)["table"])
+
+    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
+        """Interpolate the rows of the patches; those of class tokens do not change."""
+        patches = self.table[self.prefix :].unflatten(0, self.grid)  # (h, w, D)
+        patches = resize_grid(patches, grid, self.method).flatten(0, 1)  # (h' * w', D)
+        return {"table": torch.cat([self.table[: self.prefix], patches])}  # (T', D)
+
+
+class Learned2dPosEmbed(PosEmbed):
+    """Concatenated embeddings of the column and the row, each of half the width ("2-D")."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__(config)
+        self.grid = config.grid
+        self.method: ResizeMethod = config.numerics.position_resize
+        half = config.width // 2
+        self.columns = nn.Parameter(torch.empty(self.grid[1], half))  # X in appendix D.4
+        self.rows = nn.Parameter(torch.empty(self.grid[0], half))  # Y
+        self.prefix = nn.Parameter(torch.empty(config.num_class_tokens, config.width))
+        self.column_cache, self.row_cache = Cache(), Cache()
+
+    def embedding(self, grid: Grid) -> Tensor:
+        parameters = self.resized_parameters(grid)
+        columns = parameters["columns"].expand(*grid, -1)
+        rows = parameters["rows"][:, None].expand(*grid, -1)
+        patches = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # (h * w, D)
+        return torch.cat([self.prefix, patches])  # (T, D)
+
+    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
+        columns, rows = self.columns, self.rows
+        if grid != self.grid:
+            columns = self.column_cache.get(
+                columns, grid, lambda: resize_line(self.columns, grid[1], self.method)
+            )
+            rows = self.row_cache.get(
+                rows, grid, lambda: resize_line(self.rows, grid[0], self.method)
+            )
+        return {"columns": columns, "rows": rows, "prefix": self.prefix}
+
+
+class SinCos2dPosEmbed(PosEmbed):
+    """Fixed sines and cosines of the column, then of the row (big_vision's sincos2d).
+
+    Frequencies run from 1 to 1 / TEMPERATURE inclusive: the exponent is divided by D / 4 - 1, not
+    by D / 4 as in other implementations. Class and distillation token get zeros.
+    """
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__(config)
+        self.prefix = config.num_class_tokens
+        self.width = config.width
+        self.cache = Cache()
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        key = (grid, tokens.dtype, tokens.device)
+        return tokens + self.cache.get(None, key, lambda: self.embedding(grid).to(tokens))
+
+    def embedding(self, grid: Grid) -> Tensor:
+        patches = sincos_2d(grid, self.width)
+        return torch.cat([patches.new_zeros(self.prefix, self.width), patches])  # (T, D)
+
+
+def sincos_2d(grid: Grid, channels: int) -> Tensor:
+    """Sines and cosines of the column, then of the row: (h * w, D), D a multiple of four."""
+    height, width = grid
+    quarter = channels // 4
+    exponents = torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1)
+    frequencies = TEMPERATURE**-exponents  # (D / 4,)
+    columns = torch.arange(width, dtype=torch.float64)[:, None] * frequencies  # (w, D / 4)
+    rows = torch.arange(height, dtype=torch.float64)[:, None] * frequencies  # (h, D / 4)
+    columns = torch.cat([columns.sin(), columns.cos()], dim=1).expand(height, width, -1)
+    rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(height, width, -1)
+    return torch.cat([columns, rows], dim=-1).flatten(0, 1)
+
+
+class RelativeKeys(NamedTuple):
+    """Relative position embedding as used by attention."""
+
+    keys: Tensor  # (R, K), one per offset
+    offsets: Tensor  # (N, N), the index of the key for each query and key token
+
+
+class RelativePosEmbed(nn.Module):
+    """A learned key for each raster offset between query and key, shared by the heads.
+
+    Appendix D.4 does not define offsets to the class token: pairs with a prefix token use three
+    additional rows, after the 2 h w - 1 offsets. For another grid the rows are interpolated.
+    """
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.patches = config.grid[0] * config.grid[1]
+        self.prefix = config.num_prefix
+        self.method: ResizeMethod = config.numerics.position_resize
+        rows = 2 * self.patches - 1 + RELATIVE_PREFIX_ROWS * (self.prefix > 0)
+        self.table = nn.Parameter(torch.empty(rows, config.head_width))
+        self.cache = Cache()
+
+    def embedding(self, grid: Grid) -> RelativeKeys:
+        patches = grid[0] * grid[1]
+        index = torch.arange(patches, device=self.table.device)
+        offsets = index[:, None] - index + patches - 1  # (h w, h w), from 0 to 2 h w - 2
+        if self.prefix:
+            first = 2 * patches - 1
+            offsets = F.pad(offsets, (self.prefix, 0, self.prefix, 0), value=first + 2)
+            offsets[: self.prefix, self.prefix :] = first
+            offsets[self.prefix :, : self.prefix] = first + 1
+        return RelativeKeys(self.resized_parameters(grid)["table"], offsets)
+
+    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
+        """Interpolate the rows of the offsets; those of prefix tokens do not change."""
+        patches = grid[0] * grid[1]
+        if patches == self.patches:
+            return {"table": self.table}
+
+        def resize() -> Tensor:
+            offsets, prefix = self.table.tensor_split([2 * self.patches - 1])
+            return torch.cat([resize_line(offsets, 2 * patches - 1, self.method), prefix])
+
+        return {"table": self.cache.get(self.table, grid, resize)}
+
+
+POS_EMBEDS: dict[PositionKind, type[nn.Module]] = {
+    "none": NoPosEmbed,
+    "learned": LearnedPosEmbed,
+    "learned-2d": Learned2dPosEmbed,
+    "relative": RelativePosEmbed,
+    "sincos-2d": SinCos2dPosEmbed,
+}
+
+
+def resize_grid(table: Tensor, grid: Grid, method: ResizeMethod = "google") -> Tensor:
+    """Interpolate a table of vectors (h, w, D) to another grid (h', w'), in at least float32.
+
+    A resize along one axis is a matrix, so a resize of a grid is two matrix products, whatever the
+    method: differentiable and exportable.
+    """
+    with torch.autocast(table.device.type, enabled=False):
+        exact = table.to(torch.promote_types(table.dtype, torch.float32))
+        vertical = interpolation_matrix(table.shape[0], grid[0], method, like=exact)  # (h', h)
+        horizontal = interpolation_matrix(table.shape[1], grid[1], method, like=exact)  # (w', w)
+        rows = (vertical @ exact.flatten(1)).unflatten(1, table.shape[1:])  # (h', w, D)
+        return (horizontal @ rows).to(table.dtype)  # (h', w', D)
+
+
+def resize_line(table: Tensor, length: int, method: ResizeMethod = "google") -> Tensor:
+    """Interpolate a row of vectors (n, D) to another length (n', D), in at least float32."""
+    with torch.autocast(table.device.type, enabled=False):
+        exact = table.to(torch.promote_types(table.dtype, torch.float32))
+        return (interpolation_matrix(len(table), length, method, like=exact) @ exact).to(
+            table.dtype
+        )
+
+
+def interpolation_matrix(old: int, new: int, method: ResizeMethod, *, like: Tensor) -> Tensor:
+    """The (new, old) matrix of a resize along one axis, with the dtype and device of `like`.
+
+    Obtained by resizing the identity matrix with F.interpolate, so that it agrees with torch's
+    kernels bit for bit. (Resizing single columns would not: torch's antialiasing kernel is wrong
+    for images that are one pixel wide.)
+    """
+    identity = torch.eye(old, dtype=like.dtype, device=like.device)
+    return F.interpolate(identity[None, None], (new, old), **RESIZE_METHODS[method])[0, 0]

@@ -1,0 +1,367 @@
+"""Metadata: preparing images, and the preprocessing of each kind of checkpoint."""
+
+import io
+import json
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_models import FAMILIES, VIT, random_model
+
+import vitrail
+from vitrail import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Metadata,
+    Preprocessing,
+    load,
+    save,
+)
+from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.load import table_for
+from vitrail.checkpoints.rules import write
+from vitrail.cli import main
+from vitrail.data.preprocessing import PRESETS, Preset, preset
+
+WIDE = VIT.change(width=64, heads=1)  # the usual number of heads, which no file need say
+TIMM = WIDE.change(numerics="timm")
+HEADLESS = TIMM.change(num_classes=0)
+SCALED = TIMM.change(layer_scale=1e-5, image_size=16)
+HF = WIDE.change(numerics="transformers")
+OWN = Preprocessing(size=(8, 8), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+
+
+def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"):
+    """Write bare weights: renamed, with extra tensors, or inside a training checkpoint."""
+    tensors = write(random_model(config), table_for(config, format).rules(config))
+    if rename:
+        tensors = {rename(name): tensor for name, tensor in tensors.items()}
+    tensors |= {name: torch.zeros(1, 1, 8) for name in extra}
+    torch.save(layout(tensors) if layout else tensors, folder / name)
+    return folder / name
+
+
+def timm_folder(folder, drop=()):
+    save(random_model(TIMM), folder / "timm", "timm", preprocessing=OWN)
+    settings = json.loads((folder / "timm" / "config.json").read_text())
+    for key in drop:
+        del settings["pretrained_cfg"][key]
+    (folder / "timm" / "config.json").write_text(json.dumps(settings))
+    return folder / "timm"
+
+
+def hf_folder(folder, *, processor=True, model_type="vit", name="hf"):
+    save(random_model(HF), folder / name, "huggingface", preprocessing=OWN)
+    settings = json.loads((folder / name / "config.json").read_text()) | {"model_type": model_type}
+    (folder / name / "config.json").write_text(json.dumps(settings))
+    if not processor:
+        (folder / name / "preprocessor_config.json").unlink()
+    return folder / name
+
+
+def google(folder, family):
+    numerics = "big_transfer" if family == "bit" else "google"
+    save(random_model(FAMILIES[family].change(numerics=numerics)), folder / "model.npz", "google")
+    return folder / "model.npz"
+
+
+def our_file(folder, name, format="timm"):
+    save(random_model(TIMM), folder / name, format, preprocessing=OWN)
+    return folder / name
+
+
+def dinov2_names(name):
+    return name.replace("reg_token", "register_tokens")
+
+
+ORIGINS = {  # how a checkpoint is made, its preprocessing, the line that is logged
+    "timm, config.json": (timm_folder, OWN, ""),
+    "timm, no mean in config.json": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
+    "timm, weights alone": (lambda f: bare(f, TIMM), "timm", "warning"),
+    "timm, headless": (lambda f: bare(f, HEADLESS), "timm", "warning"),
+    "timm, Mixer": (
+        lambda f: bare(f, FAMILIES["mixer"].change(numerics="timm")),
+        "timm",
+        "warning",
+    ),
+    "timm, BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="timm")),
+        "timm",
+        "recognized BiT by its tensor stages.0.blocks.0.",
+    ),
+    "big_transfer's BiT": (
+        lambda f: bare(f, FAMILIES["bit"].change(numerics="big_transfer"), "bit_pytorch"),
+        "big_vision",
+        "",
+    ),
+    "timm, hybrid": (
+        lambda f: bare(f, FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)),
+        "timm",
+        "recognized AugReg hybrid by its tensor patch_embed.backbone.",
+    ),
+    "timm, distilled DeiT": (
+        lambda f: bare(f, TIMM.change(distillation=True)),
+        "deit",
+        "recognized DeiT by its tensor dist_token",
+    ),
+    "DeiT's layout": (
+        lambda f: bare(f, TIMM, layout=lambda t: {"model": t}),
+        "deit",
+        "recognized DeiT by its layout {'model': …}",
+    ),
+    "another training state": (
+        lambda f: bare(f, TIMM, layout=lambda t: {"model": t, "epoch": 3}),
+        "timm",
+        "warning",
+    ),
+    "DeiT's file name": (
+        lambda f: bare(f, TIMM, name="deit_tiny_patch16_224-a1311bcf.pth"),
+        "deit",
+        "recognized DeiT by its name deit_tiny_patch16_224-a1311bcf.pth",
+    ),
+    "DeiT III": (
+        lambda f: bare(f, SCALED, rename=lambda n: n.replace("ls1.gamma", "gamma_1")),
+        "deit",
+        "recognized DeiT III by its tensor blocks.0.gamma_1",
+    ),
+    "DeiT III in timm's names": (
+        lambda f: bare(f, SCALED),
+        "deit",
+        "recognized DeiT III by its tensor blocks.0.ls1.gamma and a head",
+    ),
+    "DINO's training state": (
+        lambda f: bare(
+            f,
+            HEADLESS,
+            rename=lambda n: f"backbone.{n}",
+            layout=lambda t: {"teacher": t, "epoch": 3},
+        ),
+        "dino",
+        "recognized DINO by its state dict 'teacher'",
+    ),
+    "DINO with its projection": (
+        lambda f: bare(f, HEADLESS, extra=["head.mlp.0.weight"]),
+        "dino",
+        "recognized DINO by its tensor head.mlp.0.weight",
+    ),
+    "DINO's file name": (
+        lambda f: bare(f, HEADLESS, name="dino_deitsmall16_pretrain.pth"),
+        "dino",
+        "recognized DINO by its name",
+    ),
+    "DINOv2": (
+        lambda f: bare(f, SCALED.change(num_classes=0), extra=["mask_token"]),
+        "dino",
+        "recognized DINOv2 by its tensor mask_token",
+    ),
+    "DINOv2 with registers": (
+        lambda f: bare(f, SCALED.change(num_classes=0, registers=4), rename=dinov2_names),
+        "dino",
+        "recognized DINOv2 by its tensor register_tokens",
+    ),
+    "DINOv2 in timm's names": (
+        lambda f: bare(f, SCALED.change(num_classes=0)),
+        "dino",
+        "recognized DINOv2 by its tensor blocks.0.ls1.gamma and no head",
+    ),
+    "MAE": (
+        lambda f: bare(
+            f,
+            HEADLESS,
+            extra=["mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight"],
+        ),
+        "dino",
+        "recognized MAE by its tensor decoder_embed.weight",
+    ),
+    "MAE's encoder": (
+        lambda f: bare(f, HEADLESS, layout=lambda t: {"model": t}),
+        "dino",
+        "recognized MAE by its layout",
+    ),
+    "Google's ViT": (lambda f: google(f, "vit"), "google", ""),
+    "Google's hybrid": (lambda f: google(f, "hybrid root"), "google", ""),
+    "Google's Mixer": (lambda f: google(f, "mixer"), "google", ""),
+    "Google's BiT": (lambda f: google(f, "bit"), "google", ""),
+    "torchvision": (
+        lambda f: bare(f, WIDE.change(numerics="torchvision"), "torchvision"),
+        "torchvision",
+        "",
+    ),
+    "Hugging Face": (hf_folder, OWN, ""),
+    "Hugging Face, no processor": (
+        lambda f: hf_folder(f, processor=False),
+        "transformers",
+        "warning",
+    ),
+    "Hugging Face, DeiT": (
+        lambda f: hf_folder(f, processor=False, model_type="deit"),
+        "dino",
+        "recognized DeiT by model_type='deit' in config.json",
+    ),
+    "Hugging Face, MAE": (
+        lambda f: hf_folder(f, processor=False, model_type="vit_mae"),
+        "dino",
+        "recognized MAE by model_type='vit_mae' in config.json",
+    ),
+    "Hugging Face, DINO's name": (
+        lambda f: hf_folder(f, processor=False, name="dino-vits16"),
+        "dino",
+        "recognized DINO by its name dino-vits16",
+    ),
+    "Hugging Face, weights alone": (
+        lambda f: bare(f, HF, "huggingface"),
+        "transformers",
+        "warning",
+    ),
+    "bundle": (lambda f: our_file(f, "bundle", "bundle"), OWN, ""),
+    "our file in timm's format": (lambda f: our_file(f, "model.safetensors"), OWN, ""),
+    "our .pth in timm's format": (lambda f: our_file(f, "model.pth"), "timm", "warning"),
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_preprocessing_of_every_origin(tmp_path, origin):
+    make, expected, said = ORIGINS[origin]
+    path, lines = make(tmp_path), []
+    model = load(path, log=lines.append)
+    size = model.config.image_size
+    if isinstance(expected, str):
+        expected = preset(expected, (size, size) if isinstance(size, int) else size)
+    if expected is not None:
+        assert model.metadata.preprocessing == expected
+    about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
+    assert len(about) == bool(said)
+    assert all(line.startswith(said) for line in about)
+    assumed = model.metadata.provenance.get("preprocessing") == "assumed"
+    assert assumed == (said == "warning")
+
+
+def test_warning_states_assumption_and_option(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    load(path, log=lines.append)
+    (line,) = lines
+    for part in (
+        f"warning: {path} does not state its preprocessing",
+        "mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)",
+        "resize short side to 8 (bicubic), center crop 8 x 8",
+        "--preprocessing",
+        ", ".join(PRESETS),
+    ):
+        assert part in line
+
+
+@pytest.mark.parametrize("given", ["deit", OWN], ids=["preset", "value"])
+def test_explicit_preprocessing_does_not_warn(tmp_path, given):
+    lines = []
+    model = load(bare(tmp_path, TIMM), preprocessing=given, log=lines.append)
+    assert lines == []
+    assert model.metadata.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
+    assert "preprocessing" not in model.metadata.provenance
+
+
+def test_preset_uses_the_adapted_image_size(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    model = load(path, image_size=16, preprocessing="dino", log=lines.append)
+    assert model.metadata.preprocessing == preset("dino", (16, 16))
+    load(path, image_size=18 * 4, log=lines.append)
+    assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
+
+
+def test_invalid_preprocessing_raises(tmp_path):
+    path = bare(tmp_path, TIMM)
+    with pytest.raises(ConfigError, match="unknown preprocessing 'diet'; did you mean 'deit'"):
+        load(path, preprocessing="diet", log=lambda line: None)
+    gray = Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,))
+    with pytest.raises(ConfigError, match="for 1 channels does not fit a model of 3"):
+        load(path, preprocessing=gray, log=lambda line: None)
+
+
+def test_assumed_preprocessing_warns_until_set(tmp_path):
+    path, lines = bare(tmp_path, TIMM), []
+    convert(path, tmp_path / "bundle", "bundle")
+    model = load(tmp_path / "bundle", log=lines.append)
+    assert lines[0].startswith(f"warning: {tmp_path / 'bundle'} does not state")
+    save(model, tmp_path / "chosen", preprocessing=model.metadata.preprocessing)
+    convert(path, tmp_path / "converted", "bundle", preprocessing="timm")
+    for folder in ("chosen", "converted"):
+        again = load(tmp_path / folder, log=lines.append)
+        assert again.metadata == model.metadata.__class__(
+            preprocessing=preset("timm", (8, 8)), provenance=again.metadata.provenance
+        )
+        assert "preprocessing" not in again.metadata.provenance
+    assert len(lines) == 1
+
+
+def test_convert_passes_the_warning_on(tmp_path, capsys):
+    path = str(bare(tmp_path, TIMM))
+    arguments = ["convert", path, str(tmp_path / "out"), "--to", "bundle", "--json"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.err.startswith("warning: ")
+    assert json.loads(output.out)["notice"] == output.err.strip()
+    assert main([*arguments, "--preprocessing", "deit"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_clip_is_rejected(tmp_path):
+    path = bare(tmp_path, TIMM, extra=["norm_pre.weight"])
+    with pytest.raises(CheckpointError, match=r"norm_pre\), as in CLIP"):
+        load(path)
+
+
+def test_preset_names_match_the_literal():
+    assert get_args(Preset) == tuple(PRESETS)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+METADATA = Metadata(preprocessing=preset("torchvision", (8, 12)))
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_prepare_accepts_one_image_or_a_list(tmp_path):
+    (tmp_path / "cat.png").write_bytes(png(PIXELS))
+    one = METADATA.prepare(tmp_path / "cat.png")
+    assert (one.shape, one.dtype) == ((1, 3, 8, 12), torch.float32)
+    ways = [str(tmp_path / "cat.png"), png(PIXELS), Image.fromarray(PIXELS), PIXELS]
+    many = METADATA.prepare([*ways, torch.tensor(PIXELS).permute(2, 0, 1)])
+    assert torch.equal(many, one.expand(5, -1, -1, -1))
+    assert METADATA.prepare([]).shape == (0, 3, 8, 12)
+
+
+def test_prepare_normalizes():
+    how = Preprocessing(size=(20, 30), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    found = Metadata(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
+    expected = (PIXELS / 255 - np.array(how.mean)) / np.array(how.std)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_prepare_matches_predictor(tmp_path):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    vitrail.save(model, tmp_path / "model", class_names=[*"abc"])
+    model = vitrail.load(tmp_path / "model")
+    with torch.inference_mode():
+        chances = model.metadata.probabilities(model(model.metadata.prepare(PIXELS)))[0]
+    answer = vitrail.Predictor(model)(PIXELS)
+    assert answer.label == "abc"[chances.argmax()]
+    assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)
+
+
+def test_prepare_converts_to_gray():
+    metadata = Metadata(preprocessing=preset("google", (4, 4), channels=1))
+    assert metadata.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
+
+
+def test_prepare_names_the_unreadable_image():
+    with pytest.raises(DataError, match="picture 2: an empty file"):
+        METADATA.prepare([PIXELS, b""])
+    with pytest.raises(DataError, match="there is no file nowhere"):
+        METADATA.prepare("nowhere.jpg")

@@ -1,0 +1,305 @@
+"""Unusual files and uses: concurrency, wrappers, training checkpoints, full disks."""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from small_models import VIT, random_model, same_weights
+from torch import nn
+
+from vitrail import CheckpointError, create, load, save
+from vitrail.checkpoints.convert import convert
+
+TIMM = VIT.change(width=64, heads=1, numerics="timm")
+
+
+@pytest.mark.parametrize("format", ["bundle", "timm", "huggingface"])
+def test_loading_during_concurrent_saves(tmp_path, format):
+    models = [random_model(TIMM.change(numerics="timm"), seed) for seed in (0, 1)]
+    save(models[0], tmp_path / "model", format)
+    stop = threading.Event()
+
+    def keep_saving():
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            save(models[turn % 2], tmp_path / "model", format)
+
+    thread = threading.Thread(target=keep_saving)
+    thread.start()
+    try:
+        for _ in range(40):
+            loaded = load(tmp_path / "model")
+            assert any(same_weights(loaded, model) for model in models)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_overwriting_the_source_file_is_safe(tmp_path):
+    save(random_model(TIMM), tmp_path / "w.pth", "timm")
+    code = (
+        "import sys, torch; from vitrail import load\n"
+        "model = load(sys.argv[1])\n"
+        "torch.save({n: t for n, t in model.state_dict().items()}, sys.argv[1])\n"
+        "print(sum(p.double().sum().item() for p in model.parameters()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "w.pth")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    expected = sum(p.double().sum().item() for p in random_model(TIMM).parameters())
+    assert float(done.stdout) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat16", "double"])
+@pytest.mark.parametrize("format", ["bundle", "google"])
+def test_weights_are_saved_as_float32(tmp_path, kind, format):
+    model = getattr(random_model(VIT), kind)()
+    path = tmp_path / ("model" if format == "bundle" else "model.npz")
+    save(model, path, format)
+    assert same_weights(load(path), model.float())
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_wrappers_are_removed(tmp_path, wrap):
+    save(wrap(random_model(VIT)), tmp_path / "model")
+    assert same_weights(load(tmp_path / "model"), random_model(VIT))
+
+
+def test_saving_a_model_that_contradicts_its_config_raises(tmp_path):
+    save(random_model(VIT), tmp_path / "model")
+    model = random_model(VIT)
+    model.head = nn.Linear(8, 5)
+    with pytest.raises(CheckpointError, match=r"head.bias is \(5,\), expected \(3,\)"):
+        save(model, tmp_path / "model")
+    assert same_weights(load(tmp_path / "model"), random_model(VIT))
+    with pytest.raises(CheckpointError, match="a Linear is not a vitrail model"):
+        save(nn.Linear(2, 2), tmp_path / "other")
+    with torch.device("meta"):
+        empty = create("ViT-Mu/4")
+    with pytest.raises(CheckpointError, match="on the meta device"):
+        save(empty, tmp_path / "other")
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_bare_file_cannot_express_numerics(tmp_path, format):
+    tanh = random_model(TIMM.change(numerics="google"))
+    with pytest.raises(CheckpointError, match=r"cannot express.*gelu='tanh'.*--allow-loss"):
+        save(tanh, tmp_path / "model.safetensors", format)
+    save(tanh, tmp_path / "folder", format)
+    assert load(tmp_path / "folder").config.numerics.gelu == "tanh"
+
+
+def test_config_json_next_to_a_file_is_used(tmp_path):
+    save(random_model(VIT.change(width=64, heads=4)), tmp_path, "huggingface")
+    loaded = load(tmp_path / "model.safetensors")
+    assert loaded.config.heads == 4
+    assert loaded.config.numerics.gelu == "tanh"
+
+
+def test_edited_config_json_wins(tmp_path):
+    save(random_model(VIT), tmp_path, "huggingface", class_names=["cat", "dog", "owl"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["id2label"]["2"] = "eagle-owl"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load(tmp_path).metadata.class_names == ("cat", "dog", "eagle-owl")
+
+
+def test_convert_notes_missing_heads(tmp_path):
+    save(random_model(TIMM.change(width=128, heads=4, numerics="torchvision")), tmp_path / "source")
+    done = convert(tmp_path / "source", tmp_path / "out.pth", "torchvision")
+    assert any("load it with heads=4" in note for note in done.notes)
+    assert load(tmp_path / "out.pth", heads=4).config.heads == 4
+
+
+def test_convert_compares_weights_too(tmp_path, monkeypatch):
+    model = random_model(VIT)
+    nn.init.zeros_(model.head.weight)  # whatever the body computes, logits are the same
+    save(model, tmp_path / "source")
+    wrong = random_model(VIT, seed=1)
+    wrong.head.load_state_dict(model.head.state_dict())
+    other = ("vitrail.checkpoints.convert.reload", lambda *_: (wrong, []))
+    monkeypatch.setattr(*other)
+    with pytest.raises(CheckpointError, match="verification failed: weights differ"):
+        convert(tmp_path / "source", tmp_path / "out", "bundle")
+
+
+def test_converting_an_architecture_name_raises(tmp_path):
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
+        convert("ViT-Mu/4", tmp_path / "out", "bundle")
+
+
+def test_convert_keeps_a_hand_written_card(tmp_path):
+    save(random_model(VIT), tmp_path / "model.npz", "google")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_bytes(b"mine \xe9")
+    convert(tmp_path / "model.npz", tmp_path / "out", "bundle")
+    assert (tmp_path / "out" / "README.md").read_bytes() == b"mine \xe9"
+
+
+def torch_file(tmp_path, change):
+    save(random_model(TIMM), tmp_path / "model.pth", "timm")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    torch.save(change(tensors), tmp_path / "model.pth")
+    return tmp_path / "model.pth"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t | {"norm.bias": torch.empty(64, device="meta")},
+            "norm.bias is not a dense CPU tensor",
+        ),
+        (
+            lambda t: t | {"norm.bias": torch.ones(64).to_sparse()},
+            "norm.bias is not a dense CPU tensor",
+        ),
+        (
+            lambda t: t | {"norm.bias": torch.ones(1).expand(2**40)},
+            "norm.bias is not a dense CPU tensor",
+        ),
+        (lambda t: {"optimizer": 1, "epoch": 3}, "contains no state dict; keys: optimizer, epoch"),
+        (lambda t: [1], "contains a list; expected a state dict"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_pickles_with_unusual_tensors_raise(tmp_path, change, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(torch_file(tmp_path, change))
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "state_dict_ema"])
+def test_state_dict_inside_training_checkpoints(tmp_path, key):
+    settings = argparse.Namespace(lr=0.1)
+    path = torch_file(tmp_path, lambda t: {key: t, "epoch": 3, "args": settings})
+    path = path.rename(path.with_suffix(".pth.tar"))
+    assert same_weights(load(path), random_model(TIMM))
+
+
+@pytest.mark.parametrize(
+    ("raw", "average"), [("state_dict", "state_dict_ema"), ("model", "model_ema")]
+)
+@pytest.mark.parametrize("format", ["timm", "torchvision", "huggingface"])
+def test_averaged_weights_are_preferred_and_logged(tmp_path, raw, average, format):
+    numerics = {"huggingface": "transformers"}.get(format, format)
+    models = {
+        key: random_model(TIMM.change(numerics=numerics), key == raw) for key in (raw, average)
+    }
+    states = {}
+    for key, model in models.items():
+        save(model, tmp_path / f"{key}.pth", format)
+        states[key] = torch.load(tmp_path / f"{key}.pth", weights_only=True)
+    torch.save({**states, "epoch": 3}, tmp_path / "last.pth.tar")
+    lines = []
+    assert same_weights(load(tmp_path / "last.pth.tar", log=lines.append), models[average])
+    assert f"using the averaged weights {average}, not {raw}" in lines[1]
+
+
+def test_ambiguities_of_a_folder_are_logged(tmp_path):
+    save(random_model(TIMM), tmp_path / "model.pth", "timm")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    (tmp_path / "model.pth").unlink()
+    torch.save({"model": tensors, "model_ema": tensors}, tmp_path / "pytorch_model.bin")
+    lines = []
+    load(tmp_path, log=lines.append)
+    assert "using the averaged weights model_ema, not model" in lines[1]
+
+
+def test_averaged_model_counter_is_skipped(tmp_path):
+    model = random_model(TIMM.change(numerics="torchvision"))
+    save(model, tmp_path / "model.pth", "torchvision")
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    average = {f"module.{name}": t for name, t in tensors.items()} | {"n_averaged": torch.tensor(3)}
+    raw = {name: t + 1 for name, t in tensors.items()}
+    torch.save({"model": raw, "model_ema": average}, tmp_path / "model.pth")
+    lines = []
+    assert same_weights(load(tmp_path / "model.pth", log=lines.append), model)
+    assert "n_averaged" in lines[1]
+
+
+def test_empty_average_is_ignored(tmp_path):
+    path = torch_file(tmp_path, lambda t: {"state_dict": t, "state_dict_ema": None, "model": {}})
+    lines = []
+    model = load(path, preprocessing="timm", log=lines.append)
+    assert same_weights(model, random_model(TIMM))
+    assert lines == []
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("format", ["timm", "torchvision"])
+def test_wrapped_names_in_every_format(tmp_path, prefix, format):
+    save(random_model(TIMM), tmp_path / "model.pth", format)
+    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
+    torch.save({prefix + name: t for name, t in tensors.items()}, tmp_path / "model.pth")
+    assert same_weights(load(tmp_path / "model.pth"), random_model(TIMM))
+
+
+def test_skipped_arrays_are_logged(tmp_path):
+    save(random_model(VIT), tmp_path / "plain.npz", "google")
+    arrays = {f"params/{name}": array for name, array in np.load(tmp_path / "plain.npz").items()}
+    np.savez(tmp_path / "state.npz", **arrays, **{"opt/step": np.zeros(1), "rng": np.zeros(2)})
+    lines = []
+    load(tmp_path / "state.npz", log=lines.append)
+    assert "2 arrays outside the prefix params/" in lines[1]
+
+
+def test_ambiguous_positions_are_logged(tmp_path):
+    model = random_model(TIMM.change(image_size=(24, 32)))  # 48 patches + class token
+    save(model, tmp_path / "model.pth", "timm")
+    lines = []
+    guessed = load(tmp_path / "model.pth", log=lines.append)
+    assert guessed.config.grid == (7, 7)  # wrong, but logged
+    assert "all 49 rows are assumed to be patch positions" in lines[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of file size are Linux's")
+@pytest.mark.parametrize(
+    ("path", "format"), [("m", "bundle"), ("m.npz", "google"), ("m.pth", "timm")]
+)
+def test_full_disk_raises_and_keeps_the_old_file(tmp_path, path, format):
+    numerics = "timm" if format == "timm" else "google"
+    save(random_model(TIMM.change(numerics=numerics)), tmp_path / path, format)
+    code = (
+        "import resource, signal, sys\n"
+        "from vitrail import create, save, VitrailError\n"
+        "model = create('ViT-Ti/16', depth=2, numerics=sys.argv[3])\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try: save(model, sys.argv[1], sys.argv[2])\n"
+        "except VitrailError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / path), format, numerics],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cannot write")
+    assert done.stdout.count("\n") == 1
+    assert same_weights(load(tmp_path / path), random_model(TIMM))
+    assert list(tmp_path.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("reference", ["", None, 5, "x" * 300])
+def test_invalid_references_raise(reference):
+    with pytest.raises(CheckpointError):
+        load(reference)
+
+
+def test_invalid_class_names_raise(tmp_path):
+    for names, message in (
+        ("cat", "is a string"),
+        ([1, 2, 3], "is not valid text"),
+        (["a", "b", "\udce9"], "is not valid text"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            save(random_model(VIT), tmp_path / "model", class_names=names)
+    assert not (tmp_path / "model").exists()

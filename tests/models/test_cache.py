@@ -1,0 +1,178 @@
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vitrail import create
+from vitrail.models.build import build
+from vitrail.models.init import initialize
+from vitrail.models.memory import Cache, is_plain_linear
+
+
+def count_computations(cache, source, key):
+    calls = []
+
+    def compute():
+        calls.append(key)
+        return source * 2
+
+    cache.get(source, key, compute)
+    return len(calls)
+
+
+def test_value_is_cached_until_source_changes():
+    cache, source = Cache(), torch.ones(2)
+    assert count_computations(cache, source, "a") == 1
+    assert count_computations(cache, source, "a") == 0
+    assert count_computations(cache, source, "b") == 1
+    assert count_computations(cache, source.clone(), "b") == 0  # equal values hit the cache
+    source.add_(1)
+    assert count_computations(cache, source, "b") == 1
+    assert count_computations(cache, source.double(), "b") == 1
+    source.data[0] = 7  # not counted as a version
+    assert count_computations(cache, source.double(), "b") == 1
+
+
+def test_cache_is_bypassed_while_recording_gradients():
+    cache, source = Cache(), torch.ones(2, requires_grad=True)
+    assert count_computations(cache, source, "a") == count_computations(cache, source, "a") == 1
+    with torch.no_grad():
+        assert count_computations(cache, source, "a") == 1
+        assert count_computations(cache, source, "a") == 0
+
+
+def test_value_cached_in_inference_mode_is_usable_in_training():
+    cache, source = Cache(), torch.ones(2)
+    with torch.inference_mode():
+        cache.get(source, "a", lambda: source * 2)
+    weight = torch.ones(2, requires_grad=True)
+    (weight * cache.get(source, "a", lambda: source * 2)).sum().backward()
+    assert torch.equal(weight.grad, torch.full((2,), 2.0))
+
+
+def logits_at_other_size(model):
+    """Logits at an image size that needs interpolated positions."""
+    with torch.no_grad():
+        return model.eval()(torch.ones(2, 3, 48, 40))
+
+
+def small_vit(**changes):
+    model = create("ViT-Mu/4", num_classes=3, **changes)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+POSITIONS = [{}, {"position": "learned-2d"}, {"position": "relative"}, {"position": "sincos-2d"}]
+
+
+@pytest.mark.parametrize("kind", POSITIONS, ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_stale_positions_between_training_steps(kind, fused):
+    torch.manual_seed(0)
+    model = small_vit(**kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    for _ in range(3):
+        logits_at_other_size(model)
+        model.train()(torch.ones(2, 3, 32, 32)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fresh = build(model.config, device="cpu")
+        fresh.load_state_dict(model.state_dict())
+        assert torch.equal(logits_at_other_size(model), logits_at_other_size(fresh))
+
+
+@pytest.mark.parametrize("name", ["BiT-R50x1", "R+ViT-Ti/16"])
+def test_no_stale_standardized_kernels(name):
+    small = {"blocks": (1,)} if name.startswith("BiT") else {"depth": 1, "image_size": 64}
+    model, images = create(name, num_classes=0, **small).eval(), torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        before = model(images)
+        for parameter in model.parameters():
+            parameter.data = torch.randn_like(parameter)
+        after = model(images)
+    fresh = build(model.config, device="cpu").eval()
+    fresh.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(after, fresh(images))
+    assert not torch.allclose(after, before)
+
+
+def test_copies_and_pickles_start_with_empty_cache():
+    model = small_vit()
+    size_before = pickled_size(model)
+    logits_at_other_size(model)
+    assert pickled_size(model) == size_before
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(small_vit().state_dict())
+    fresh = build(model.config, device="cpu")
+    fresh.load_state_dict(twin.state_dict())
+    assert torch.equal(logits_at_other_size(twin), logits_at_other_size(fresh))
+
+
+def pickled_size(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return len(buffer.getvalue())
+
+
+def test_cache_is_thread_safe():
+    model = small_vit().eval()
+    sizes = [(48, 64), (64, 48)]
+    with torch.no_grad():
+        expected = {size: model(torch.ones(1, 3, *size)) for size in sizes}
+    mismatches = []
+
+    def run(size):
+        with torch.no_grad():
+            for _ in range(100):
+                if not torch.equal(model(torch.ones(1, 3, *size)), expected[size]):
+                    mismatches.append(size)
+
+    threads = [threading.Thread(target=run, args=(size,)) for size in sizes * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mismatches == []
+
+
+def test_fake_tensors_are_not_cached():
+    model = small_vit().eval()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model(torch.ones(1, 3, 48, 40))
+    assert type(logits_at_other_size(model)) is torch.Tensor
+
+
+def test_layer_scale_is_initialized():
+    model = small_vit(layer_scale=0.1)
+    initialize(model)
+    assert torch.equal(model.encoder.blocks[0].branch1.scale, torch.full((32,), 0.1))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        torch.nn.Linear.register_forward_hook,
+        torch.nn.Linear.register_forward_pre_hook,
+        torch.nn.Linear.register_full_backward_hook,
+        torch.nn.Linear.register_full_backward_pre_hook,
+        lambda _, hook: torch.nn.modules.module.register_module_forward_hook(hook),
+    ],
+)
+def test_hooked_linear_is_not_plain(register):
+    layer = torch.nn.Linear(2, 2)
+    assert is_plain_linear(layer)
+    handle = register(layer, lambda *_: None)
+    try:
+        assert not is_plain_linear(layer)
+    finally:
+        handle.remove()
+    assert is_plain_linear(layer)
+
+
+def test_parametrized_linear_is_not_plain():
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    assert not is_plain_linear(layer)

@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail.models.build import build
+from vitrail.models.init import initialize
+from vitrail.models.pos_embed import (
+    RESIZE_METHODS,
+    Learned2dPosEmbed,
+    LearnedPosEmbed,
+    RelativePosEmbed,
+    SinCos2dPosEmbed,
+    resize_grid,
+    resize_line,
+)
+from vitrail.models.vit import VisionTransformer
+
+
+@pytest.fixture
+def larger(tiny):
+    return tiny.change(image_size=(12, 8), width=16)  # 3 x 2 patches
+
+
+def randomize(module):
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def random_model(config):
+    model = build(config, device="cpu")
+    initialize(model)
+    return randomize(model).eval()
+
+
+def test_learned_2d_concatenates_column_and_row(larger):
+    position = randomize(Learned2dPosEmbed(larger))
+    vectors = position.embedding((3, 2))
+    assert torch.equal(vectors[0], position.prefix[0])
+    row, column = 2, 1
+    patch = vectors[1 + row * 2 + column]
+    assert torch.equal(patch[:8], position.columns[column])
+    assert torch.equal(patch[8:], position.rows[row])
+
+
+def test_sincos_matches_big_vision(larger):
+    vectors = SinCos2dPosEmbed(larger).embedding((3, 2))
+    waves = 10_000.0 ** -(torch.arange(4, dtype=torch.float64) / 3)  # ends included
+    row, column = 2, 1
+    expected = torch.cat(
+        [
+            torch.sin(column * waves),
+            torch.cos(column * waves),
+            torch.sin(row * waves),
+            torch.cos(row * waves),
+        ]
+    )
+    torch.testing.assert_close(vectors[1 + row * 2 + column], expected)
+    assert not vectors[0].any()  # zero for the class token
+
+
+def test_relative_keys_depend_on_offset_only(larger):
+    relative = randomize(RelativePosEmbed(larger)).embedding((3, 2))
+    keys = relative.keys[relative.offsets]  # (7, 7, 8)
+    patches = keys[1:, 1:]
+    assert torch.equal(patches[0, 3], patches[2, 5])
+    assert not torch.equal(patches[0, 3], patches[3, 0])
+    assert torch.equal(keys[0, 1], keys[0, 6])  # class token to any patch
+    assert torch.equal(keys[1, 0], keys[6, 0])
+    assert len({tuple(keys[q, k].tolist()) for q, k in ((1, 0), (0, 1), (0, 0), (1, 1))}) == 4
+    row = relative.keys[: 2 * 6 - 1]
+    assert torch.equal(patches[4, 1], row[4 - 1 + 5])  # query minus key, from -5 to 5
+
+
+def test_relative_bias_in_attention_map(larger):
+    model = random_model(larger.change(position="relative"))
+    images = torch.randn(2, 3, 12, 8)
+    tokens, grid = model.prepare_tokens(images)
+    inputs, relative = model.encoder.layer_inputs(0, tokens, grid)
+    keys = relative.keys[relative.offsets]
+    block = model.encoder.blocks[0]
+    query, key, _ = block.attention.query_key_value(block.norm1(inputs))
+    scores = query @ key.mT + torch.einsum("bhqk,qnk->bhqn", query, keys)
+    expected = (scores / 8**0.5).softmax(dim=-1)
+    torch.testing.assert_close(
+        block.attention.attention_map(block.norm1(inputs), relative), expected
+    )
+
+
+KINDS = [
+    {"position": kind, "position_place": place, "pool": pool}
+    for kind, places in {
+        "none": ["stem"],
+        "learned": ["stem", "every-layer", "shared"],
+        "learned-2d": ["stem", "every-layer", "shared"],
+        "relative": ["every-layer", "shared"],
+        "sincos-2d": ["stem"],
+    }.items()
+    for place in places
+    for pool in ("cls", "mean")
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+def test_every_kind_works_at_every_size(larger, kind):
+    model = random_model(larger.change(**kind))
+    for size in ((12, 8), (8, 16), (20, 4)):
+        assert model(torch.randn(2, 3, *size)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+def test_only_no_position_is_permutation_invariant(larger, kind):
+    model = random_model(larger.change(**kind)).double()
+    images = torch.randn(1, 3, 12, 8, dtype=torch.float64)
+    shuffled = images.flip(2)
+    for row in range(3):  # patches move as wholes: flip the order of rows, not the pixels in them
+        shuffled[:, :, 4 * row : 4 * row + 4] = shuffled[:, :, 4 * row : 4 * row + 4].flip(2)
+    same = torch.allclose(model(images), model(shuffled), atol=1e-9)
+    assert same == (kind["position"] == "none")
+
+
+@pytest.mark.parametrize("place", ["stem", "every-layer", "shared"])
+def test_number_of_tables_per_placement(tiny, place):
+    model = VisionTransformer(tiny.change(position_place=place))
+    tables = [m for m in model.modules() if isinstance(m, LearnedPosEmbed)]
+    assert len(tables) == {"stem": 1, "every-layer": 2, "shared": 1}[place]
+
+
+def test_shared_table_is_added_before_each_layer(tiny):
+    model = random_model(tiny.change(position_place="shared"))
+    images = torch.randn(1, 3, 8, 8)
+    table = model.encoder.positions[0].table
+    tokens = model.tokens(images)
+    for block in model.encoder.blocks:
+        tokens = block(tokens + table)
+    torch.testing.assert_close(model.encode(images), model.encoder.norm(tokens))
+
+
+def test_resizing_on_the_fly_matches_resized_model(tiny):
+    config = tiny.change(image_size=28, num_classes=5)  # 7 x 7, as a model trained at 224
+    model = random_model(config)
+    images = torch.randn(2, 3, 48, 32)  # 12 x 8, as the same model at 384 x 256
+    resized = build(config.change(image_size=(48, 32)), device="cpu").eval()
+    state = dict(model.state_dict())
+    state["position.table"] = model.position.embedding((12, 8)).detach()
+    resized.load_state_dict(state)
+    with torch.no_grad():
+        first = model(images)
+        assert torch.equal(first, resized(images))
+        assert torch.equal(first, model(images))  # the cached table
+    torch.testing.assert_close(first, model(images))  # recomputed with gradients
+
+
+def test_resized_table_is_cached_until_it_changes(tiny):
+    model = random_model(tiny)
+    with torch.no_grad():
+        resized = model.position.embedding((3, 3))
+        assert model.position.embedding((3, 3)) is resized
+        model.position.table.mul_(2)
+        torch.testing.assert_close(model.position.embedding((3, 3)), 2 * resized)
+
+
+def test_numerics_select_resize_method(tiny):
+    model = random_model(tiny.change(image_size=28))
+    other = random_model(tiny.change(image_size=28, numerics="transformers"))
+    other.position.table.data.copy_(model.position.table)
+    assert not torch.allclose(
+        model.position.embedding((9, 9)), other.position.embedding((9, 9)), atol=1e-2
+    )
+    assert torch.equal(model.position.embedding((7, 7)), other.position.embedding((7, 7)))
+
+
+def test_resize_matches_golden_values(golden):
+    arrays = np.load(golden / "position-resize.npz")
+    names = [name for name in arrays.files if name.startswith("in_")]
+    assert names
+    for name in names:
+        expected = arrays[name.replace("in_", "out_")]
+        ours = resize_grid(torch.from_numpy(arrays[name]), expected.shape[:2])
+        assert np.abs(ours.numpy() - expected).max() < 1e-12
+
+
+@pytest.mark.parametrize("method", RESIZE_METHODS)
+@pytest.mark.parametrize("grid", [(24, 24), (24, 16), (5, 9), (1, 3)])
+def test_resize_grid_matches_interpolate(method, grid):
+    table = torch.randn(14, 10, 6, dtype=torch.float64)
+    theirs = F.interpolate(table.permute(2, 0, 1)[None], grid, **RESIZE_METHODS[method])[0]
+    torch.testing.assert_close(
+        resize_grid(table, grid, method), theirs.permute(1, 2, 0), atol=1e-12, rtol=0
+    )
+
+
+@pytest.mark.parametrize("method", RESIZE_METHODS)
+def test_resize_to_same_grid_is_identity(method):
+    table = torch.randn(4, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(resize_grid(table, (4, 5), method), table)
+
+
+def test_google_resize_aligns_corners():
+    line = torch.randn(7, 2, dtype=torch.float64)
+    longer = resize_line(line, 13)
+    torch.testing.assert_close(longer[[0, -1]], line[[0, -1]])
+    torch.testing.assert_close(longer[::2], line)
+
+
+def test_resize_is_differentiable():
+    table = torch.randn(3, 3, 2, requires_grad=True)
+    resize_grid(table, (5, 5)).sum().backward()
+    assert table.grad is not None
+    assert table.grad.sum().item() == pytest.approx(50, rel=1e-5)
+
+
+def test_resize_computes_in_float32():
+    table = torch.randn(7, 7, 4)
+    for method in RESIZE_METHODS:
+        exact = resize_grid(table.bfloat16().float(), (9, 12), method)
+        assert torch.equal(resize_grid(table.bfloat16(), (9, 12), method), exact.bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = resize_grid(table, (9, 12), method)
+        assert torch.equal(inside, resize_grid(table, (9, 12), method))

@@ -1,0 +1,299 @@
+"""Token merging against a straightforward implementation."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail import ConfigError, VisionTransformer, create, load, save
+from vitrail.models.token_merging import Match, bipartite_matching, merge
+
+POOLS = {
+    "cls": {},
+    "mean": {"pool": "mean"},
+    "map": {"pool": "map"},
+    "registers": {"registers": 2},
+    "distillation": {"distillation": True, "registers": 1},
+    "mean with registers": {"pool": "mean", "registers": 3},
+    "scaled branches": {"pool": "map", "layer_scale": 0.5, "qkv_bias": False, "mlp": "swiglu"},
+}
+
+
+@pytest.fixture
+def config(tiny):
+    """Three blocks and 6 x 7 patches: neither square nor a power of two."""
+    return tiny.change(depth=3, image_size=(24, 28))
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = VisionTransformer(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.eval().double()
+
+
+def make_images(count=3, height=24, width=28):
+    torch.manual_seed(1)
+    return torch.randn(count, 3, height, width, dtype=torch.float64)
+
+
+def reference_matching(keys, pairs, prefix):
+    """Try all pairs of one image: the (merged, target) pairs, and all candidates in order."""
+    mean = F.normalize(keys.mean(dim=0), dim=-1)
+    similarity = (mean @ mean.mT).tolist()
+    indices = range(prefix, len(mean))
+    options = []
+    for merged in indices[0::2]:
+        most, partner = max((similarity[merged][other], other) for other in indices[1::2])
+        options.append((most, merged, partner))
+    options.sort(reverse=True)
+    candidates = [merged for _, merged, _ in options]
+    return [(merged, partner) for _, merged, partner in options[:pairs]], candidates
+
+
+def reference_merging(tokens, sizes, keys, pairs, prefix):
+    """Merge one image's tokens (N, D) and sizes (N,), pair by pair."""
+    pairs = min(pairs, (len(tokens) - prefix) // 2)
+    joins, candidates = reference_matching(keys, pairs, prefix)
+    groups = {place: [place] for place in range(len(tokens))}
+    for merged, partner in joins:
+        groups[partner] += groups.pop(merged)
+    first = [*range(prefix), *(place for place in candidates if place in groups)]
+    means, counts = [], []
+    for place in [*first, *range(prefix + 1, len(tokens), 2)]:
+        total = sizes[groups[place]].sum()
+        weighted = [tokens[member] * sizes[member] for member in groups[place]]
+        means.append(torch.stack(weighted).sum(dim=0) / total)
+        counts.append(total)
+    return torch.stack(means), torch.stack(counts)
+
+
+def reference_attention(query, key, value, sizes):
+    """Attention (H, N, K) in which each key counts as often as its size."""
+    likes = (query @ key.mT / query.shape[-1] ** 0.5).exp() * sizes
+    return likes / likes.sum(dim=-1, keepdim=True) @ value
+
+
+def reference_logits(model, image, pairs):
+    """Logits of one image, with every block in full."""
+    config = model.config
+    tokens = model.tokens(image[None])[0]
+    sizes = torch.ones(len(tokens), dtype=tokens.dtype)
+    for block in model.encoder.blocks:
+        query, key, value = (
+            x[0] for x in block.attention.query_key_value(block.norm1(tokens)[None])
+        )
+        mixed = reference_attention(query, key, value, sizes).transpose(0, 1).flatten(1)
+        tokens = tokens + block.branch1(block.attention.merge(mixed))
+        tokens, sizes = reference_merging(tokens, sizes, key, pairs, config.num_prefix)
+        tokens = tokens + block.branch2(block.mlp(block.norm2(tokens)))
+    tokens = model.encoder.norm(tokens)
+    patches, sizes = tokens[config.num_prefix :], sizes[config.num_prefix :]
+    if config.pool == "mean":
+        return model.head((patches * sizes[:, None]).sum(dim=0) / sizes.sum())
+    if config.pool == "map":
+        query, key, value = (x[0] for x in model.pool.query_key_value(tokens[None]))
+        pooled = model.pool.merge(reference_attention(query, key, value, sizes).flatten())
+        return model.head(pooled + model.pool.mlp(model.pool.norm(pooled)))
+    if config.distillation:
+        return (model.head(tokens[0]) + model.distillation_head(tokens[1])) / 2
+    return model.head(tokens[0])
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_logits_match_reference_implementation(config, pool):
+    model, images = random_model(config.change(**POOLS[pool])), make_images()
+    for pairs in (5, 999):
+        model.merge = 0
+        plain = torch.stack([reference_logits(model, image, pairs) for image in images])
+        model.merge = pairs
+        torch.testing.assert_close(model(images), plain, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("prefix", "count"), [(0, 10), (1, 10), (1, 11), (4, 15)])
+@pytest.mark.parametrize("pairs", [1, 3, 5])
+def test_matching_agrees_with_brute_force(prefix, count, pairs):
+    keys = torch.randn(4, 3, count, 5, generator=torch.Generator().manual_seed(count))
+    match = bipartite_matching(keys, pairs, prefix)
+    for image, key in enumerate(keys):
+        kept = (match.kept[image] - image * count).tolist()
+        merged = (match.merged[image] - image * count).tolist()
+        target = [kept[place - image * (count - pairs)] for place in match.target[image].tolist()]
+        assert list(zip(merged, target, strict=True)) == reference_matching(key, pairs, prefix)[0]
+        assert sorted(kept + merged) == list(range(count))
+        assert kept[:prefix] == list(range(prefix))
+
+
+def test_merge_is_weighted_mean():
+    tokens = torch.tensor([[[1.0], [4.0], [10.0]], [[7.0], [8.0], [9.0]]])
+    sizes = torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
+    all_into_one = [[[1], [4]], [[0, 2], [3, 5]], [[0, 0], [1, 1]]]
+    merged, after = merge(tokens, sizes, Match(*map(torch.tensor, all_into_one)))
+    torch.testing.assert_close(merged.flatten(), torch.tensor([39 / 6, 8.0]))
+    assert after.flatten().tolist() == [6, 3]
+
+
+def test_disabling_merge_restores_logits_exactly(config):
+    model, images = random_model(config), make_images()
+    before = model(images)
+    assert model.merge == 0
+    model.merge = 8
+    assert not torch.equal(model(images), before)
+    model.merge = 0
+    assert torch.equal(model(images), before)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pairs", [1, 7, 999])
+def test_merging_identical_patches_is_exact(config, pool, pairs):
+    model = random_model(config.change(position="none", **POOLS[pool])).float()
+    plain = torch.randn(2, 3, 1, 1).expand(2, 3, 24, 28)
+    model.merge = 0
+    expected = model(plain)
+    model.merge = pairs
+    torch.testing.assert_close(model(plain), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_merging_duplicates_is_exact(config, pool):
+    model = random_model(config.change(position="none", **POOLS[pool])).float()
+    kinds = torch.randn(2, 3, 4, 4)
+    which = torch.randint(2, (3, 6, 7), generator=torch.Generator().manual_seed(0))
+    images = kinds[which].permute(0, 3, 1, 4, 2, 5).reshape(3, 3, 24, 28)
+    expected = model(images)
+    model.merge = 6
+    torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "left"), [(0, [42, 42, 42]), (5, [37, 32, 27]), (30, [21, 11, 6])]
+)
+def test_number_of_tokens_per_block(config, pairs, left):
+    model = random_model(config.change(pool="mean", registers=2))
+    counts = []
+    for block in model.encoder.blocks:
+        block.mlp.register_forward_hook(lambda mlp, inputs, out: counts.append(inputs[0].shape[1]))
+    model.merge = pairs
+    model(make_images())
+    assert counts == [2 + count for count in left]
+
+
+def test_prefix_tokens_are_never_merged(config):
+    model = random_model(config.change(distillation=True, registers=2))
+    model.merge, model.head_tokens = 999, None
+    tokens, sizes = model.run_encoder(*model.prepare_tokens(make_images()))
+    assert tokens.shape[:2] == sizes.shape == (3, 4 + 6)
+    assert sizes[:, :4].eq(1).all()
+    assert sizes[:, 4:].sum(dim=1).eq(42).all()
+
+
+@pytest.mark.parametrize("pool", ["cls", "distillation"])
+def test_computing_only_head_tokens_is_exact(config, pool):
+    model, images = random_model(config.change(**POOLS[pool])), make_images()
+    model.merge = 5
+    expected = model(images)
+    model.head_tokens = None
+    torch.testing.assert_close(model(images), expected, atol=1e-10, rtol=1e-8)
+
+
+def test_last_block_computes_only_head_tokens(config):
+    model, outputs = random_model(config), []
+    model.encoder.blocks[-1].mlp.register_forward_hook(lambda mlp, inputs, out: outputs.append(out))
+    model.merge = 5
+    model(make_images())
+    assert outputs[0].shape[1] == 1
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "map"])
+def test_images_are_independent(config, pool):
+    model = random_model(config.change(pool=pool))
+    model.merge = 5
+    for height, width in ((24, 28), (8, 8), (4, 12), (4, 4)):
+        images = make_images(4, height, width)
+        alone = torch.cat([model(image[None]) for image in images])
+        torch.testing.assert_close(model(images), alone, atol=1e-10, rtol=1e-8)
+
+
+def test_gradients_match_reference_implementation(config):
+    model, image = random_model(config.change(pool="mean")), make_images(1).requires_grad_()
+    (expected,) = torch.autograd.grad(reference_logits(model, image[0], 5)[0], image)
+    model.merge = 5
+    (gradient,) = torch.autograd.grad(model(image)[0, 0], image)
+    torch.testing.assert_close(gradient, expected, atol=1e-10, rtol=1e-8)
+
+
+def test_merging_compiles_without_graph_breaks(config):
+    model, images = random_model(config.change(depth=1, pool="map")), make_images(2)
+    model.merge = 5
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), model(images))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "map"])
+def test_bfloat16(tiny, pool):
+    model = random_model(tiny.change(position="none", pool=pool)).float()
+    plain = torch.randn(1, 3, 1, 1).expand(1, 3, 8, 8)  # any pair may be merged
+    expected = model(plain)
+    model.merge = 1
+    half = model.bfloat16()(plain.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, atol=0.3, rtol=0.1)
+
+
+def test_merge_is_not_saved(tiny, tmp_path):
+    model = random_model(tiny).float()
+    keys = model.state_dict().keys()
+    model.merge = 2
+    assert model.state_dict().keys() == keys
+    assert copy.deepcopy(model).merge == 2
+    save(model, tmp_path / "bundle")
+    assert load(tmp_path / "bundle").merge == 0
+
+
+def test_merging_in_training_mode_raises(tiny):
+    model, images = VisionTransformer(tiny).train(), torch.randn(1, 3, 8, 8)
+    model.merge = 2
+    with pytest.raises(ConfigError, match=r"merge=2 is for inference.*call model.eval\(\)"):
+        model(images)
+    model.eval()(images)
+
+
+def test_per_patch_outputs_raise_while_merging(tiny):
+    model, images = VisionTransformer(tiny).eval(), torch.randn(1, 3, 8, 8)
+    model.merge = 2
+    for call in (
+        model.encode,
+        lambda x: next(model.layers(x)),
+        lambda x: next(model.attention_maps(x)),
+    ):
+        with pytest.raises(ConfigError, match=r"merge=2 leaves no token for each patch.*merge = 0"):
+            call(images)
+
+
+@pytest.mark.parametrize(
+    ("changes", "merge", "message"),
+    [
+        ({}, -1, "merge=-1 must be an integer >= 0, pairs per block; 0 is off"),
+        ({}, 1.5, "merge=1.5 must be an integer"),
+        ({}, True, "merge=True must be an integer"),
+        ({"position": "relative"}, 2, "merge=2 removes tokens from the grid that .*'relative'"),
+        ({"position_place": "every-layer"}, 2, "only models with position_place='stem'"),
+        ({"position_place": "shared"}, 2, "only models with position_place='stem'"),
+    ],
+)
+def test_invalid_merge_raises(tiny, changes, merge, message):
+    model = VisionTransformer(tiny.change(**changes))
+    with pytest.raises(ConfigError, match=message):
+        model.merge = merge
+    assert model.merge == 0
+    model.merge = 0  # always valid
+
+
+@pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])
+def test_models_without_attention_have_no_merge(name):
+    with torch.device("meta"):
+        assert not hasattr(create(name), "merge")
