@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reproduction.jobs import PROTOCOL, Datasets, Job, Key, pretraining, small_model, test_split
+from reproduction.jobs import Datasets, test_split
 from reproduction.report import TEXT, Report, Verdict
 from reproduction.results import Results
-from reproduction.stats import bootstrap_mean, verdict_of_rules
+from reproduction.stats import bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.sources import open_source
@@ -35,25 +35,12 @@ from vitrail.inspection.weights import filters, position_similarity
 from vitrail.models.vit import VisionTransformer
 
 VIT, HYBRID = "ViT, patch 4", "hybrid"
-SHORT, LOW_RATE = f"{VIT}, short", f"{VIT}, low rate"
+SHORT = f"{VIT}, short"
 STUDIED, SCORED, DRAWN = 128, 64, 8  # test images for attention distance, insertion, rollout maps
 SHUFFLES, SIGNIFICANCE = 199, 0.05  # of the Mantel test
 VARIANCE = 0.9  # that components explain
 EVERYWHERE, LOCAL, SPREAD, GROWTH = 90, 50, 10, 5  # percent of the distance of a uniform head
 PATTERN_MARGIN = 0.1  # of a rank correlation: less is no difference
-
-
-def jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
-    """Return the models of an experiment, with 64 patches each."""
-    vit, hybrid = small_model("ViT M", patch_size=4), small_model("hybrid M", patch_size=1)
-    models = {
-        (VIT, 0): pretraining(datasets, vit, 0, steps=PROTOCOL["long_steps"]),
-        (SHORT, 0): pretraining(datasets, vit, 0),
-        (LOW_RATE, 0): pretraining(datasets, vit, 0, rate=PROTOCOL["rate"] / 3),
-        (HYBRID, 0): pretraining(datasets, hybrid, 0, steps=PROTOCOL["long_steps"]),
-        (SHORT, 1): pretraining(datasets, vit, 1),
-    }
-    return {key: job for key, job in models.items() if key[0] in TEXT[name]["models"]}
 
 
 def load_model(results: Results, name: str) -> VisionTransformer:
@@ -79,7 +66,7 @@ def claim_parts(
         filled = (text["paper"], text["here"].format_map(values), text["rule"])
         rows.append((*filled, "yes" if holds[part] else "no"))
     listed = "; ".join(f"{here} ({answer})" for _, here, _, answer in rows)
-    return verdict_of_rules(list(holds.values())), {**values, "parts": listed}, rows
+    return rules_verdict(list(holds.values())), {**values, "parts": listed}, rows
 
 
 def figure6(results: Results) -> Report:

@@ -139,6 +139,20 @@ def pretraining(
     )
 
 
+def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
+    """Return the runs of an experiment in experiments.toml, for all seeds."""
+    return {
+        (*run["key"], seed): pretraining(
+            datasets,
+            small_model(run["model"], **run.get("change", {})),
+            seed,
+            **run.get("train", {}),
+        )
+        for run in TEXT[name].get("runs", ())
+        for seed in run.get("seeds", range(TEXT[name].get("seeds", 0)))
+    }
+
+
 def finetuning(datasets: Datasets, start: Job | None, model: ModelSettings, seed: int) -> Job:
     """Return the training on a few target images, from a pre-trained model or from scratch.
 

@@ -14,17 +14,25 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from reproduction import figures, inspected, report, tables, trained
-from reproduction.jobs import Datasets, Job, Key, Result, digest, open_data, read_result, run_job
+from reproduction.jobs import (
+    Datasets,
+    Job,
+    Key,
+    Result,
+    digest,
+    grid_jobs,
+    open_data,
+    read_result,
+    run_job,
+)
 from reproduction.report import Report
 from reproduction.results import Results
 from vitrail.data.files import write_whole
@@ -38,25 +46,19 @@ INITIAL_SPEED = 25e9  # FLOP/s of a core, until a job has finished
 OVERHEAD = 8.0  # seconds of a job besides its steps: reading, evaluating, writing
 
 
-# name → what to train (None: nothing), and the report on the results
-EXPERIMENTS: dict[str, tuple[Callable[[Datasets], dict[Key, Job]] | None, Any]] = {
-    "table1": (None, tables.table1),
-    "table2": (None, tables.table2),
-    "figure3": (trained.figure3_jobs, trained.figure3),
-    "figure4": (trained.figure4_jobs, trained.figure4),
-    "figure5": (trained.figure5_jobs, trained.figure5),
-    "table5": (None, tables.table5),
-    "table6": (None, tables.table6),
-    "figure6": (partial(inspected.jobs, "figure6"), inspected.figure6),
-    "figure7": (partial(inspected.jobs, "figure7"), inspected.figure7),
-    "transfer": (trained.transfer_jobs, trained.transfer),
-    "selfsupervised": (trained.selfsupervised_jobs, trained.selfsupervised),
-    "figure8": (trained.figure8_jobs, trained.figure8),
-    "heads": (trained.heads_jobs, trained.heads),
-    "table8": (trained.table8_jobs, trained.table8),
-    "figure10": (partial(inspected.jobs, "figure10"), inspected.figure10),
-    "figure11": (partial(inspected.jobs, "figure11"), inspected.figure11),
-}
+REPORTS = (
+    *(tables.table1, tables.table2, trained.figure3, trained.figure4, trained.figure5),
+    *(tables.table5, tables.table6, inspected.figure6, inspected.figure7, trained.transfer),
+    *(trained.selfsupervised, trained.figure8, trained.heads, trained.table8),
+    *(inspected.figure10, inspected.figure11),
+)
+EXPERIMENTS: dict[str, Callable[[Results], Report]] = {make.__name__: make for make in REPORTS}
+
+
+def list_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
+    """Return what an experiment trains: its grid of runs, or what its own function lists."""
+    own = getattr(trained, f"{name}_jobs", None)
+    return own(datasets) if own else grid_jobs(name, datasets)
 
 
 class Runner:
@@ -76,15 +78,14 @@ class Runner:
 
     def run(self, name: str, datasets: Datasets) -> Report:
         """Run the jobs of an experiment that have no result yet, and write its report."""
-        list_jobs, make_report = EXPERIMENTS[name]
-        words, jobs = ["vitrail", "reproduce", name], list_jobs(datasets) if list_jobs else {}
+        words, jobs = ["vitrail", "reproduce", name], list_jobs(name, datasets)
         if jobs:
             figures.check_installed()
             words += ["--data", Path(datasets.pretrain).name]
             words += ["--target", Path(datasets.target).name] if datasets.target else []
         for job in {(job.data, job.images, job.half): job for job in jobs.values()}.values():
             open_data(job)  # unusable data fails before the first run
-        finished = make_report(Results(name, datasets, self.results(jobs)))
+        finished = EXPERIMENTS[name](Results(name, datasets, self.results(jobs)))
         finished = replace(finished, command=shlex.join(words))
         report.write(finished, self.folder / name)
         return finished

@@ -40,10 +40,6 @@ class Mean:
         return self.mean - self.half
 
     @property
-    def high(self) -> float:
-        return self.mean + self.half
-
-    @property
     def text(self) -> str:
         """`71.2 ± 0.8`, in percent."""
         return f"{100 * self.mean:.1f} ± {100 * self.half:.1f}"
@@ -106,23 +102,24 @@ def bootstrap_mean(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), low, high)
 
 
-def verdict_of_parts(parts: Sequence[Mean]) -> Verdict:
+def parts_verdict(parts: Sequence[Mean]) -> Verdict:
     """Return the verdict of a claim whose parts are quantities that it says are positive."""
     confirmed = [part.low > 0 for part in parts]
     if any(confirmed):
         return "holds" if all(confirmed) else "holds in part"
-    return "does not hold" if any(part.high < 0 for part in parts) else "inconclusive"
+    return "does not hold" if any((-part).low > 0 for part in parts) else "inconclusive"
 
 
-def verdict_of_rules(parts: Sequence[bool]) -> Verdict:
+def rules_verdict(parts: Sequence[bool]) -> Verdict:
     """Return the verdict of a claim whose parts hold or not."""
     if all(parts):
         return "holds"
     return "holds in part" if any(parts) else "does not hold"
 
 
-def verdict_of_equality(gap: Mean, margin: float) -> Verdict:
+def equality_verdict(gap: Mean, margin: float) -> Verdict:
     """Return whether two are equally good."""
-    if gap.low > -margin and gap.high < margin:
+    sides = (gap, -gap)
+    if all(side.low > -margin for side in sides):
         return "holds"
-    return "does not hold" if gap.low > margin or gap.high < -margin else "inconclusive"
+    return "does not hold" if any(side.low > margin for side in sides) else "inconclusive"

@@ -11,14 +11,12 @@ ImageNet ReaL is a file of labels for the images of ImageNet, which must be give
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from reproduction import published as paper
 from reproduction.figures import Point
-from reproduction.published import DATA, REAL, TABLE2, Accuracy, Scaling
+from reproduction.published import DATA, REAL, TABLE2, Accuracy
 from reproduction.report import TEXT, Report, Table
 from reproduction.results import Results
-from reproduction.stats import verdict_of_rules
+from reproduction.stats import rules_verdict
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.api import evaluate
 from vitrail.evaluation.findings import Estimate
@@ -142,13 +140,11 @@ def measured_report(
     tables: Sequence[Table],
 ) -> Report:
     """Return the report of table 2 or 5, with what was measured for it."""
-    verdict, text = (
-        TEXT[results.name]["verdict"],
-        "No accuracy was measured: that needs weights and data.",
-    )
+    verdict = TEXT[results.name]["verdict"]
+    text = "No accuracy was measured: that needs weights and data."
     if measurements:
         agrees, ours = [one.agrees for one in measurements], []
-        verdict = verdict_of_rules(agrees)
+        verdict = rules_verdict(agrees)
         text = (
             f"{sum(agrees)} of {len(agrees)} measured accuracies agree with the published ones, "
             f"which are in our 95 % CI or within {MARGIN} published standard deviations of it."
@@ -216,62 +212,30 @@ def resolution_table(sizes: Mapping[str, int]) -> Table:
     return Table("Computed: an image at 224 pixels and at the fine-tuning resolution", head, rows)
 
 
-def rows_of(family: str) -> list[Scaling]:
-    rows = (row for row in paper.TABLE6 if row.family == family)
-    return sorted(rows, key=lambda row: row.exaflops)
-
-
-def vit_frontier() -> list[Scaling]:
-    """Return the ViTs that no cheaper one beats."""
-    best: list[Scaling] = []
-    for row in rows_of("ViT"):
-        if not best or row.average > best[-1].average:
-            best.append(row)
-    return best
-
-
-def gaps_to_vit(family: str) -> list[tuple[Scaling, float, float | None]]:
-    """Return each row within ViT's range of compute, cheapest first, with its lead over a ViT of
-    equal compute and its compute relative to a ViT of equal accuracy (None out of range)."""
-    vits, gaps = vit_frontier(), []
-    compute, accuracy = np.log([vit.exaflops for vit in vits]), [vit.average for vit in vits]
-    for row in rows_of(family):
-        if compute[0] <= np.log(row.exaflops) <= compute[-1]:
-            lead = row.average - float(np.interp(np.log(row.exaflops), compute, accuracy))
-            ratio = row.exaflops / float(np.exp(np.interp(row.average, accuracy, compute)))
-            gaps.append((row, lead, ratio if row.average >= accuracy[0] else None))
-    return gaps
-
-
 def table6(results: Results) -> Report:
     rows, texts, lines = [], [], [{}, {}]
     off: dict[str, list[float]] = {}
     for row in paper.TABLE6:
         flops = pretraining_exaflops(row.model, paper.JFT_IMAGES, row.epochs)
         deviation = 100 * (flops / row.exaflops - 1)
+        size = millions(count_parameters(configuration(row.model)))
         compute = (f"{row.exaflops:,.0f}", f"{flops:,.1f}", signed(deviation))
-        rows.append(
-            (
-                row.model,
-                str(row.epochs),
-                millions(count_parameters(configuration(row.model))),
-                *compute,
-            )
-        )
+        rows.append((row.model, str(row.epochs), size, *compute))
         off.setdefault(row.family, []).append(deviation)
         for line, accuracy in zip(lines, (row.average, row.accuracies[0]), strict=True):
-            point = Point(row.exaflops, accuracy / 100)
-            line.setdefault(row.family, []).append(point)
+            line.setdefault(row.family, []).append(Point(row.exaflops, accuracy / 100))
     for family, own in off.items():
         agree = f"{sum(abs(x) <= CLOSE for x in own)} of {len(own)} rows within {CLOSE} %"
         texts.append(f"{family} {signed(min(own))} to {signed(max(own))} ({agree})")
-    claims = []
-    for row, lead, ratio in [*gaps_to_vit("ResNet"), *gaps_to_vit("hybrid")]:
-        gap = (f"{row.average - lead:.2f}", f"{lead:+.2f}", f"{ratio:.1f}" if ratio else "-")
-        claims.append((row.name, f"{row.exaflops:,.0f}", f"{row.average:.2f}", *gap))
-    head = ("model", "exaFLOPs", "accuracy", "ViT", "lead", "compute relative to an equal ViT")
-    caption = "Published mean accuracy of five datasets, and that of a ViT of equal compute"
-    tables, values = [Table(caption, head, claims)], {"deviations": ", ".join(texts), "off": off}
+    comparison = [
+        (row["model"], str(row["epochs"]), f"{row['accuracy']:.2f}", f"{row['lead']:+.2f}", ratio)
+        for row in DATA["table6"]["comparison"]
+        for ratio in [f"{row['ratio']:.1f}" if row["ratio"] else "-"]
+    ]
+    head = ("model", "epochs", "accuracy", "lead over ViT", "compute relative to an equal ViT")
+    caption = "Published mean accuracy of five datasets, compared with a ViT of equal compute"
+    tables = [Table(caption, head, comparison)]
+    values = {"deviations": ", ".join(texts), "off": off}
     return results.report(TEXT["table6"]["verdict"], values, rows, lines=lines, tables=tables)
 
 

@@ -11,28 +11,11 @@ from typing import Any
 import numpy as np
 
 from reproduction.figures import Point
-from reproduction.jobs import (
-    PROTOCOL,
-    ClassHalf,
-    Datasets,
-    Job,
-    Key,
-    finetuning,
-    pretraining,
-    select_half,
-    small_model,
-)
+from reproduction.jobs import Datasets, Job, Key, finetuning, pretraining, select_half, small_model
 from reproduction.published import DATA, TABLE6, TABLE8
-from reproduction.report import TEXT, Report, Table
+from reproduction.report import TEXT, Report
 from reproduction.results import Results
-from reproduction.stats import (
-    Mean,
-    average,
-    pooled_means,
-    slope,
-    verdict_of_equality,
-    verdict_of_parts,
-)
+from reproduction.stats import Mean, average, equality_verdict, parts_verdict, pooled_means, slope
 from vitrail.data.sources import open_source
 from vitrail.planning.cost import cost_of, training_flops
 from vitrail.training.settings import ModelSettings
@@ -45,23 +28,13 @@ FAMILIES = {
 }
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
 LABELS, MASKED = "labels", "masked patches"
-CLASS_TOKEN, MEAN_POOL, _ = TEXT["heads"]["models"]
-RATES = (PROTOCOL["rate"], PROTOCOL["rate"] / 3)
+CLASS_TOKEN, MEAN_POOL = "class token", "mean of patches"
 EQUAL = 0.02  # of accuracy: heads that differ by less are equally good
 
 
-def per_seed(name: str, datasets: Datasets, models: Mapping[Key, ModelSettings]) -> dict[Key, Job]:
-    """Return one job for each model and seed."""
-    return {
-        (*key, seed): pretraining(datasets, model, seed)
-        for seed in range(TEXT[name]["seeds"])
-        for key, model in models.items()
-    }
-
-
-def subset_sizes(datasets: Datasets, half: ClassHalf) -> list[tuple[str, int, int | None]]:
+def subset_sizes(datasets: Datasets, transfer: bool) -> list[tuple[str, int, int | None]]:
     """Return models, numbers of images, and the same for jobs: None for all, as elsewhere."""
-    grid = TEXT["figure4"]
+    grid, half = TEXT["figure4"], "even" if transfer and not datasets.target else ""
     whole = len(select_half(open_source(datasets.pretrain, "train"), half))
     counts = [max(grid["min_images"], round(share * whole)) for share in grid["fractions"]]
     return [
@@ -75,14 +48,14 @@ def figure4_jobs(datasets: Datasets) -> dict[Key, Job]:
     return {
         (name, count, seed): pretraining(datasets, small_model(name), seed, images=images)
         for seed in range(TEXT["figure4"]["seeds"])
-        for name, count, images in subset_sizes(datasets, "")
+        for name, count, images in subset_sizes(datasets, transfer=False)
     }
 
 
 def figure3_jobs(datasets: Datasets) -> dict[Key, Job]:
     grid, jobs = TEXT["figure3"], {}
     for seed in range(grid["seeds"]):
-        for name, count, images in subset_sizes(datasets, "" if datasets.target else "even"):
+        for name, count, images in subset_sizes(datasets, transfer=True):
             model = small_model(name)
             start = pretraining(datasets, model, seed, images=images, transfer=True)
             for draw in range(grid["draws"] if name in grid["models"] else 0):
@@ -98,7 +71,7 @@ def figure4(results: Results) -> Report:
     flops = {key[0]: cost_of(result.config).forward for key, result in results.jobs.items()}
     compute = ", ".join(f"{name} {value / 1e6:.0f} MFLOPs" for name, value in flops.items())
     values = {"small": small, "large": large, "compute": compute}
-    verdict = verdict_of_parts([-first, last, last - first])
+    verdict = parts_verdict([-first, last, last - first])
     return subset_report(results, verdict, values, means)
 
 
@@ -114,17 +87,9 @@ def figure3(results: Results) -> Report:
         model: [Point(sizes[data], row[n] / 100) for data, row in rows.items() if n < len(row)]
         for n, model in enumerate(DATA["table5"]["models"])
     }
-    table = Table(
-        "published: fine-tuned on ImageNet at 384 pixels, accuracy in percent",
-        ("model", *(f"{name} ({count / 1e6:g} M)" for name, count in sizes.items())),
-        [
-            (name, *["-"] * (len(sizes) - len(line)), *(f"{100 * point.y:.2f}" for point in line))
-            for name, line in published.items()
-        ],
-    )
     values = {"first": first, "last": last, "means": means}
-    verdict = verdict_of_parts([-first, last, last - first])
-    return subset_report(results, verdict, values, means, lines=[published], tables=[table])
+    verdict = parts_verdict([-first, last, last - first])
+    return subset_report(results, verdict, values, means, lines=[published])
 
 
 def leads_at_ends(means: Means, one: str, other: str) -> list[Mean]:
@@ -139,7 +104,6 @@ def subset_report(
     values: Mapping[str, Any],
     means: Means,
     lines: Sequence[Any] = (),
-    tables: Sequence[Table] = (),
 ) -> Report:
     """Report on means by model and number of images."""
     counts = sorted({key[1] for key in means})
@@ -154,13 +118,7 @@ def subset_report(
             for name in names
         ],
         lines=[*lines, here],
-        tables=tables,
     )
-
-
-def figure5_jobs(datasets: Datasets) -> dict[Key, Job]:
-    models = {tuple(name.split()): small_model(name) for name in TEXT["models"]}
-    return per_seed("figure5", datasets, models)
 
 
 def figure5(results: Results) -> Report:
@@ -190,7 +148,7 @@ def figure5(results: Results) -> Report:
         for family, sizes in FAMILIES.items()
     }
     return results.report(
-        verdict_of_parts(parts) if len(parts) == 2 else "inconclusive",
+        parts_verdict(parts) if len(parts) == 2 else "inconclusive",
         {"leads": texts | {k: mean.signed for k, mean in tested.items()}, "flops": flops},
         [
             (" ".join(key), f"{flops[key] / 1e12:.2f}", means[key].text, few[key].text)
@@ -212,21 +170,13 @@ def leads(one: Curve, other: Curve) -> list[float]:
     return (first - second).tolist()
 
 
-def figure8_jobs(datasets: Datasets) -> dict[Key, Job]:
-    models: dict[Key, ModelSettings] = {("base", ""): small_model("ViT M")}
-    for axis, values in TEXT["figure8"]["axes"].items():
-        for value, change in values.items():
-            models[axis, value] = small_model("ViT M", **change)
-    return per_seed("figure8", datasets, models)
-
-
 def figure8(results: Results) -> Report:
     means, few = results.accuracy, results.fewshot
     costs = {key[:-1]: cost_of(result.config) for key, result in results.jobs.items()}
     order = sorted(means, key=lambda key: costs[key].forward)
     lines = {
         axis: [(costs[key].forward / 1e6, means[key]) for key in order if key[0] in ("base", axis)]
-        for axis in TEXT["figure8"]["axes"]
+        for axis in dict.fromkeys(key[0] for key in means if key[0] != "base")
     }
     slopes = {axis: slope(line) for axis, line in lines.items()}
     rows = []
@@ -234,33 +184,24 @@ def figure8(results: Results) -> Report:
         size = (f"{costs[key].parameters:,}", f"{costs[key].forward / 1e6:.1f}")
         rows.append((*key, *size, means[key].text, few[key].text))
     return results.report(
-        verdict_of_parts([slopes["depth"] - slopes["width"], slopes["patch"]]),
+        parts_verdict([slopes["depth"] - slopes["width"], slopes["patch"]]),
         {"slopes": ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())},
         rows,
         lines=[{axis: [mean.point(x) for x, mean in line] for axis, line in lines.items()}],
     )
 
 
-def heads_jobs(datasets: Datasets) -> dict[Key, Job]:
-    return {
-        (head, rate, seed): pretraining(datasets, small_model("ViT M", **change), seed, rate=rate)
-        for seed in range(TEXT["heads"]["seeds"])
-        for head, change in TEXT["heads"]["models"].items()
-        for rate in RATES
-    }
-
-
 def heads(results: Results) -> Report:
     means, few = results.accuracy, results.fewshot
-    names = TEXT["heads"]["models"]
-    rates = {head: max(RATES, key=lambda rate: means[head, rate].mean) for head in names}
+    ordered = sorted(means, key=lambda key: means[key].mean)
+    rates = dict(ordered)  # head → the rate of its best mean
     best = {head: means[head, rate] for head, rate in rates.items()}
     gap = best[MEAN_POOL] - best[CLASS_TOKEN]
     same_rate = "As in the paper, each needs its own learning rate."
     if rates[MEAN_POOL] == rates[CLASS_TOKEN]:
         same_rate = "Unlike in the paper, both prefer the same learning rate."
     return results.report(
-        verdict_of_equality(gap, EQUAL),
+        equality_verdict(gap, EQUAL),
         {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate},
         [(key[0], f"{key[1]:g}", means[key].text, few[key].text) for key in means],
         dots=[
@@ -268,13 +209,6 @@ def heads(results: Results) -> Report:
             for table in (means, few)
         ],
     )
-
-
-def table8_jobs(datasets: Datasets) -> dict[Key, Job]:
-    changes = {key: {"position": key[0], "position_place": key[1]} for key in TABLE8}
-    changes["learned", "stem"] = {}  # the default, so that other experiments share the run
-    models = {key: small_model("ViT M", **change) for key, change in changes.items()}
-    return per_seed("table8", datasets, models)
 
 
 def table8(results: Results) -> Report:
@@ -297,7 +231,7 @@ def table8(results: Results) -> Report:
     spread = best - worst
     values = {"none": none, "gain": gain, "spread": spread, "clear_count": len(clear)}
     return results.report(
-        verdict_of_parts([gain, gain - spread]),
+        parts_verdict([gain, gain - spread]),
         values | {"clear": ", ".join(clear) or "none"},
         rows,
         dots=[
@@ -325,7 +259,7 @@ def transfer(results: Results) -> Report:
     gain = average(list(gains.values()))
     larger = means[PRETRAINED, sizes[-1]] - means[PRETRAINED, sizes[0]]
     return results.report(
-        verdict_of_parts([gain, larger]),
+        parts_verdict([gain, larger]),
         {"gains": gains, "gain": gain, "larger": larger},
         [(how, *(means[how, size].text for size in sizes)) for how in (PRETRAINED, SCRATCH)],
         head=("", *(f"{size} pixels" for size in sizes)),
@@ -349,7 +283,7 @@ def selfsupervised(results: Results) -> Report:
     over_scratch = means[MASKED,] - means[SCRATCH,]
     under_labels = means[LABELS,] - means[MASKED,]
     return results.report(
-        verdict_of_parts([over_scratch, under_labels]),
+        parts_verdict([over_scratch, under_labels]),
         {"over_scratch": over_scratch, "under_labels": under_labels},
         [(k, f"{100 * x:.1f}", means[k,].text, few[k,].text) for k, x in published.items()],
         dots=[

@@ -9,8 +9,8 @@ import torch
 
 import vitrail
 from reproduction import inspected
-from reproduction.inspected import HYBRID, LOW_RATE, SHORT, SIGNIFICANCE, VIT
-from reproduction.jobs import Datasets, Result
+from reproduction.inspected import HYBRID, SHORT, SIGNIFICANCE, VIT
+from reproduction.jobs import Datasets, Result, grid_jobs
 from reproduction.report import Verdict, json_value
 from reproduction.results import Results
 from reproduction.stats import bootstrap_mean
@@ -61,7 +61,7 @@ def saved(model, folder):
 def reports(jobs, datasets):
     reports = {}
     for name in ("figure6", "figure7", "figure10", "figure11"):
-        own = {key: job for key, job in jobs.items() if key in inspected.jobs(name, datasets)}
+        own = {key: job for key, job in jobs.items() if key in grid_jobs(name, datasets)}
         reports[name] = getattr(inspected, name)(Results(name, datasets, own))
     return reports
 
@@ -220,9 +220,9 @@ def test_patterns_are_only_compared_between_seeds(reports):
 
 
 def test_inspected_models_have_a_name_and_a_seed(datasets):
-    assert list(inspected.jobs("figure6", datasets)) == [(VIT, 0)]
-    assert list(inspected.jobs("figure7", datasets)) == [(VIT, 0)]
-    assert list(inspected.jobs("figure11", datasets)) == [(VIT, 0), (HYBRID, 0)]
-    jobs = inspected.jobs("figure10", datasets)
-    assert list(jobs) == [(VIT, 0), (SHORT, 0), (LOW_RATE, 0), (SHORT, 1)]
+    assert list(grid_jobs("figure6", datasets)) == [(VIT, 0)]
+    assert list(grid_jobs("figure7", datasets)) == [(VIT, 0)]
+    assert list(grid_jobs("figure11", datasets)) == [(VIT, 0), (HYBRID, 0)]
+    jobs = grid_jobs("figure10", datasets)
+    assert list(jobs) == [(VIT, 0), (SHORT, 0), (f"{VIT}, low rate", 0), (SHORT, 1)]
     assert all(job.settings.seed == seed for (_, seed), job in jobs.items())

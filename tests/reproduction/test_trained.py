@@ -9,15 +9,15 @@ from reproduction import trained
 from reproduction.jobs import PROTOCOL, Datasets, Result, small_model
 from reproduction.report import TEXT
 from reproduction.results import Results
-from reproduction.runner import EXPERIMENTS
+from reproduction.runner import EXPERIMENTS, list_jobs
 from reproduction.stats import (
     Mean,
     average,
+    equality_verdict,
+    parts_verdict,
     pooled_means,
+    rules_verdict,
     slope,
-    verdict_of_equality,
-    verdict_of_parts,
-    verdict_of_rules,
 )
 from vitrail.cli.reproduce import NAMES
 from vitrail.models.config import BitConfig, MixerConfig, VitConfig
@@ -48,13 +48,12 @@ def no_charts(monkeypatch):
 
 def report(name, accuracy, noise=0.002):
     """Report on runs with the accuracy of their key and a little noise."""
-    jobs, make_report = EXPERIMENTS[name]
     rng = random.Random(0)
     results = {}
-    for key, job in jobs(DATASETS).items():
+    for key, job in list_jobs(name, DATASETS).items():
         value = accuracy(key) + rng.uniform(-noise, noise)
         results[key] = replace(RESULT, accuracy=value, fewshot=value - 0.05, config=job.config)
-    return make_report(Results(name, DATASETS, results))
+    return EXPERIMENTS[name](Results(name, DATASETS, results))
 
 
 def test_all_experiments_of_the_paper_are_there():
@@ -64,8 +63,7 @@ def test_all_experiments_of_the_paper_are_there():
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_reports_are_complete(name):
-    jobs = EXPERIMENTS[name][0](DATASETS)
-    assert len({key[-1] for key in jobs}) >= 2
+    assert len({key[-1] for key in list_jobs(name, DATASETS)}) >= 2
     result = report(name, lambda key: 0.8)
     assert (result.name, result.title) == (name, TEXT[name]["title"])
     assert all(len(row) == len(table.head) for table in result.tables for row in table.rows)
@@ -92,10 +90,10 @@ def test_compared_models_have_similar_compute():
 
 
 def test_experiments_share_runs():
-    base = trained.table8_jobs(DATASETS)["learned", "stem", 0]
-    assert base == trained.figure5_jobs(DATASETS)["ViT", "M", 0]
-    assert base == trained.figure8_jobs(DATASETS)["base", "", 0]
-    assert base == trained.heads_jobs(DATASETS)[trained.CLASS_TOKEN, PROTOCOL["rate"], 0]
+    base = list_jobs("table8", DATASETS)["learned", "stem", 0]
+    assert base == list_jobs("figure5", DATASETS)["ViT", "M", 0]
+    assert base == list_jobs("figure8", DATASETS)["base", "", 0]
+    assert base == list_jobs("heads", DATASETS)[trained.CLASS_TOKEN, PROTOCOL["rate"], 0]
     assert base == trained.figure4_jobs(DATASETS)["ViT M", 1653, 0]
 
 
@@ -109,7 +107,7 @@ def test_without_a_target_models_transfer_to_the_other_classes():
 
 
 def test_the_recipe_agrees_with_the_protocol():
-    settings = trained.table8_jobs(DATASETS)["learned", "stem", 0].settings
+    settings = list_jobs("table8", DATASETS)["learned", "stem", 0].settings
     assert (settings.steps, settings.batch_size) == (PROTOCOL["steps"], PROTOCOL["batch"])
     assert settings.optim.learning_rate == PROTOCOL["rate"]
 
@@ -141,7 +139,7 @@ def test_table8_holds_if_positions_gain_more_than_their_kinds_differ(gain, sprea
     ],
 )
 def test_a_crossing_is_distinguished_from_a_trend(name, one, first, last, verdict):
-    smallest = min(key[1] for key in EXPERIMENTS[name][0](DATASETS))
+    smallest = min(key[1] for key in list_jobs(name, DATASETS))
 
     def accuracy(key):
         return 0.7 + (key[0] in one) * (first if key[1] == smallest else last)
@@ -266,12 +264,12 @@ def test_errors_of_averages_are_smaller():
 
 def test_verdicts_need_whole_intervals():
     up, down, wide = Mean((0.1, 0.1), 0.1), Mean((-0.1, -0.1), 0.1), Mean((0.1, 0.1), 0.2)
-    assert verdict_of_parts([up, up]) == "holds"
-    assert verdict_of_parts([up, wide]) == verdict_of_parts([up, down]) == "holds in part"
-    assert verdict_of_parts([wide, down]) == "does not hold"
-    assert verdict_of_parts([wide, wide]) == "inconclusive"
-    assert verdict_of_equality(Mean((0.0, 0.0), 0.05), 0.02) == "inconclusive"
-    assert verdict_of_equality(Mean((0.025, 0.025), 0.01), 0.02) == "inconclusive"
+    assert parts_verdict([up, up]) == "holds"
+    assert parts_verdict([up, wide]) == parts_verdict([up, down]) == "holds in part"
+    assert parts_verdict([wide, down]) == "does not hold"
+    assert parts_verdict([wide, wide]) == "inconclusive"
+    assert equality_verdict(Mean((0.0, 0.0), 0.05), 0.02) == "inconclusive"
+    assert equality_verdict(Mean((0.025, 0.025), 0.01), 0.02) == "inconclusive"
     parts = ([True, True], [True, False], [False, False])
     verdicts = ["holds", "holds in part", "does not hold"]
-    assert [verdict_of_rules(one) for one in parts] == verdicts
+    assert [rules_verdict(one) for one in parts] == verdicts
