@@ -33,7 +33,7 @@ bench: .venv/bench
 wheel:
 	$(PYTHON) scripts/smoke.py
 
-reproduction: .venv/figures
+reproduction: .venv/base
 	$(BIN)/vitrail reproduce all --data $(DATA) --docs docs
 
 format: .venv/dev
@@ -49,11 +49,6 @@ clean:
 .venv/base: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing vitrail into .venv"
 	$(INSTALL) --editable .
-	@touch $@
-
-.venv/figures: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing vitrail and matplotlib into .venv"
-	$(INSTALL) --editable '.[figures]'
 	@touch $@
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python

@@ -12,10 +12,9 @@ from PIL import Image
 from peers import make_torchvision_importable
 from race_sets import data_folder
 from timing import claim, in_turns
-from vitrail.data.augmentation import rand_augment
-from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, preset
+from vitrail.data.augment import rand_augment
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Augmentation, preset
 from vitrail.data.transforms import TrainTransform, normalize
-from vitrail.data.variation import Augmentation
 
 FLOWERS = data_folder() / "flowers5_160.tar"
 CASES = {"500 x 375": ((500, 375), 120), "2000 x 1500": ((2000, 1500), 24)}

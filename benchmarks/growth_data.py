@@ -66,29 +66,28 @@ def opened(path: Path) -> list[float]:
 
 def numbers(path: Path) -> list[float]:
     """Milliseconds to open, MiB that this takes, milliseconds to the first batch of an epoch."""
+    from vitrail.data.datasets import open_dataset
     from vitrail.data.loader import Loader
-    from vitrail.data.order import TrainingOrder
-    from vitrail.data.preprocessing import preset
-    from vitrail.data.sources import open_source
+    from vitrail.data.preprocessing import Augmentation, preset
+    from vitrail.data.sampler import TrainSampler
     from vitrail.data.transforms import TrainTransform
-    from vitrail.data.variation import Augmentation
 
     how = preset("timm", (8, 8))
     transform = TrainTransform(preprocessing=how, augmentation=Augmentation())
 
     def first_batch(source, seed: int) -> float:
         begun = time.perf_counter()
-        order = TrainingOrder(samples=len(source), batch_size=BATCH, seed=seed)
+        order = TrainSampler(samples=len(source), batch_size=BATCH, seed=seed)
         batches = iter(Loader(source, transform, order, workers=0))
         next(batches)
         taken = time.perf_counter() - begun
         batches.close()
         return 1e3 * taken
 
-    first_batch(open_source(path.parent / "tiny" / f"{CLASSES}.tar"), 0)  # libraries are loaded
+    first_batch(open_dataset(path.parent / "tiny" / f"{CLASSES}.tar"), 0)  # libraries are loaded
     PEAK.write_text("5")
     before, begun = held("VmRSS"), time.perf_counter()
-    source = open_source(path)
+    source = open_dataset(path)
     taken = 1e3 * (time.perf_counter() - begun)
     grown = held("VmHWM") - before
     starts = [first_batch(source, seed) for seed in range(STARTS)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vitrail.data.files import whole_or_absent
+from vitrail.data.storage import atomic_path
 
 FOLDER = Path(__file__).parents[1] / ".bench"
 
@@ -20,7 +20,7 @@ def kept(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     path = FOLDER / f"{quote(key, safe=' ')}.json"
     if not path.exists():
         result = make()
-        with whole_or_absent(path) as temporary:
+        with atomic_path(path) as temporary:
             temporary.write_text(json.dumps(result, indent=1), encoding="utf-8")
     return json.loads(path.read_text(encoding="utf-8"))
 

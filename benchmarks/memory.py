@@ -28,7 +28,7 @@ from timing import claim
 from vitrail.cli import SPIN, main
 from vitrail.errors import VitrailError
 from vitrail.planning.probe import resident
-from vitrail.training.folder import METRICS
+from vitrail.training.recipes import METRICS
 
 GIB = 2**30
 CLASSES, PICTURES, JUDGED = 5, 16, 5

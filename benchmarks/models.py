@@ -34,7 +34,7 @@ def report() -> str:
         "are the network's matrix products and nothing else, one after the other by torch, in",
         "memory that is there already: what is left for a step that does nothing else. *In parts*",
         "is the step as `vitrail train` takes it here, each core with a part of the batch",
-        "(`training/cores.py`).",
+        "(`training/cpu_parallel.py`).",
         "",
     ]
     for title, (shape, batch) in CASES.items():
@@ -112,10 +112,10 @@ def products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]
 
 def parted_products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]:
     """The same, each core with the products of its part of the batch."""
-    from vitrail.data.threads import threads_with_cores
+    from vitrail.data.loader import start_pool
 
     cores = torch.get_num_threads()
-    pool = threads_with_cores(cores, each=1, name="products")
+    pool = start_pool(cores, torch_threads=1, name="products")
     calls = [products_call(shape, batch // cores, passes) for _ in range(cores)]
     return lambda: [done.result() for done in [pool.submit(call) for call in calls]]
 
@@ -138,12 +138,13 @@ def parted_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> Callable[[], object]:
     """A step as the training loop takes it."""
-    from vitrail.training.cores import MOST, EachCoreAPart
+    from vitrail.training.auto_config import MAX_SHARDS
+    from vitrail.training.config import LossSettings
+    from vitrail.training.cpu_parallel import CpuDataParallel
     from vitrail.training.objectives import Classification
-    from vitrail.training.settings import LossSettings
 
     objective = Classification(model, LossSettings(kind="softmax"))  # pyright: ignore
-    loss = EachCoreAPart(objective, min(MOST, torch.get_num_threads()))
+    loss = CpuDataParallel(objective, min(MAX_SHARDS, torch.get_num_threads()))
     return step_of(model.train(), lambda: loss(images, labels))
 
 

@@ -16,8 +16,7 @@ import torch
 
 from race_sets import data_folder
 from vitrail import load
-from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import ImageDataset, open_dataset
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.ridge import USUAL_L2, fit_path
@@ -45,7 +44,7 @@ def report(model: Model) -> str:
     """The table: mean test accuracy over sets and seeds, in percent."""
     found: dict[Shots, list[np.ndarray]] = {shots: [] for shots in SHOTS}
     for name, (file, prefix) in SETS.items():
-        seen = features_of(model, some_of(open_source(data_folder() / file, "all"), prefix))
+        seen = features_of(model, some_of(open_dataset(data_folder() / file, "all"), prefix))
         labels = np.unique(seen.labels, return_inverse=True)[1]
         for task, rows in (("all classes", labels >= 0), ("two classes", labels < 2)):
             for shots, accuracies in regret(seen.values[rows], labels[rows]):
@@ -61,14 +60,14 @@ def percent(values: np.ndarray) -> str:
     return " | ".join(f"{100 * value:.1f}" for value in values)
 
 
-def some_of(source: Samples, prefix: str) -> Samples:
+def some_of(source: ImageDataset, prefix: str) -> ImageDataset:
     """Images of the first classes with a prefix, evenly."""
-    labels = source.numbers()
+    labels = source.class_ids()
     chosen = [c for c, name in enumerate(source.classes) if name.startswith(prefix)][:MOST_CLASSES]
     rng = np.random.default_rng(0)
     rows = [rng.permutation(np.flatnonzero(labels == c)) for c in chosen]
     most = MOST_IMAGES // len(chosen)
-    return source.take(np.sort(np.concatenate([part[:most] for part in rows])))
+    return source.subset(np.sort(np.concatenate([part[:most] for part in rows])))
 
 
 def regret(values: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Shots, np.ndarray]]:

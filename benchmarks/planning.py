@@ -27,8 +27,8 @@ from vitrail.planning.memory import HOLES, PROCESS
 from vitrail.planning.planner import plan
 from vitrail.planning.probe import resident
 from vitrail.planning.wish import Wish
-from vitrail.training.run import run
-from vitrail.training.setup import Order
+from vitrail.training.config import RunConfig
+from vitrail.training.trainer import run
 
 STEPS, FIRST = 8, 2  # of the run, and those whose time does not count
 PICTURES, JUDGED, CLASSES = 64, 16, 10
@@ -110,7 +110,7 @@ def take_run(wish: Wish) -> dict[str, float]:
     model = replace(settings.model, name=wish.model)
     settings = replace(settings, steps=STEPS, evaluate_every=NEVER, model=model)
     with tempfile.TemporaryDirectory() as folder:
-        run(Order(data=wish.data, out=Path(folder), settings=settings))
+        run(RunConfig(data=wish.data, out=Path(folder), settings=settings))
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "loss" in row]
     ends = [row["seconds"] for row in rows]

@@ -19,7 +19,7 @@ from data import FLOWERS, photographs
 from peers import LIBRARIES, Shape, make_torchvision_importable
 from timing import claim, in_turns, spread
 from vitrail.data.preprocessing import preset
-from vitrail.prediction.engines import Guard
+from vitrail.prediction.engines import AccuracyGuard
 from vitrail.prediction.predictor import Predictor
 
 PICTURES = 2000
@@ -27,7 +27,7 @@ ROUNDS = 4  # each looks at a quarter of the pictures in turn
 SIZE = (500, 375)
 SMALL = Shape(224, 16, 384, 12, 6, 1536, 1000)
 ONE_ROUNDS = 25
-ANY_LOSS = Guard(max_drop=1.0)  # random weights have no accuracy to lose
+ANY_LOSS = AccuracyGuard(max_drop=1.0)  # random weights have no accuracy to lose
 
 
 def report() -> str:

@@ -13,13 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decoding import decode
-from vitrail.data.samples import Samples
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
+from vitrail.data.decode import decode
 from vitrail.models.config import VitConfig
-from vitrail.training.choices import look_at
-from vitrail.training.learner import build_learner
-from vitrail.training.settings import Settings
+from vitrail.training.config import Settings
+from vitrail.training.data_module import DataSplits
+from vitrail.training.model_init import build_model
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Pictures:
 
 def read(data: str, split: str) -> Pictures:
     """A split of a data set, decoded into memory."""
-    source = open_source(data, split)
+    source = open_dataset(data, split)
     images = [picture(sample.data) for sample in source]
     return Pictures(images, torch.from_numpy(np.asarray(source.labels(), np.int64)))
 
@@ -82,7 +81,7 @@ def picture(data: bytes | np.ndarray) -> Image.Image:
 
 
 def judged_by(data: str) -> str:
-    split = judged_split(data)
+    split = evaluation_split(data)
     assert split is not None, f"{data} has nothing to be judged by"
     return split
 
@@ -92,11 +91,10 @@ def prepared(pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> 
     return torch.stack([transform(image) for image in pictures.images])
 
 
-def default_model(source: Samples) -> VitConfig:
+def default_model(source: ImageDataset) -> VitConfig:
     """The model that vitrail chooses for a data set when nothing is given."""
-    nothing = Settings()
-    where = torch.device("cpu")
-    learner = build_learner(nothing, source, look_at(source), "", where, lambda line: None)
-    config = learner.model.config
+    splits = DataSplits(reference="", train=source, held_out={})
+    model, _ = build_model(Settings(), splits, "", torch.device("cpu"), lambda line: None)
+    config = model.config
     assert isinstance(config, VitConfig)
     return config

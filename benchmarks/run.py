@@ -20,7 +20,7 @@ from typing import NamedTuple
 import kept
 from timing import machine, machine_table
 from vitrail.errors import VitrailError, unknown
-from vitrail.training.memory import keep_memory
+from vitrail.training.memory import configure_malloc
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NOT = "Not measured: "
@@ -75,7 +75,7 @@ def main(names: Sequence[str]) -> None:
         if name not in SECTIONS:
             raise unknown("section", name, SECTIONS)
     kept.FOLDER = kept.FOLDER / ("-".join(names) or "all")  # apart: neither spoils the other
-    keep_memory()  # as `vitrail train` does it: for everybody alike, whatever is measured first
+    configure_malloc()  # as `vitrail train` does, for every section
     page = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
     for name, found in measured(names or list(SECTIONS)):
         for heading, part in found.items():

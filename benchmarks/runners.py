@@ -29,15 +29,14 @@ from race_sets import COURSES, default_model, judged_by
 from race_sets import reference as reference_of
 from race_variants import VARIANTS
 from vitrail import evaluate, load
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.planning.cost import cost_of
-from vitrail.training.folder import METRICS
-from vitrail.training.material import open_material
-from vitrail.training.memory import keep_memory
-from vitrail.training.records import read_rows
-from vitrail.training.run import run
-from vitrail.training.settings import Settings
-from vitrail.training.setup import Order
+from vitrail.training.callbacks import read_rows
+from vitrail.training.config import RunConfig, Settings
+from vitrail.training.data_module import open_splits
+from vitrail.training.memory import configure_malloc
+from vitrail.training.recipes import METRICS
+from vitrail.training.trainer import run
 
 Result = dict[str, Any]
 
@@ -52,13 +51,13 @@ def run_vitrail(data: str, seconds: float, seed: int) -> Result:
     settings = Settings(minutes=(seconds + SPARE) / 60, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        order = Order(
+        config = RunConfig(
             data=data,
             out=out,
             settings=settings,
-            material=replace(open_material(data, settings), judged={}),
+            splits=replace(open_splits(data, settings), held_out={}),
         )
-        done = run(order, begun=time.monotonic())
+        done = run(config, started=time.monotonic())
         model = load(out)
         cost = cost_of(model.config)
         accuracy = evaluate(model, data, judged_by(data)).accuracy
@@ -94,13 +93,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.contender == "vitrail":
-        keep_memory()  # as the command does it
+        configure_malloc()  # as the command does it
     data = reference_of(COURSES[options.course])
     seconds, seed = options.seconds, options.seed
     if options.contender == "vitrail":
         result = run_vitrail(data, seconds, seed)
     else:
-        source = open_source(data, "train")
+        source = open_dataset(data, "train")
         config = of_equal_work(default_model(source))
         task = Task(
             data=data,

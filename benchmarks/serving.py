@@ -26,7 +26,7 @@ import vitrail
 from peers import make_torchvision_importable
 from prediction import SIZE, random_model
 from timing import claim
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
 
@@ -69,7 +69,7 @@ def write_models(place: Path) -> None:
 def write_photographs(folder: Path) -> None:
     """Real pictures, enlarged to the size of photographs on the web."""
     (folder / "test" / "hands").mkdir(parents=True)
-    source = open_source("builtin:sign-digits", "all")
+    source = open_dataset("builtin:sign-digits", "all")
     for number in range(PHOTOGRAPHS):
         image = Image.open(io.BytesIO(source[number].data)).convert("RGB")
         path = folder / "test" / "hands" / f"{number}.jpg"

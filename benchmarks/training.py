@@ -63,31 +63,30 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
     from itertools import repeat
 
     from vitrail.data.loader import Batch
-    from vitrail.data.preprocessing import Preprocessing
-    from vitrail.data.variation import Mixing
-    from vitrail.training.averaging import Average
-    from vitrail.training.cores import MOST, EachCoreAPart
-    from vitrail.training.feed import preparation
-    from vitrail.training.loop import TrainState, train_step
+    from vitrail.data.preprocessing import Mixing, Preprocessing
+    from vitrail.training.auto_config import MAX_SHARDS
+    from vitrail.training.config import LossSettings, OptimSettings, Settings
+    from vitrail.training.cpu_parallel import CpuDataParallel
+    from vitrail.training.data_module import batch_preparation
+    from vitrail.training.loop import make_state, train_step
     from vitrail.training.objectives import make_objective
-    from vitrail.training.optimizers import make_optimizers
-    from vitrail.training.plan import Plan
-    from vitrail.training.settings import LossSettings, Optim, Settings
+    from vitrail.training.schedules import Schedule
 
-    optim = Optim(kind="adamw", learning_rate=1e-4, weight_decay=0.05, clip_norm=CLIP)
-    settings = Settings(batch_size=BATCH, optim=optim, loss=LossSettings(kind="softmax"))
+    optim = OptimSettings(kind="adamw", learning_rate=1e-4, weight_decay=0.05, clip_norm=CLIP)
+    settings = Settings(
+        batch_size=BATCH, average=DECAY, optim=optim, loss=LossSettings(kind="softmax")
+    )
     model = vitrail(SHAPE)
     objective = make_objective(model, settings)  # pyright: ignore[reportArgumentType]
     named = dict(model.named_parameters())
-    state = TrainState(
-        objective=objective,
-        wrapped=EachCoreAPart(objective, min(MOST, torch.get_num_threads())),  # pyright: ignore
-        optimizers=make_optimizers(named.items(), optim, SHAPE.depth),
-        average=Average(named, DECAY),
+    shards = min(MAX_SHARDS, torch.get_num_threads())
+    state = make_state(
+        objective,
+        CpuDataParallel(objective, shards),  # pyright: ignore[reportArgumentType]
+        Schedule(settings=settings, length=1000, stages=((0.0, 224),)),
     )
-    plan = Plan(settings=settings, length=1000, stages=((0.0, 224),))
-    prepare = preparation(
-        Preprocessing(size=(224, 224)), Mixing(), 1000, torch.device("cpu"), epoch=1
+    prepare = batch_preparation(
+        Preprocessing(size=(224, 224)), Mixing(), 1000, torch.device("cpu"), steps_per_epoch=1
     )
     images, labels = pictures()
     batches = repeat(Batch(images, labels, torch.arange(BATCH)))
@@ -98,7 +97,7 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
         for parameter in named.values():
             parameter.grad = None
 
-    return lambda: train_step(state, plan, batches, prepare), bare
+    return lambda: train_step(state, batches, prepare), bare
 
 
 def timm_step() -> Callable[[], object]:

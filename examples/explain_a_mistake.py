@@ -21,18 +21,18 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
     print(f"training on {data}, {60 * minutes:.0f} seconds")
     result = vitrail.train(data, out / "model", minutes=minutes)
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
-    source = vitrail.open_source(data, split)
+    source = vitrail.open_dataset(data, split)
     findings = vitrail.evaluate(result.folder, source)
-    mistakes = findings.outcome.mistakes  # the most confident first
-    print(f"{findings.accuracy:.1%} of {findings.samples} pictures are named rightly")
+    mistakes = findings.mistakes  # most confident first
+    print(f"accuracy {findings.accuracy:.1%} (n={findings.samples})")
     if not mistakes:
         print("there is no mistake to explain; try less time")
         return None
 
     worst = mistakes[0]
     named, true = source.classes[worst.predicted], source.classes[worst.label]
-    print(f"{worst.name} shows {true!r} and was taken for {named!r}: ", end="")
-    print(f"{worst.confidence:.1%} sure, with {worst.chance:.1%} for the truth")
+    print(f"{worst.name} shows {true!r} and is predicted as {named!r}: ", end="")
+    print(f"confidence {worst.confidence:.1%}, label probability {worst.label_probability:.1%}")
 
     picture = out / f"mistake{Path(worst.name).suffix or '.png'}"
     data = source[worst.index].data  # the bytes of a file, or an array

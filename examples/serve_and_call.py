@@ -37,7 +37,7 @@ def main(model="", pictures=(), out=None, minutes=0.5):
     if not model:
         print(f"training a model, {60 * minutes:.0f} seconds")
         model = vitrail.train("builtin:sign-digits", out / "model", minutes=minutes).folder
-        source = vitrail.open_source("builtin:sign-digits", "test")
+        source = vitrail.open_dataset("builtin:sign-digits", "test")
         sent = {source.name(index): source[index].data for index in range(50, 400, 80)}
     command = [sys.executable, "-m", "vitrail", "serve", str(model), "--port", "0", "--log", "off"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -13,10 +13,10 @@ from pathlib import Path
 import vitrail
 
 
-class Printing(vitrail.Watch):
-    """Hears how a run goes; this one prints how good the model is along the way."""
+class Printing(vitrail.Callback):
+    """Print the accuracy during training."""
 
-    def evaluated(self, row):
+    def on_evaluate(self, row):
         found = {name: value for name, value in row.items() if name.endswith("/accuracy")}
         told = ", ".join(f"{name} {value:.1%}" for name, value in found.items())
         print(f"  step {row['step']}, after {row['seconds']:.0f} s: {told}")
@@ -25,17 +25,17 @@ class Printing(vitrail.Watch):
 def main(data="builtin:sign-digits", out=None, minutes=1.0):
     out = Path(out or tempfile.mkdtemp(prefix="vitrail-"))
     print(f"training on {data}")
-    result = vitrail.train(data, out / "model", minutes=minutes, watch=Printing())
+    result = vitrail.train(data, out / "model", minutes=minutes, callback=Printing())
 
     split = [*result.outcomes, "train"][0]  # what it has not learned from, if there is any
     findings = vitrail.evaluate(result.folder, data, split)
     accuracy = findings.estimates["accuracy"]
-    print(f"accuracy on {findings.samples} pictures of {split}: {accuracy.value:.1%}; ", end="")
-    print(f"19 times of 20 it lies between {accuracy.low:.1%} and {accuracy.high:.1%}")
-    weakest = min((c for c in findings.classes if c.pictures), key=lambda found: found.recall)
-    print(f"the weakest class is {weakest.name!r}: {weakest.recall:.0%} of it are found")
+    interval = f"95 % CI {100 * accuracy.low:.1f}-{100 * accuracy.high:.1f}"
+    print(f"{split} accuracy {accuracy.value:.1%} ({interval}, n={findings.samples})")
+    weakest = min((c for c in findings.classes if c.support), key=lambda c: c.recall)
+    print(f"lowest recall: {weakest.name!r}, {weakest.recall:.0%} (n={weakest.support})")
 
-    source = vitrail.open_source(data, split)
+    source = vitrail.open_dataset(data, split)
     predictor = vitrail.Predictor(result.folder)
     for index in range(0, len(source), len(source) // 3 + 1):
         picture = source[index]

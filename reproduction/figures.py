@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from vitrail.extras import require
-
 COLORS = ("#1d5bbf", "#c2410c", "#0f766e", "#8b2fc9", "#8a5a06", "#be185d", "#4d7c0f", "#475569")
 MARKERS = "osD^vPX*"
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "vitrail",  # equal figures are equal files
     "font.size": 9,
@@ -43,10 +41,6 @@ class Panel(NamedTuple):
     y_label: str
     log_x: bool = True
     joined: bool = True
-
-
-def check_installed() -> None:
-    require("matplotlib", extra="figures", feature="drawing figures")
 
 
 def line_chart(panels: Sequence[Panel]) -> bytes:
@@ -102,7 +96,6 @@ def short(value: float, _: Any = None) -> str:
 
 @contextmanager
 def new_figure(columns: int, width: float, height: float) -> Iterator[tuple[Any, Sequence[Any]]]:
-    check_installed()
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -21,9 +21,9 @@ from reproduction.results import Results
 from reproduction.stats import bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.data.thumbnails import to_png
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.results import Estimate
 from vitrail.inspection import drawing
 from vitrail.inspection.attention import places, study
 from vitrail.inspection.findings import Study
@@ -52,7 +52,7 @@ def test_pictures(
     model: VisionTransformer, datasets: Datasets, count: int
 ) -> tuple[list[Picture], Tensor]:
     """Return evenly spaced test images as they are, and preprocessed (B, C, H, W)."""
-    source = open_source(datasets.pretrain, test_split(datasets.pretrain))
+    source = open_dataset(datasets.pretrain, test_split(datasets.pretrain))
     pictures = list(from_source(model, source, spaced(len(source), count), {}))
     return pictures, torch.stack([picture.image for picture in pictures])
 

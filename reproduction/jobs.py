@@ -19,23 +19,20 @@ from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.samples import Samples
-from vitrail.data.sources import fingerprint, judged_split, open_source
-from vitrail.data.splits import representative
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
+from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import configuration
 from vitrail.planning.cost import training_flops
 from vitrail.probing.features import features_of
 from vitrail.probing.shots import try_shots
-from vitrail.training import state
-from vitrail.training.folder import read_run
-from vitrail.training.material import Material
-from vitrail.training.recipes import read_recipe, settings_from
-from vitrail.training.run import run
-from vitrail.training.settings import ModelSettings, Settings
-from vitrail.training.setup import Order
-from vitrail.training.watch import Watch
+from vitrail.training.callbacks import Callback
+from vitrail.training.checkpoint import has_state
+from vitrail.training.config import ModelSettings, RunConfig, Settings
+from vitrail.training.data_module import DataSplits
+from vitrail.training.recipes import read_recipe, read_run, settings_from_dict
+from vitrail.training.trainer import run
 
 RESULT = "cell.json"
 VERSION = 2  # of what is measured
@@ -110,7 +107,7 @@ class Result:
 def small_model(name: str, **changes: Any) -> ModelSettings:
     """Return a model of [models] in experiments.toml, with changes."""
     values = {"image_size": PROTOCOL["image_size"], **TEXT["models"][name], **changes}
-    return settings_from({"model": values}).model
+    return settings_from_dict({"model": values}).model
 
 
 def pretraining(
@@ -189,72 +186,73 @@ def digest(job: Job) -> str:
 
 @cache
 def data_fingerprints(data: str) -> list[str]:
-    return [fingerprint(open_source(data, split)) for split in ("train", test_split(data))]
+    return [fingerprint(open_dataset(data, split)) for split in ("train", test_split(data))]
 
 
 def test_split(data: str) -> str:
-    split = judged_split(data)
+    split = evaluation_split(data)
     if split is None:
         raise DataError(f"{data} has no test split, which the experiments evaluate on")
     return split
 
 
-def open_data(job: Job) -> Material:
+def open_data(job: Job) -> DataSplits:
     """Open the images of a job; the seed selects the subset, and smaller ones are nested."""
     train, test = (
-        select_half(open_source(job.data, split), job.half)
+        select_half(open_dataset(job.data, split), job.half)
         for split in ("train", test_split(job.data))
     )
-    return Material(
+    return DataSplits(
         reference=job.data,
         train=subset(train, job.images, job.settings.seed),
-        judged={"test": subset(test, job.test_images, 0)},
+        held_out={"test": subset(test, job.test_images, 0)},
     )
 
 
-def select_half(samples: Samples, half: ClassHalf) -> Samples:
+def select_half(samples: ImageDataset, half: ClassHalf) -> ImageDataset:
     """Return the images of every other class as a dataset of its own."""
     if not half:
         return samples
-    first, collection, count = int(half == "odd"), samples.collection, len(samples.classes)
+    first, index, count = int(half == "odd"), samples.index, len(samples.classes)
     if count < 4:
         raise ConfigError(f"{count} classes are too few to split in half; give --target as well")
-    labels = np.asarray(collection.labels) // 2
-    halved = replace(collection, labels=labels, classes=collection.classes[first::2])
-    return Samples(halved, samples.rows).take(np.flatnonzero(samples.numbers() % 2 == first))
+    rows = np.flatnonzero(samples.class_ids() % 2 == first)
+    labels = np.asarray(index.labels) // 2
+    halved = replace(index, labels=labels, classes=index.classes[first::2])
+    return ImageDataset(halved, samples.rows).subset(rows)
 
 
-def subset(samples: Samples, count: int | None, seed: int) -> Samples:
+def subset(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
     """Return a random stratified subset."""
     if count is None or count >= len(samples):
         return samples
     if count < len(samples.classes):
         raise ConfigError(f"{count} images are fewer than {len(samples.classes)} classes")
     rng = np.random.default_rng(seed)
-    return samples.take(representative(samples.numbers(), count, rng))
+    return samples.subset(stratified_subset(samples.class_ids(), count, rng))
 
 
-def probe_split(test: Samples) -> tuple[Samples, Samples]:
+def probe_split(test: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
     """Split test images into those a probe is fitted to and those it is evaluated on."""
     pool = subset(test, min(POOL * len(test.classes), len(test) // 3), 1)
     rows, pool_rows = (np.arange(len(s)) if s.rows is None else s.rows for s in (test, pool))
-    return pool, Samples(test.collection, np.setdiff1d(rows, pool_rows))
+    return pool, ImageDataset(test.index, np.setdiff1d(rows, pool_rows))
 
 
-def run_job(job: Job, folder: Path, start: str = "", watch: Watch | None = None) -> bool:
+def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None = None) -> bool:
     """Train, measure and write the result; False if interrupted (the run can be resumed)."""
     data = open_data(job)
-    resume = state.has_state(folder)
+    resume = has_state(folder)
     if resume or not contains_model(folder):
         settings = read_run(folder)[0] if resume else job.settings
-        order = Order(
-            data=job.data, out=folder, settings=settings, start=start, resume=resume, material=data
+        config = RunConfig(
+            data=job.data, out=folder, settings=settings, start=start, resume=resume, splits=data
         )
-        if not run(order, watch).finished:
+        if not run(config, callback).finished:
             return False
     model = load(folder)
     provenance = get_metadata(model).provenance
-    test = data.judged["test"]
+    test = data.held_out["test"]
     # The shots are test images, since the model may have memorized its training images.
     pool, rest = (features_of(model, part, cache=False) for part in probe_split(test))
     trials = next(try_shots(pool, rest, shots=(SHOTS,), seeds=DRAWS))

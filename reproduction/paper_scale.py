@@ -21,11 +21,11 @@ from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
 from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
 from vitrail.planning.cost import EXA, TRAINING
+from vitrail.training.config import Settings
 from vitrail.training.objectives import make_objective
-from vitrail.training.optimizers import make_optimizers
-from vitrail.training.plan import Plan
+from vitrail.training.optim import make_optimizers
 from vitrail.training.recipes import grid, read_recipe
-from vitrail.training.settings import Settings
+from vitrail.training.schedules import Schedule
 
 DATA: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("paper_runs.toml").read_text(encoding="utf-8")
@@ -111,7 +111,9 @@ def check_run(run: PaperRun, devices: int = DEVICES) -> tuple[int, float]:
     assert batch is not None
     if batch % devices:
         raise ConfigError(f"batch_size={batch} is not divisible by {devices} devices")
-    Plan(settings=run.settings, length=run.steps).rate(0)  # raises if the warmup does not fit
+    Schedule(settings=run.settings, length=run.steps).lr_factor(
+        0
+    )  # raises if the warmup does not fit
     head = config.num_features * config.num_classes
     if isinstance(config, VitConfig):
         head += config.width * config.representation

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vitrail.checkpoints.files import read_json, write_json
-from vitrail.data.files import write_whole
+from vitrail.data.storage import write_atomic
 from vitrail.errors import CheckpointError
 
 Verdict = Literal["holds", "holds in part", "does not hold", "inconclusive", "checked"]
@@ -131,13 +131,13 @@ def numeric_columns(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
 def write(report: Report, folder: Path) -> None:
     """Write the report and its figures; report.json last."""
     write_figures(report, folder)
-    write_whole(folder / "report.md", "\n\n".join(section(report, level="#")) + "\n")
+    write_atomic(folder / "report.md", "\n\n".join(section(report, level="#")) + "\n")
     write_json(folder / "report.json", to_dict(report))
 
 
 def write_figures(report: Report, folder: Path) -> None:
     for figure in report.figures:
-        write_whole(folder / figure.file, figure.content)
+        write_atomic(folder / figure.file, figure.content)
 
 
 def to_dict(report: Report) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from reproduction import figures, inspected, report, tables, trained
+from reproduction import inspected, report, tables, trained
 from reproduction.jobs import (
     Datasets,
     Job,
@@ -35,11 +35,11 @@ from reproduction.jobs import (
 )
 from reproduction.report import Report
 from reproduction.results import Results
-from vitrail.data.files import write_whole
-from vitrail.data.threads import cores
+from vitrail.data.loader import available_cores
+from vitrail.data.storage import write_atomic
 from vitrail.errors import TrainingError
-from vitrail.training.memory import keep_memory
-from vitrail.training.survival import sole_writer
+from vitrail.training.checkpoint import lock_folder
+from vitrail.training.memory import configure_malloc
 
 JOBS = "cells"  # the folder's name in 0.1, so that earlier results are reused
 INITIAL_SPEED = 25e9  # FLOP/s of a core, until a job has finished
@@ -72,7 +72,7 @@ class Runner:
         on_result: Callable[[str, Result], None] = lambda name, result: None,
         on_progress: Callable[[int, int, float], None] = lambda done, total, seconds: None,
     ) -> None:
-        self.folder, self.workers = folder, workers or cores()
+        self.folder, self.workers = folder, workers or available_cores()
         self.on_result, self.on_progress = on_result, on_progress
         self.flops = self.seconds = 0.0  # of finished jobs: their speed predicts the others
 
@@ -80,7 +80,6 @@ class Runner:
         """Run the jobs of an experiment that have no result yet, and write its report."""
         words, jobs = ["vitrail", "reproduce", name], list_jobs(name, datasets)
         if jobs:
-            figures.check_installed()
             words += ["--data", Path(datasets.pretrain).name]
             words += ["--target", Path(datasets.target).name] if datasets.target else []
         for job in {(job.data, job.images, job.half): job for job in jobs.values()}.values():
@@ -96,7 +95,7 @@ class Runner:
         reports = [one for one in reports if one is not None]
         for one in reports:
             report.write_figures(one, folder / "reproduction")
-        write_whole(folder / "reproduction.md", report.markdown(reports))
+        write_atomic(folder / "reproduction.md", report.markdown(reports))
         return folder / "reproduction.md"
 
     def results(self, jobs: Mapping[Key, Job]) -> dict[Key, Result]:
@@ -107,7 +106,7 @@ class Runner:
         }
         if missing:
             try:
-                with sole_writer(self.folder):
+                with lock_folder(self.folder):
                     self.run_jobs(missing)
             except BrokenProcessPool:
                 raise TrainingError(
@@ -191,7 +190,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         workers,
         mp_context=context,
         initializer=init_worker,
-        initargs=(max(1, cores() // workers), pids),
+        initargs=(max(1, available_cores() // workers), pids),
     ) as executor:
         try:
             yield executor
@@ -208,7 +207,7 @@ def init_worker(threads: int, pids: "SimpleQueue[int]") -> None:
     pids.put(os.getpid())
     torch.set_num_threads(threads)
     if threads > 1:
-        keep_memory()
+        configure_malloc()
     parent = parent_process()
     assert parent is not None
 

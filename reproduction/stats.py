@@ -14,8 +14,8 @@ import numpy as np
 from reproduction.figures import Point
 from reproduction.jobs import Key
 from reproduction.report import Verdict
-from vitrail.evaluation.bootstrap import RESAMPLES, draws
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.bootstrap import RESAMPLES, resample_weights
+from vitrail.evaluation.results import Estimate
 from vitrail.probing.shots import student
 
 
@@ -97,7 +97,7 @@ def slope(points: Sequence[tuple[float, Mean]]) -> Mean:
 
 def bootstrap_mean(values: np.ndarray) -> Estimate:
     """Return the mean over images (n,) with its bootstrap 95 % CI."""
-    weights = np.concatenate(list(draws(len(values), RESAMPLES)))  # (resamples, n)
+    weights = np.concatenate(list(resample_weights(len(values), RESAMPLES)))  # (resamples, n)
     low, high = np.quantile(weights @ values / len(values), [0.025, 0.975]).tolist()
     return Estimate(float(values.mean()), low, high)
 

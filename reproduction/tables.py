@@ -18,8 +18,8 @@ from reproduction.report import TEXT, Report, Table
 from reproduction.results import Results
 from reproduction.stats import rules_verdict
 from vitrail.errors import ConfigError, unknown
-from vitrail.evaluation.api import evaluate
-from vitrail.evaluation.findings import Estimate
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.results import Estimate
 from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration

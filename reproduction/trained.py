@@ -16,9 +16,9 @@ from reproduction.published import DATA, TABLE6, TABLE8
 from reproduction.report import TEXT, Report
 from reproduction.results import Results
 from reproduction.stats import Mean, average, equality_verdict, parts_verdict, pooled_means, slope
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.planning.cost import cost_of, training_flops
-from vitrail.training.settings import ModelSettings
+from vitrail.training.config import ModelSettings
 
 Means = Mapping[Key, Mean]
 Curve = Sequence[tuple[float, float]]  # FLOPs, accuracy
@@ -35,7 +35,7 @@ EQUAL = 0.02  # of accuracy: heads that differ by less are equally good
 def subset_sizes(datasets: Datasets, transfer: bool) -> list[tuple[str, int, int | None]]:
     """Return models, numbers of images, and the same for jobs: None for all, as elsewhere."""
     grid, half = TEXT["figure4"], "even" if transfer and not datasets.target else ""
-    whole = len(select_half(open_source(datasets.pretrain, "train"), half))
+    whole = len(select_half(open_dataset(datasets.pretrain, "train"), half))
     counts = [max(grid["min_images"], round(share * whole)) for share in grid["fractions"]]
     return [
         (model, counts[place], None if counts[place] == whole else counts[place])

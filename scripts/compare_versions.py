@@ -119,7 +119,7 @@ def main() -> None:
             process.stdin.flush()
             return float(process.stdout.readline())
 
-        tasks = [json.loads(process.stdout.readline()) for process in workers][0]  # type: ignore[union-attr]
+        tasks, _ = (json.loads(p.stdout.readline()) for p in workers)  # type: ignore[union-attr]
         print("| | before, ms | after, ms | after / before |\n|---|---:|---:|---:|")
         for task in tasks:
             for process in workers:

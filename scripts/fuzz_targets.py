@@ -40,7 +40,7 @@ FRAME = struct.Struct("<16sdQ")  # target, CPU limit in seconds, bytes that foll
 
 def image(data: bytes, folder: Path) -> int:
     """Decode an image; its pixels, which decide how much memory it may take."""
-    from vitrail.data.decoding import decode
+    from vitrail.data.decode import decode
 
     height, width, _ = decode(data, max_pixels=MAX_PIXELS).shape
     return height * width
@@ -50,14 +50,14 @@ def data_set(name: str, beside: str = "") -> Callable[[bytes, Path], None]:
     """Open a data set of one file and read its first sample; `beside` is a second file."""
 
     def run(data: bytes, folder: Path) -> None:
-        from vitrail.data.sources import open_source
+        from vitrail.data.datasets import open_dataset
 
         path = folder / name
         path.write_bytes(data)
         path.with_name(f".{name}.index.npz").unlink(missing_ok=True)
         if beside:
             np.save(folder / beside, np.zeros(2, np.int64))
-        source = open_source(path, "all")
+        source = open_dataset(path, "all")
         if not name.endswith(("csv", "jsonl")):
             source[0]
 
@@ -66,13 +66,13 @@ def data_set(name: str, beside: str = "") -> Callable[[bytes, Path], None]:
 
 def idx(data: bytes, folder: Path) -> None:
     """MNIST's images, compressed, with two labels."""
-    from vitrail.data.sources import open_source
+    from vitrail.data.datasets import open_dataset
 
     place = folder / "idx"
     place.mkdir(exist_ok=True)
     (place / "train-images-idx3-ubyte.gz").write_bytes(data)
     (place / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
-    open_source(place, "all")[0]
+    open_dataset(place, "all")[0]
 
 
 def checkpoint(name: str) -> Callable[[bytes, Path], None]:
@@ -107,14 +107,13 @@ def form(data: bytes, folder: Path) -> None:
     """A content type, a line end and the body of a form."""
     from starlette.exceptions import HTTPException
 
-    from vitrail.serving.bodies import form_files
-    from vitrail.serving.refusals import Refusal
-    from vitrail.serving.settings import Limits
+    from vitrail.serving.config import Limits
+    from vitrail.serving.limits import ApiError, parse_form
 
     kind, _, body = data.partition(b"\n")
     try:
-        form_files(kind.decode("latin-1"), body, Limits())
-    except (Refusal, HTTPException):
+        parse_form(kind.decode("latin-1"), body, Limits())
+    except (ApiError, HTTPException):
         raise VitrailError("refused") from None
 
 
@@ -165,12 +164,12 @@ async def converse(data: bytes, size: int, app: Any) -> None:
     from uvicorn import Config
     from uvicorn.server import ServerState
 
-    from vitrail.serving.connection import Connection
+    from vitrail.serving.protocol import LimitedProtocol
 
-    config = Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
+    config = Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state, transport = ServerState(), FakeTransport()
-    protocol = Connection(config, state, {})
+    protocol = LimitedProtocol(config, state, {})
     protocol.connection_made(transport)
     until = time.monotonic() + SETTLE_SECONDS
 
@@ -199,14 +198,14 @@ async def converse(data: bytes, size: int, app: Any) -> None:
 def server_app() -> Any:
     """The whole application around a tiny model."""
     sys.path.append(str(ROOT / "tests" / "serving"))
-    from houses import a_house
+    from serving_helpers import make_state
 
     from vitrail.serving.app import make_app
 
-    entered = a_house()
-    house = entered.__enter__()
+    entered = make_state()
+    state = entered.__enter__()
     server_app.kept = entered  # type: ignore[attr-defined]
-    return make_app(house)
+    return make_app(state)
 
 
 TARGETS: dict[str, Callable[[bytes, Path], int | None]] = {

@@ -17,9 +17,9 @@ from torch import nn
 from vitrail import BitConfig, MixerConfig, VitConfig, distributed
 from vitrail.errors import CheckpointError
 from vitrail.models.build import build
-from vitrail.training.adafactor import Adafactor
+from vitrail.training.checkpoint import load_state, save_state
 from vitrail.training.muon import Muon
-from vitrail.training.state import load_state, save_state
+from vitrail.training.optim import Adafactor
 
 SIZE, CLASSES, BATCH, STEPS, HALF = 8, 3, 8, 8, 4
 VIT = VitConfig(

@@ -41,7 +41,7 @@ def test_a_folder_is_trained_on_measured_and_asked_about(pictures, tmp_path, cap
     findings = script("train_a_folder")["main"](pictures, tmp_path / "out", MOMENT)
     said = capsys.readouterr().out
     assert findings.samples == 12
-    assert f"accuracy on 12 pictures of test: {findings.accuracy:.1%}" in said
+    assert f"test accuracy {findings.accuracy:.1%} (95 % CI " in said
     assert said.count(" sure\n") == 3
     assert (tmp_path / "out" / "model" / "report.html").exists()
 

@@ -12,7 +12,7 @@ import growth
 import growth_data
 from curves import Curve, drawing, exponent
 from run import CLAIM
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.5])
@@ -92,7 +92,7 @@ def test_the_figure_shows_every_panel_with_its_exponents():
 
 def test_tars_of_growing_size_open_with_so_many_pictures(tmp_path):
     paths = growth_data.write_tars(tmp_path, [10, 40])
-    sources = [open_source(path) for path in paths]
+    sources = [open_dataset(path) for path in paths]
     assert [len(source) for source in sources] == [10, 40]
     assert len(sources[1].classes) == growth_data.CLASSES
 

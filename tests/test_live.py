@@ -51,8 +51,8 @@ def test_a_verdict_names_the_split_and_its_numbers():
 
 def test_what_is_drawn_fits_eighty_columns():
     live = Live()
-    live.step(ROW)
-    live.evaluated({"epoch": 1.0, "val/accuracy": 0.5, "val/loss": 1.0})
+    live.on_step(ROW)
+    live.on_evaluate({"epoch": 1.0, "val/accuracy": 0.5, "val/loss": 1.0})
     page = io.StringIO()
     Console(file=page, width=80, force_terminal=False).print(live.draw())
     assert max(map(len, page.getvalue().splitlines())) <= 80
@@ -71,9 +71,9 @@ def test_what_goes_on_below_a_line_stands_further_in():
 
 def test_lines_are_plain_where_there_is_no_terminal(capsys):
     with Live() as live:
-        live.say("a fact [not markup]")
-        live.begin(0, 10)
-        live.step(ROW | {"step": 1})
+        live.log("a fact [not markup]")
+        live.on_train_begin(0, 10)
+        live.on_step(ROW | {"step": 1})
     printed = capsys.readouterr().out
     assert "a fact [not markup]" in printed
     assert "step      1 of 1,000" in printed

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from vitrail.data.sources import BUILTIN, open_source
+from vitrail.data.datasets import BUILTIN, open_dataset
 from vitrail.errors import VitrailError
 from vitrail.extras import require
-from vitrail.serving.run import NEEDED, check_installed
+from vitrail.serving.server import REQUIRED, check_installed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitrail"
@@ -144,7 +144,7 @@ def test_whatever_is_imported_is_declared():
 
 
 def test_all_commands_and_public_names_load_without_any_extra():
-    """Loading follows what files import at once; of commands, also what they import in `run`."""
+    """Loading follows what files import at once; of commands and datasets.py, also later."""
     base = names(PROJECT["dependencies"])
     left = [f"vitrail.{module}" for module in vitrail.WHERE.values()]
     left += [f"vitrail.cli.{path.stem}" for path in (PACKAGE / "cli").glob("[!_]*.py")]
@@ -155,20 +155,21 @@ def test_all_commands_and_public_names_load_without_any_extra():
             continue
         seen.add(module)
         for path in files_of(module):
-            used = modules_of(path, later="cli" in path.parts)
+            later = "cli" in path.parts or path.name == "datasets.py"  # which loads one format
+            used = modules_of(path, later=later)
             left += used
             assert {distribution(name) for name in used} <= base | OWN, f"{module} needs more"
-    assert {"vitrail.serving.run", "vitrail.export.api", "vitrail.data.hf_datasets"} <= seen
+    assert {"vitrail.serving.server", "vitrail.export.api", "vitrail.data.hf_datasets"} <= seen
 
 
 @pytest.mark.parametrize(
     ("missing", "extra", "wish"),
     [
-        ("datasets", "data", lambda: open_source("hf:owner/name")),
-        ("fsspec.core", "data", lambda: open_source("memory://shards/*.tar")),
+        ("datasets", "data", lambda: open_dataset("hf:owner/name")),
+        ("fsspec.core", "data", lambda: open_dataset("memory://shards/*.tar")),
         ("onnx", "export", lambda: require("onnxruntime", "onnx", extra="export", feature="ONNX")),
         ("onnxruntime", "export", lambda: vitrail.Predictor(ROOT / "model.onnx")),
-        *((module, "serve", check_installed) for module in NEEDED),
+        *((module, "serve", check_installed) for module in REQUIRED),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_install(missing, extra, wish, monkeypatch):

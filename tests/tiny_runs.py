@@ -1,4 +1,4 @@
-"""The smallest data set that can be learned, and the smallest run that learns it."""
+"""A tiny dataset, and tiny training runs on it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.training.run import Result, run
-from vitrail.training.settings import (
+from vitrail.training.callbacks import Callback
+from vitrail.training.config import (
     AugmentSettings,
     MixSettings,
     ModelSettings,
-    Optim,
+    OptimSettings,
+    RunConfig,
     Settings,
 )
-from vitrail.training.setup import Order
-from vitrail.training.watch import Watch
+from vitrail.training.trainer import Result, run
 
 CLASSES = ("red", "green", "blue")
 TINY = ModelSettings(
@@ -25,14 +25,14 @@ SETTINGS = Settings(
     steps=8,
     batch_size=6,
     model=TINY,
-    optim=Optim(kind="adamw", learning_rate=3e-3, warmup_steps=1),
+    optim=OptimSettings(kind="adamw", learning_rate=3e-3, warmup_steps=1),
     augment=AugmentSettings(crop="padded", padding=1, flip=True),
-    mix=MixSettings(cutmix=0.0),  # mixing is within a micro-batch
+    mix=MixSettings(cutmix=0.0),  # mixes within a micro-batch
 )
 
 
 def write_colors(path: Path, *, train: int = 30, test: int = 12, classes: int = 3) -> Path:
-    """Noisy pictures of 8 x 8 pixels in which one color is strongest."""
+    """Write noisy 8 x 8 images in which one color is strongest."""
     rng = np.random.default_rng(0)
     parts = {}
     for split, count in (("train", train), ("test", test)):
@@ -46,7 +46,7 @@ def write_colors(path: Path, *, train: int = 30, test: int = 12, classes: int = 
 
 
 def write_folder(root: Path, count: int = 10, seed: int = 0) -> Path:
-    """Class folders of such pictures, without splits."""
+    """Write such images as class folders, without splits."""
     rng = np.random.default_rng(seed)
     for label, name in enumerate(CLASSES):
         (root / name).mkdir(parents=True)
@@ -57,25 +57,24 @@ def write_folder(root: Path, count: int = 10, seed: int = 0) -> Path:
     return root
 
 
-def tiny_run(data: Path | str, out: Path, *, watch: Watch | None = None, **changes) -> Result:
-    """Train on a data set; `resume` and `start` are the order's, the rest are settings."""
-    of_order = ("resume", "start", "overwrite")
-    about = {key: changes.pop(key) for key in of_order if key in changes}
+def tiny_run(data: Path | str, out: Path, *, callback: Callback | None = None, **changes) -> Result:
+    """Train on a dataset; `changes` are settings, or `resume`, `start` and `overwrite`."""
+    options = {key: changes.pop(key) for key in ("resume", "start", "overwrite") if key in changes}
     settings = replace(SETTINGS, **changes)
-    return run(Order(data=str(data), out=out, settings=settings, **about), watch)
+    return run(RunConfig(data=str(data), out=out, settings=settings, **options), callback)
 
 
-class Notebook(Watch):
-    """Remembers what it is told."""
+class Recorder(Callback):
+    """Records all events."""
 
     def __init__(self):
-        self.lines, self.rows, self.verdicts = [], [], []
+        self.lines, self.rows, self.evaluations = [], [], []
 
-    def say(self, line):
+    def log(self, line):
         self.lines.append(line)
 
-    def step(self, row):
+    def on_step(self, row):
         self.rows.append(row)
 
-    def evaluated(self, row):
-        self.verdicts.append(row)
+    def on_evaluate(self, row):
+        self.evaluations.append(row)

@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from vitrail.checkpoints.metadata import Metadata as Metadata
     from vitrail.checkpoints.save import push as push
     from vitrail.checkpoints.save import save as save
-    from vitrail.data.files import allow_outside as allow_outside
+    from vitrail.data.datasets import open_dataset as open_dataset
     from vitrail.data.preprocessing import Preprocessing as Preprocessing
-    from vitrail.data.sources import open_source as open_source
+    from vitrail.data.storage import allow_outside as allow_outside
     from vitrail.errors import CheckpointError as CheckpointError
     from vitrail.errors import ConfigError as ConfigError
     from vitrail.errors import DataError as DataError
     from vitrail.errors import TrainingError as TrainingError
     from vitrail.errors import VitrailError as VitrailError
-    from vitrail.evaluation.api import evaluate as evaluate
+    from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.api import inspect_model as inspect_model
     from vitrail.models.build import create as create
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.resnet import BiT as BiT
     from vitrail.models.vit import VisionTransformer as VisionTransformer
-    from vitrail.prediction.answers import Answer as Answer
-    from vitrail.prediction.engines import Guard as Guard
+    from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
     from vitrail.prediction.predictor import Predictor as Predictor
+    from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teaching import teach as teach
-    from vitrail.training.api import train as train
-    from vitrail.training.settings import Settings as Settings
-    from vitrail.training.watch import Watch as Watch
+    from vitrail.training.callbacks import Callback as Callback
+    from vitrail.training.config import Settings as Settings
+    from vitrail.training.trainer import train as train
 
 __version__ = "0.1.0"
 
 WHERE = {
-    "allow_outside": "data.files",
+    "allow_outside": "data.storage",
     "create": "models.build",
-    "evaluate": "evaluation.api",
+    "evaluate": "evaluation.evaluate",
     "export_model": "export.api",
     "fewshot": "probing.fewshot",
     "inspect_model": "inspection.api",
     "load": "checkpoints.load",
-    "open_source": "data.sources",
+    "open_dataset": "data.datasets",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
     "teach": "probing.teaching",
-    "train": "training.api",
-    "Answer": "prediction.answers",
+    "train": "training.trainer",
+    "AccuracyGuard": "prediction.engines",
     "Metadata": "checkpoints.metadata",
-    "Guard": "prediction.engines",
+    "Prediction": "prediction.results",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
@@ -65,8 +65,8 @@ WHERE = {
     "VisionTransformer": "models.vit",
     "BiT": "models.resnet",
     "MlpMixer": "models.mixer",
-    "Settings": "training.settings",
-    "Watch": "training.watch",
+    "Callback": "training.callbacks",
+    "Settings": "training.config",
     "VitrailError": "errors",
     "CheckpointError": "errors",
     "ConfigError": "errors",

@@ -7,8 +7,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.decoding import open_picture
-from vitrail.data.samples import Sample
+from vitrail.data.datasets import Sample
+from vitrail.data.decode import open_image
 from vitrail.formatting import percent
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.findings import Box
@@ -31,7 +31,7 @@ def draw_predictions(model: VisionTransformer, samples: Sequence[Sample]) -> Ima
     pen.text((GAP, 10), "patches, attention rollout, prediction", "black", font)
     for column, sample in enumerate(samples):
         assert isinstance(sample.data, bytes)
-        pixels = open_picture(sample.data).pixels(channels=3)
+        pixels = open_image(sample.data).pixels(channels=3)
         image = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
         batch = as_seen(model, sample.data)[None]
         probabilities = model(batch)[0].softmax(dim=0)

@@ -13,7 +13,6 @@ EXTRAS = {
     "data": "datasets of the Hugging Face hub, remote files",
     "track": "TensorBoard logging",
     "inspect": "t-SNE maps in `vitrail inspect`",
-    "figures": "charts of `vitrail reproduce`",
     "export": "ONNX export, the engines onnx and onnx-int8",
     "serve": "`vitrail serve`",
 }

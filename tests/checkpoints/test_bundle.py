@@ -10,7 +10,8 @@ from small_models import FAMILIES, VIT, random_images, random_model, same_weight
 import vitrail
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints import bundle, files
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.datasets import open_dataset
+from vitrail.data.provenance import fingerprint
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -50,7 +51,7 @@ def test_metadata_round_trip(tmp_path):
 
 
 def test_provenance_is_saved_in_bundle_and_card(tmp_path):
-    source = open_source("builtin:sign-digits", "train")
+    source = open_dataset("builtin:sign-digits", "train")
     save(random_model(VIT), tmp_path, provenance={"data": fingerprint(source)})
     assert load(tmp_path).metadata.provenance["data"] == fingerprint(source)
     assert fingerprint(source) in (tmp_path / "README.md").read_text()

@@ -361,7 +361,7 @@ def test_prepare_converts_to_gray():
 
 
 def test_prepare_names_the_unreadable_image():
-    with pytest.raises(DataError, match="picture 2: an empty file"):
+    with pytest.raises(DataError, match="image 2: empty file"):
         METADATA.prepare([PIXELS, b""])
-    with pytest.raises(DataError, match="there is no file nowhere"):
+    with pytest.raises(DataError, match="File not found: nowhere"):
         METADATA.prepare("nowhere.jpg")

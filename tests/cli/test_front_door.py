@@ -21,7 +21,7 @@ from vitrail.cli.text import chosen, manner
 from vitrail.cli.train import Train
 from vitrail.cli.welcome import GROUPS, welcome
 from vitrail.planning.machine import VARIABLES
-from vitrail.training.settings import Optim, Settings
+from vitrail.training.config import OptimSettings, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -90,9 +90,9 @@ def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
         progress.shown -= EVERY
         progress(3, 10)
         live = Live(aside=True)
-        live.say("a choice")
-        live.evaluated({"epoch": 1.0, "val/loss": 2.5})
-        live.end()
+        live.log("a choice")
+        live.on_evaluate({"epoch": 1.0, "val/loss": 2.5})
+        live.on_train_end()
 
     with manner(quiet=True, verbose=False):
         go_on()
@@ -114,7 +114,7 @@ def test_verbose_tells_the_options_and_where_an_error_comes_from(tmp_path, capsy
 
 
 def test_options_are_told_where_they_differ_and_no_secret_is():
-    settings = Settings(optim=Optim(learning_rate=0.5))
+    settings = Settings(optim=OptimSettings(learning_rate=0.5))
     train = Train(data="pictures", settings=settings)
     assert list(chosen(train)) == ["data = 'pictures'", "settings.optim.learning_rate = 0.5"]
     assert list(chosen(Serve(models=(), token="hush"))) == ["models = ()", "token = ..."]
@@ -138,10 +138,10 @@ def test_a_list_of_nothing_is_status_1(command, capsys):
 
 
 def test_a_demo_that_is_stopped_is_status_130(tmp_path, monkeypatch, capsys):
-    from vitrail.training import run
+    from vitrail.training import trainer
 
-    result = run.Result(folder=tmp_path, step=1, seconds=1.0, finished=False)
-    monkeypatch.setattr(run, "run", lambda *_, **__: result)
+    result = trainer.Result(folder=tmp_path, step=1, seconds=1.0, finished=False)
+    monkeypatch.setattr(trainer, "run", lambda *_, **__: result)
     assert main(["demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 130
     assert capsys.readouterr().out.startswith("stopped; ")
 
@@ -149,8 +149,8 @@ def test_a_demo_that_is_stopped_is_status_130(tmp_path, monkeypatch, capsys):
 def test_there_are_no_control_codes_without_a_terminal_or_against_no_color(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # many builders set it, and read the log in a browser
     live = Live()
-    live.begin(0, 10)
-    live.say("a choice")
+    live.on_train_begin(0, 10)
+    live.log("a choice")
     assert capsys.readouterr().out == "a choice\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")

@@ -9,8 +9,8 @@ from vitrail.cli import main
 from vitrail.cli.serve import Serve
 from vitrail.errors import ConfigError
 from vitrail.prediction import predictor as predictors
-from vitrail.serving import run
-from vitrail.serving.settings import Settings, by_name
+from vitrail.serving import server
+from vitrail.serving.config import ServerConfig, parse_models
 
 
 @pytest.fixture(autouse=True)
@@ -40,22 +40,22 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "serve what?"),
+        ((), "no model to serve"),
         (("{}", "tiny={}"), "two models are called 'tiny'"),
-        (("=x{}",), "names no model"),
+        (("=x{}",), "is not a model"),
         (("{}/gone",), "file not found"),
-        (("{}", "--port", "99999"), "port=99999 does not exist"),
-        (("{}", "--host", "no.such.host.invalid"), "there is no address"),
+        (("{}", "--port", "99999"), "port=99999 is out of range"),
+        (("{}", "--host", "no.such.host.invalid"), "cannot resolve address"),
         (("{}", "--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
         (("{}", "--queue", "3"), "never fits into a queue of 3"),
-        (("{}", "--max-megabytes", "1000"), "never fits into"),
+        (("{}", "--max-megabytes", "1000"), "requests share"),
         (("{}", "--max-pixels", "1000000000"), "are never decoded"),
-        (("{}", "--timeout", "0"), "timeout=0.0 lets nothing in"),
+        (("{}", "--timeout", "0"), "timeout=0.0 must be greater than 0"),
         (("{}", "--teach-to", "x"), "it needs --allow-teach"),
-        (("{}", "--token", "päss"), "plain letters"),
+        (("{}", "--token", "päss"), "printable ASCII"),
         (("{}", "--merge", "1", "--allow-teach"), "leave it or --allow-teach"),
         (("{}", "--port", "0", "--allow-teach"), "give --using"),
-        (("{}", "--port", "0", "--examples", "nowhere"), "there is no data set nowhere"),
+        (("{}", "--port", "0", "--examples", "nowhere"), "Dataset not found: nowhere"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(bundle, capsys, words, said):
@@ -83,40 +83,40 @@ def test_the_command_is_parsed_without_anything_heavy():
 def test_models_are_called_by_their_folders_or_as_one_says(tmp_path):
     (tmp_path / "odd=name").mkdir()
     words = (f"{tmp_path}/odd=name", "digits=runs/first/", "hf:google/vit-base", "x/model.onnx")
-    assert list(by_name(words)) == ["odd=name", "digits", "vit-base", "model"]
+    assert list(parse_models(words)) == ["odd=name", "digits", "vit-base", "model"]
     with pytest.raises(ConfigError, match="two models are called 'a'"):
-        by_name(("runs/a", "other/a"))
+        parse_models(("runs/a", "other/a"))
 
 
 def test_options_reach_the_server_and_the_token_may_come_from_the_environment(monkeypatch):
     seen = {}
-    monkeypatch.setattr(run, "serve", lambda models, settings, **_: seen.update(s=settings))
+    monkeypatch.setattr(server, "serve", lambda models, settings, **_: seen.update(s=settings))
     monkeypatch.setenv("VITRAIL_TOKEN", "from-the-environment")
     Serve(models=("a",), max_megabytes=0.5, queue=80, allow_origin=("https://x.example",)).run()
     settings = seen["s"]
     assert settings.token == "from-the-environment"
     assert settings.limits.body == 2**19
     assert settings.limits.queue == 80
-    assert settings.origins == ("https://x.example",)
-    assert not settings.is_open
+    assert settings.allow_origins == ("https://x.example",)
+    assert not settings.is_public
     Serve(models=("a",), token="", host="0.0.0.0").run()
-    assert seen["s"].is_open
+    assert seen["s"].is_public
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.5", "fe80::1", "desk.example"])
-def test_a_server_that_others_can_reach_is_open_unless_it_asks_for_a_token(host):
-    assert Settings(host=host).is_open
-    assert not Settings(host=host, token="secret").is_open
+def test_a_server_that_others_can_reach_is_public_unless_it_asks_for_a_token(host):
+    assert ServerConfig(host=host).is_public
+    assert not ServerConfig(host=host, token="secret").is_public
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "::1"])
 def test_a_server_that_only_this_machine_can_reach_is_not_open(host):
-    assert not Settings(host=host).is_open
+    assert not ServerConfig(host=host).is_public
 
 
 def test_what_int8_may_cost_reaches_the_engine(monkeypatch):
     seen = {}
-    monkeypatch.setattr(run, "serve", lambda *_, predictor, **__: predictor("a"))
+    monkeypatch.setattr(server, "serve", lambda *_, predictor, **__: predictor("a"))
     monkeypatch.setattr(predictors, "Predictor", lambda reference, **how: seen.update(how))
     Serve(models=("a",), engine="onnx-int8", data="photos", max_drop=0.5).run()
     assert seen["engine"] == "onnx-int8"

@@ -1,4 +1,4 @@
-"""Breaks picture files in every way there is and decodes them; run by `test_decoding.py`.
+"""Breaks image files in every way there is and decodes them; run by `test_decoding.py`.
 
     python image_mutations.py COUNT
 
@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 from odd_images import bombs, odd_images
 
-from vitrail.data.decoding import open_picture
+from vitrail.data.decode import open_image
 from vitrail.errors import DataError
 
 KINDS = ("flip", "flip", "cut", "grow", "noise", "number", "number", "splice", "drop", "repeat")
@@ -75,18 +75,18 @@ def mend_checksums(data):
 def decode_once(data, rng):
     """Header, then pixels, checked; True if there were any."""
     try:
-        picture = open_picture(data)
+        image = open_image(data)
         channels = rng.choice([1, 3])
         least = rng.choice([None, (8, 8), (20, 20)])
-        backend = rng.choice(["auto", "quick", "pillow"])
+        backend = rng.choice(["auto", "fast", "pillow"])
         rows = rng.choice([None, 9])
-        pixels = picture.pixels(channels=channels, at_least=least, rows=rows, backend=backend)
+        pixels = image.pixels(channels=channels, min_size=least, max_rows=rows, backend=backend)
     except DataError as error:
         reason = str(error)
         if len(reason.splitlines()) != 1 or not reason.isascii():
             raise AssertionError(f"not one plain line: {reason}") from error
         return False
-    full = (picture.height, picture.width)
+    full = (image.height, image.width)
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
     assert pixels.flags.writeable

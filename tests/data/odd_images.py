@@ -1,6 +1,6 @@
 """Picture files of every kind there is in the wild, each with the pixels it must give.
 
-The picture is always the same: four colors, one in each quarter, wider than high, so that every
+The image is always the same: four colors, one in each quarter, wider than high, so that every
 rotation, mirror image and swap of channels shows. Its quarters are multiples of 16 pixels, so
 that lossy formats keep them.
 """
@@ -37,10 +37,10 @@ class Odd:
 
 
 def quarters(values):
-    """A picture (32, 64, channels) or (32, 64) with one value in each quarter."""
+    """A image (32, 64, channels) or (32, 64) with one value in each quarter."""
     corners = np.array(values).reshape(2, 2, -1)
-    picture = corners.repeat(SIDES[0] // 2, axis=0).repeat(SIDES[1] // 2, axis=1)
-    return picture.squeeze(-1) if picture.shape[-1] == 1 else picture
+    image = corners.repeat(SIDES[0] // 2, axis=0).repeat(SIDES[1] // 2, axis=1)
+    return image.squeeze(-1) if image.shape[-1] == 1 else image
 
 
 RGB = quarters(COLORS).astype(np.uint8)
@@ -51,7 +51,7 @@ ALPHA = quarters((255, 128, 0, 255)).astype(np.uint8)
 
 
 def on_white(rgb, alpha):
-    """What an opaque page shows through a transparent picture."""
+    """What an opaque page shows through a transparent image."""
     share = alpha[:, :, None] / 255
     return np.rint(rgb * share + 255 * (1 - share)).astype(np.uint8)
 
@@ -61,7 +61,7 @@ def three(gray):
 
 
 def stored(pixels, orientation):
-    """How a camera stores an upright picture so that this EXIF orientation brings it back."""
+    """How a camera stores an upright image so that this EXIF orientation brings it back."""
     flips = {1: 0, 2: 1, 3: 3, 4: 2, 5: 0, 6: 2, 7: 3, 8: 1}[orientation]
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
@@ -107,7 +107,7 @@ def jpegs():
     yield "jpeg gray orientation 6", Odd(turned, GRAY_RGB, LOSSY)
     second = Image.fromarray(255 - RGB)
     several = saved(RGB, "MPO", save_all=True, append_images=[second], **best)
-    yield "jpeg of two pictures (MPO)", Odd(several, RGB, LOSSY)
+    yield "jpeg of two images (MPO)", Odd(several, RGB, LOSSY)
     plain = saved(RGB, "JPEG", **best)
     yield "jpeg with bytes after its end", Odd(plain + b"\0" * 100, RGB, LOSSY)
     notes = b"".join(

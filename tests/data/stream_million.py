@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.packing import write_classes, write_shards
-from vitrail.data.samples import Sample
-from vitrail.data.sources import fingerprint, open_source
+from vitrail.data.datasets import Sample, open_dataset
+from vitrail.data.provenance import fingerprint
+from vitrail.data.tar_shards import write_classes, write_shards
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -54,7 +54,7 @@ def make(folder: Path, samples: int) -> None:
 def stream(folder: Path, samples: int) -> tuple[float, float]:
     """Read every sample once, in random order; MiB at the peak after a tenth and at the end."""
     start = time.perf_counter()
-    source = open_source(folder)
+    source = open_dataset(folder)
     assert len(source) == samples
     print(f"opened in {time.perf_counter() - start:.1f} s, {peak():.0f} MiB")
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def main(samples: int = 1_000_000, folder: str | None = None) -> None:
         print(f"before opening: {peak():.0f} MiB")
         stream(place, samples)
         start = time.perf_counter()
-        print(f"fingerprint {fingerprint(open_source(place))}", end=" ")
+        print(f"fingerprint {fingerprint(open_dataset(place))}", end=" ")
         print(f"in {time.perf_counter() - start:.1f} s with opening again, from the kept index")
 
 

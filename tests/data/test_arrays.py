@@ -10,7 +10,7 @@ import pytest
 from tiny_sets import pixels, shared
 
 from vitrail.data import published
-from vitrail.data.sources import open_source, splits_of
+from vitrail.data.datasets import open_dataset, split_counts
 from vitrail.errors import DataError
 
 
@@ -33,13 +33,13 @@ def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") 
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_npz_holds_splits_and_names(tmp_path, save):
+def test_npz_with_splits_and_class_names(tmp_path, save):
     images, labels = pixels(8, (4, 5, 3)), np.arange(8) % 2
     names = np.array(["cat", "dog"])
     save(tmp_path / "a.npz", x_train=images[:6], y_train=labels[:6, None], x_test=images[6:],
          y_test=labels[6:].astype(float), class_names=names)  # fmt: skip
-    assert splits_of(tmp_path / "a.npz") == {"train": 6, "test": 2}
-    source = open_source(tmp_path / "a.npz", "test")
+    assert split_counts(tmp_path / "a.npz") == {"train": 6, "test": 2}
+    source = open_dataset(tmp_path / "a.npz", "test")
     assert source.classes == ("cat", "dog")
     assert source.name(1) == "test/1"
     assert np.array_equal(source[1].data, images[7])
@@ -49,74 +49,74 @@ def test_an_npz_holds_splits_and_names(tmp_path, save):
     assert source.in_memory
 
 
-def test_arrays_go_by_several_names(tmp_path):
+def test_array_name_aliases(tmp_path):
     images, labels = pixels(10), np.arange(10) % 5
     np.savez(tmp_path / "med.npz", train_images=images, train_labels=labels[:, None],
              val_images=images[:4], val_labels=labels[:4])  # fmt: skip
-    assert splits_of(tmp_path / "med.npz") == {"train": 10, "val": 4}
+    assert split_counts(tmp_path / "med.npz") == {"train": 10, "val": 4}
     np.savez(tmp_path / "plain.npz", images=images, labels=labels)
-    assert len(open_source(tmp_path / "plain.npz", "all")) == 10
+    assert len(open_dataset(tmp_path / "plain.npz", "all")) == 10
     (tmp_path / "pair").mkdir()
     np.save(tmp_path / "pair" / "images.npy", images)
     np.save(tmp_path / "pair" / "labels.npy", labels)
     for reference in ("pair", "pair/images.npy", "pair/labels.npy"):
-        assert np.array_equal(open_source(tmp_path / reference, "all")[3].data, images[3])
+        assert np.array_equal(open_dataset(tmp_path / reference, "all")[3].data, images[3])
 
 
-def test_what_is_not_compressed_stays_on_the_disk(tmp_path):
+def test_uncompressed_arrays_are_memory_mapped(tmp_path):
     images = np.asfortranarray(pixels(5, (4, 5, 3)))
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(5))
-    source = open_source(tmp_path / "a.npz", "all")
+    source = open_dataset(tmp_path / "a.npz", "all")
     assert np.array_equal(source[2].data, images[2])
-    assert isinstance(source.collection.store.arrays[0].values, np.memmap)
+    assert isinstance(source.index.store.arrays[0].values, np.memmap)
     assert len(pickle.dumps(source)) < 2000
 
 
-def test_channels_come_last(tmp_path):
+def test_channels_first_arrays_are_transposed(tmp_path):
     images = pixels(3, (3, 8, 9))
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(3))
-    source = pickle.loads(pickle.dumps(open_source(tmp_path / "a.npz", "all")))
+    source = pickle.loads(pickle.dumps(open_dataset(tmp_path / "a.npz", "all")))
     assert np.array_equal(source[1].data, images[1].transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize("channels", [2, 6, 13])
-def test_arrays_may_have_any_number_of_channels_first_or_last(tmp_path, channels):
+def test_any_number_of_channels(tmp_path, channels):
     images = pixels(3, (16, 20, channels))
     first = images.transpose(0, 3, 1, 2) if channels > 4 else images
     for name, array in (("last", images), ("first", first)):
         np.savez(tmp_path / f"{name}.npz", images=array, labels=np.arange(3))
-        source = open_source(tmp_path / f"{name}.npz", "all")
+        source = open_dataset(tmp_path / f"{name}.npz", "all")
         assert np.array_equal(source[2].data, images[2])
 
 
-def test_rows_of_zeros_and_ones_are_labels_of_several_classes(tmp_path):
+def test_multi_hot_labels(tmp_path):
     labels = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
     np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
-    source = open_source(tmp_path / "a.npz", "all")
+    source = open_dataset(tmp_path / "a.npz", "all")
     assert list(source.labels()) == [(0, 2), (), (1,)]
     np.savez(tmp_path / "b.npz", images=pixels(3), labels=np.eye(3, dtype=np.uint8))
-    assert open_source(tmp_path / "b.npz", "all").labels().tolist() == [0, 1, 2]
+    assert open_dataset(tmp_path / "b.npz", "all").labels().tolist() == [0, 1, 2]
 
 
-def test_labels_may_be_names(tmp_path):
+def test_string_labels(tmp_path):
     np.savez(tmp_path / "a.npz", images=pixels(3), labels=np.array(["b", "a", "b"]))
-    source = open_source(tmp_path / "a.npz", "all")
+    source = open_dataset(tmp_path / "a.npz", "all")
     assert source.classes == ("a", "b")
     assert source.labels().tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("arrays", "message"),
     [
         ({"images": pixels(3)}, "images but no labels"),
         ({"x_train": pixels(3), "y_test": np.arange(3)}, "no labels for train"),
-        ({"labels": np.arange(3)}, "needs arrays x_train and y_train, or images and labels"),
+        ({"labels": np.arange(3)}, "expected arrays x_train and y_train, or images and labels"),
         ({"images": pixels(3), "labels": np.arange(2)}, "3 images but 2 labels"),
         ({"images": pixels(3).astype(np.float32), "labels": np.arange(3)}, "images of float32"),
         ({"images": pixels(3, ()), "labels": np.arange(3)}, r"images of shape \(3,\)"),
-        ({"images": pixels(3, (2, 2, 9)), "labels": np.arange(3)}, "may have 2 channels or 9"),
-        ({"images": pixels(3, (6, 6, 6)), "labels": np.arange(3)}, "may have 6 channels or 6"),
-        ({"images": pixels(0), "labels": np.arange(0)}, "holds no pictures"),
+        ({"images": pixels(3, (2, 2, 9)), "labels": np.arange(3)}, "either 2 or 9 channels"),
+        ({"images": pixels(3, (6, 6, 6)), "labels": np.arange(3)}, "either 6 or 6 channels"),
+        ({"images": pixels(0), "labels": np.arange(0)}, "contains no images"),
         ({"images": pixels(3), "labels": np.array([0, -1, 2])}, "outside its 3 classes"),
         ({"images": pixels(3), "labels": np.array([0, 1, 10**12])}, "outside its 1000000 classes"),
         ({"images": pixels(3), "labels": np.array([0.5, 1, 2])}, "labels of shape"),
@@ -124,14 +124,14 @@ def test_labels_may_be_names(tmp_path):
         ({"images": pixels(2), "labels": np.array([0, 2]), "classes": ["a", "b"]}, "outside its 2"),
     ],
 )
-def test_arrays_that_are_no_data_set_are_refused(tmp_path, arrays, words):
+def test_invalid_arrays_are_rejected(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match=words) as error:
-        open_source(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=message) as error:
+        open_dataset(tmp_path / "a.npz")
     assert "\n" not in str(error.value)
 
 
-def test_broken_arrays_never_crash(tmp_path):
+def test_corrupt_arrays_never_crash(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=pixels(5), labels=np.arange(5))
     np.save(tmp_path / "labels.npy", np.arange(5))
     np.save(tmp_path / "images.npy", pixels(5))
@@ -145,39 +145,39 @@ def test_broken_arrays_never_crash(tmp_path):
                 data[rng.randrange(min(len(data), 1000))] = rng.randrange(256)
             (tmp_path / name).write_bytes(data[: rng.choice([len(data), rng.randrange(len(data))])])
             try:
-                list(open_source(tmp_path / name, "all"))
+                list(open_dataset(tmp_path / name, "all"))
             except DataError:
                 refused += 1
         assert refused > 100
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_mnist_is_read_as_published(tmp_path, packed):
+def test_mnist(tmp_path, packed):
     images, labels = pixels(12, (6, 7)), (np.arange(12) % 10).astype(np.uint8)
     for part, rows in (("train", slice(0, 10)), ("t10k", slice(10, 12))):
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
             data = idx(array[rows])
             path = tmp_path / f"{part}-{kind}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(data) if packed else data)
-    assert splits_of(tmp_path) == {"train": 10, "test": 2}
-    source = pickle.loads(pickle.dumps(open_source(tmp_path, "test")))
+    assert split_counts(tmp_path) == {"train": 10, "test": 2}
+    source = pickle.loads(pickle.dumps(open_dataset(tmp_path, "test")))
     assert np.array_equal(source[1].data, images[11])
     assert source.labels().tolist() == [0, 1]
     assert source.name(1) == "test/1"
     path.with_name(path.name.replace("labels-idx1", "images-idx3")).unlink()
-    assert splits_of(tmp_path) == {"train": 10}
+    assert split_counts(tmp_path) == {"train": 10}
 
 
-def test_mnist_that_is_cut_off_is_refused(tmp_path):
+def test_truncated_mnist_is_rejected(tmp_path):
     data = idx(pixels(10, (6, 7)))
     for name, end in (("train-images-idx3-ubyte", -1), ("train-images-idx3-ubyte.gz", -5)):
         (tmp_path / name).write_bytes(gzip.compress(data)[:end] if end == -5 else data[:end])
         (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10, np.uint8)))
         with pytest.raises(DataError, match=name):
-            list(open_source(tmp_path, "all"))
+            list(open_dataset(tmp_path, "all"))
         (tmp_path / name).unlink()
-    with pytest.raises(DataError, match="not the images for them"):
-        open_source(tmp_path)
+    with pytest.raises(DataError, match="not their images"):
+        open_dataset(tmp_path)
 
 
 def cifar_rows(count):
@@ -189,7 +189,7 @@ def as_pictures(rows):
 
 
 @pytest.mark.parametrize("protocol", [None, 2, 4])
-def test_cifar_10_for_python_is_read_as_published(tmp_path, protocol):
+def test_cifar_10_python(tmp_path, protocol):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     rows = cifar_rows(6)
@@ -200,16 +200,16 @@ def test_cifar_10_for_python_is_read_as_published(tmp_path, protocol):
         (folder / name).write_bytes(data)
     names = pickle.dumps({"label_names": ["plane", "car", "bird", "cat"]}, 2)
     (folder / "batches.meta").write_bytes(names)
-    source = open_source(tmp_path)
+    source = open_dataset(tmp_path)
     assert source.classes == ("plane", "car", "bird", "cat")
-    assert splits_of(tmp_path) == {"train": 4, "test": 2}
+    assert split_counts(tmp_path) == {"train": 4, "test": 2}
     assert source.name(3) == "data_batch_1/3"
-    again = pickle.loads(pickle.dumps(open_source(folder, "all")))
+    again = pickle.loads(pickle.dumps(open_dataset(folder, "all")))
     assert np.array_equal([sample.data for sample in again], as_pictures(rows))
     assert again.labels().tolist() == [0, 1, 2, 3, 0, 1]
 
 
-def test_cifar_100_is_read_by_its_fine_labels(tmp_path):
+def test_cifar_100_fine_labels(tmp_path):
     rows = cifar_rows(3)
     python = tmp_path / "python"
     python.mkdir()
@@ -221,23 +221,23 @@ def test_cifar_100_is_read_by_its_fine_labels(tmp_path):
     records = np.concatenate([[[1, 5], [2, 7], [3, 99]], rows], axis=1).astype(np.uint8)
     (binary / "train.bin").write_bytes(records.tobytes())
     (binary / "fine_label_names.txt").write_text("\n".join(names["fine_label_names"]))
-    a, b = open_source(python), open_source(binary)
+    a, b = open_dataset(python), open_dataset(binary)
     assert a.classes == b.classes
     assert a.labels().tolist() == b.labels().tolist() == [5, 7, 99]
     for x, y in zip(a, b, strict=True):
         assert np.array_equal(x.data, y.data)
 
 
-def test_cifar_10_in_binary_is_read_as_published(tmp_path):
+def test_cifar_10_binary(tmp_path):
     rows = cifar_rows(4)
     records = np.concatenate([[[3], [0], [2], [1]], rows], axis=1).astype(np.uint8)
     (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes())
-    source = open_source(tmp_path)
+    source = open_dataset(tmp_path)
     assert source.labels().tolist() == [3, 0, 2, 1]
     assert np.array_equal(source[2].data, as_pictures(rows)[2])
     (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes()[:-1])
-    with pytest.raises(DataError, match="no whole number of records"):
-        open_source(tmp_path)
+    with pytest.raises(DataError, match="not a multiple of"):
+        open_dataset(tmp_path)
 
 
 class Evil:
@@ -249,16 +249,16 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_would_run_code_runs_none(tmp_path, protocol):
+def test_malicious_pickle_runs_no_code(tmp_path, protocol):
     trap = str(tmp_path / "sprung")
     content = {"data": Evil(trap), "labels": [0]}
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol))
-    with pytest.raises(DataError, match=r"asks for posix\.mkdir, and loading it could run code"):
-        open_source(tmp_path)
+    with pytest.raises(DataError, match=r"refers to posix\.mkdir, and loading it could run code"):
+        open_dataset(tmp_path)
     assert not os.path.exists(trap)
 
 
-def test_broken_pickles_never_crash(tmp_path):
+def test_corrupt_pickles_never_crash(tmp_path):
     whole = python2_pickle(cifar_rows(2), [0, 1])
     rng, refused = random.Random(0), 0
     for _ in range(500):
@@ -267,7 +267,7 @@ def test_broken_pickles_never_crash(tmp_path):
             data[rng.randrange(260)] = rng.randrange(256)
         (tmp_path / "data_batch_1").write_bytes(data)
         try:
-            list(open_source(tmp_path, "all"))
+            list(open_dataset(tmp_path, "all"))
         except DataError:
             refused += 1
     assert refused > 200
@@ -277,16 +277,16 @@ def test_broken_pickles_never_crash(tmp_path):
     ("name", "train", "test", "shape"),
     [("fashion_mnist.npz", 60000, 10000, (28, 28)), ("cifar10_10k.npz", 10000, 5000, (32, 32, 3))],
 )
-def test_the_shared_arrays_are_read(tmp_path, name, train, test, shape):
+def test_shared_arrays(tmp_path, name, train, test, shape):
     path = shared(name, tmp_path)
-    assert splits_of(path) == {"train": train, "test": test}
-    source = open_source(path, "test")
+    assert split_counts(path) == {"train": train, "test": test}
+    source = open_dataset(path, "test")
     assert source[test - 1].data.shape == shape
     assert len(source.classes) == 10
 
 
 @pytest.mark.parametrize("size", [2**29, 2**31])
-def test_an_npz_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, size):
+def test_npz_zip_bomb_is_rejected(tmp_path, size):
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, shape, dtype in (("x", (size // 2**20, 1024, 1024), "|u1"), ("y", (0,), "<i8")):
@@ -296,26 +296,26 @@ def test_an_npz_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, size
                 for _ in range(shape[0]):
                     file.write(bytes(2**20))
     assert path.stat().st_size < 2**24
-    with pytest.raises(DataError, match=r"more than 20 times its size; .* np\.savez"):
-        open_source(path, "all")
+    with pytest.raises(DataError, match=r"more than 20 times the file size; .* np\.savez"):
+        open_dataset(path, "all")
 
 
-def test_an_npz_of_too_many_arrays_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.data.array_files.MOST_ARRAYS", 3)
+def test_npz_with_too_many_arrays_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.data.arrays.MAX_ARRAYS", 3)
     np.savez(tmp_path / "a.npz", x=pixels(2), y=[0, 1])
-    assert len(open_source(tmp_path / "a.npz", "all")) == 2
+    assert len(open_dataset(tmp_path / "a.npz", "all")) == 2
     np.savez(tmp_path / "b.npz", x=pixels(2), y=[0, 1], a=[], b=[])
-    with pytest.raises(DataError, match="4 arrays in one file; at most 3"):
-        open_source(tmp_path / "b.npz")
+    with pytest.raises(DataError, match="4 arrays, above the limit of 3"):
+        open_dataset(tmp_path / "b.npz")
 
 
-def test_a_pickle_of_cifar_cannot_change_our_classes(tmp_path):
+def test_pickle_cannot_modify_classes(tmp_path):
     """BUILD sets attributes of whatever is on the stack, also of a class."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     evil = b"\x80\x02c_codecs\nencode\nN}X\x04\0\0\0evilK\x01s\x86b."
     for name in ("data_batch_1", "test_batch"):
         (folder / name).write_bytes(evil)
-    with pytest.raises(DataError, match="it would change a type"):
-        open_source(folder)
+    with pytest.raises(DataError, match="it sets the state of a type"):
+        open_dataset(folder)
     assert not hasattr(published.Latin1, "evil")

@@ -4,10 +4,10 @@ import sys
 import pytest
 from tiny_sets import png
 
-from vitrail.data.files import allow_outside
-from vitrail.data.hf_datasets import stream
-from vitrail.data.packing import pack
-from vitrail.data.sources import fingerprint, open_source, splits_of
+from vitrail.data.datasets import open_dataset, split_counts
+from vitrail.data.provenance import fingerprint
+from vitrail.data.storage import allow_outside
+from vitrail.data.tar_shards import pack
 from vitrail.errors import ConfigError, DataError
 
 
@@ -38,17 +38,17 @@ def parquet(datasets, tmp_path):
     return tmp_path / "set"
 
 
-def test_without_the_library_the_way_to_it_is_told(tmp_path, monkeypatch):
+def test_missing_library_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "train.parquet").write_bytes(b"")
     for reference in ("hf:cifar10", tmp_path, tmp_path / "train.parquet"):
         with pytest.raises(ConfigError, match=r"pip install 'vitrail\[data\]'"):
-            open_source(reference)
+            open_dataset(reference)
 
 
-def test_a_folder_of_parquet_files_is_a_data_set(parquet, tmp_path):
-    assert splits_of(parquet) == {"train": 6, "val": 3}
-    source = open_source(parquet, "validation")
+def test_folder_of_parquet_files(parquet, tmp_path):
+    assert split_counts(parquet) == {"train": 6, "val": 3}
+    source = open_dataset(parquet, "validation")
     assert source.classes == ("ape", "bee")
     assert source.labels().tolist() == [0, 1, 0]
     assert [sample.data for sample in source] == [png(6), png(7), png(8)]
@@ -57,77 +57,63 @@ def test_a_folder_of_parquet_files_is_a_data_set(parquet, tmp_path):
     assert again[1] == source[1]
     assert fingerprint(again) == fingerprint(source)
     list(pack(str(parquet), tmp_path / "shards"))
-    assert [sample.data for sample in open_source(tmp_path / "shards", "val")] == [
+    assert [sample.data for sample in open_dataset(tmp_path / "shards", "val")] == [
         sample.data for sample in source
     ]
 
 
-def test_one_parquet_file_is_a_data_set(parquet):
+def test_single_parquet_file(parquet):
     path = next((parquet / "data").glob("train*"))
-    assert len(open_source(path, "all")) == 6
+    assert len(open_dataset(path, "all")) == 6
 
 
-def test_what_save_to_disk_wrote_is_a_data_set(datasets, tmp_path):
+def test_save_to_disk_format(datasets, tmp_path):
     both = datasets.DatasetDict(train=make(datasets, 6), test=make(datasets, 2))
     both.save_to_disk(tmp_path / "both")
     make(datasets, 10).save_to_disk(tmp_path / "one")
-    assert splits_of(tmp_path / "both") == {"train": 6, "test": 2}
-    assert len(open_source(tmp_path / "one", "all")) == 10
-    assert [sample.label for sample in stream(str(tmp_path / "both"), "test")] == [0, 1]
+    assert split_counts(tmp_path / "both") == {"train": 6, "test": 2}
+    assert len(open_dataset(tmp_path / "one", "all")) == 10
+    assert [sample.label for sample in open_dataset(tmp_path / "both", "test")] == [0, 1]
 
 
-def test_several_labels_and_names_without_a_list(datasets, tmp_path):
+def test_multi_label_and_string_labels(datasets, tmp_path):
     image = [{"bytes": png(i), "path": None} for i in range(3)]
     several = datasets.Features(
         {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=list("abc")))}
     )
     table = datasets.Dataset.from_dict({"img": image, "labels": [[0, 2], [], [1]]}, several)
     table.save_to_disk(tmp_path / "several")
-    assert list(open_source(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
+    assert list(open_dataset(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
     named = datasets.Features({"img": datasets.Image(), "label": datasets.Value("string")})
     table = datasets.Dataset.from_dict({"img": image, "label": ["b", "a", "b"]}, named)
     table.save_to_disk(tmp_path / "named")
-    assert open_source(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
-    with pytest.raises(DataError, match="does not name its classes"):
-        stream(str(tmp_path / "named"))
+    assert open_dataset(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
 
 
-def test_a_split_without_labels_is_left_out(datasets, tmp_path):
+def test_unlabeled_split_is_skipped(datasets, tmp_path):
     hidden = make(datasets, 2).remove_columns("label").add_column("label", [-1, -1])
     hidden = hidden.cast_column("label", datasets.ClassLabel(names=["ape", "bee"]))
     datasets.DatasetDict(train=make(datasets, 6), test=hidden).save_to_disk(tmp_path / "set")
-    source = open_source(tmp_path / "set")
-    assert source.notes == ("test has no labels and was left out",)
-    assert splits_of(tmp_path / "set") == {"train": 6}
+    source = open_dataset(tmp_path / "set")
+    assert source.notes == ("split test has no labels and was skipped",)
+    assert split_counts(tmp_path / "set") == {"train": 6}
 
 
-def test_a_stream_gives_one_sample_after_the_other(parquet):
-    samples = stream(str(parquet), "val")
-    assert samples.classes == ("ape", "bee")
-    assert [(s.data, s.label, s.name) for s in samples] == [
-        (png(6), 0, "val/0"),
-        (png(7), 1, "val/1"),
-        (png(8), 0, "val/2"),
-    ]
-    with pytest.raises(DataError, match="has no split 'test'; it has train, val"):
-        stream(str(parquet), "test")
-
-
-def test_what_the_library_cannot_open_is_told_in_one_line(datasets, tmp_path):
+def test_library_errors_are_one_line(datasets, tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
     table = datasets.Dataset.from_dict({"text": ["a"], "label": [1]})
     table.save_to_disk(tmp_path / "text")
     for reference, words in (
         (tmp_path / "broken.parquet", "cannot open"),
         ("hf:nobody/nothing", "cannot open hf:nobody/nothing"),
-        (tmp_path / "text", "has no column of pictures; its columns: text, label"),
+        (tmp_path / "text", "has no image column; its columns: text, label"),
     ):
         with pytest.raises(DataError, match=words) as error:
-            open_source(reference)
+            open_dataset(reference)
         assert "\n" not in str(error.value)
 
 
-def test_a_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
+def test_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
     (tmp_path / "id_rsa").write_bytes(b"secret")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "inside.png").write_bytes(png(1))
@@ -138,9 +124,9 @@ def test_a_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
     pyarrow = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "set" / "train.parquet"
     pyarrow.write_table(table.data.table, path)  # `to_parquet` would put the bytes in
-    source = open_source(path, "all")
+    source = open_dataset(path, "all")
     assert source[0].data == png(1)
     with pytest.raises(DataError, match=r"which is outside .*--allow-outside"):
         source[1]
     with allow_outside():
-        assert open_source(path, "all")[1].data == b"secret"
+        assert open_dataset(path, "all")[1].data == b"secret"

@@ -13,9 +13,8 @@ from hostile_images import bmp, jpegs, tiff
 from odd_images import GRAY, RGB, odd_images, saved
 from PIL import Image
 
-from vitrail.data import decoding
-from vitrail.data.av1 import avif_cost
-from vitrail.data.decoding import decode, open_picture
+from vitrail.data.decode import MAX_PIXELS, LimitedFile, decode, open_image
+from vitrail.data.image_headers import avif_pixels
 from vitrail.errors import DataError
 
 HOSTILE = hostile_images.hostile_images()
@@ -28,7 +27,7 @@ import pickle
 import sys
 sys.path.insert(0, sys.argv[1])
 from odd_images import odd_images
-from vitrail.data.decoding import decode
+from vitrail.data.decode import decode
 from vitrail.errors import DataError
 
 def peak():
@@ -98,12 +97,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_costly_files_are_refused_by_their_header(name):
+def test_costly_files_are_rejected_by_their_header(name):
     limit = 2**24 if "1,500 frames" in name else 1_000_000
     if "scans" in name or "JPEG" in name:
-        limit = decoding.MAX_PIXELS
+        limit = MAX_PIXELS
     with pytest.raises(DataError, match=REFUSED[name]) as caught:
-        open_picture(HOSTILE[name], max_pixels=limit)
+        open_image(HOSTILE[name], max_pixels=limit)
     reason = str(caught.value)
     assert len(reason) < 160
     assert ";" in reason
@@ -134,11 +133,11 @@ def test_padding_changes_no_pixel():
         padded = jpeg.replace(mark, b"\xff" * 9 + mark, 1)
         for backend in ("auto", "pillow"):
             assert np.array_equal(decode(padded, backend=backend), decode(jpeg, backend=backend))
-        upper = open_picture(padded).pixels(rows=8, backend="quick")
-        assert np.array_equal(upper, decode(jpeg, backend="quick")[: len(upper)])
+        upper = open_image(padded).pixels(max_rows=8, backend="fast")
+        assert np.array_equal(upper, decode(jpeg, backend="fast")[: len(upper)])
 
 
-def test_usual_progressive_jpegs_fit_any_limit():
+def test_ordinary_progressive_jpegs_are_within_any_limit():
     noise = np.random.default_rng(0).integers(0, 256, (1100, 1000, 3), dtype=np.uint8)
     data = saved(noise, "JPEG", progressive=True)  # ten scans
     assert decode(data, max_pixels=1_100_000).shape == noise.shape
@@ -156,37 +155,37 @@ def test_tiles_may_be_larger_than_the_image(big, compression):
     assert np.array_equal(pixels[:, :, 0], GRAY[:16, :16])
 
 
-def test_run_length_encoding_is_read_up_to_its_limit():
+def test_run_length_encoded_bmp_up_to_the_limit():
     rows = b"".join(b"\xc8\1" * 2 + b"\0\0" for _ in range(600))
     assert decode(bmp(1, rows, bits=8, sides=(600, 400))).shape == (600, 400, 3)
     with pytest.raises(DataError, match="above the limit of 262,144"):
         decode(bmp(1, rows, bits=8, sides=(600, 500)))
 
 
-def test_avif_cost_is_that_of_the_stream():
+def test_avif_pixels_are_those_of_the_stream():
     odd = odd_images()
-    costs = {name: avif_cost(odd[name].data) for name in odd if name.startswith("avif")}
+    costs = {name: avif_pixels(odd[name].data) for name in odd if name.startswith("avif")}
     assert {name: largest for name, (largest, _) in costs.items()} == dict.fromkeys(costs, 64 * 32)
     assert costs["avif"][1] == 64 * 32
     assert costs["avif with alpha"][1] == 2 * 64 * 32
-    wide = avif_cost(saved(Image.new("RGB", (333, 77)), "AVIF"))
+    wide = avif_pixels(saved(Image.new("RGB", (333, 77)), "AVIF"))
     assert wide == (333 * 77, 333 * 77)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP"])
-def test_decoding_ends_after_its_cpu_seconds(format, monkeypatch):
+def test_decoding_stops_after_the_cpu_limit(format, monkeypatch):
     data = saved(np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8), format)
-    monkeypatch.setattr(decoding, "CPU_SECONDS", (-1.0, 0.0))
+    monkeypatch.setattr("vitrail.data.decode.CPU_SECONDS", (-1.0, 0.0))
     with pytest.raises(DataError, match="CPU seconds"):
         decode(data, backend="pillow")
 
 
-def test_the_clock_is_read_for_single_bytes_too():
-    file = decoding.LimitedFile(bytes(1000))
+def test_cpu_limit_applies_to_single_byte_reads():
+    file = LimitedFile(bytes(1000))
     file.limit(-1.0)
     with pytest.raises(DataError, match="CPU seconds"):
         [file.read(1) for _ in range(1000)]
 
 
-def test_hostile_images_are_the_same_every_time():
+def test_hostile_images_are_deterministic():
     assert dict(jpegs()) == {name: HOSTILE[name] for name in HOSTILE if name.startswith("JPEG")}

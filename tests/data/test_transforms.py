@@ -6,17 +6,16 @@ import torch
 from PIL import Image
 
 from vitrail import ConfigError, Preprocessing
-from vitrail.data.decoding import decode
-from vitrail.data.preprocessing import preset
+from vitrail.data.decode import decode
+from vitrail.data.preprocessing import Augmentation, preset
 from vitrail.data.transforms import (
-    PILLOW,
-    EvaluationTransform,
+    PILLOW_FILTERS,
+    EvalTransform,
     TrainTransform,
-    mirrored,
     normalize,
+    reflect_indices,
     resize,
 )
-from vitrail.data.variation import Augmentation
 
 
 def photograph(height, width, seed=0):
@@ -35,22 +34,24 @@ def jpeg(array, quality=95):
 
 @pytest.mark.parametrize(("how", "levels"), [("bicubic", 2), ("bilinear", 1)])
 @pytest.mark.parametrize("size", [(64, 64), (224, 224), (300, 120)])
-def test_resizing_agrees_with_pillow(how, levels, size):
+def test_resize_agrees_with_pillow(how, levels, size):
     pixels = photograph(170, 230)
     ours = resize(pixels, size, how).permute(1, 2, 0).numpy().astype(int)
-    theirs = np.asarray(Image.fromarray(pixels).resize(size[::-1], PILLOW[how])).astype(int)
+    theirs = np.asarray(Image.fromarray(pixels).resize(size[::-1], PILLOW_FILTERS[how])).astype(int)
     assert np.abs(ours - theirs).max() <= levels
 
 
 @pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "lanczos", "area"])
-def test_the_pillow_backend_is_pillow(how):
+def test_pillow_backend_equals_pillow(how):
     pixels = photograph(50, 70)
     ours = resize(pixels, (32, 40), how, backend="pillow").permute(1, 2, 0).numpy()
-    assert np.array_equal(ours, np.asarray(Image.fromarray(pixels).resize((40, 32), PILLOW[how])))
+    assert np.array_equal(
+        ours, np.asarray(Image.fromarray(pixels).resize((40, 32), PILLOW_FILTERS[how]))
+    )
 
 
 @pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "area"])
-def test_resizing_without_antialiasing_is_torchs(how):
+def test_resize_without_antialiasing_equals_torch(how):
     pixels = photograph(50, 70)
     ours = resize(pixels, (32, 40), how, antialias=False)
     assert ours.shape == (3, 32, 40)
@@ -73,31 +74,31 @@ def by_hand(pixels, size):
 
 
 @pytest.mark.parametrize("backend", ["torch", "pillow"])
-def test_google_pictures_are_decoded_whole_and_not_smoothed(backend):
+def test_google_preset_decodes_at_full_size_without_antialiasing(backend):
     pixels = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     data = jpeg(pixels)
     exact = by_hand(decode(data, backend="pillow"), (48, 56))
     how = preset("google", (48, 56))
     for transform in (
-        EvaluationTransform(preprocessing=how, backend=backend),
+        EvalTransform(preprocessing=how, backend=backend),
         TrainTransform(
             preprocessing=how, augmentation=Augmentation(crop="whole", flip=False), backend="pillow"
         ),
     ):
         ours = transform(data, np.random.default_rng(0)).permute(1, 2, 0).numpy()
         assert np.abs(ours - exact).max() <= 0.51  # rounded to whole levels
-    smooth = EvaluationTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
+    smooth = EvalTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
     assert np.abs(smooth(data).permute(1, 2, 0).numpy() - exact).mean() > 20
 
 
-def test_training_decodes_smaller_only_what_is_smoothed_anyway(monkeypatch):
+def test_scaled_decoding_only_with_antialiasing(monkeypatch):
     asked = []
 
-    def pixels(self, *, channels, at_least, rows, backend):
-        asked.append(at_least)
+    def pixels(self, *, channels, min_size, max_rows, backend):
+        asked.append(min_size)
         return np.zeros((self.height, self.width, channels), np.uint8)
 
-    monkeypatch.setattr("vitrail.data.decoding.Picture.pixels", pixels)
+    monkeypatch.setattr("vitrail.data.decode.EncodedImage.pixels", pixels)
     for name in ("google", "transformers"):
         how = preset(name, (8, 8))
         whole = Augmentation(crop="whole")
@@ -106,21 +107,21 @@ def test_training_decodes_smaller_only_what_is_smoothed_anyway(monkeypatch):
     assert asked == [None, (8, 8)]
 
 
-def test_google_evaluation_squeezes_the_whole_picture():
+def test_google_preset_ignores_the_aspect_ratio():
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[:, 40:] = 255
     how = preset("google", (16, 16))
-    out = EvaluationTransform(preprocessing=how)(pixels)
+    out = EvalTransform(preprocessing=how)(pixels)
     assert out.shape == (3, 16, 16)
     assert (out[:, :, :7] == 0).all()
     assert (out[:, :, 9:] == 255).all()
 
 
-def test_short_side_evaluation_cuts_the_middle():
+def test_short_side_resize_and_center_crop():
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[:, 30:50] = 255  # the middle quarter of the width
     how = Preprocessing(size=(20, 20), resize="short-side", resize_to=(20, 20))
-    out = EvaluationTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
+    out = EvalTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
     assert out.shape == (3, 20, 20)
     assert (out[0, :, 7:13] == 255).all()
     assert (out[0, :, :3] == 0).all()
@@ -128,15 +129,15 @@ def test_short_side_evaluation_cuts_the_middle():
 
 @pytest.mark.parametrize("name", ["google", "big_vision", "fewshot", "timm", "torchvision"])
 @pytest.mark.parametrize("shape", [(30, 200), (224, 224), (1, 1), (500, 375)])
-def test_every_preset_gives_its_size(name, shape):
+def test_presets_give_the_input_size(name, shape):
     how = preset(name, (64, 48))
-    assert EvaluationTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
+    assert EvalTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
 
 
-def test_decoding_smaller_changes_little():
+def test_scaled_decoding_changes_little():
     pixels = photograph(800, 1200)
     how = preset("torchvision", (96, 96))
-    transform = EvaluationTransform(preprocessing=how)
+    transform = EvalTransform(preprocessing=how)
     from_file = transform(jpeg(pixels)).int()
     from_array = transform(pixels).int()
     assert (from_file - from_array).abs().float().mean() < 2
@@ -154,7 +155,7 @@ AUGMENTATIONS = {
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_training_pictures_depend_on_the_generator_alone(name, channels):
+def test_train_transform_depends_only_on_the_generator(name, channels):
     how = preset("google", (32, 24), channels)
     transform = TrainTransform(
         preprocessing=how, augmentation=AUGMENTATIONS[name], channels=channels
@@ -168,7 +169,7 @@ def test_training_pictures_depend_on_the_generator_alone(name, channels):
 
 @pytest.mark.parametrize("backend", ["torch", "pillow"])
 @pytest.mark.parametrize("how", ["nearest", "bilinear", "bicubic", "area"])
-def test_each_of_six_channels_is_resized_as_a_gray_picture_is(how, backend):
+def test_six_channels_are_resized_like_gray_images(how, backend):
     pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 6), np.uint8)
     found = resize(pixels, (16, 16), how, backend=backend)
     layers = np.dsplit(pixels, 6)
@@ -177,7 +178,7 @@ def test_each_of_six_channels_is_resized_as_a_gray_picture_is(how, backend):
 
 
 @pytest.mark.parametrize("crop", ["inception", "padded", "whole"])
-def test_training_pictures_of_six_channels_keep_them(crop):
+def test_train_transform_preserves_six_channels(crop):
     what = Augmentation(crop=crop, erasing=1.0)
     how = preset("google", (16, 16), 6)
     transform = TrainTransform(preprocessing=how, augmentation=what, channels=6)
@@ -186,27 +187,29 @@ def test_training_pictures_of_six_channels_keep_them(crop):
 
 
 @pytest.mark.parametrize("what", [{"policy": "randaugment"}, {"color_jitter": 0.4}])
-def test_colors_are_not_varied_where_there_are_none(what):
+def test_color_augmentation_needs_gray_or_rgb(what):
     how = preset("google", (16, 16), 6)
-    with pytest.raises(ConfigError, match="which 6 channels are not; leave them out"):
+    with pytest.raises(ConfigError, match="not 6 channels; leave them out"):
         TrainTransform(preprocessing=how, augmentation=Augmentation(**what), channels=6)
 
 
-def test_normalizing_is_the_formula():
+def test_normalize():
     images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
     how = Preprocessing(size=(4, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     mean, std = (torch.tensor(v)[:, None, None] for v in (how.mean, how.std))
     torch.testing.assert_close(normalize(images, how), (images / 255 - mean) / std)
 
 
-def test_impossible_settings_are_one_line():
+def test_invalid_transforms_give_one_line_errors():
     with pytest.raises(ConfigError, match="crop_area"):
         Augmentation(crop_area=(0.0, 1.0))
-    with pytest.raises(ConfigError, match="pictures of 2 channels do not fit a model of 3"):
-        EvaluationTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
+    with pytest.raises(ConfigError, match="images of 2 channels do not fit a model of 3"):
+        EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
 
 
 @pytest.mark.parametrize(("start", "count"), [(-3, 5), (2, 6), (-1, 8), (0, 6)])
-def test_what_lies_outside_of_a_picture_is_mirrored(start, count):
+def test_padding_reflects_the_image(start, count):
     whole = np.pad(np.arange(6), 4, mode="reflect")
-    assert mirrored(start, count, 6).tolist() == whole[start + 4 : start + 4 + count].tolist()
+    assert (
+        reflect_indices(start, count, 6).tolist() == whole[start + 4 : start + 4 + count].tolist()
+    )

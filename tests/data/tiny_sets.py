@@ -11,14 +11,14 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def png(value: int, size: tuple[int, int] = (4, 5)) -> bytes:
-    """A picture of one gray."""
+    """A image of one gray."""
     buffer = io.BytesIO()
     Image.new("RGB", size, (value % 256,) * 3).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def make_folder(root: Path, counts: dict[str, int]) -> Path:
-    """`{"train/cat": 3}`: three pictures of its own gray each in the folder train/cat."""
+    """`{"train/cat": 3}`: three images of its own gray each in the folder train/cat."""
     value = 0
     for name, count in counts.items():
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -37,11 +37,11 @@ def shared(name: str, tmp_path: Path) -> Path:
 
 
 def pixels(count: int, shape: tuple[int, ...] = (4, 4)) -> np.ndarray:
-    """Random pictures, the same each time."""
+    """Random images, the same each time."""
     return np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8)
 
 
 def same_samples(a, b) -> bool:
-    """Whether two sources give the same pictures and labels in the same order."""
+    """Whether two sources give the same images and labels in the same order."""
     same = len(a) == len(b) and a.classes == b.classes and a.multi_label == b.multi_label
     return same and all(x.data == y.data and x.label == y.label for x, y in zip(a, b, strict=True))

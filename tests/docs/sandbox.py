@@ -27,7 +27,7 @@ from doc_pages import ROOT, blocks
 from PIL import Image
 
 import vitrail
-from vitrail.training.watch import Watch
+from vitrail.training.callbacks import Callback
 
 COLORS = {"daisy": (230, 230, 200), "roses": (200, 30, 40), "tulips": (70, 40, 190)}
 EACH = 12  # pictures of a class
@@ -135,8 +135,8 @@ def train_models() -> None:
     vitrail.teach("hub", places, "taught", only=True)
 
 
-class Interruption(Watch):
+class Interruption(Callback):
     """Ctrl-C after the first step."""
 
-    def step(self, row: object) -> None:
+    def on_step(self, row: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -35,7 +35,8 @@ def started(here, monkeypatch):
     incoming = io.BufferedReader(io.BytesIO(b"photos/0.jpg\nphotos/1.jpg\n"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(incoming))
     monkeypatch.setattr(
-        "vitrail.serving.run.stoppable", lambda app, house: SimpleNamespace(run=lambda sockets: 0)
+        "vitrail.serving.server.make_server",
+        lambda app, state: SimpleNamespace(run=lambda sockets: 0),
     )
     interval = sys.getswitchinterval()
     yield here

@@ -59,7 +59,7 @@ def test_a_message_is_worded_as_the_code_words_it(message, known):
 
 
 def test_a_message_that_nobody_says_would_be_noticed(known):
-    assert not any(pattern.fullmatch("there is no data set, sorry") for pattern in known)
+    assert not any(pattern.fullmatch("Dataset not found, sorry") for pattern in known)
 
 
 def test_thirty_messages_are_explained():

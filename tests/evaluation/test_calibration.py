@@ -14,90 +14,88 @@ from vitrail.evaluation.calibration import (
     cross_fitted_confidence,
     expected_calibration_error,
     fit_temperature,
-    reliability,
+    reliability_bins,
 )
-from vitrail.evaluation.outcome import losses, score
+from vitrail.evaluation.metrics import sample_losses, score_samples
 
 LOSSES = ("softmax", "sigmoid")
 
 
-def case(seed, pictures=200, classes=4, scale=3.0):
+def case(seed, samples=200, classes=4, scale=3.0):
     rng = np.random.default_rng(seed)
-    logits = (scale * rng.normal(size=(pictures, classes))).astype(np.float32)
-    right = rng.random(pictures) < 0.6
-    labels = np.where(right, logits.argmax(axis=1), rng.integers(classes, size=pictures))
+    logits = (scale * rng.normal(size=(samples, classes))).astype(np.float32)
+    correct = rng.random(samples) < 0.6
+    labels = np.where(correct, logits.argmax(axis=1), rng.integers(classes, size=samples))
     return logits, labels
 
 
 def drawn_from(logits, seed=0):
-    """Labels as the softmax of the logits says."""
-    chances = calibration.probabilities(logits, "softmax").cumsum(axis=1)
-    return (np.random.default_rng(seed).random((len(logits), 1)) > chances).sum(axis=1)
+    """Labels drawn from the softmax of the logits."""
+    probabilities = calibration.probabilities(logits, "softmax").cumsum(axis=1)
+    return (np.random.default_rng(seed).random((len(logits), 1)) > probabilities).sum(axis=1)
 
 
 def log_loss(logits, labels, temperature, loss) -> float:
     scaled = torch.tensor(logits).double() / temperature
-    return float(losses(scaled, torch.tensor(labels), loss).mean())
+    return float(sample_losses(scaled, torch.tensor(labels), loss).mean())
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_reliability_diagram_and_its_error_are_those_of_scikit_learn(seed):
+def test_reliability_bins_and_ece_equal_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     confidence = rng.random(int(rng.integers(1, 300))) ** rng.choice([0.2, 1.0, 5.0])
-    if seed % 2:  # on edges, where it matters which bin they belong to
+    if seed % 2:  # on bin edges
         confidence = rng.choice(np.linspace(0, 1, BINS + 1), size=len(confidence))
-    right = rng.random(len(confidence)) < confidence
-    kept, promised = calibration_curve(right, confidence, pos_label=True, n_bins=BINS)
+    correct = rng.random(len(confidence)) < confidence
+    accuracy, mean_confidence = calibration_curve(correct, confidence, pos_label=True, n_bins=BINS)
     counts = np.bincount(np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence))
     counts = counts[counts > 0]
-    got = reliability(confidence, right)
-    full = got.counts > 0
-    np.testing.assert_array_equal(got.counts[full], counts)
-    np.testing.assert_allclose(got.confidence[full], promised)
-    np.testing.assert_allclose(got.accuracy[full], kept)
-    assert np.isnan(got.confidence[~full]).all()
-    assert np.isnan(got.accuracy[~full]).all()
-    want = counts @ np.abs(kept - promised) / len(confidence)
-    assert expected_calibration_error(got) == pytest.approx(want)
+    bins = reliability_bins(confidence, correct)
+    full = bins[0] > 0
+    for got, expected in zip(bins, (counts, mean_confidence, accuracy), strict=True):
+        np.testing.assert_allclose(got[full], expected)
+        assert np.isnan(got[~full]).all() or not got[~full].any()
+    ece = counts @ np.abs(accuracy - mean_confidence) / len(confidence)
+    assert expected_calibration_error(*bins) == pytest.approx(ece)
 
 
-def test_a_confidence_on_an_edge_is_in_the_lower_bin_and_the_ends_are_inside():
-    got = reliability(np.array([0.0, 0.2, np.nextafter(0.2, 1), 1.0]), np.ones(4, bool))
-    assert np.flatnonzero(got.counts).tolist() == [0, 2, 3, 14]
+def test_edge_belongs_to_the_lower_bin():
+    counts, *_ = reliability_bins(np.array([0.0, 0.2, np.nextafter(0.2, 1), 1.0]), np.ones(4, bool))
+    assert np.flatnonzero(counts).tolist() == [0, 2, 3, 14]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_brier_score_is_that_of_scikit_learn(classes, loss, monkeypatch):
+def test_brier_score_equals_scikit_learn(classes, loss, monkeypatch):
     monkeypatch.setattr(calibration, "CHUNK", 64)
     logits, labels = case(classes, 50, classes)
     labels[:classes] = range(classes)
     got = calibration.brier_score(logits, labels, loss)
     truth = np.eye(classes)[labels]
     if loss == "softmax":
-        chances = torch.tensor(logits).double().softmax(1).numpy()
-        want = brier_score_loss(truth, chances, scale_by_half=False)
-    else:  # as many problems of two classes, whose score scikit-learn halves
-        chances = torch.tensor(logits).double().sigmoid().numpy()
-        want = sum(brier_score_loss(truth[:, k], chances[:, k]) for k in range(classes))
+        probabilities = torch.tensor(logits).double().softmax(1).numpy()
+        want = brier_score_loss(truth, probabilities, scale_by_half=False)
+    else:  # one binary problem per class
+        probabilities = torch.tensor(logits).double().sigmoid().numpy()
+        want = sum(brier_score_loss(truth[:, k], probabilities[:, k]) for k in range(classes))
     assert got == pytest.approx(want)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_confidence_at_temperature_one_is_the_outcomes(loss):
+def test_confidence_at_temperature_one_equals_the_scores(loss):
     logits, labels = case(0)
     logits[3] = [-900, 900, 0, -math.inf]
-    want = score(torch.tensor(logits), torch.tensor(labels), loss).confidence
+    want = score_samples(torch.tensor(logits), torch.tensor(labels), loss).confidence
     np.testing.assert_allclose(confidence_at(logits, 1.0, loss), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("b", [0.02, 0.3, 1.0, 4.0])
-def test_derivatives_are_those_of_the_loss(loss, b, monkeypatch):
+def test_derivatives_equal_autograd(loss, b, monkeypatch):
     monkeypatch.setattr(calibration, "CHUNK", 64)
     logits, labels = case(1)
     at = torch.tensor(b, dtype=torch.float64, requires_grad=True)
-    value = losses(torch.tensor(logits).double() * at, torch.tensor(labels), loss).sum()
+    value = sample_losses(torch.tensor(logits).double() * at, torch.tensor(labels), loss).sum()
     (slope,) = torch.autograd.grad(value, at, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, at)
     got = calibration.derivatives(logits, labels, b, loss)
@@ -106,7 +104,7 @@ def test_derivatives_are_those_of_the_loss(loss, b, monkeypatch):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("seed", range(12))
-def test_no_other_temperature_has_a_smaller_loss(loss, seed):
+def test_temperature_minimizes_the_loss(loss, seed):
     rng = np.random.default_rng(seed)
     classes = 2 if seed % 3 == 0 else int(rng.integers(3, 12))
     scale = float(10 ** rng.uniform(-2.5, 2))
@@ -122,7 +120,7 @@ def test_no_other_temperature_has_a_smaller_loss(loss, seed):
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0, 3.0, 40.0])
-def test_a_known_temperature_is_found_again(temperature):
+def test_known_temperature_is_recovered(temperature):
     logits = 2 * np.random.default_rng(0).normal(size=(20_000, 5))
     labels = drawn_from(logits)
     got = fit_temperature(logits * temperature, labels, "softmax")
@@ -145,7 +143,7 @@ def test_a_known_temperature_is_found_again(temperature):
         ([[-math.inf, 2.0, 1.0]], [1], {"softmax": 0.01}),
     ],
 )
-def test_where_no_temperature_is_best_it_stays_or_ends(logits, labels, want, loss):
+def test_degenerate_logits_give_one_or_a_bound(logits, labels, want, loss):
     logits = np.array(logits, np.float32).reshape(-1, 3)
     if loss in want:
         got = fit_temperature(logits, np.array(labels, np.int64), loss)
@@ -154,7 +152,7 @@ def test_where_no_temperature_is_best_it_stays_or_ends(logits, labels, want, los
         assert 0.01 <= fit_temperature(logits, np.array(labels, np.int64), loss) <= 100
 
 
-def test_a_class_that_is_ruled_out_changes_nothing():
+def test_excluded_class_changes_nothing():
     logits, labels = case(2)
     more = np.concatenate([logits, np.full((200, 1), -np.inf, np.float32)], axis=1)
     assert fit_temperature(more, labels, "softmax") == fit_temperature(logits, labels, "softmax")
@@ -162,7 +160,7 @@ def test_a_class_that_is_ruled_out_changes_nothing():
     assert calibration.brier_score(more, labels, "softmax") == pytest.approx(want)
 
 
-def test_the_temperature_is_the_same_on_every_run_and_in_pieces(monkeypatch):
+def test_temperature_is_deterministic_and_independent_of_chunks(monkeypatch):
     logits, labels = case(3)
     whole = fit_temperature(logits, labels, "softmax")
     assert fit_temperature(logits, labels, "softmax") == whole
@@ -171,7 +169,7 @@ def test_the_temperature_is_the_same_on_every_run_and_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_each_half_is_scaled_by_what_the_other_needs(loss):
+def test_cross_fitting_uses_the_temperature_of_the_other_half(loss):
     logits, labels = case(4, 101)
     got = cross_fitted_confidence(logits, labels, loss)
     from_even = fit_temperature(logits[::2], labels[::2], loss)
@@ -181,7 +179,7 @@ def test_each_half_is_scaled_by_what_the_other_needs(loss):
     np.testing.assert_array_equal(got[::2], confidence_at(logits[::2], from_odd, loss))
 
 
-def test_scaling_mends_a_model_that_is_too_sure():
+def test_temperature_scaling_corrects_overconfidence():
     logits = 2 * np.random.default_rng(0).normal(size=(5000, 5))
     labels = drawn_from(logits)
     hot = logits * 4
@@ -194,12 +192,12 @@ def test_scaling_mends_a_model_that_is_too_sure():
     assert got.counts.sum() == 5000
 
 
-@pytest.mark.parametrize("pictures", [0, 1])
-def test_next_to_no_pictures_are_no_trouble(pictures):
-    logits, labels = case(5, pictures)
-    right = logits.argmax(axis=1) == labels
-    got = calibrate(logits, labels, confidence_at(logits, 1, "softmax"), right, "softmax")
-    assert got.counts.sum() == pictures
+@pytest.mark.parametrize("samples", [0, 1])
+def test_zero_or_one_image(samples):
+    logits, labels = case(5, samples)
+    correct = logits.argmax(axis=1) == labels
+    got = calibrate(logits, labels, confidence_at(logits, 1, "softmax"), correct, "softmax")
+    assert got.counts.sum() == samples
     for value in (got.ece, got.brier, got.ece_scaled):
-        assert math.isfinite(value) == bool(pictures)
+        assert math.isfinite(value) == bool(samples)
     assert 0.01 <= got.temperature <= 100

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tiny_models import awake
 from vitrail import Metadata, Preprocessing
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.export.api import export_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -49,7 +49,7 @@ def chances(model, picture):
     """What vitrail itself says."""
     how = model.metadata.preprocessing
     with torch.no_grad():
-        pixels = EvaluationTransform(preprocessing=how)(picture.read_bytes())
+        pixels = EvalTransform(preprocessing=how)(picture.read_bytes())
         return model(normalize(pixels[None], how))[0].softmax(0)
 
 

@@ -66,7 +66,7 @@ def test_both_accuracies_are_measured_on_the_models_own_pictures(model, colors, 
     assert done.cost.data == str(colors)
     assert done.cost.accuracy == vitrail.evaluate(model, colors).accuracy
     assert OnnxEngine(done.path, threads=1).int8
-    assert "split test" in done.notes
+    assert "split: test" in done.notes
 
 
 def always(model, answer):

@@ -1,4 +1,4 @@
-"""Preprocessing inside the graph is that of `EvaluationTransform`, to the rounding of a level."""
+"""Preprocessing inside the graph is that of `EvalTransform`, to the rounding of a level."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from exportable import BASE
 from tiny_models import awake
 from vitrail import ConfigError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.export.graph import Graph
 from vitrail.export.onnx_file import to_onnx
 from vitrail.export.pixels import prepared
@@ -40,7 +40,7 @@ def test_the_graph_prepares_pictures_as_the_library_does(way):
     pixels = graph.reads("pixels", torch.uint8, ("batch", "height", "width", channels))
     graph.gives("images", prepared(graph, pixels, how), ("batch", channels, *how.size))
     session = open_session(graph.written({}), 1)
-    transform = EvaluationTransform(preprocessing=how, channels=channels)
+    transform = EvalTransform(preprocessing=how, channels=channels)
     generator = np.random.default_rng(0)
     off, total = 0, 0
     for height, width in PICTURES:

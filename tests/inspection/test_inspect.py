@@ -16,8 +16,8 @@ from vitrail import ConfigError, DataError, VisionTransformer
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.cli import main
 from vitrail.cli.inspect import Method
+from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing, preset
-from vitrail.data.sources import open_source
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import files, seen, spaced
 from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
@@ -141,15 +141,15 @@ def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, t
     for name in ("red", "green"):
         for number in range(4):
             photo(tmp_path / "set" / name / f"{number}.png")
-    whole = open_source(tmp_path / "set", "all")
+    whole = open_dataset(tmp_path / "set", "all")
     assert not vitrail.inspect_model(model, data=whole, images=2).notes
     (tmp_path / "set" / "red" / "0.png").write_bytes(b"no picture")
-    found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=2)
+    found = vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=2)
     (note,) = found.notes
     assert note.startswith("1 picture of the data could not be read: red/0.png (")
     for number in range(4):
         (tmp_path / "set" / "green" / f"{number}.png").write_bytes(b"no picture")
-    found = vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
+    found = vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=8)
     (note,) = found.notes
     assert note.startswith("5 pictures of the data could not be read: ")
     assert note.endswith(" and 2 more")
@@ -157,8 +157,8 @@ def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, t
     assert found.study.images == 3
     for number in range(4):
         (tmp_path / "set" / "red" / f"{number}.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of 8 pictures could be read: green/0\.png: "):
-        vitrail.inspect_model(model, data=open_source(tmp_path / "set", "all"), images=8)
+    with pytest.raises(DataError, match=r"none of 8 images could be read: green/0\.png: "):
+        vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=8)
 
 
 def test_where_several_classes_may_apply_their_probabilities_are_their_own(model, tmp_path):
@@ -229,7 +229,7 @@ def test_a_picture_of_the_set_is_not_its_own_neighbor_and_another_of_its_name_is
     for name in ("red", "green"):
         for number in range(4):
             photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
-    whole = open_source(tmp_path / "set", "all")
+    whole = open_dataset(tmp_path / "set", "all")
     found = vitrail.inspect_model(model, data=whole, images=2)
     assert all(near.name != look.name for look in found.looks for near in look.neighbors)
     named = [tmp_path / "set" / "red" / "0.png"]

@@ -7,7 +7,7 @@ import torch
 import vitrail
 from tiny_runs import CLASSES, write_colors
 from vitrail import Metadata, Preprocessing
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.rollout import rollout
@@ -17,7 +17,7 @@ from vitrail.probing.features import features_of
 PIXELS = np.zeros((8, 8, 3), np.uint8)
 CALLS = {
     "evaluate": lambda model, data: vitrail.evaluate(model, data),
-    "features_of": lambda model, data: features_of(model, open_source(data, "test"), cache=False),
+    "features_of": lambda model, data: features_of(model, open_dataset(data, "test"), cache=False),
     "inspect_model": lambda model, data: vitrail.inspect_model(model, data=data, images=4),
     "Predictor": lambda model, data: vitrail.Predictor(model)(PIXELS),
     "Predictor.features": lambda model, data: vitrail.Predictor(model).features(PIXELS),

@@ -37,7 +37,7 @@ def alone():
         (["ViT-Ti/16", "--images", "0"], "images=0 must be"),
         (["ViT-Ti/16", "--average", "2"], "average=2.0 must be 0"),
         (["ViT-Ti/16", "--utilization", "1.5"], "utilization=1.5 must be a share"),
-        (["ViT-Ti/16", "--data", "nowhere"], "there is no data set nowhere"),
+        (["ViT-Ti/16", "--data", "nowhere"], "Dataset not found: nowhere"),
         (["ViT-Ti/16", "--page", "x.md"], "needs --images and --epochs"),
     ],
 )

@@ -7,18 +7,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from vitrail import VitConfig
 from vitrail.data.loader import Batch
-from vitrail.data.variation import Mixing
+from vitrail.data.preprocessing import Mixing
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig
 from vitrail.planning import trace as tracing
 from vitrail.planning.trace import trace_evaluation, trace_step, walk
 from vitrail.planning.wish import Wish
-from vitrail.training.averaging import Average
-from vitrail.training.feed import preparation
-from vitrail.training.loop import TrainState, train_step
+from vitrail.training.data_module import batch_preparation
+from vitrail.training.loop import make_state, train_step
 from vitrail.training.objectives import make_objective
-from vitrail.training.optimizers import make_optimizers
-from vitrail.training.plan import Plan
+from vitrail.training.schedules import Schedule
 
 SMALL = VitConfig(
     depth=3, width=64, mlp_width=256, heads=2, patch_size=4, image_size=32, num_classes=10
@@ -44,17 +42,14 @@ def real_peak(config, settings, pictures, accumulated=1):
         torch.nn.init.normal_(parameter, std=0.02)
     if settings.machine.checkpointing:
         model.checkpointing = True
-    objective, named = make_objective(model, settings), dict(model.named_parameters())
-    state = TrainState(
-        objective=objective,
-        wrapped=objective,
-        optimizers=make_optimizers(named.items(), settings.optim, getattr(config, "depth", 0)),
-        average=Average(named, settings.average) if settings.average else None,
-    )
-    plan = Plan(
+    objective = make_objective(model, settings)
+    schedule = Schedule(
         settings=settings, length=9, accumulate=accumulated, stages=((0.0, config.image_size),)
     )
-    prepare = preparation(tracing.plain(config), Mixing(), 10, torch.device("cpu"), epoch=1)
+    state = make_state(objective, objective, schedule)
+    prepare = batch_preparation(
+        tracing.plain(config), Mixing(), 10, torch.device("cpu"), steps_per_epoch=1
+    )
     shape = (pictures, 3, config.image_size, config.image_size)
 
     def batches():
@@ -65,9 +60,9 @@ def real_peak(config, settings, pictures, accumulated=1):
                 torch.arange(pictures),
             )
 
-    train_step(state, plan, batches(), prepare)
+    train_step(state, batches(), prepare)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        train_step(state, plan, batches(), prepare)
+        train_step(state, batches(), prepare)
     memory = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     return max(accumulate(e.nbytes() for e in sorted(memory, key=lambda e: e.start_ns())))
 

@@ -1,4 +1,4 @@
-"""The smallest model that answers, and pictures to ask it about."""
+"""The smallest model with class names, and images."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from vitrail import Metadata, Preprocessing
 
 
 @pytest.fixture(scope="session")
-def answering():
-    """Make a model that tells three classes apart, by chance."""
+def make_model():
+    """Make a model with a random head."""
 
     def make(classes, **changes):
         torch.manual_seed(0)
@@ -28,7 +28,7 @@ def answering():
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Seven pictures of noise."""
+    """Seven noise images."""
     folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     for number in range(7):

@@ -155,8 +155,8 @@ def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, c
         (["x", "--threshold", "2"], "threshold=2"),
         (["x", "--batch-size", "0"], "batch_size=0"),
         (["x", "--max-drop", "2"], "max_drop=2"),
-        (["*.nothing"], "no file is called like that"),
-        (["x", "--merge", "1", "--engine", "onnx"], "merge=1 is for the torch engine"),
+        (["*.nothing"], "no file matches this pattern"),
+        (["x", "--merge", "1", "--engine", "onnx"], "merge=1 needs engine=torch"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(predict, options, reason):

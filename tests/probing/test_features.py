@@ -6,7 +6,7 @@ import vitrail
 from tiny_runs import write_colors
 from vitrail import DataError
 from vitrail.checkpoints.adapt import with_head
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
 from vitrail.probing import features as module
 from vitrail.probing.features import features_of, pixels_of
 
@@ -20,7 +20,7 @@ def model():
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    return open_source(write_colors(tmp_path / "colors.npz"), "train")
+    return open_dataset(write_colors(tmp_path / "colors.npz"), "train")
 
 
 def test_features_are_those_of_the_model_in_the_order_of_the_source(model, source):
@@ -34,7 +34,7 @@ def test_features_are_those_of_the_model_in_the_order_of_the_source(model, sourc
 
 def test_the_second_time_no_picture_is_looked_at(model, source, monkeypatch):
     first = features_of(model, source)
-    monkeypatch.setattr(module, "look_at_all", None)
+    monkeypatch.setattr(module, "run_inference", None)
     second = features_of(model, source)
     assert (first.cached, second.cached) == (False, True)
     assert np.array_equal(first.values, second.values)
@@ -63,7 +63,7 @@ def test_features_of_merged_tokens_are_kept_apart(model, source):
 
 def test_other_pictures_or_another_preprocessing_have_other_features(model, source, tmp_path):
     features_of(model, source)
-    other = open_source(write_colors(tmp_path / "other.npz", train=27), "train")
+    other = open_dataset(write_colors(tmp_path / "other.npz", train=27), "train")
     assert not features_of(model, other).cached
     google = vitrail.Preprocessing(size=(8, 8), mean=(0.4,) * 3, std=(0.5,) * 3)
     assert not features_of(model, source, preprocessing=google).cached
@@ -89,7 +89,7 @@ def test_one_pixel_that_changes_makes_other_features(model, source, tmp_path):
     arrays = dict(np.load(tmp_path / "colors.npz"))
     arrays["x_train"][5, 0, 0, 0] ^= 1
     np.savez(tmp_path / "changed.npz", **arrays)
-    assert not features_of(model, open_source(tmp_path / "changed.npz", "train")).cached
+    assert not features_of(model, open_dataset(tmp_path / "changed.npz", "train")).cached
 
 
 def test_where_nothing_can_be_kept_features_are_computed_all_the_same(
@@ -116,7 +116,7 @@ def test_features_of_a_set_with_unreadable_pictures_are_not_kept(model, tmp_path
         (tmp_path / "set" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "set" / name / "0.png")
     (tmp_path / "set" / "a" / "1.png").write_bytes(b"no picture")
-    broken = open_source(tmp_path / "set", "all")
+    broken = open_dataset(tmp_path / "set", "all")
     assert list(features_of(model, broken).skipped) == ["a/1.png"]
     assert list(features_of(model, broken).skipped) == ["a/1.png"]
 

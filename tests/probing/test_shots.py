@@ -147,4 +147,4 @@ def test_what_was_learned_from_is_not_judged_by(trained, tmp_path):
     folder = str(tmp_path / "set")
     out = str(tmp_path / "out")
     assert main(["fewshot", str(trained[0]), folder, "--shots", "5", "--out", out]) == 0
-    assert vitrail.evaluate(out, folder).notes[0] == "split test"
+    assert vitrail.evaluate(out, folder).notes[0] == "split: test"

@@ -181,12 +181,12 @@ def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
     taught = vitrail.teach(home / "run", gray, home / "more")
     assert "42 pictures of the 3 classes" in taught.notes[0]
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split val"
+    assert found.notes[0] == "split: val"
     assert found.samples == 18
-    assert not [note for note in found.notes if "learned from" in note]
+    assert not [note for note in found.notes if "trained on" in note]
     vitrail.teach(home / "more", {"red": folder / "red"})
     notes = vitrail.evaluate(home / "more", folder).notes
-    assert [note for note in notes if "the pictures that taught 'red' are not recorded" in note]
+    assert [note for note in notes if "the images used to teach 'red' are not recorded" in note]
 
 
 def test_a_model_remembers_where_it_was_reminded(home):
@@ -199,7 +199,7 @@ def test_a_model_remembers_where_it_was_reminded(home):
     gray = {"gray": paint(home / "gray", "gray")}
     vitrail.teach(home / "plain", gray, home / "more", using=folder)
     found = vitrail.evaluate(home / "more", f"{folder}/")
-    assert found.notes[0] == "split test"
+    assert found.notes[0] == "split: test"
     assert found.samples == 6
 
 
@@ -208,7 +208,7 @@ def test_without_its_data_a_trained_model_must_be_given_some_or_told_to_forget(h
     tiny_run(data, home / "run")
     moved = data.rename(home / "moved.npz")
     gray = {"gray": paint(home / "gray", "gray")}
-    with pytest.raises(ConfigError, match=r"knows 3 classes.*no data set.*--using .*--only"):
+    with pytest.raises(ConfigError, match=r"knows 3 classes.*Dataset not found.*--using .*--only"):
         vitrail.teach(home / "run", gray, home / "more")
     assert len(vitrail.teach(home / "run", gray, home / "a", using=moved).classes) == 4
     gray["red"] = paint(home / "red", "red")
@@ -263,8 +263,8 @@ def test_the_command_teaches_and_tells(model, home, capsys):
     [
         (["red"], "'red' names no class with pictures; write thumb=folder"),
         (["red="], "'red=' names no class"),
-        (["red=nowhere"], "red=nowhere: it does not exist"),
-        (["red=empty"], "red=empty: there is no picture in it"),
+        (["red=nowhere"], "red=nowhere: not found"),
+        (["red=empty"], "red=empty: contains no images"),
     ],
 )
 def test_what_cannot_be_taught_is_one_line(model, home, capsys, monkeypatch, words, said):
@@ -322,7 +322,7 @@ def test_a_model_that_remembers_is_changed_in_place_however_that_is_spelled(mode
 def test_pictures_that_cannot_be_read_at_all_are_an_error(model, home):
     (home / "red").mkdir()
     (home / "red" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of 1 pictures could be read"):
+    with pytest.raises(DataError, match=r"none of 1 images could be read"):
         vitrail.teach(model, {"red": home / "red"}, home / "out")
 
 

@@ -11,9 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import augmentation
-from vitrail.data.operations import COLORS, OPERATIONS, PLACES, Canvas
-from vitrail.data.policies import AUGMIX, RAND_AUGMENT, TRIVIAL
+from vitrail.data import augment
+from vitrail.data.augment import (
+    AUG_MIX,
+    COLOR_OPS,
+    GEOMETRY_OPS,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT,
+    Geometry,
+    apply_operation,
+)
 
 functional = pytest.importorskip("torchvision.transforms.functional")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -85,7 +92,7 @@ def apart(ours, theirs):
 def test_colors_change_as_they_do_there(name, theirs, amounts, mode):
     for image in pictures(mode):
         for amount in amounts:
-            assert apart(COLORS[name](image, amount), theirs(image, amount)).max() == 0, amount
+            assert apart(COLOR_OPS[name](image, amount), theirs(image, amount)).max() == 0, amount
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -96,7 +103,7 @@ def test_pixels_move_as_they_do_in_timm(name, resample, mode):
     fill = (10, 20, 30) if mode == "RGB" else 20
     for image in pictures(mode):
         for amount in amounts:
-            ours = PLACES[name](image, amount, Canvas(fill, resample))
+            ours = GEOMETRY_OPS[name](image, amount, Geometry(fill, resample))
             other = theirs(image, sign * amount, resample=resample, fillcolor=fill)
             assert apart(ours, other).max() == 0, amount
 
@@ -107,7 +114,7 @@ def test_bilinear_filtering_is_within_two_levels_of_timm(name, mode):
     theirs, sign, amounts = PLACED[name]
     for image in pictures(mode):
         for amount in amounts:
-            ours = PLACES[name](image, amount, Canvas(128, BILINEAR))
+            ours = GEOMETRY_OPS[name](image, amount, Geometry(128, BILINEAR))
             fill = 128 if mode == "L" else (128,) * 3
             other = theirs(image, sign * amount, resample=BILINEAR, fillcolor=fill)
             difference = apart(ours, other)[inner(name, image, amount)]
@@ -143,7 +150,8 @@ def test_pixels_move_as_they_do_in_torchvision(name):
                 case _:
                     move = [amount, 0] if name == "translate_x" else [0, amount]
                     theirs = functional.affine(image, **affine | {"translate": move})
-            assert apart(OPERATIONS[name](image, amount, Canvas(0)), theirs).max() == 0, amount
+            ours = apply_operation(name, image, amount, Geometry(0))
+            assert apart(ours, theirs).max() == 0, amount
 
 
 def ours_called(name):
@@ -156,8 +164,8 @@ def ours_called(name):
     ("policy", "peer", "bins"),
     [
         (RAND_AUGMENT["torchvision"], v2.RandAugment, 31),
-        (TRIVIAL, v2.TrivialAugmentWide, 31),
-        (AUGMIX, v2.AugMix, 10),
+        (TRIVIAL_AUGMENT, v2.TrivialAugmentWide, 31),
+        (AUG_MIX, v2.AugMix, 10),
     ],
 )
 def test_strengths_are_those_of_torchvision(policy, peer, bins):
@@ -173,7 +181,7 @@ def test_strengths_are_those_of_torchvision(policy, peer, bins):
                 if "Translate" in name:  # in whole pixels; their float32 may fall just short of one
                     theirs = int(theirs + 1e-4 * sign)
                 strength = policy.strengths[ours_called(name)]
-                ours = strength(magnitude / policy.full, sign, (32, 24))
+                ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(theirs, abs=1e-4), (name, magnitude)
 
 
@@ -195,7 +203,7 @@ def test_strengths_are_those_of_timm(flavor, names, monkeypatch):
                 (theirs,) = level(magnitude, {})
                 side = 32 if name == "TranslateXRel" else 24 if name == "TranslateYRel" else 1
                 strength = policy.strengths[ours_called(name)]
-                ours = strength(magnitude / policy.full, sign, (32, 24))
+                ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(side * theirs), (name, magnitude)
 
 
@@ -233,13 +241,13 @@ def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch)
             draws = []
             for number in (first, second):  # ours draws the sign the other way round
                 draws += [ours.index(ours_called(names[number])), 1 - sign, 0.5, 0.5]
-            changed = augmentation.rand_augment(image, Script(draws), 2, magnitude)
+            changed = augment.rand_augment(image, Script(draws), 2, magnitude)
             assert apart(changed, expected).max() == 0, (names[first], names[second])
 
 
 def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
     names = ["Brightness", "Posterize", "Color", "Solarize", "Contrast", "Sharpness"]
-    theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUGMIX.strengths)
+    theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUG_MIX.strengths)
     share, weights = 0.7, np.array([0.1, 0.3, 0.2, 0.15, 0.05, 0.2])
     peer = v2.AugMix(mixture_width=6, chain_depth=1)
     peer._sample_dirichlet = lambda alphas: torch.tensor(
@@ -256,4 +264,4 @@ def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
         expected = peer(image)
         monkeypatch.undo()
         rng = Script(our_draws, share, weights)
-        assert apart(augmentation.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1
+        assert apart(augment.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1

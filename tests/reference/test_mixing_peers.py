@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data import augmentation, mixing
+from vitrail.data import augment, mixup
 
 transforms = pytest.importorskip("torchvision.transforms")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -42,7 +42,7 @@ def test_inception_crops_are_spread_like_those_of_torchvision(size):
         transforms.RandomResizedCrop.get_params(image, [0.05, 1], [3 / 4, 4 / 3])
         for _ in range(count)
     ]
-    ours = [augmentation.inception_crop(*size, rng) for _ in range(count)]
+    ours = [augment.inception_crop(*size, rng) for _ in range(count)]
     for name, values in measures(ours).items():
         gap = largest_gap(values, measures(theirs)[name])
         assert gap < 1.95 * (2 / count) ** 0.5, name  # exceeded by chance once in a thousand
@@ -57,7 +57,7 @@ def test_erased_boxes_are_spread_like_those_of_torchvision():
         transforms.RandomErasing.get_params(image, area, aspect, [0.0])[:4] for _ in range(count)
     ]
     ranges = {"area": area, "aspect": aspect}
-    erased = [augmentation.random_erasing(image, rng, **ranges, fill=0) for _ in range(count)]
+    erased = [augment.random_erasing(image, rng, **ranges, fill=0) for _ in range(count)]
     ours = [box_of(image) for image in erased]
     for name, values in measures(ours).items():
         gap = largest_gap(values, measures(theirs)[name])
@@ -88,7 +88,7 @@ def test_mixup_is_that_of_timm(share, monkeypatch):
     monkeypatch.setattr(np.random, "beta", lambda *_: share)
     expected, expected_targets = peer(images.clone(), labels)
     rng = scripted(share)
-    mixed, targets = mixing.mixup(images, labels, classes=4, alpha=1.0, rng=rng)
+    mixed, targets = mixup.mixup(images, labels, classes=4, alpha=1.0, rng=rng)
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)
 
@@ -103,7 +103,7 @@ def test_cutmix_is_that_of_timm(share, place, monkeypatch):
     monkeypatch.setattr(np.random, "randint", lambda *_, size: np.int64(next(draws)))
     expected, expected_targets = peer(images.clone(), labels)
     rng = scripted(share, *place)
-    mixed, targets = mixing.cutmix(images, labels, classes=4, alpha=1.0, rng=rng)
+    mixed, targets = mixup.cutmix(images, labels, classes=4, alpha=1.0, rng=rng)
     assert torch.equal(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)
 
@@ -115,6 +115,6 @@ def test_mixup_of_a_rolled_batch_is_that_of_torchvision(share):
     peer._dist = SimpleNamespace(sample=lambda _: torch.tensor(share, dtype=torch.float64))
     expected, expected_targets = peer(images, labels)
     rng = scripted(share)
-    mixed, targets = mixing.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
+    mixed, targets = mixup.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)

@@ -22,10 +22,10 @@ from reproduction.jobs import (
     run_job,
 )
 from reproduction.runner import OVERHEAD, Runner, job_name, with_starts
-from tiny_runs import SETTINGS, Notebook, write_colors
+from tiny_runs import SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
-from vitrail.training import state
-from vitrail.training.settings import ModelSettings
+from vitrail.training.checkpoint import has_state
+from vitrail.training.config import ModelSettings
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_half_of_the_classes_is_a_dataset_of_its_own(tmp_path):
     whole = Job(data=str(tmp_path / "four.npz"), settings=SETTINGS)
     for half, classes, first in (("even", ("a", "c"), 0), ("odd", ("b", "d"), 1)):
         data = open_data(replace(whole, half=half))
-        for samples, count in ((data.train, 12), (data.judged["test"], 6)):
+        for samples, count in ((data.train, 12), (data.held_out["test"], 6)):
             assert samples.classes == classes
             assert len(samples) == count
             for sample in samples:
@@ -156,7 +156,7 @@ def test_half_of_the_classes_is_a_dataset_of_its_own(tmp_path):
 
 
 def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
-    test = open_data(job).judged["test"]
+    test = open_data(job).held_out["test"]
     pool, rest = probe_split(test)
     assert (len(pool), len(rest)) == (8, len(test) - 8)
     names = {pool.name(index) for index in range(8)}
@@ -197,7 +197,7 @@ def start(script, jobs):
 
 
 def has_checkpoint(folder):
-    return state.has_state(folder) and (folder / "config.json").exists()  # saved after a step
+    return has_state(folder) and (folder / "config.json").exists()  # saved after a step
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -219,10 +219,10 @@ def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
         return
     resumed = [folder for folder in folders(out / "cells") if has_checkpoint(folder)]
     seeds = {digest(replace(job, settings=long_settings(seed))): seed for seed in range(2)}
-    watch = Notebook()
+    log = Recorder()
     again = replace(job, settings=long_settings(seeds[resumed[0].name]))
-    assert run_job(again, resumed[0], watch=watch)
-    assert any(line.startswith("resumed at step") for line in watch.lines)
+    assert run_job(again, resumed[0], callback=log)
+    assert any(line.startswith("resumed at step") for line in log.lines)
     assert read_result(resumed[0]) is not None
 
 

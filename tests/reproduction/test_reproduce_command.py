@@ -85,7 +85,7 @@ def test_weights_are_measured_next_to_the_published(colors, tmp_path, capsys):
         (["tabel8"], "unknown experiment 'tabel8'; did you mean 'table8'?"),
         (["table8", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["table8", "--data", "a", "b"], "--data a b: give one pre-training dataset"),
-        (["table8", "--data", "nowhere.npz"], "there is no data set nowhere.npz"),
+        (["table8", "--data", "nowhere.npz"], "Dataset not found: nowhere.npz"),
         (
             ["table2", "--weights", "ViT", "--data", "a=b"],
             "ViT is not NAME=VALUE, such as --weights",

@@ -2,14 +2,11 @@
 
 import math
 import re
-import sys
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from reproduction import figures
 from reproduction.figures import Panel, Point, dot_chart, line_chart, short
-from vitrail.errors import ConfigError
 
 EVIL = "a<b>&\"'</svg><script>x</script>"
 
@@ -56,9 +53,3 @@ def test_titles_labels_and_names_are_text():
 )
 def test_numbers_of_an_axis_are_short(value, text):
     assert short(value) == text
-
-
-def test_missing_matplotlib_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"needs matplotlib; .*vitrail\[figures\]"):
-        figures.check_installed()

@@ -1,4 +1,4 @@
-"""A server with canned answers and a browser, for the tests of pages."""
+"""A stub server and a browser for the tests of the pages."""
 
 import pytest
 from page_stub import Stub, started

@@ -1,4 +1,4 @@
-"""A server that answers as the real one does, with canned answers, for the pages' tests."""
+"""A stub server with canned responses, for the tests of the pages."""
 
 import base64
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.serving import docs_page, page
+from vitrail.serving.app import build_page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -40,7 +40,7 @@ MODEL = {
     "teach": True,
     "limits": {"bytes": 2_000_000, "pictures": 64, "pixels": 10**7, "seconds": 30.0},
 }
-PAGES = {"/": (page.PAGE, page.POLICY), "/docs": (docs_page.PAGE, docs_page.POLICY)}
+PAGES = {"/": build_page("page.html"), "/docs": build_page("docs.html")}
 SPEC = {
     "openapi": "3.1.0",
     "info": {"title": "stub", "version": "1", "description": "Errors are `one line`."},
@@ -102,7 +102,7 @@ SPEC = {
 }
 
 
-def picture(width=200, height=100, color=(200, 120, 40), kind="PNG", **more) -> bytes:
+def encoded_image(width=200, height=100, color=(200, 120, 40), kind="PNG", **more) -> bytes:
     """An encoded picture of one color, its right half darker."""
     image = Image.new("RGB", (width, height), color)
     image.paste(tuple(part // 2 for part in color), (width // 2, 0, width, height))
@@ -199,14 +199,14 @@ class Handler(BaseHTTPRequestHandler):
             case "/examples":
                 return 200, [{"id": "0", "label": "sun"}, {"id": "1", "label": "moon"}]
             case "/examples/0" | "/examples/1":
-                return 200, picture(), "image/png"
+                return 200, encoded_image(), "image/png"
             case "/predict":
                 told = {"model": name, "engine": "torch", "seconds": 0.012, "answers": [answer]}
                 return 200, told
             case "/attention":
                 return 200, attention()
             case "/explain":
-                return 200, picture(color=(255, 0, 0)), "image/png"
+                return 200, encoded_image(color=(255, 0, 0)), "image/png"
             case "/teach":
                 stub.model = stub.model | {"classes": [*stub.model["classes"], query["name"]]}
                 return 200, {"notes": ["run by torch now"], "errors": []}

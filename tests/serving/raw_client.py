@@ -1,21 +1,22 @@
-"""A client that costs little: prebuilt requests over kept connections, no library in between."""
+"""A low-overhead HTTP client: prebuilt requests over keep-alive connections."""
 
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import uvloop
 
-BOUNDARY = "a-line-that-no-picture-has"
-LONGEST = 60.0  # seconds for an answer
+BOUNDARY = "boundary-that-no-image-contains"
+TIMEOUT = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back; status 0 if the connection broke."""
+    """A response; status 0 if the connection broke."""
 
     status: int
     head: bytes
@@ -59,9 +60,9 @@ class Connection(asyncio.Protocol):
         begun = time.perf_counter()
         self.waiting = asyncio.get_running_loop().create_future()
         self.transport.write(request)
-        async with asyncio.timeout(LONGEST):
-            found = await self.waiting
-        return Reply(*found, time.perf_counter() - begun, begun, request)
+        async with asyncio.timeout(TIMEOUT):
+            response = await self.waiting
+        return Reply(*response, time.perf_counter() - begun, begun, request)
 
 
 OPENED: ContextVar[list[Connection]] = ContextVar("opened")
@@ -74,20 +75,20 @@ async def connect(port: int) -> Connection:
     return link
 
 
-def run(story: Coroutine):
-    """What becomes of a story; all its connections are closed in the end."""
+def run(scenario: Coroutine):
+    """Run a coroutine, then close all connections it has opened."""
 
-    async def told():
+    async def run_and_close():
         OPENED.set([])
         try:
-            return await story
+            return await scenario
         finally:
             for link in OPENED.get():
                 link.transport.close()
             await asyncio.sleep(0)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(told())
+        return runner.run(run_and_close())
 
 
 @dataclass
@@ -96,16 +97,13 @@ class Results:
 
     replies: list[Reply] = field(default_factory=list)
     seconds: float = 0.0
-    refused: int = 0  # connections that could not be made
+    rejected: int = 0  # connections that could not be made
 
     def of(self, *statuses: int) -> list[Reply]:
         return [reply for reply in self.replies if reply.status in statuses]
 
     def counts(self) -> dict[int, int]:
-        found = {}
-        for reply in self.replies:
-            found[reply.status] = found.get(reply.status, 0) + 1
-        return dict(sorted(found.items()))
+        return dict(sorted(Counter(reply.status for reply in self.replies).items()))
 
 
 def milliseconds(replies: Sequence[Reply], share: float) -> float:
@@ -122,9 +120,9 @@ async def closed_loop(
     seconds: float = 3600.0,
     leave: bool = False,
 ) -> Results:
-    """Each client asks, waits for its answer and asks again, until there is nothing more to ask.
+    """Let each client send a request, wait for the response, and repeat while requests last.
 
-    With `leave`, a client that is told to come later goes home.
+    With `leave`, a client stops at a 503.
     """
     results, source, until = Results(), iter(requests), time.perf_counter() + seconds
 
@@ -137,7 +135,7 @@ async def closed_loop(
                 if connection is None or connection.closed:
                     connection = await connect(port)
             except OSError:
-                results.refused += 1
+                results.rejected += 1
                 return
             reply = await connection.ask(request)
             results.replies.append(reply)
@@ -153,16 +151,16 @@ async def closed_loop(
 async def open_loop(
     port: int, requests: Iterable[bytes], *, rate: float, seconds: float, connections: int
 ) -> Results:
-    """Ask at a steady rate, whatever the answers; a request without a free connection is left out.
+    """Send at a fixed rate; a request without a free connection is skipped.
 
-    Many connections, so that the server, not the client, decides how much it takes.
+    Many connections, so that the server and not the client is the bottleneck.
     """
     results, source = Results(), itertools.cycle(requests)
     free = [await connect(port) for _ in range(connections)]
     tasks, begun, number = set(), time.perf_counter(), 0
 
     async def once(connection, request):
-        if connection.transport.is_closing():  # the server hangs up on those who keep silent
+        if connection.transport.is_closing():  # idle connections are closed
             connection = await connect(port)
         results.replies.append(await connection.ask(request))
         free.append(await connect(port) if connection.closed else connection)
@@ -181,12 +179,12 @@ async def open_loop(
 
 
 def raw(path: str, data: bytes, kind: str = "image/jpeg") -> bytes:
-    """A request whose body is one picture."""
+    """A request with one image as its body."""
     return head(path, len(data), kind) + data
 
 
 def form(path: str, pictures: Sequence[bytes], field: str = "pictures") -> bytes:
-    """A request whose body is a form."""
+    """A request with a multipart form."""
     body = form_body(pictures, field)
     return head(path, len(body), f"multipart/form-data; boundary={BOUNDARY}") + body
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own."""
+"""A real server in a subprocess."""
 
 import http.client
 import os
@@ -17,14 +17,14 @@ LONGEST_START = 120.0  # seconds
 
 @dataclass
 class Server:
-    """A server that answers, and what it has said."""
+    """A running server and its output."""
 
     process: subprocess.Popen
     port: int
-    said: Path  # what it wrote to standard output and error
+    said: Path  # standard output and error
 
     def memory(self) -> int:
-        """Bytes that it holds."""
+        """Resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
 
@@ -43,7 +43,7 @@ class Server:
 
 @contextmanager
 def serving(*words: str, environment: dict[str, str] | None = None):
-    """`vitrail serve` with these words, once it is ready; ended at the end."""
+    """Run `vitrail serve` with these arguments; yield once it is ready."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said"
         with said.open("wb") as file:
@@ -62,7 +62,7 @@ def serving(*words: str, environment: dict[str, str] | None = None):
 
 
 def wait(process: subprocess.Popen, said: Path) -> int:
-    """The port, once the server is ready."""
+    """Wait until the server is ready; return its port."""
     until = time.monotonic() + LONGEST_START
     while time.monotonic() < until:
         assert process.poll() is None, said.read_text()

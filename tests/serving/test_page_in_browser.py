@@ -1,4 +1,4 @@
-"""The page of the server, in a browser."""
+"""The web page in a browser."""
 
 import base64
 import contextlib
@@ -17,7 +17,7 @@ from page_stub import (
     ROLLED,
     ROWS,
     Tab,
-    picture,
+    encoded_image,
     tab,
     until,
 )
@@ -56,22 +56,22 @@ def page(shared, stub):
 
 
 def give(page, *files):
-    """Choose pictures, as with the button."""
+    """Choose images with the button."""
     named = [
         {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
-        for number, data in enumerate(files or (picture(),))
+        for number, data in enumerate(files or (encoded_image(),))
     ]
     page.locator("#files").set_input_files(named)
 
 
 def told(page):
-    """Headline and sentence, when there is an answer of some kind."""
+    """Headline and sentence of the result."""
     until(page, "!document.getElementById('headline').textContent.match(/^(Looking|It knows)/)")
     return page.locator("#headline").text_content(), page.locator("#sentence").text_content()
 
 
 def brightest(page, expected):
-    """Wait until the pane that lets most light through is the expected one."""
+    """Wait until the brightest patch of the overlay is the expected one."""
     until(
         page,
         f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"
@@ -89,7 +89,7 @@ def slide(page, name, value):
     page.locator(f"#{name}").fill(str(value))
 
 
-def test_it_says_what_it_knows_before_there_is_a_picture(page):
+def test_classes_are_shown_before_the_first_image(page):
     until(page, "document.getElementById('headline').textContent === 'It knows 3 classes'")
     assert page.locator("#sentence").text_content().startswith("sun, moon and star. ")
     assert page.locator("#about").text_content() == (
@@ -98,14 +98,14 @@ def test_it_says_what_it_knows_before_there_is_a_picture(page):
     assert page.locator("#models").is_hidden()
 
 
-def test_a_chosen_picture_is_answered_with_bars_and_the_time_it_took(page, stub):
-    data = picture()
+def test_chosen_image_gets_bars_and_timing(page, stub):
+    data = encoded_image()
     give(page, data)
     assert told(page) == ("sun", "It is sure.")
     assert page.locator("#guesses .name").all_text_contents() == ["sun", "moon", "star"]
     assert page.locator("#guesses .amount").all_text_contents() == ["97 %", "2.0 %", "1.0 %"]
     until(page, "document.querySelector('.bar i').style.width === '97%'")
-    assert page.locator("#facts").text_content() == "12 ms · engine torch"
+    assert page.locator("#metadata").text_content() == "12 ms · engine torch"
     (method, _, query, kind, body) = stub.requests("/predict")[-1]
     assert (method, kind, body) == ("POST", "image/png", data)  # as it is, and without its name
     assert query == {"top": "5", "threshold": "0.6"}
@@ -114,12 +114,12 @@ def test_a_chosen_picture_is_answered_with_bars_and_the_time_it_took(page, stub)
 @pytest.mark.parametrize(
     ("chances", "labels", "headline", "sentence"),
     [
-        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "room for doubt"),
+        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "admission for doubt"),
         ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
         ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
     ],
 )
-def test_doubt_is_told(page, stub, chances, labels, headline, sentence):
+def test_uncertainty_is_shown(page, stub, chances, labels, headline, sentence):
     stub.chances, stub.labels = dict(zip(stub.chances, chances, strict=True)), labels
     give(page)
     found = told(page)
@@ -127,7 +127,7 @@ def test_doubt_is_told(page, stub, chances, labels, headline, sentence):
     assert sentence in found[1]
 
 
-def test_of_many_labels_all_that_apply_are_told(browser, stub):
+def test_multi_label_shows_all_labels(browser, stub):
     stub.reset()
     stub.model = MODEL | {"multi_label": True}
     stub.chances, stub.labels = {"sun": 0.9, "moon": 0.7, "star": 0.1}, ["sun", "moon"]
@@ -141,8 +141,8 @@ def test_of_many_labels_all_that_apply_are_told(browser, stub):
         until(page, "document.getElementById('headline').textContent.startsWith('None')")
 
 
-def test_a_picture_can_be_pasted_and_dropped(page, stub):
-    data = base64.b64encode(picture()).decode()
+def test_image_can_be_pasted_and_dropped(page, stub):
+    data = base64.b64encode(encoded_image()).decode()
     page.evaluate(GIVE, ["paste", data, "image/png"])
     assert told(page)[0] == "sun"
     page.evaluate(GIVE, ["dragover", data, "image/png"])
@@ -156,8 +156,8 @@ def test_a_picture_can_be_pasted_and_dropped(page, stub):
     assert page.locator("#headline").text_content() == "That is no picture"
 
 
-def test_several_pictures_become_a_strip(page):
-    give(page, picture(), b"no picture at all", picture(60, 90))
+def test_several_images_become_a_strip(page):
+    give(page, encoded_image(), b"no picture at all", encoded_image(60, 90))
     until(
         page,
         "[...document.querySelectorAll('#strip span')].map((s) => s.textContent).join() ==="
@@ -174,7 +174,7 @@ def test_several_pictures_become_a_strip(page):
     assert page.locator("#strip").is_hidden()
 
 
-def test_examples_can_be_tried_and_are_judged_by_their_label(page):
+def test_examples_are_compared_with_their_label(page):
     page.locator("#examples .row button").nth(0).click()
     assert told(page)[1] == "It is sure. And it is right."
     page.locator("#examples .row button").nth(1).click()
@@ -184,7 +184,7 @@ def test_examples_can_be_tried_and_are_judged_by_their_label(page):
     assert page.locator("#strip button").count() == 2
 
 
-def test_sliders_change_the_light(page):
+def test_sliders_select_layer_and_head(page):
     give(page)
     told(page)
     until(page, f"!({PANES})().some(Boolean)")  # the picture as it is
@@ -205,7 +205,7 @@ def test_sliders_change_the_light(page):
     until(page, f"Math.max(...({PANES})()) < {dark - 60}")
 
 
-def test_the_panes_lie_on_what_the_model_sees(page):
+def test_overlay_is_aligned_with_the_visible_part(page):
     give(page)
     told(page)
     look(page, "rollout")
@@ -224,8 +224,8 @@ def test_the_panes_lie_on_what_the_model_sees(page):
     assert first == last < before == after
 
 
-def test_a_class_can_be_asked_what_speaks_for_it(page, stub):
-    data = picture()
+def test_explanation_of_a_class(page, stub):
+    data = encoded_image()
     give(page, data)
     told(page)
     moon = page.locator("#guesses button").nth(1)
@@ -245,7 +245,7 @@ def test_a_class_can_be_asked_what_speaks_for_it(page, stub):
     assert moon.get_attribute("aria-pressed") == "false"
 
 
-def test_a_model_without_attention_is_not_asked_where_it_looks(browser, stub):
+def test_model_without_attention_has_no_overlay(browser, stub):
     stub.reset()
     stub.model = MODEL | {"methods": [], "layers": 0, "heads": 0, "teach": False}
     with tab(browser, stub.address) as page:
@@ -266,7 +266,7 @@ def test_a_model_without_attention_is_not_asked_where_it_looks(browser, stub):
         (500, "a bug", "The server answered 500: a bug"),
     ],
 )
-def test_every_error_is_a_sentence(page, stub, status, why, sentence):
+def test_errors_are_shown_as_sentences(page, stub, status, why, sentence):
     stub.refusals["/predict"] = [(status, why)]
     give(page)
     assert told(page) == ("That did not work", sentence)
@@ -278,7 +278,7 @@ def test_every_error_is_a_sentence(page, stub, status, why, sentence):
         until(page, "document.getElementById('headline').textContent === 'sun'")
 
 
-def test_a_busy_server_is_asked_again_by_itself(page, stub):
+def test_overloaded_server_is_retried(page, stub):
     stub.refusals["/predict"] = [(503, "too many wait")] * 3
     page.evaluate(
         "new MutationObserver(() => (window.heard = (window.heard ?? '') +"
@@ -295,7 +295,7 @@ def test_a_busy_server_is_asked_again_by_itself(page, stub):
     assert told(page)[1] == "The server is busy and stayed so: too many wait"
 
 
-def test_a_server_that_is_gone_or_stuck_is_told(page, stub):
+def test_unreachable_server_is_reported(page, stub):
     page.route("**/predict*", lambda route: route.abort())
     give(page)
     assert told(page)[1] == "The server does not answer. Is it still running?"
@@ -310,7 +310,7 @@ def test_a_server_that_is_gone_or_stuck_is_told(page, stub):
     assert "the server may be stuck" in told(page)[1]
 
 
-def test_a_token_is_asked_for_and_kept_for_the_tab(browser, stub):
+def test_token_is_requested_and_kept_for_the_tab(browser, stub):
     stub.reset()
     stub.token = "open sesame"
     with tab(browser, stub.address) as page:
@@ -330,10 +330,10 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(browser, stub):
         assert page.evaluate("localStorage.length") == 0
 
 
-def test_large_photographs_are_scaled_upright_before_they_are_sent(page, stub):
+def test_large_photos_are_rotated_and_resized_before_upload(page, stub):
     exif = Image.Exif()
     exif[0x0112] = 6  # a phone held upright
-    photograph = picture(3000, 1500, kind="JPEG", exif=exif)
+    photograph = encoded_image(3000, 1500, kind="JPEG", exif=exif)
     give(page, photograph)
     assert told(page)[0] == "sun"
     (_, _, _, kind, body) = stub.requests("/predict")[-1]
@@ -343,10 +343,10 @@ def test_large_photographs_are_scaled_upright_before_they_are_sent(page, stub):
     above, below = (np.asarray(sent)[row, 500].sum() for row in (200, 1800))
     assert above > 1.5 * below  # what was left is above now
     expected = "scaled from 1500 \u00d7 3000 to 1024 \u00d7 2048 pixels before sending"
-    assert expected in page.locator("#facts").text_content()
+    assert expected in page.locator("#metadata").text_content()
 
 
-def test_another_model_can_be_chosen(browser, stub):
+def test_model_can_be_switched(browser, stub):
     stub.reset()
     stub.models = ["sky", "sea"]
     with tab(browser, stub.address) as page:
@@ -364,7 +364,9 @@ def test_a_class_can_be_taught(page, stub):
     before = len(stub.requests("/predict"))
     page.locator("#teach summary").click()
     page.locator("#lesson").fill("comet")
-    named = [{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture()} for i in range(2)]
+    named = [
+        {"name": f"{i}.png", "mimeType": "image/png", "buffer": encoded_image()} for i in range(2)
+    ]
     page.locator("#lessons").set_input_files(named)
     page.locator("#teach button").click()
     until(page, "document.getElementById('learned').textContent.includes('knows')")
@@ -378,7 +380,7 @@ def test_a_class_can_be_taught(page, stub):
     assert len(stub.requests("/predict")) == before + 1  # what is seen is asked about again
 
 
-def test_everything_works_by_keyboard(page):
+def test_keyboard_navigation(page):
     page.locator("#examples .row button").first.focus()
     page.keyboard.press("Enter")
     told(page)
@@ -396,7 +398,7 @@ def test_everything_works_by_keyboard(page):
     assert outline == "solid"
 
 
-def test_everything_has_a_name_for_those_who_do_not_see_it(page):
+def test_controls_have_accessible_names(page):
     give(page)
     told(page)
     look(page, "layer")
@@ -411,14 +413,14 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(page):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_it_fits_phones_and_desks_in_light_and_dark(browser, stub, width, scheme):
+def test_layout_on_phones_and_desktops_in_light_and_dark(browser, stub, width, scheme):
     stub.reset()
     size = {"width": width, "height": 800}
     phone = {"has_touch": True, "is_mobile": True} if width < 500 else {}
     with tab(browser, stub.address, viewport=size, color_scheme=scheme, **phone) as page:
         page.wait_for_selector("#examples .row canvas")
         assert page.evaluate("document.documentElement.scrollWidth") == width
-        give(page, picture(), picture(50, 200), *[picture()] * 8)
+        give(page, encoded_image(), encoded_image(50, 200), *[encoded_image()] * 8)
         told(page)
         look(page, "layer")
         page.locator("#teach summary").click()
@@ -430,7 +432,7 @@ def test_it_fits_phones_and_desks_in_light_and_dark(browser, stub, width, scheme
         assert page.locator("#camera").get_attribute("capture") == "environment"
 
 
-def test_panes_fit_together_while_it_thinks_and_then_let_the_picture_through(browser, stub):
+def test_loading_animation_covers_the_image_and_clears(browser, stub):
     stub.reset()
     stub.slow = 0.3
     with tab(browser, stub.address, reduced_motion="no-preference") as page:
@@ -447,13 +449,12 @@ def real_server(model):
     uvicorn = pytest.importorskip("uvicorn")
     from vitrail.prediction.predictor import Predictor
     from vitrail.serving.app import make_app
-    from vitrail.serving.house import House
-    from vitrail.serving.settings import Settings
-    from vitrail.serving.shelf import Served
+    from vitrail.serving.config import ServerConfig
+    from vitrail.serving.state import AppState
 
-    house = House(Settings(batch=4, examples="none", log="off"))
-    house.add(Served("tiny", Predictor(model), house.tools))
-    config = uvicorn.Config(make_app(house), log_config=None, access_log=False)
+    state = AppState(ServerConfig(batch_size=4, examples="none", log="off"))
+    state.add_model("tiny", Predictor(model))
+    config = uvicorn.Config(make_app(state), log_config=None, access_log=False)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -465,10 +466,10 @@ def real_server(model):
         finally:
             server.should_exit = True
             thread.join()
-            house.close()
+            state.close()
 
 
-def test_the_real_server_speaks_as_the_page_expects(browser, tiny):
+def test_page_works_with_the_real_server(browser, tiny):
     pytest.importorskip("fastapi")
     import torch
 
@@ -479,7 +480,7 @@ def test_the_real_server_speaks_as_the_page_expects(browser, tiny):
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight)
     with real_server(model) as address, tab(browser, address) as page:
-        give(page, picture(), picture(60, 90, kind="JPEG"))
+        give(page, encoded_image(), encoded_image(60, 90, kind="JPEG"))
         told(page)
         assert page.locator("#guesses button").count() == 3
         look(page, "layer")

@@ -1,4 +1,4 @@
-"""`vitrail serve` as a process: how it starts, and how it stops."""
+"""`vitrail serve` as a process: start and shutdown."""
 
 import asyncio
 import itertools
@@ -6,13 +6,13 @@ import json
 import signal
 
 import pytest
-from houses import picture, tiny_model
 from raw_client import closed_loop, raw, run
 from server_process import serving
+from serving_helpers import encoded_image, tiny_model
 
 import vitrail
 
-PREDICT = raw("/predict", picture(), "image/png")
+PREDICT = raw("/predict", encoded_image(), "image/png")
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,11 @@ def bundle(tmp_path_factory):
     return folder
 
 
-def test_a_signal_under_load_loses_no_request_that_was_let_in(bundle):
+def test_sigterm_under_load_loses_no_admitted_request(bundle):
     one_thread = {"OMP_NUM_THREADS": "1"}
     with serving(str(bundle), "--log", "json", environment=one_thread) as server:
 
-        async def story():
+        async def scenario():
             loaded = asyncio.Event()
 
             def requests():
@@ -40,10 +40,10 @@ def test_a_signal_under_load_loses_no_request_that_was_let_in(bundle):
             server.terminate()
             return await load
 
-        found = run(story())
-        assert server.process.wait(timeout=60) == 0  # it ended well
-        counts = found.counts()
-        assert counts.keys() == {200, 503}  # no broken connection
+        results = run(scenario())
+        assert server.process.wait(timeout=60) == 0
+        counts = results.counts()
+        assert counts.keys() == {200, 503}  # no reset
         assert counts[200] > 30
         assert counts[503] <= 12
         lines = [json.loads(x) for x in server.said.read_text().splitlines() if x[0] == "{"]
@@ -52,9 +52,9 @@ def test_a_signal_under_load_loses_no_request_that_was_let_in(bundle):
         assert "Traceback" not in server.said.read_text()
 
 
-def test_an_idle_server_stops_at_once_and_an_open_one_warns(bundle):
+def test_idle_server_stops_at_once_and_public_server_warns(bundle):
     with serving(str(bundle), "--host", "0.0.0.0", "--log", "off") as server:
-        assert "anybody who reaches this machine" in server.said.read_text()
+        assert "anybody who can reach this machine" in server.said.read_text()
         assert "accepted Host headers: IP addresses, " in server.said.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=60) == 0

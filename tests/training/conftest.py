@@ -1,17 +1,17 @@
-"""What tests of the ladder begin with."""
+"""Fixtures of the adaptation search."""
 
 from pathlib import Path
 
 import pytest
-from tiny_ladders import Runs
+from tiny_searches import FakeRuns
 
 from tiny_runs import tiny_run, write_colors
-from vitrail.training import rungs
+from vitrail.training import adapt
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> str:
-    """A model that has learned a little."""
+    """A briefly trained model."""
     folder = tmp_path_factory.mktemp("start")
     tiny_run(write_colors(folder / "colors.npz"), folder / "run")
     return str(folder / "run")
@@ -25,13 +25,13 @@ def colors(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Trials that take no time, with accuracies that are given."""
+    """Replace trial runs by given accuracies."""
 
-    def install(accuracies=None, *, probes=None, **how):
-        runs = Runs(accuracies, **how)
-        monkeypatch.setattr(rungs, "run", runs)
+    def install(accuracies=None, *, probes=None, **options):
+        runs = FakeRuns(accuracies, **options)
+        monkeypatch.setattr(adapt, "run", runs)
         if probes is not None:
-            monkeypatch.setattr(rungs, "right", lambda probe, dev: probes)
+            monkeypatch.setattr(adapt, "right", lambda probe, dev: probes)
         return runs
 
     return install

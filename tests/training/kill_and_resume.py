@@ -1,4 +1,4 @@
-"""Kill a run at random moments, resume it each time, and compare with one that was left alone.
+"""Kill a run at random moments, resume it each time, and compare with one that was not interrupted.
 
     python tests/training/kill_and_resume.py --kills 20
 
@@ -20,14 +20,14 @@ STEPS = 120
 
 
 def command(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> list[str]:
-    words = [sys.executable, "-m", "vitrail", "train", str(data), "--out", str(out)]
+    args = [sys.executable, "-m", "vitrail", "train", str(data), "--out", str(out)]
     if resume and (out / "settings.toml").exists():
-        return [*words, "--resume"]
-    words += ["--steps", str(steps), "--batch-size", "6", "--optim.kind", "muon"]
-    words += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
-    words += ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--model.dropout", "0.1"]
-    words += ["--image-sizes", "0", "4", "0.5", "8"]
-    return [*words, "--mix.mixup", "0.2", "--evaluate-every", "20"]
+        return [*args, "--resume"]
+    args += ["--steps", str(steps), "--batch-size", "6", "--optim.kind", "muon"]
+    args += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
+    args += ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--model.dropout", "0.1"]
+    args += ["--image-sizes", "0", "4", "0.5", "8"]
+    return [*args, "--mix.mixup", "0.2", "--evaluate-every", "20"]
 
 
 def start(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> subprocess.Popen[bytes]:
@@ -59,9 +59,9 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]
     from tiny_runs import write_colors
 
     data = write_colors(folder / "colors.npz")
-    begun = time.monotonic()
+    started = time.monotonic()
     finish(start(data, folder / "alone", resume=False))
-    whole = time.monotonic() - begun
+    whole = time.monotonic() - started
     draw, hits, out = random.Random(seed), 0, folder / "killed-0"
     for number in range(kills):
         process = start(data, out, resume=True)
@@ -85,8 +85,8 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]
     for killed in sorted(folder.glob("killed-*")):
         if not (killed / "config.json").exists():
             continue
-        found = vitrail.load(killed).state_dict()
-        changed = [name for name in expected if not torch.equal(expected[name], found[name])]
+        weights = vitrail.load(killed).state_dict()
+        changed = [name for name in expected if not torch.equal(expected[name], weights[name])]
         different += [f"{killed.name}: {name}" for name in changed]
     return hits, different
 
@@ -98,5 +98,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         hits, different = kill_and_resume(Path(temporary), options.kills, options.seed)
-    verdict = "different: " + ", ".join(different) if different else "all weights are identical"
-    print(f"{hits} of {options.kills} kills hit a running process; {verdict}")
+    summary = "different: " + ", ".join(different) if different else "all weights are identical"
+    print(f"{hits} of {options.kills} kills hit a running process; {summary}")

@@ -1,12 +1,18 @@
-"""A run ends on time, whatever the machine turns out to do. The clock is a number here."""
+"""Time budgets with a simulated clock, and torch.compile."""
 
 import pytest
+from torch import nn
 
-from vitrail.training.budget import ENDING, Budget
-from vitrail.training.plan import Plan
-from vitrail.training.settings import Optim, Settings
+from tiny_runs import SETTINGS as TINY_SETTINGS
+from tiny_runs import Recorder, tiny_run, write_colors
+from vitrail.training import budget
+from vitrail.training.budget import END_SECONDS, TimeBudget
+from vitrail.training.checkpoint import StopSignal
+from vitrail.training.config import OptimSettings, Settings
+from vitrail.training.recipes import read_run
+from vitrail.training.schedules import Schedule
 
-SETTINGS = Settings(optim=Optim(learning_rate=1.0, warmup_steps=0))
+SETTINGS = Settings(optim=OptimSettings(learning_rate=1.0, warmup_steps=0))
 
 
 class Machine:
@@ -18,12 +24,12 @@ class Machine:
     def clock(self):
         return self.now
 
-    def run(self, budget: Budget, plan: Plan, evaluation: float) -> float:
+    def run(self, budget: TimeBudget, plan: Schedule, evaluation: float) -> float:
         """Take all steps; seconds from the beginning to the end of the final evaluation."""
-        step, begun = 0, self.now
+        step, started = 0, self.now
         while step < plan.steps:
-            size = plan.size(step)
-            seconds = self.cost(size, self.now - begun)
+            size = plan.image_size(step)
+            seconds = self.cost(size, self.now - started)
             self.now += seconds
             step += 1
             budget.observe(size, seconds)
@@ -31,12 +37,12 @@ class Machine:
                 budget.correct(plan, step)
             if step < plan.steps and plan.evaluate_every and step % plan.evaluate_every == 0:
                 self.now += evaluation
-        self.now += evaluation + ENDING
-        return self.now - begun
+        self.now += evaluation + END_SECONDS
+        return self.now - started
 
 
 def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, seconds=300.0):
-    budget = Budget(
+    budget = TimeBudget(
         seconds=seconds,
         used=0.0,
         evaluation=evaluation,
@@ -45,9 +51,9 @@ def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, sec
         clock=machine.clock,
     )
     count = budget.evaluations()
-    steps = budget.fitting(stages, 0.0, count)
+    steps = budget.steps_that_fit(stages, 0.0, count)
     every = -(-steps // (count + 1))
-    return budget, Plan(settings=SETTINGS, length=steps, stages=stages, evaluate_every=every)
+    return budget, Schedule(settings=SETTINGS, length=steps, stages=stages, evaluate_every=every)
 
 
 @pytest.mark.parametrize(
@@ -60,38 +66,104 @@ def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, sec
         ("stuttering", lambda size, now: 0.05 if int(now) % 7 else 0.4),
     ],
 )
-def test_a_run_ends_within_five_percent_of_its_time(what, cost):
+def test_run_ends_within_five_percent_of_its_budget(what, cost):
     machine = Machine(cost)
     budget, plan = begin(machine, ((0.0, 64),), {64: 0.1})
     assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
 
 
-def test_larger_pictures_at_the_end_are_planned_for():
+def test_budget_accounts_for_larger_images_at_the_end():
     machine = Machine(lambda size, now: {32: 0.05, 64: 0.2}[size])
     budget, plan = begin(machine, ((0.0, 32), (0.5, 64)), {32: 0.05, 64: 0.2})
     assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
 
 
-def test_a_wrong_guess_about_the_larger_pictures_is_made_good():
+def test_wrong_estimate_for_larger_images_is_corrected():
     machine = Machine(lambda size, now: {32: 0.05, 64: 0.3}[size])
     budget, plan = begin(machine, ((0.0, 32), (0.5, 64)), {32: 0.05, 64: 0.2})
     assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
 
 
-def test_dear_evaluations_are_left_out_on_the_way():
+def test_expensive_evaluations_are_skipped():
     machine = Machine(lambda size, now: 0.1)
     budget, plan = begin(machine, ((0.0, 64),), {64: 0.1}, evaluation=40.0)
     assert budget.evaluations() == 0
     assert plan.evaluate_every == plan.length  # at the end only
 
 
-def test_a_run_that_is_out_of_time_ends():
+def test_run_out_of_time_ends():
     machine = Machine(lambda size, now: 5.0)
     budget, plan = begin(machine, ((0.0, 64),), {64: 0.01}, evaluation=0.1, seconds=4.0)
     assert machine.run(budget, plan, 0.1) < 15
 
 
-def test_a_budget_that_is_used_up_allows_one_step():
+def test_exhausted_budget_allows_one_step():
     machine = Machine(lambda size, now: 0.1)
     budget, _ = begin(machine, ((0.0, 64),), {64: 0.1}, seconds=1.0)
-    assert budget.fitting(((0.0, 64),), 0.0, 0) == 1
+    assert budget.steps_that_fit(((0.0, 64),), 0.0, 0) == 1
+
+
+COMPILED = type(TINY_SETTINGS.machine)(compile=True)
+
+
+@pytest.fixture
+def fake_times(monkeypatch):
+    """Trials with given seconds, and a compiler that notes what it was given."""
+
+    def install(fast, plain):
+        seconds = iter((fast, plain))
+        monkeypatch.setattr(budget, "time_step", lambda trainer, size: next(seconds))
+        monkeypatch.setattr(budget, "compile_module", compile_module)
+        return modules
+
+    def compile_module(module):
+        modules.append(CountingModule(module))
+        return modules[-1]
+
+    modules = []
+    return install
+
+
+class CountingModule(nn.Module):
+    """What a compiler modules; counts its steps."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.steps = module, 0
+
+    def forward(self, *batch):
+        self.steps += 1
+        return self.module(*batch)
+
+
+@pytest.mark.parametrize(("fast", "enabled", "ratio"), [(0.5, True, "50%"), (1.2, False, "120%")])
+def test_compile_is_kept_only_if_faster(tmp_path, fake_times, fast, enabled, ratio):
+    modules = fake_times(fast, 1.0)
+    recorder = Recorder()
+    tiny_run(
+        write_colors(tmp_path / "c.npz"), tmp_path / "run", callback=recorder, machine=COMPILED
+    )
+    lines = [line for line in recorder.lines if "torch.compile" in line]
+    assert len(lines) == 1
+    assert ratio in lines[0]
+    settings, _, _ = read_run(tmp_path / "run")
+    assert settings.machine.compile is enabled
+    assert modules[0].steps == (TINY_SETTINGS.steps if enabled else 0)
+
+
+@pytest.mark.parametrize("fast", [0.5, 1.2])
+def test_resumed_run_keeps_the_compile_decision(tmp_path, fake_times, fast, monkeypatch):
+    data = write_colors(tmp_path / "c.npz")
+    modules = fake_times(fast, 1.0)
+
+    class StopImmediately(StopSignal):
+        def __bool__(self):
+            return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
+        tiny_run(data, tmp_path / "run", machine=COMPILED)
+    tiny_run(data, tmp_path / "run", resume=True, machine=COMPILED)  # as the command line says
+    assert [module.steps for module in modules] == (
+        [1, TINY_SETTINGS.steps - 1] if fast < 1 else [0, 0]
+    )

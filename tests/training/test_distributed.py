@@ -1,4 +1,4 @@
-"""`torchrun -m vitrail train`: the same learning as one process, and what it leaves is the same."""
+"""`torchrun -m vitrail train` with DDP and FSDP matches one process."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ import torch
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail.training.records import read_rows
+from vitrail.training.callbacks import read_rows
 
 STEPS = 8
-WORDS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
-WORDS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
-WORDS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
-WORDS += [
+OPTIONS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
+OPTIONS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
+OPTIONS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
+OPTIONS += [
     "--mix.cutmix",
     "0",
     "--optim.clip-norm",
@@ -29,12 +29,12 @@ WORDS += [
 
 
 def train(data: Path, out: Path, *more: str, processes: int = 2, launch=()) -> None:
-    words = ["-m", "vitrail", "train", str(data), "--out", str(out), *more]
+    args = ["-m", "vitrail", "train", str(data), "--out", str(out), *more]
     if processes > 1:
         several = ["--standalone", f"--nproc-per-node={processes}", *launch]
-        words = ["-m", "torch.distributed.run", *several, *words]
+        args = ["-m", "torch.distributed.run", *several, *args]
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *args],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
         capture_output=True,
         text=True,
@@ -52,19 +52,19 @@ def alone(tmp_path_factory) -> tuple[Path, Path]:
     """A data set, and a run of one process on it."""
     folder = tmp_path_factory.mktemp("alone")
     data = write_colors(folder / "colors.npz")
-    train(data, folder / "run", *WORDS, processes=1)
+    train(data, folder / "run", *OPTIONS, processes=1)
     return data, folder / "run"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
+def test_two_processes_match_one(alone, tmp_path, strategy):
     data, one = alone
-    train(data, tmp_path / "two", *WORDS, "--machine.strategy", strategy)
+    train(data, tmp_path / "two", *OPTIONS, "--machine.strategy", strategy)
     assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)
-    expected, found = (vitrail.load(path).state_dict() for path in (one, tmp_path / "two"))
+    expected, actual = (vitrail.load(path).state_dict() for path in (one, tmp_path / "two"))
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
-    verdicts = [
+        torch.testing.assert_close(actual[name], tensor, atol=1e-5, rtol=1e-4)
+    accuracies = [
         [
             row["test/accuracy"]
             for row in read_rows(path / "metrics.jsonl")
@@ -72,36 +72,36 @@ def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
         ]
         for path in (one, tmp_path / "two")
     ]
-    assert verdicts[0] == verdicts[1]
+    assert accuracies[0] == accuracies[1]
 
 
 DYING = """
 import os, signal, sys
-import vitrail.training.run as running
+from vitrail.training.trainer import Trainer
 from vitrail.cli import main
 
-after = running.Run.after
+on_step = Trainer.on_step
 
-def die(self, done, step):
-    if done.step == 5:
-        self.save()
+def die(self, state, result):
+    if state.step == 5:
+        self.save_checkpoint()
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-    return after(self, done, step)
+    return on_step(self, state, result)
 
-running.Run.after = die
+Trainer.on_step = die
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_run_whose_worker_was_killed_goes_on_with_fewer(alone, tmp_path):
+def test_run_resumes_with_fewer_processes_after_a_kill(alone, tmp_path):
     data, one = alone
     script = tmp_path / "dying.py"
     script.write_text(DYING)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    order = ["train", str(data), "--out", str(tmp_path / "run"), *WORDS]
+    args = ["train", str(data), "--out", str(tmp_path / "run"), *OPTIONS]
     done = subprocess.run(
-        [sys.executable, *launch, *order, "--machine.strategy", "fsdp"],
+        [sys.executable, *launch, *args, "--machine.strategy", "fsdp"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
         capture_output=True,
         timeout=200,
@@ -111,7 +111,7 @@ def test_a_run_whose_worker_was_killed_goes_on_with_fewer(alone, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
 
-def test_several_processes_must_be_told_the_folder(alone):
+def test_multiple_processes_need_an_output_folder(alone):
     done = subprocess.run(
         [sys.executable, "-m", "vitrail", "train", str(alone[0])],
         env=os.environ | {"WORLD_SIZE": "2"},

@@ -1,10 +1,10 @@
-"""Losses agree with torch's where torch has them, and with the formulas elsewhere."""
+"""Losses match torch, or their formulas."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
+from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
 
 LOGITS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)) * 3
 LABELS = torch.tensor([0, 3, 1, 1, 2])
@@ -15,14 +15,14 @@ SEVERAL = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("targets", [LABELS, MIXED], ids=["labels", "shares"])
-def test_softmax_is_torchs_cross_entropy(targets, smoothing):
+def test_softmax_matches_torch(targets, smoothing):
     expected = F.cross_entropy(LOGITS, targets, label_smoothing=smoothing)
     assert torch.equal(LOSSES["softmax"](LOGITS, targets, smoothing), expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("targets", [ONE_HOT, MIXED, SEVERAL], ids=["one", "mixed", "several"])
-def test_sigmoid_is_summed_over_classes_and_averaged_over_pictures(targets, smoothing):
+def test_sigmoid_is_summed_over_classes_and_averaged_over_images(targets, smoothing):
     smooth = targets * (1 - smoothing) + smoothing / 4
     chance = LOGITS.double().sigmoid()
     each = -(smooth * chance.log() + (1 - smooth) * (1 - chance).log())
@@ -32,13 +32,13 @@ def test_sigmoid_is_summed_over_classes_and_averaged_over_pictures(targets, smoo
 
 @pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_label_is_the_same_as_all_of_its_class(kind, smoothing):
+def test_index_and_one_hot_targets_agree(kind, smoothing):
     loss = LOSSES[kind]
     torch.testing.assert_close(loss(LOGITS, LABELS, smoothing), loss(LOGITS, ONE_HOT, smoothing))
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_logits_in_half_precision_are_summed_in_full(kind):
+def test_half_precision_logits_are_reduced_in_float32(kind):
     half = LOGITS.bfloat16()
     for targets in (LABELS, MIXED.bfloat16()):
         loss = LOSSES[kind](half, targets, 0.1)
@@ -47,7 +47,7 @@ def test_logits_in_half_precision_are_summed_in_full(kind):
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_losses_of_extreme_logits_are_numbers(kind):
+def test_extreme_logits_give_finite_losses(kind):
     logits = torch.tensor([[1e4, -1e4, 0.0, 3.0]], requires_grad=True)
     loss = LOSSES[kind](logits, torch.tensor([1]), 0.0)
     loss.backward()
@@ -56,24 +56,24 @@ def test_losses_of_extreme_logits_are_numbers(kind):
     assert logits.grad.isfinite().all()
 
 
-def test_soft_teaching_is_the_divergence_times_the_squared_temperature():
+def test_soft_distillation_formula():
     teacher = LOGITS.roll(1, 0)
     p, q = (teacher.double() / 3).softmax(1), (LOGITS.double() / 3).softmax(1)
     expected = 9 * (p * (p / q).log()).sum(dim=1).mean()
-    loss = soft_teaching(LOGITS, teacher, 3.0)
+    loss = soft_distillation(LOGITS, teacher, 3.0)
     torch.testing.assert_close(loss.double(), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_who_says_what_the_teacher_says_has_nothing_to_learn():
+def test_soft_distillation_is_zero_for_equal_logits():
     logits = LOGITS.clone().requires_grad_()
-    loss = soft_teaching(logits, LOGITS + 5, 2.0)  # a constant does not change probabilities
+    loss = soft_distillation(logits, LOGITS + 5, 2.0)  # a constant does not change probabilities
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert logits.grad is not None
     assert logits.grad.abs().max() < 1e-6
 
 
-def test_hard_teaching_takes_the_teachers_first_choice_as_the_label():
+def test_hard_distillation_uses_the_argmax():
     teacher = LOGITS.roll(1, 0)
     expected = F.cross_entropy(LOGITS, teacher.argmax(1))
-    assert torch.equal(hard_teaching(LOGITS, teacher), expected)
+    assert torch.equal(hard_distillation(LOGITS, teacher), expected)

@@ -1,4 +1,4 @@
-"""Arrays of six channels go all the way: learned from, judged by, looked at and answered for."""
+"""Images of six channels, from training to serving."""
 
 import io
 
@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tiny_runs import Notebook, tiny_run
+from tiny_runs import Recorder, tiny_run
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
-from vitrail.data.health import examine
-from vitrail.data.packing import pack
-from vitrail.data.sheet import write_page
-from vitrail.serving.run import open_model
-from vitrail.training.settings import ModelSettings
+from vitrail.data.check import check_dataset
+from vitrail.data.check_page import write_page
+from vitrail.data.tar_shards import pack
+from vitrail.serving.server import load_model
+from vitrail.training.config import ModelSettings
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +34,19 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    watch = Notebook()
+    watch = Recorder()
     folder = tmp_path_factory.mktemp("runs") / "six"
-    tiny_run(data, folder, steps=2, watch=watch)
-    assert any("6 channels: the arrays have as many" in line for line in watch.lines)
+    tiny_run(data, folder, steps=2, callback=watch)
+    assert any("6 channels: as in the arrays" in line for line in watch.lines)
     return folder
 
 
-def test_a_run_learns_from_as_many_channels_as_the_arrays_have(run):
+def test_run_uses_all_channels(run):
     assert vitrail.load(run).config.channels == 6
     assert (run / "report.html").exists()
 
 
-def test_an_array_of_six_channels_is_answered_for(run, data):
+def test_predictor_accepts_six_channels(run, data):
     pixels = np.load(data)["x_test"]
     predictor = vitrail.Predictor(run)
     assert predictor(pixels[0]).label in "012"
@@ -55,7 +55,7 @@ def test_an_array_of_six_channels_is_answered_for(run, data):
     assert model.metadata.prepare(list(pixels)).shape == (12, 6, 8, 8)
 
 
-def test_every_channel_has_a_say(run, data):
+def test_every_channel_affects_the_features(run, data):
     pixels = np.load(data)["x_test"][0]
     predictor = vitrail.Predictor(run)
     before = predictor.features(pixels)
@@ -65,7 +65,7 @@ def test_every_channel_has_a_say(run, data):
         assert not np.allclose(predictor.features(other), before)
 
 
-def test_what_has_other_channels_is_one_line(run):
+def test_wrong_channels_raise(run):
     predictor = vitrail.Predictor(run)
     with pytest.raises(DataError, match="have 3 channels; give 1 or 6"):
         predictor(np.zeros((8, 8, 3), np.uint8))
@@ -75,36 +75,36 @@ def test_what_has_other_channels_is_one_line(run):
         predictor(file.getvalue())
 
 
-def test_it_is_measured_inspected_and_exported(run, data, tmp_path):
+def test_evaluate_inspect_and_export(run, data, tmp_path):
     assert main(["evaluate", str(run), str(data), "--out", str(tmp_path / "measured")]) == 0
     assert main(["inspect", str(run), "--data", str(data), "--out", str(tmp_path / "seen")]) == 0
     assert vitrail.export_model(run, tmp_path / "six.onnx").difference < 1e-4
 
 
-def test_a_model_of_three_channels_is_fine_tuned_once_it_has_six(data, tmp_path):
+def test_finetuning_changes_the_channels(data, tmp_path):
     vitrail.save(vitrail.create("ViT-Mu/4", image_size=8, num_classes=3), tmp_path / "three")
     start = str(tmp_path / "three")
-    given = {"steps": 2, "start": start}
+    options = {"steps": 2, "start": start}
     with pytest.raises(ConfigError, match=r"fine-tune it with --model.channels 6"):
-        tiny_run(data, tmp_path / "refused", model=ModelSettings(), **given)
-    tiny_run(data, tmp_path / "run", model=ModelSettings(channels=6), **given)
+        tiny_run(data, tmp_path / "message", model=ModelSettings(), **options)
+    tiny_run(data, tmp_path / "run", model=ModelSettings(channels=6), **options)
     assert vitrail.load(tmp_path / "run").config.channels == 6
 
 
-def test_the_health_of_such_a_set_is_told_and_shown(data, tmp_path):
-    health = examine(data)
+def test_data_check_reports_channels(data, tmp_path):
+    health = check_dataset(data)
     assert health.kinds == {"array of 6 channels": 36}
     assert write_page(health, tmp_path / "report").exists()
 
 
-def test_they_are_not_packed_as_pictures_of_something_else(data, tmp_path):
+def test_packing_raises(data, tmp_path):
     with pytest.raises(DataError, match="pictures of 6 channels cannot be packed"):
         list(pack(str(data), tmp_path / "shards"))
 
 
-def test_a_server_refuses_a_model_that_nobody_can_send_pictures_to(run):
-    class House:
-        settings = None
+def test_serving_raises(run):
+    class State:
+        config = None
 
-    with pytest.raises(ConfigError, match="takes pictures of 6 channels"):
-        open_model(House(), "six", str(run), vitrail.Predictor, print, several=False)
+    with pytest.raises(ConfigError, match="takes images of 6 channels"):
+        load_model(State(), "six", str(run), vitrail.Predictor, print, several=False)

@@ -1,10 +1,10 @@
-"""Muon turns gradients into nearly orthogonal matrices, whatever their shapes."""
+"""Muon orthogonalizes gradients of any shape."""
 
 import pytest
 import torch
 from torch import nn
 
-from vitrail.training.muon import COEFFICIENTS, STEPS, Muon, newton_schulz, orthogonal
+from vitrail.training.muon import COEFFICIENTS, STEPS, Muon, newton_schulz, orthogonalize
 
 # In the square case the smallest singular values are too small to be raised in five steps.
 SHAPES = [(24, 40), (40, 24), (16, 64), (64, 16), (12, 13), (1, 7), (7, 1)]
@@ -29,9 +29,9 @@ def shape_scale(matrix):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_singular_values_become_nearly_one(shape):
+def test_singular_values_approach_one(shape):
     matrix = random(*shape)
-    turned = orthogonal([matrix])[0].double() / shape_scale(matrix)
+    turned = orthogonalize([matrix])[0].double() / shape_scale(matrix)
     nearest, stepped = exact(matrix)
     values = torch.linalg.svdvals(turned)
     assert values.min() > 0.65
@@ -44,7 +44,7 @@ def test_singular_values_become_nearly_one(shape):
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 128)])
-def test_badly_scaled_matrices_are_turned_as_precisely(shape):
+def test_badly_scaled_matrices(shape):
     u, _, vh = torch.linalg.svd(random(*shape).double(), full_matrices=False)
     matrix = (u @ torch.diag(torch.logspace(3, -4, 32).double()) @ vh).float()
     _, stepped = exact(matrix)
@@ -52,30 +52,30 @@ def test_badly_scaled_matrices_are_turned_as_precisely(shape):
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e6])
-def test_the_size_of_a_gradient_does_not_matter(size):
+def test_gradient_scale_does_not_matter(size):
     matrix = random(24, 40)
     torch.testing.assert_close(
-        orthogonal([matrix * size])[0], orthogonal([matrix])[0], atol=2e-2, rtol=0
+        orthogonalize([matrix * size])[0], orthogonalize([matrix])[0], atol=2e-2, rtol=0
     )
 
 
-def test_a_batch_of_shapes_equals_one_by_one():
+def test_batched_shapes_match_single_matrices():
     matrices = [random(*shape, seed=i) for i, shape in enumerate(SHAPES + SHAPES[::-1])]
-    together = orthogonal(matrices)
+    together = orthogonalize(matrices)
     for matrix, update in zip(matrices, together, strict=True):
         assert update.shape == matrix.shape
-        torch.testing.assert_close(update, orthogonal([matrix])[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(update, orthogonalize([matrix])[0], atol=1e-6, rtol=1e-5)
 
 
-def test_the_parts_of_a_weight_are_turned_apart():
+def test_fused_parts_are_orthogonalized_separately():
     parts = [random(8, 8, seed=i) * 10**i for i in range(3)]
     weight = nn.Parameter(torch.zeros(24, 8))
     weight.grad = torch.cat(parts)
     Muon([{"params": [weight], "parts": 3}], lr=1.0).step()
-    torch.testing.assert_close(weight.detach(), -torch.cat(orthogonal(parts)))
+    torch.testing.assert_close(weight.detach(), -torch.cat(orthogonalize(parts)))
 
 
-def test_groups_with_several_rates_and_parts_keep_their_own():
+def test_groups_keep_their_rates_and_parts():
     shapes = [(24, 8), (8, 8), (32, 8), (8, 32)]
     weights = [nn.Parameter(random(*shape, seed=i)) for i, shape in enumerate(shapes)]
     before = [weight.detach().clone() for weight in weights]
@@ -87,14 +87,14 @@ def test_groups_with_several_rates_and_parts_keep_their_own():
         {"params": weights[1:], "lr": 0.25},
     ]
     Muon(groups).step()
-    turned = [torch.cat(orthogonal([*gradients[0].chunk(3)])), *orthogonal(gradients[1:])]
+    turned = [torch.cat(orthogonalize([*gradients[0].chunk(3)])), *orthogonalize(gradients[1:])]
     expected = [before[0] * (1 - 0.05) - 0.5 * turned[0]]
     expected += [b - 0.25 * t for b, t in zip(before[1:], turned[1:], strict=True)]
     for weight, value in zip(weights, expected, strict=True):
         torch.testing.assert_close(weight.detach(), value, atol=1e-5, rtol=1e-4)
 
 
-def test_momentum_looks_ahead_as_nesterov_does():
+def test_nesterov_momentum():
     weight = nn.Parameter(torch.zeros(6, 9))
     optimizer = Muon([weight], lr=0.1, momentum=0.95)
     momentum, expected = torch.zeros(6, 9), torch.zeros(6, 9)
@@ -103,19 +103,19 @@ def test_momentum_looks_ahead_as_nesterov_does():
         weight.grad = gradient.clone()
         optimizer.step()
         momentum = 0.95 * momentum + 0.05 * gradient
-        expected -= 0.1 * orthogonal([0.95 * momentum + 0.05 * gradient])[0]
+        expected -= 0.1 * orthogonalize([0.95 * momentum + 0.05 * gradient])[0]
     torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_cores_that_share_the_matrices_find_what_one_finds():
+def test_result_does_not_depend_on_cores():
     shapes = [(24, 40), (40, 24), (16, 16), (16, 16), (16, 16), (7, 1)]
     matrices = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    alone, shared = orthogonal(matrices), orthogonal(matrices, cores=3)
+    alone, shared = orthogonalize(matrices), orthogonalize(matrices, cores=3)
     for one, other in zip(alone, shared, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
-def test_a_weight_without_a_gradient_stays():
+def test_weight_without_gradient_is_unchanged():
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     weights[1].grad = random(4, 4)
     Muon([{"params": weights, "weight_decay": 0.1}]).step()
@@ -123,6 +123,6 @@ def test_a_weight_without_a_gradient_stays():
     assert not torch.equal(weights[1], torch.ones(4, 4))
 
 
-def test_it_is_for_matrices():
+def test_vectors_raise():
     with pytest.raises(AssertionError, match="matrices"):
         Muon([nn.Parameter(torch.zeros(3))])

@@ -1,4 +1,4 @@
-"""What a step makes small: labels alone, labels and a teacher, or masked patches."""
+"""Objectives: classification, distillation, masked patches."""
 
 import copy
 
@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VisionTransformer, create
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import normalize
-from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
-from vitrail.training.masked import MaskedPatches
+from vitrail.training.config import LossSettings, MaskedSettings, Settings
+from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
+from vitrail.training.masked_patches import MaskedPatches
 from vitrail.training.objectives import Classification, Distillation, make_objective
-from vitrail.training.settings import LossSettings, MaskedSettings, Settings
 
 SOFTMAX = LossSettings(kind="softmax")
 
 
-def awake(config, seed=0, **facts):
+def random_model(config, seed=0, **facts):
     torch.manual_seed(seed)
     model = VisionTransformer(config)
     for parameter in model.parameters():
@@ -35,8 +35,8 @@ def batch():
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_classification_is_the_loss_of_the_logits(tiny, kind, soft):
-    model, (images, labels) = awake(tiny), batch()
+def test_classification_loss(tiny, kind, soft):
+    model, (images, labels) = random_model(tiny), batch()
     targets = F.one_hot(labels, 3).float() if soft else labels
     objective = Classification(model, LossSettings(kind=kind, label_smoothing=0.1))
     assert torch.equal(objective.logits(images), model(images))
@@ -45,37 +45,47 @@ def test_classification_is_the_loss_of_the_logits(tiny, kind, soft):
     assert objective(images, targets).shape == ()
 
 
-def test_softmax_classification_is_cross_entropy(tiny):
-    model, (images, labels) = awake(tiny), batch()
+def test_softmax_classification_matches_cross_entropy(tiny):
+    model, (images, labels) = random_model(tiny), batch()
     loss = Classification(model, SOFTMAX)(images, labels)
     torch.testing.assert_close(loss, F.cross_entropy(model(images), labels))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("teaching", ["soft", "hard"])
-def test_a_plain_student_learns_labels_and_teacher_with_the_same_logits(tiny, teaching, weight):
-    student, teacher, (images, labels) = awake(tiny), awake(tiny, seed=1).eval(), batch()
+def test_distillation_without_token_shares_logits(tiny, teaching, weight):
+    student, teacher, (images, labels) = (
+        random_model(tiny),
+        random_model(tiny, seed=1).eval(),
+        batch(),
+    )
     loss = LossSettings(kind="softmax", teaching=teaching, teacher_weight=weight, temperature=2.0)
-    logits, told = student(images), teacher(images)
-    taught = soft_teaching(logits, told, 2.0) if teaching == "soft" else hard_teaching(logits, told)
-    expected = (1 - weight) * F.cross_entropy(logits, labels) + weight * taught
+    logits, teacher_logits = student(images), teacher(images)
+    teaching_loss = (
+        soft_distillation(logits, teacher_logits, 2.0)
+        if teaching == "soft"
+        else hard_distillation(logits, teacher_logits)
+    )
+    expected = (1 - weight) * F.cross_entropy(logits, labels) + weight * teaching_loss
     objective = Distillation(student, loss, teacher)
     torch.testing.assert_close(objective(images, labels), expected)
     assert torch.equal(objective.logits(images), logits)
 
 
-def test_a_distillation_token_learns_the_teacher_and_the_class_token_the_labels(tiny):
-    student, teacher = awake(tiny.change(distillation=True)), awake(tiny, seed=1)
+def test_distillation_token_learns_the_teacher(tiny):
+    student, teacher = random_model(tiny.change(distillation=True)), random_model(tiny, seed=1)
     images, labels = batch()
-    own, taught = student.distillation_logits(images)
-    expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_teaching(taught, teacher(images))
+    own, teaching_loss = student.distillation_logits(images)
+    expected = 0.8 * F.cross_entropy(own, labels) + 0.2 * hard_distillation(
+        teaching_loss, teacher(images)
+    )
     objective = Distillation(student, LossSettings(kind="softmax", teacher_weight=0.2), teacher)
     torch.testing.assert_close(objective(images, labels), expected)
-    torch.testing.assert_close(objective.logits(images), (own + taught) / 2)
+    torch.testing.assert_close(objective.logits(images), (own + teaching_loss) / 2)
 
 
-def test_the_teacher_is_not_seen_by_what_trains_and_saves(tiny):
-    student, teacher = awake(tiny), awake(tiny.change(dropout=0.5), seed=1).train()
+def test_teacher_is_not_a_submodule(tiny):
+    student, teacher = random_model(tiny), random_model(tiny.change(dropout=0.5), seed=1).train()
     before = copy.deepcopy(teacher.state_dict())
     objective = Distillation(student, SOFTMAX, teacher).train()
     names = {f"model.{name}" for name in student.state_dict()}
@@ -88,97 +98,99 @@ def test_the_teacher_is_not_seen_by_what_trains_and_saves(tiny):
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
 
 
-def test_the_teacher_follows_the_pictures_to_their_device(tiny):
-    objective = Distillation(awake(tiny), SOFTMAX, awake(tiny, seed=1)).to("meta")
+def test_teacher_follows_the_device(tiny):
+    objective = Distillation(random_model(tiny), SOFTMAX, random_model(tiny, seed=1)).to("meta")
     images, labels = batch()
     assert objective(images.to("meta"), labels.to("meta")).is_meta
     assert {p.device.type for p in objective.teacher.model.parameters()} == {"meta"}
 
 
-def test_the_teacher_sees_its_own_normalization(tiny):
+def test_teacher_gets_its_own_normalization(tiny):
     odd = Preprocessing(size=(8, 8), mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 1.0))
-    student, teacher = awake(tiny), awake(tiny, seed=1, preprocessing=odd)
+    student, teacher = random_model(tiny), random_model(tiny, seed=1, preprocessing=odd)
     objective = Distillation(student, SOFTMAX, teacher)
     pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     images = normalize(pixels, preset("google", (8, 8)))
-    torch.testing.assert_close(objective.teacher.pictures(images), normalize(pixels, odd))
+    torch.testing.assert_close(objective.teacher.preprocess(images), normalize(pixels, odd))
     torch.testing.assert_close(objective.teacher(images), teacher(normalize(pixels, odd)))
 
 
-def test_the_teacher_sees_its_own_size(tiny):
-    student, teacher = awake(tiny), awake(tiny.change(image_size=16), seed=1)
+def test_teacher_gets_its_own_image_size(tiny):
+    student, teacher = random_model(tiny), random_model(tiny.change(image_size=16), seed=1)
     objective = Distillation(student, SOFTMAX, teacher)
     for size in (8, 12, 20):  # a run may begin with smaller pictures
         images = torch.randn(2, 3, size, size)
         resized = F.interpolate(images, (16, 16), mode="bilinear", antialias=True)
         torch.testing.assert_close(objective.teacher(images), teacher(resized))
     images = torch.randn(2, 3, 16, 16)
-    assert objective.teacher.pictures(images) is images
+    assert objective.teacher.preprocess(images) is images
 
 
-def test_a_teacher_may_be_of_another_family(tiny):
+def test_teacher_of_another_family(tiny):
     teacher = create("BiT-R50x1", blocks=(1,), num_classes=3, image_size=32)
     images, labels = batch()
-    assert Distillation(awake(tiny), SOFTMAX, teacher)(images, labels).isfinite()
+    assert Distillation(random_model(tiny), SOFTMAX, teacher)(images, labels).isfinite()
     student = create("Mixer-S/16", depth=1, width=8, image_size=16, num_classes=3)
-    objective = Distillation(student, SOFTMAX, awake(tiny))
+    objective = Distillation(student, SOFTMAX, random_model(tiny))
     assert objective(torch.randn(4, 3, 16, 16), labels).isfinite()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_classes": 5}, "the teacher knows 5 classes, the student learns 3; take a teacher"),
-        ({"num_classes": 0}, "the teacher knows no classes"),
-        ({"channels": 1}, "the teacher reads pictures of 1 channels.* load .* with channels=3"),
+        ({"num_classes": 5}, "the teacher has 5 classes, the student 3 classes; use a teacher"),
+        ({"num_classes": 0}, "the teacher has no head"),
+        ({"channels": 1}, "the teacher takes images of 1 channels.* load .* with channels=3"),
     ],
 )
-def test_a_teacher_that_does_not_fit_is_refused(tiny, changes, message):
+def test_incompatible_teacher_raises(tiny, changes, message):
     with pytest.raises(CheckpointError, match=message):
-        Distillation(awake(tiny), SOFTMAX, awake(tiny.change(**changes)))
+        Distillation(random_model(tiny), SOFTMAX, random_model(tiny.change(**changes)))
 
 
-def test_a_teacher_with_other_class_names_is_refused(tiny):
-    student = awake(tiny, class_names=("ant", "bee", "cat"))
-    teacher = awake(tiny, class_names=("ant", "cat", "bee"))
-    with pytest.raises(CheckpointError, match="calls class 1 'cat', the student 'bee'; take"):
+def test_teacher_with_other_class_names_raises(tiny):
+    student = random_model(tiny, class_names=("ant", "bee", "cat"))
+    teacher = random_model(tiny, class_names=("ant", "cat", "bee"))
+    with pytest.raises(
+        CheckpointError, match="class 1 is 'cat' for the teacher and 'bee' for the student; use"
+    ):
         Distillation(student, SOFTMAX, teacher)
-    Distillation(student, SOFTMAX, awake(tiny))  # names that nobody knows are no other names
-    Distillation(student, SOFTMAX, awake(tiny, class_names=("ant", "bee", "cat")))
+    Distillation(student, SOFTMAX, random_model(tiny))  # names that nobody knows are no other names
+    Distillation(student, SOFTMAX, random_model(tiny, class_names=("ant", "bee", "cat")))
 
 
-def test_a_model_without_a_head_learns_no_classes(tiny):
-    model = awake(tiny.change(num_classes=0))
+def test_model_without_head_raises(tiny):
+    model = random_model(tiny.change(num_classes=0))
     for make in (
         lambda: Classification(model, SOFTMAX),
-        lambda: Distillation(model, SOFTMAX, awake(tiny)),
+        lambda: Distillation(model, SOFTMAX, random_model(tiny)),
     ):
         with pytest.raises(ConfigError, match=r"no head \(num_classes=0\).*='masked-patches'"):
             make()
 
 
-def test_settings_choose_the_objective(tiny):
-    model, teacher = awake(tiny), awake(tiny, seed=1)
+def test_make_objective(tiny):
+    model, teacher = random_model(tiny), random_model(tiny, seed=1)
     plain = Settings(loss=SOFTMAX)
     assert type(make_objective(model, plain)) is Classification
-    taught = Settings(loss=LossSettings(kind="softmax", teacher="a folder"))
-    assert type(make_objective(model, taught, teacher=teacher)) is Distillation
+    teaching_loss = Settings(loss=LossSettings(kind="softmax", teacher="a folder"))
+    assert type(make_objective(model, teaching_loss, teacher=teacher)) is Distillation
     masked = Settings(objective="masked-patches", masked=MaskedSettings(predict="pixels"))
-    headless = awake(tiny.change(num_classes=0))
+    headless = random_model(tiny.change(num_classes=0))
     made = make_objective(headless, masked)
     assert type(made) is MaskedPatches
     assert made.head.out_features == 3 * 4 * 4
-    with pytest.raises(ConfigError, match="teaches classes, and objective='masked-patches'"):
+    with pytest.raises(ConfigError, match="needs classes, and objective='masked-patches'"):
         make_objective(headless, masked, teacher=teacher)
 
 
 @pytest.mark.parametrize("distilled", [False, True])
-def test_every_weight_of_the_student_gets_a_gradient(tiny, distilled):
-    student = awake(tiny.change(distillation=distilled, registers=2))
+def test_every_student_weight_gets_a_gradient(tiny, distilled):
+    student = random_model(tiny.change(distillation=distilled, registers=2))
     images, labels = batch()
     for objective in (
         Classification(student, SOFTMAX),
-        Distillation(student, SOFTMAX, awake(tiny, seed=1)),
+        Distillation(student, SOFTMAX, random_model(tiny, seed=1)),
     ):
         student.zero_grad()
         objective(images, labels).backward()
@@ -186,7 +198,7 @@ def test_every_weight_of_the_student_gets_a_gradient(tiny, distilled):
 
 
 def test_autocast_leaves_the_loss_exact(tiny):
-    objective = Distillation(awake(tiny), SOFTMAX, awake(tiny, seed=1))
+    objective = Distillation(random_model(tiny), SOFTMAX, random_model(tiny, seed=1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = objective(*batch())
     assert loss.dtype == torch.float32

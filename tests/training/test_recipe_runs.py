@@ -1,4 +1,4 @@
-"""Every packaged recipe takes two steps: its model made tiny, everything else as it is written."""
+"""Every packaged recipe takes two steps with a tiny model."""
 
 from dataclasses import replace
 
@@ -7,23 +7,21 @@ import pytest
 import torch
 
 from tiny_runs import write_colors
-from vitrail.data.sources import open_source
+from vitrail.data.datasets import open_dataset
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
 from vitrail.models.init import initialize
 from vitrail.models.registry import configuration
-from vitrail.training.averaging import Average
-from vitrail.training.choices import Look, choose, choose_variation
-from vitrail.training.feed import Feed, preparation
-from vitrail.training.learner import Preprocessing
-from vitrail.training.loop import TrainState, train_step
+from vitrail.training.auto_config import DatasetStats, choose_augmentation, complete_settings
+from vitrail.training.data_module import BatchStream, batch_preparation
+from vitrail.training.loop import make_state, train_step
 from vitrail.training.objectives import make_objective
-from vitrail.training.optimizers import make_optimizers
-from vitrail.training.plan import Plan
 from vitrail.training.recipes import read_recipe, recipe_names
+from vitrail.training.schedules import Schedule
 
 CLASSES, BATCH = 3, 4
-LOOK = Look(pictures=30, classes=CLASSES, side=8, channels=3, multi_label=False, seconds=0.0)
+STATS = DatasetStats(images=30, classes=CLASSES, side=8, channels=3, multi_label=False, seconds=0.0)
 
 
 def size_for(settings) -> int:
@@ -52,7 +50,7 @@ def tiny_model(settings, *, distillation=True):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_takes_two_steps(name, tmp_path):
-    settings = choose(read_recipe(name), LOOK, gpu=False, start=None).settings
+    settings = complete_settings(read_recipe(name), STATS, gpu=False, start=None).settings
     settings = replace(settings, batch_size=BATCH, image_sizes=())
     model = tiny_model(settings)
     taught = settings.model.distillation
@@ -62,22 +60,17 @@ def test_every_recipe_takes_two_steps(name, tmp_path):
         n.removeprefix("model."): p for n, p in objective.named_parameters() if p.requires_grad
     }
     before = {n: p.detach().clone() for n, p in named.items()}
-    state = TrainState(
-        objective=objective,
-        wrapped=objective,
-        optimizers=make_optimizers(named.items(), settings.optim, 2),
-        average=Average(named, settings.average) if settings.average else None,
-    )
-    source = open_source(write_colors(tmp_path / "colors.npz"))
-    augmentation, mixing = choose_variation(settings, LOOK)
+    dataset = open_dataset(write_colors(tmp_path / "colors.npz"))
+    augmentation, mixing = choose_augmentation(settings, STATS)
     size = size_for(settings)
-    plan = Plan(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))
-    how = Preprocessing(size=(size, size))
-    feed = Feed(source, how, augmentation, 3, plan)
-    prepare = preparation(how, mixing, CLASSES, torch.device("cpu"), epoch=1)
+    schedule = Schedule(settings=settings, length=settings.steps or 50_000, stages=((0.0, size),))
+    state = make_state(objective, objective, schedule)
+    preprocessing, device = Preprocessing(size=(size, size)), torch.device("cpu")
+    batches = BatchStream(dataset, preprocessing, augmentation, 3, schedule)
+    prepare = batch_preparation(preprocessing, mixing, CLASSES, device, steps_per_epoch=1)
     for state.step in range(2):
-        done = train_step(state, plan, feed(state.step), prepare)
-        assert np.isfinite([done.loss, done.grad_norm]).all()
-        assert len(done.indices) == BATCH
+        result = train_step(state, batches(state.step), prepare)
+        assert np.isfinite([result.loss, result.grad_norm]).all()
+        assert len(result.indices) == BATCH
     assert any(not torch.equal(before[n], p) for n, p in named.items())
-    assert 0 < plan.rate(1) <= 1
+    assert 0 < schedule.lr_factor(1) <= 1

@@ -16,7 +16,7 @@ from vitrail.training.recipes import (
     grid,
     read_recipe,
     recipe_names,
-    settings_from,
+    settings_from_dict,
     summary,
     to_toml,
 )
@@ -76,7 +76,7 @@ def rows(table: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("row", rows(TABLE_3), ids=lambda row: row[0])
-def test_table_3_is_as_in_the_paper(row):
+def test_table_3_matches_the_paper(row):
     name, model, epochs, rate, decay, weight_decay, dropout = row
     recipe = read_recipe(name)
     assert recipe.model.name == model
@@ -97,14 +97,14 @@ def test_table_3_is_as_in_the_paper(row):
         assert recipe.model.representation == configuration(model).width
 
 
-def test_every_row_of_table_3_has_its_recipe():
+def test_every_row_of_table_3_has_a_recipe():
     bases = {"paper-jft", "paper-imagenet21k", "paper-imagenet"}
     there = {name for name in recipe_names() if name.startswith(tuple(bases))}
     assert there - bases == {row[0] for row in rows(TABLE_3)}
 
 
 @pytest.mark.parametrize("name", TABLE_4)
-def test_table_4_is_as_in_the_paper(name):
+def test_table_4_matches_the_paper(name):
     steps, warmup, dev, rates = TABLE_4[name]
     recipe = read_recipe(f"paper-finetune-{name}")
     assert (recipe.steps, recipe.batch_size, recipe.dev) == (steps, 512, dev)
@@ -117,7 +117,7 @@ def test_table_4_is_as_in_the_paper(name):
     assert optim.learning_rate in rates
 
 
-def test_table_2_adds_averaging_and_512_pixels():
+def test_table_2_uses_averaging_and_512_pixels():
     plain, more = map(read_recipe, ("paper-finetune-imagenet", "paper-finetune-imagenet-512"))
     assert (more.average, more.model.image_size) == (0.9999, 512)
     assert replace(more, average=plain.average, model=plain.model) == plain
@@ -125,7 +125,7 @@ def test_table_2_adds_averaging_and_512_pixels():
 
 
 @pytest.mark.parametrize("level", AUGREG)
-def test_augreg_levels_are_big_vision_s(level):
+def test_augreg_levels_match_big_vision(level):
     mixup, magnitude = AUGREG[level]
     recipe = read_recipe(f"augreg-{level}")
     assert (recipe.mix.mixup, recipe.mix.style) == (mixup, "big_vision")
@@ -143,7 +143,7 @@ def test_augreg_levels_are_big_vision_s(level):
         ("large", (500, 6000, 12_000, 18_000, 20_000), 0.1),
     ],
 )
-def test_the_hyperrule_is_bit_s(name, supports, mixup):
+def test_hyperrule_matches_bit(name, supports, mixup):
     recipe = read_recipe(f"bit-hyperrule-{name}")
     assert recipe.optim.warmup_steps == supports[0]
     assert recipe.steps == supports[-1]
@@ -154,7 +154,7 @@ def test_the_hyperrule_is_bit_s(name, supports, mixup):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_tells_what_it_is_how_to_run_it_and_what_it_reaches(name):
+def test_every_recipe_has_a_header(name):
     text = (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
     head = text.partition("\n\n")[0]
     assert all(line.startswith("#") for line in head.splitlines())
@@ -170,16 +170,16 @@ def test_every_recipe_tells_what_it_is_how_to_run_it_and_what_it_reaches(name):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_s_model_can_be_built(name):
-    wanted = read_recipe(name).model
-    model = wanted.name or ("BiT-R50x1" if name.startswith("bit") else "ViT-B/16")
+def test_every_recipe_builds_its_model(name):
+    settings = read_recipe(name).model
+    model = settings.name or ("BiT-R50x1" if name.startswith("bit") else "ViT-B/16")
     assert model in CONFIGURATIONS  # spelled as it is listed
-    config = configuration(model).change(**wanted.changes())
+    config = configuration(model).change(**settings.changes())
     assert build(config).config == config
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_leaves_variation_to_be_chosen(name):
+def test_every_recipe_sets_its_augmentation(name):
     recipe = read_recipe(name)
     chosen = recipe.augment
     assert None not in (chosen.crop, chosen.flip, chosen.policy, chosen.erasing)
@@ -192,27 +192,27 @@ def test_no_recipe_leaves_variation_to_be_chosen(name):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_survives_being_written_and_read(name):
+def test_every_recipe_round_trips(name):
     recipe = read_recipe(name)
-    assert settings_from(tomllib.loads(to_toml(recipe))) == recipe
-    assert settings_from(tomllib.loads(to_toml(recipe, defaults=False))) == recipe
+    assert settings_from_dict(tomllib.loads(to_toml(recipe))) == recipe
+    assert settings_from_dict(tomllib.loads(to_toml(recipe, defaults=False))) == recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_command_in_a_recipe_is_one_that_can_be_typed(name, capsys):
+def test_command_in_recipe_header_parses(name, capsys):
     text = (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
     (command,) = (line for line in text.splitlines() if line.startswith("#     vitrail "))
     assert main([*command.split()[2:], "--print-settings"]) == 0
-    printed = settings_from(tomllib.loads(capsys.readouterr().out))
+    printed = settings_from_dict(tomllib.loads(capsys.readouterr().out))
     assert printed.batch_size == read_recipe(name).batch_size
 
 
-def test_the_documentation_lists_every_recipe():
+def test_docs_list_every_recipe():
     text = (DOCS / "recipes.md").read_text(encoding="utf-8")
     assert [name for name in recipe_names() if f"`{name}`" not in text] == []
 
 
-def test_recipes_are_read_without_torch():
+def test_recipes_do_not_import_torch():
     code = (
         "import sys; from vitrail.training.recipes import read_recipe, to_toml\n"
         "to_toml(read_recipe('deit-s16'))\n"

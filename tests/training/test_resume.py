@@ -1,4 +1,4 @@
-"""A run that was stopped, in whatever way, goes on to the weights it would have had."""
+"""Resumed runs are bit-exact."""
 
 import signal
 import time
@@ -10,14 +10,14 @@ import tyro
 from kill_and_resume import finish, kill_and_resume, start
 
 import vitrail
-from tiny_runs import SETTINGS, TINY, Notebook, tiny_run, write_colors
+from tiny_runs import SETTINGS, TINY, Recorder, tiny_run, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import Train
-from vitrail.training import run as running
-from vitrail.training.folder import write_run
+from vitrail.training import trainer
+from vitrail.training.checkpoint import StopSignal
 from vitrail.training.objectives import Classification
-from vitrail.training.plan import Plan
-from vitrail.training.survival import Stop
+from vitrail.training.recipes import write_run
+from vitrail.training.schedules import Schedule
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def weights(folder):
     ],
     ids=["plain", "averaged", "growing", "muon", "in parts"],
 )
-def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatch, changes):
-    monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
+def test_resume_is_bit_exact(colors, tmp_path, monkeypatch, changes):
+    monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 0)
     tiny_run(colors, tmp_path / "alone", **changes)
 
-    class StopAfter(Stop):
+    class StopAfter(StopSignal):
         """Says stop when asked for the third time."""
 
         asked = 0
@@ -54,70 +54,66 @@ def test_a_stopped_run_resumes_to_identical_weights(colors, tmp_path, monkeypatc
             return self.asked >= 3
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAfter)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
         stopped = tiny_run(colors, tmp_path / "stopped", **changes)
     assert not stopped.finished
     assert stopped.step == 3
-    book = Notebook()
-    done = tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
+    recorder = Recorder()
+    done = tiny_run(colors, tmp_path / "stopped", resume=True, callback=recorder, **changes)
     assert done.finished
-    assert "resumed at step 3" in book.lines
+    assert "resumed at step 3" in recorder.lines
     alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
 
 
-def test_a_run_that_is_not_finished_is_not_begun_anew(colors, tmp_path, monkeypatch):
-    monkeypatch.setattr(running.Run, "finish", lambda *_: None)
+def test_unfinished_run_is_not_overwritten(colors, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer.Trainer, "finish", lambda *_: None)
     tiny_run(colors, tmp_path / "run")
-    with pytest.raises(vitrail.ConfigError, match="not finished; say --resume"):
+    with pytest.raises(vitrail.ConfigError, match="has an unfinished run; use --resume"):
         tiny_run(colors, tmp_path / "run")
 
 
-class StopAtOnce(Stop):
+class StopImmediately(StopSignal):
     """Says stop after the first step."""
 
     def __bool__(self):
         return True
 
 
-def test_a_resumed_run_is_cut_as_it_began_whatever_memory_is_free(colors, tmp_path, monkeypatch):
+def test_resumed_run_keeps_its_micro_batch(colors, tmp_path, monkeypatch):
     changes = {"model": replace(TINY, dropout=0.2)}  # whose draws are others in other parts
     tiny_run(colors, tmp_path / "alone", **changes)
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
         tiny_run(colors, tmp_path / "stopped", **changes)
-    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
-    book = Notebook()
-    tiny_run(colors, tmp_path / "stopped", resume=True, watch=book, **changes)
-    assert any("6 pictures at once, as the run began" in line for line in book.lines)
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
+    recorder = Recorder()
+    tiny_run(colors, tmp_path / "stopped", resume=True, callback=recorder, **changes)
+    assert any("micro-batches of 6, as before" in line for line in recorder.lines)
     alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
 
 
-def test_another_number_of_processes_cuts_its_share_by_its_own_memory(
-    colors, tmp_path, monkeypatch
-):
+def test_micro_batch_is_chosen_again_for_other_process_counts(colors, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.survival.Stop", StopAtOnce)
-        written = Plan.to_dict
-        patched.setattr(Plan, "to_dict", lambda plan: written(plan) | {"processes": 6})
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
+        written = Schedule.state_dict
+        patched.setattr(Schedule, "state_dict", lambda plan: written(plan) | {"processes": 6})
         tiny_run(colors, tmp_path / "run")
-    seen, forward = [], Classification.forward
+    sizes, forward = [], Classification.forward
 
-    def look(self, images, targets):
-        seen.append(len(images))
+    def record(self, images, targets):
+        sizes.append(len(images))
         return forward(self, images, targets)
 
-    monkeypatch.setattr(Classification, "forward", look)
-    monkeypatch.setattr("vitrail.training.setup.free_bytes", lambda device: 0)
+    monkeypatch.setattr(Classification, "forward", record)
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
     assert tiny_run(colors, tmp_path / "run", resume=True).finished
-    assert set(seen) == {1}
+    assert set(sizes) == {1}
 
 
 @pytest.mark.parametrize("times", [{"steps": 4}, {"minutes": 0.05}], ids=["steps", "minutes"])
-def test_what_is_advised_when_memory_runs_out_leads_to_the_end(
-    colors, tmp_path, monkeypatch, capsys, times
-):
+def test_out_of_memory_advice_works(colors, tmp_path, monkeypatch, capsys, times):
     forward = Classification.forward
 
     def fill_memory(self, images, targets):
@@ -129,34 +125,39 @@ def test_what_is_advised_when_memory_runs_out_leads_to_the_end(
     begin = ["train", str(colors), "--model.name", "ViT-Mu/4", "--model.image-size", "8"]
     begin += ["--batch-size", "6", "--machine.parts", "1", "--optim.warmup-steps", "0"]
     begin += [f"--{name}={value}" for name, value in times.items()]
-    go_on, out = ["train", "--resume"], ["--out", str(tmp_path / "run")]
-    advised, words = [], begin
-    while main([*words, *out]):
-        told = capsys.readouterr().err
-        assert "needs more memory than there is" in told
-        way = told.strip().rpartition("resume with " if "resume with" in told else "try ")[2]
-        assert way not in advised
-        advised.append(way)
-        words = [*(go_on if "resume with" in told else begin), *way.partition(", or ")[0].split()]
-    assert [way.split()[1] for way in advised] == ["3,", "1,"]
+    resume, out = ["train", "--resume"], ["--out", str(tmp_path / "run")]
+    advised, args = [], begin
+    while main([*args, *out]):
+        message = capsys.readouterr().err
+        assert "out of memory at step" in message
+        advice = message.strip().rpartition("resume with " if "resume with" in message else "try ")[
+            2
+        ]
+        assert advice not in advised
+        advised.append(advice)
+        args = [
+            *(resume if "resume with" in message else begin),
+            *advice.partition(", or ")[0].split(),
+        ]
+    assert [advice.split()[1] for advice in advised] == ["3,", "1,"]
 
 
-def test_a_process_that_torchrun_restarted_resumes_by_itself(colors, tmp_path, monkeypatch):
+def test_restarted_process_resumes_automatically(colors, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(running.Run, "finish", lambda *_: {})
+        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
         tiny_run(colors, tmp_path / "run")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    book = Notebook()
-    tiny_run(colors, tmp_path / "run", watch=book)
-    assert any("resumed at step" in line for line in book.lines)
+    recorder = Recorder()
+    tiny_run(colors, tmp_path / "run", callback=recorder)
+    assert any("resumed at step" in line for line in recorder.lines)
 
 
-def test_a_run_that_was_killed_resumes_to_identical_weights(tmp_path):
+def test_resume_after_kill_is_bit_exact(tmp_path):
     _, different = kill_and_resume(tmp_path, kills=2, seed=0)
     assert not different
 
 
-def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):
+def test_sigterm_saves_the_state(colors, tmp_path):
     process = start(colors, tmp_path / "run", resume=False)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 200
@@ -171,7 +172,7 @@ def test_a_terminated_run_saves_itself_and_says_how_to_go_on(colors, tmp_path):
     assert vitrail.load(tmp_path / "run").config.num_classes == 3
 
 
-def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path):
+def test_second_command_in_the_same_folder_fails(colors, tmp_path):
     first = start(colors, tmp_path / "run", resume=False, steps=100_000)
     while not (tmp_path / "run" / "metrics.jsonl").exists() and first.poll() is None:
         time.sleep(0.02)
@@ -184,7 +185,7 @@ def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("args", "message"),
     [
         (["--optim.weight-decay", "0.5"], "optim.weight_decay=0.5 cannot be changed"),
         (["--steps", "7"], "steps=7 cannot be changed"),
@@ -192,25 +193,23 @@ def test_two_runs_cannot_write_one_folder_from_the_command_line(colors, tmp_path
         (["--optim.learning-rate", "1e-5"], None),
     ],
 )
-def test_a_resumed_run_may_change_its_rate_and_not_what_it_is(
-    colors, tmp_path, monkeypatch, words, refused
-):
+def test_resume_allows_only_some_changes(colors, tmp_path, monkeypatch, args, message):
     with monkeypatch.context() as patched:
-        patched.setattr(running.Run, "finish", lambda *_: {})
+        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
         tiny_run(colors, tmp_path / "run")
-    arguments = ["train", "--resume", "--out", str(tmp_path / "run"), *words]
+    arguments = ["train", "--resume", "--out", str(tmp_path / "run"), *args]
     command = Train.beginning(arguments)
-    given = tyro.cli(Train, default=command, args=arguments[1:])
-    if refused is None:
-        given.check_resume()
+    parsed = tyro.cli(Train, default=command, args=arguments[1:])
+    if message is None:
+        parsed.check_resume()
         return
     with pytest.raises(vitrail.ConfigError) as failure:
-        given.check_resume()
-    assert refused in str(failure.value)
+        parsed.check_resume()
+    assert message in str(failure.value)
 
 
 @pytest.mark.parametrize("spelled", ["pictures", "./pictures", "{}/pictures", "other/../pictures"])
-def test_data_is_the_same_however_its_place_is_spelled(tmp_path, monkeypatch, capsys, spelled):
+def test_equivalent_data_paths_are_accepted(tmp_path, monkeypatch, capsys, spelled):
     monkeypatch.chdir(tmp_path)
     run, data = tmp_path / "run", spelled.format(tmp_path)
     run.mkdir()

@@ -1,12 +1,14 @@
-"""The learning rate follows the authors' formulas, written here a second time."""
+"""Learning rate schedules match the authors' formulas; stretching and restoring."""
 
 import math
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.training.schedules import DECAYS, factor, warmup_steps_of
-from vitrail.training.settings import Optim
+from vitrail.training.config import MachineSettings, OptimSettings, ScheduleKind, Settings
+from vitrail.training.schedules import Schedule, lr_factor, warmup_steps
 
 STEPS, WARMUP, RATE = 200, 20, 0.5
 POINTS = (0, 1, 10, 18, 19, 20, 70, 120, 180, 199)
@@ -14,8 +16,8 @@ POINTS = (0, 1, 10, 18, 19, 20, 70, 120, 180, 199)
 
 def rates(**settings):
     """The learning rates (not their factors) at the points, which count from 0."""
-    optim = Optim(learning_rate=RATE, warmup_steps=WARMUP, **settings)
-    return [RATE * factor(optim, point, STEPS) for point in POINTS]
+    optim = OptimSettings(learning_rate=RATE, warmup_steps=WARMUP, **settings)
+    return [RATE * lr_factor(optim, point, STEPS) for point in POINTS]
 
 
 def authors(decayed):
@@ -27,19 +29,19 @@ def share(s):
     return min(max((s - WARMUP) / (STEPS - WARMUP), 0), 1)
 
 
-def test_linear_falls_to_its_end():
+def test_linear_schedule():
     expected = authors(lambda s: 1e-2 + (RATE - 1e-2) * (1 - share(s)))
     assert rates(schedule="linear", end=1e-2) == pytest.approx(expected)
     assert expected[-1] == pytest.approx(1e-2)
 
 
-def test_cosine_falls_to_zero():
+def test_cosine_schedule():
     expected = authors(lambda s: RATE * 0.5 * (1 + math.cos(math.pi * share(s))))
     assert rates(schedule="cosine") == pytest.approx(expected)
     assert expected[-1] == 0
 
 
-def test_rsqrt_is_that_of_big_vision():
+def test_rsqrt_matches_big_vision():
     def decayed(s):
         rate = RATE / math.sqrt(1 + (s - WARMUP) / 50) if s >= WARMUP else RATE
         return rate * min(1, (STEPS - s) / 60)
@@ -47,54 +49,121 @@ def test_rsqrt_is_that_of_big_vision():
     assert rates(schedule="rsqrt", timescale=50, cooldown=0.3) == pytest.approx(authors(decayed))
 
 
-def test_timescale_is_where_rsqrt_has_fallen_to_one_over_root_two():
-    optim = Optim(learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10, cooldown=0)
-    assert factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
+def test_rsqrt_timescale():
+    optim = OptimSettings(
+        learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10, cooldown=0
+    )
+    assert lr_factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
 
 
-def test_constant_linear_stays_and_then_falls_to_zero():
+def test_constant_linear_schedule():
     expected = authors(lambda s: RATE if s <= 150 else RATE * (200 - s) / 50)
     assert rates(schedule="constant-linear", cooldown=0.25) == pytest.approx(expected)
 
 
-def test_staircase_is_that_of_bit():
+def test_staircase_matches_bit():
     expected = authors(lambda s: RATE / 10 ** sum(stair < s for stair in (60, 120, 180)))
     assert rates(schedule="staircase") == pytest.approx(expected)
 
 
-def test_a_stair_begins_after_its_share_of_the_steps():
-    optim = Optim(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
-    assert [factor(optim, step, 100) for step in (28, 29)] == [1, 0.1]
+def test_stairs_start_after_their_fraction():
+    optim = OptimSettings(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
+    assert [lr_factor(optim, step, 100) for step in (28, 29)] == [1, 0.1]
 
 
-def test_constant_stays():
+def test_constant_schedule():
     assert rates(schedule="constant") == pytest.approx(authors(lambda s: RATE))
 
 
-@pytest.mark.parametrize("schedule", DECAYS)
-def test_the_rate_never_leaves_zero_to_its_peak(schedule):
-    optim = Optim(learning_rate=RATE, schedule=schedule, end=0.1)
+@pytest.mark.parametrize("schedule", get_args(ScheduleKind))
+def test_factor_is_between_zero_and_one(schedule):
+    optim = OptimSettings(learning_rate=RATE, schedule=schedule, end=0.1)
     for steps in (1, 2, 3, 100):
         for half in range(2 * steps + 2):  # also between steps, and a little beyond
-            assert 0 <= factor(optim, half / 2, steps) <= 1
+            assert 0 <= lr_factor(optim, half / 2, steps) <= 1
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 1000])
-def test_a_warmup_given_as_a_share_always_leaves_something(steps):
-    assert warmup_steps_of(Optim(warmup=0.99), steps) < steps
-    assert warmup_steps_of(Optim(warmup=0.05), 1000) == 50
+def test_fractional_warmup_is_shorter_than_the_run(steps):
+    assert warmup_steps(OptimSettings(warmup=0.99), steps) < steps
+    assert warmup_steps(OptimSettings(warmup=0.05), 1000) == 50
 
 
-def test_a_warmup_longer_than_the_run_is_refused():
-    optim = Optim(learning_rate=1e-3, warmup_steps=999999)
+def test_warmup_longer_than_the_run_raises():
+    optim = OptimSettings(learning_rate=1e-3, warmup_steps=999999)
     with pytest.raises(ConfigError) as error:
-        factor(optim, 0, 112602)
+        lr_factor(optim, 0, 112602)
     assert str(error.value) == (
-        "optim.warmup_steps=999999 leaves nothing of steps=112602; "
-        "warm up for less, or train for longer"
+        "optim.warmup_steps=999999 is not less than steps=112602; "
+        "use a shorter warmup, or train for longer"
     )
 
 
-def test_without_warmup_the_first_step_has_the_whole_rate():
-    optim = Optim(learning_rate=1.0, warmup_steps=0, schedule="constant")
-    assert factor(optim, 0, 1) == 1
+def test_no_warmup_starts_at_the_peak():
+    optim = OptimSettings(learning_rate=1.0, warmup_steps=0, schedule="constant")
+    assert lr_factor(optim, 0, 1) == 1
+
+
+LINEAR_SETTINGS = Settings(
+    optim=OptimSettings(learning_rate=1.0, schedule="linear", warmup_steps=0)
+)
+
+
+def schedule(**fields) -> Schedule:
+    return Schedule(
+        settings=LINEAR_SETTINGS, **{"length": 100, "stages": ((0.0, 32), (0.5, 64)), **fields}
+    )
+
+
+def test_position_is_the_step_by_default():
+    unchanged = schedule()
+    assert [unchanged.position(step) for step in range(101)] == list(range(101))
+
+
+def test_shortened_run_reaches_the_end_of_the_schedule():
+    shorter = schedule()
+    shorter.stretch_to(20, 60)
+    assert shorter.position(20) == 20
+    assert shorter.position(40) == pytest.approx(60)
+    assert shorter.position(60) == pytest.approx(100)
+    assert shorter.lr_factor(59) == pytest.approx(1 - 99 / 100)
+
+
+def test_stretching_keeps_the_learning_rate_continuous():
+    before, after = schedule(), schedule()
+    after.stretch_to(50, 300)
+    assert after.lr_factor(50) == before.lr_factor(50)
+
+
+def test_stretching_leaves_at_least_one_step():
+    late = schedule()
+    late.stretch_to(50, 20)
+    assert late.steps == 51
+
+
+def test_image_size_stages():
+    growing = schedule()
+    assert [growing.image_size(step) for step in (0, 49, 50, 99)] == [32, 32, 64, 64]
+    growing.stretch_to(0, 200)
+    assert [growing.image_size(step) for step in (98, 100, 199)] == [32, 64, 64]
+
+
+def test_schedule_state_round_trip():
+    changed, restored = schedule(), schedule(length=7)
+    changed.stretch_to(30, 77)
+    restored.load_state_dict(changed.state_dict())
+    assert [restored.position(s) for s in range(77)] == [changed.position(s) for s in range(77)]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "processes", "accumulate"),
+    [(None, 2, 4), (4, 2, 3), (None, 1, 3)],
+    ids=["nothing changed", "a micro-batch is given", "another number of processes"],
+)
+def test_restored_accumulation(micro_batch, processes, accumulate):
+    machine = MachineSettings(micro_batch=micro_batch)
+    restored = schedule(accumulate=3, processes=processes)
+    restored.settings = replace(LINEAR_SETTINGS, machine=machine)
+    restored.load_state_dict(schedule(accumulate=4, processes=2, evaluate_every=7).state_dict())
+    assert restored.accumulate == accumulate
+    assert restored.evaluate_every == 7

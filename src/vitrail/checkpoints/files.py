@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.data.array_files import check_unpacked, read_header
-from vitrail.data.files import whole_or_absent
+from vitrail.data.arrays import check_npz_size, read_npy_header
+from vitrail.data.storage import atomic_path
 from vitrail.errors import CheckpointError, DataError
 
 SAFETENSORS_DTYPES = {
@@ -191,11 +191,11 @@ def read_npz(path: Path) -> Checkpoint:
     tensors = {}
     with file.stream() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
-        check_unpacked(path, members)
+        check_npz_size(path, members)
         for info in members:
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as member:
-                shape, _, dtype = read_header(member)
+                shape, _, dtype = read_npy_header(member)
                 start = member.tell()
             if dtype.hasobject:
                 raise CheckpointError(
@@ -257,7 +257,7 @@ def read_torch(path: Path) -> Checkpoint:
     file = OpenFile(path)
     if zipfile.is_zipfile(path):
         with file.stream() as stream, zipfile.ZipFile(stream) as archive:
-            check_unpacked(path, archive.infolist())
+            check_npz_size(path, archive.infolist())
     content = load_pickle(path, mmap=True)
     mapped = state_dict_of(path, content)
     skipped = {} if mapped.pop(N_AVERAGED, None) is None else {N_AVERAGED: "a counter"}
@@ -358,7 +358,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `path` on success and deleted on failure."""
     try:
-        with whole_or_absent(path) as temporary:
+        with atomic_path(path) as temporary:
             yield temporary
     except DataError as error:
         raise CheckpointError(str(error)) from None

@@ -22,7 +22,7 @@ from vitrail.models.build import Model
 from vitrail.models.config import pair
 
 if TYPE_CHECKING:
-    from vitrail.data.given import Picture
+    from vitrail.data.transforms import ImageInput
 
 # Provenance entry of a model whose checkpoint does not state its preprocessing.
 ASSUMED = {"preprocessing": "assumed"}
@@ -41,24 +41,29 @@ class Metadata:
         """Return the class names, or the class indices if there are none."""
         return self.class_names or tuple(map(str, range(num_classes)))
 
-    def prepare(self, images: "Picture | Sequence[Picture]") -> Tensor:
+    def prepare(self, images: "ImageInput | Sequence[ImageInput]") -> Tensor:
         """Preprocess one image or a list into a normalized batch (B, C, H, W).
 
         >>> logits = model(model.metadata.prepare("cat.jpg"))
 
         An image is a path, encoded bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C).
         """
-        from vitrail.data.given import name_of, read, several
-        from vitrail.data.transforms import EvaluationTransform, normalize
+        from vitrail.data.transforms import (
+            EvalTransform,
+            as_sequence,
+            input_name,
+            normalize,
+            read_image,
+        )
 
         channels = len(self.preprocessing.mean)
-        transform = EvaluationTransform(preprocessing=self.preprocessing, channels=channels)
+        transform = EvalTransform(preprocessing=self.preprocessing, channels=channels)
         batch = []
-        for index, image in enumerate(several(images)[0]):
+        for index, image in enumerate(as_sequence(images)[0]):
             try:
-                batch.append(transform(read(image, channels)))
+                batch.append(transform(read_image(image, channels)))
             except DataError as error:
-                raise DataError(f"{name_of(image, index)}: {error}") from None
+                raise DataError(f"{input_name(image, index)}: {error}") from None
         empty = torch.empty(0, channels, *self.preprocessing.size)
         return normalize(torch.stack(batch) if batch else empty, self.preprocessing)
 

@@ -39,7 +39,7 @@ from vitrail.cli.text import MANNER, WIDTH, chosen, manner
 from vitrail.cli.train import Finetune, Train, Training
 from vitrail.cli.vtab import Vtab
 from vitrail.cli.welcome import welcome
-from vitrail.data.files import allow_outside
+from vitrail.data.storage import allow_outside
 from vitrail.errors import VitrailError, unknown
 
 COMMANDS = {

@@ -13,7 +13,7 @@ from vitrail.cli.text import WIDTH, paragraph, printable
 from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
-    from vitrail.data.health import Health, Member, Twins
+    from vitrail.data.check import DatasetReport, DuplicateGroup, SampleInfo
 
 MOST_ROWS = 40  # of the table of classes
 EXAMPLES = 5  # of each problem
@@ -35,16 +35,16 @@ class Check(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail.data.health import examine
+        from vitrail.data.check import check_dataset
         from vitrail.errors import ConfigError
 
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit} leaves no picture to look at; give 1 or more")
         with Progress() as progress:
-            health = examine(self.data, limit=self.limit, progress=progress)
+            health = check_dataset(self.data, limit=self.limit, progress=progress)
         page = None
         if self.out is not None:
-            from vitrail.data.sheet import write_page
+            from vitrail.data.check_page import write_page
 
             page = write_page(health, self.out)
         if self.json:
@@ -61,10 +61,10 @@ class Check(DataOptions):
             )
 
 
-def report(health: "Health") -> Iterator[str]:
+def report(health: "DatasetReport") -> Iterator[str]:
     """The findings for people: what it is, how many, what to do, examples."""
     splits = ", ".join(f"{count:,} {split}" for split, count in health.splits.items())
-    total = f"{health.pictures:,} pictures of {len(health.classes):,} classes"
+    total = f"{health.images:,} pictures of {len(health.classes):,} classes"
     yield from paragraph(f"{health.reference}: {total} ({splits})")
     if health.height and health.width:
         height, width = health.height, health.width
@@ -78,7 +78,7 @@ def report(health: "Health") -> Iterator[str]:
     yield from table(health)
     yield ""
     yield "Verdict"
-    for sentence in health.verdict:
+    for sentence in health.recommendations:
         yield from paragraph(f"- {sentence}", 2)
     yield from examples("In more than one split", [about(twins) for twins in health.leaks])
     unreadable = [f"{found.name}: {found.reason}" for found in health.unreadable]
@@ -92,7 +92,7 @@ def report(health: "Health") -> Iterator[str]:
     yield from examples("Gray among pictures in color", names(health.gray))
 
 
-def table(health: "Health") -> Iterator[str]:
+def table(health: "DatasetReport") -> Iterator[str]:
     """Pictures of each class and split."""
     splits = list(health.splits)
     room = WIDTH - 11 * (len(splits) + 1)
@@ -116,10 +116,10 @@ def examples(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(lines) - EXAMPLES:,} more; --json lists all"
 
 
-def about(twins: "Twins") -> str:
+def about(twins: "DuplicateGroup") -> str:
     """`a.jpg = b.jpg`, or `a.jpg ~ b.jpg` if only nearly."""
     return (" = " if twins.exact else " ~ ").join(names(twins.members))
 
 
-def names(members: Sequence["Member"]) -> list[str]:
+def names(members: Sequence["SampleInfo"]) -> list[str]:
     return [member.name for member in members]

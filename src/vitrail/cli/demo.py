@@ -30,16 +30,15 @@ class Demo:
     def run(self) -> int:
         from vitrail.checkpoints.load import load
         from vitrail.cli.live import Live
-        from vitrail.data.sources import open_source
+        from vitrail.data.datasets import open_dataset
         from vitrail.demo import draw_predictions
         from vitrail.inspection.api import inspect_model
         from vitrail.inspection.folder import write_folder
         from vitrail.models.vit import VisionTransformer
-        from vitrail.training.folder import is_run, read_run
-        from vitrail.training.memory import keep_memory
-        from vitrail.training.recipes import read_recipe
-        from vitrail.training.run import run
-        from vitrail.training.setup import Order
+        from vitrail.training.config import RunConfig
+        from vitrail.training.memory import configure_malloc
+        from vitrail.training.recipes import is_run, read_recipe, read_run
+        from vitrail.training.trainer import run
 
         used = self.out.is_dir() and any(self.out.iterdir())
         if used and (not is_run(self.out) or read_run(self.out)[1] != DATA):
@@ -49,14 +48,14 @@ class Demo:
         tell("A Vision Transformer learns to read the digits that hands show (2,062 photographs")
         tell("by the students of a high school in Ankara), from nothing.\n")
         settings = replace(read_recipe("demo"), minutes=self.minutes, seed=self.seed)
-        keep_memory()
+        configure_malloc()
         with Live() as live:
-            order = Order(data=DATA, out=self.out, settings=settings, overwrite=True)
-            result = run(order, live, begun=BEGUN)
+            config = RunConfig(data=DATA, out=self.out, settings=settings, overwrite=True)
+            result = run(config, live, started=BEGUN)
         if not result.finished:
             print(f"stopped; vitrail train --resume --out {self.out} goes on")
             return STOPPED
-        model, test = load(self.out).eval(), open_source(DATA, "test")
+        model, test = load(self.out).eval(), open_dataset(DATA, "test")
         assert isinstance(model, VisionTransformer)
         samples = [test[i * len(test) // SHOWN] for i in range(SHOWN)]
         draw_predictions(model, samples).save(self.out / "attention.png")

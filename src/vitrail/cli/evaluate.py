@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: how good a model is, how sure it may be of itself, where it goes wrong."""
+"""`vitrail evaluate`: accuracy, calibration, per-class metrics and mistakes of a model."""
 
 import json
 from collections.abc import Iterator
@@ -14,103 +14,105 @@ from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import percent, truncate
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.findings import Estimate, Findings
+    from vitrail.evaluation.results import EvaluationResult
     from vitrail.models.build import Model
     from vitrail.prediction.predictor import Predictor
 
-MOST_ROWS = 10  # of the table of classes: the weakest
-LONGEST_NAME = 28
-NAMES = {
-    "accuracy": "accuracy",
-    "real_accuracy": "accuracy by real labels",
-    "top5": "among the first five",
-    "balanced_accuracy": "mean over classes",
-    "accuracy_at_80": "of the surest 80 %",
-    "mean_average_precision": "mean average precision",
-    "f1_micro": "F1 over all labels",
-    "f1_macro": "F1, mean over classes",
-    "ece": "calibration error",
-    "loss": "loss",
+MAX_ROWS = 10  # of the table of classes
+MAX_NAME = 28
+METRICS = {
+    "accuracy": "top-1 accuracy",
+    "real_accuracy": "top-1 accuracy, ReaL labels",
+    "top5": "top-5 accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy_at_80": "selective accuracy at 80 % coverage",
+    "mean_average_precision": "mean average precision (mAP)",
+    "f1_micro": "F1 (micro)",
+    "f1_macro": "F1 (macro)",
+    "ece": "expected calibration error (ECE)",
+    "loss": "",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(DataOptions):
-    """Measure a model on pictures: accuracy, calibration, classes, mistakes."""
+    """Evaluate a model: accuracy, calibration, per-class metrics, mistakes."""
 
     model: ModelReference
     """A bundle, a file of weights, hf:owner/name, or an .onnx file of `vitrail export`."""
     data: DataReference
     """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     split: str | None = None
-    """Which part: test, or else val; all of a set without splits, but if the model learned from it,
-    what was kept apart."""
+    """Default: test, else val; all of a dataset without splits, or its held-out part if the model
+    was trained on it."""
     out: Path | None = None
-    """A folder to write evaluation.html, evaluation.json and predictions.csv into."""
+    """Folder for evaluation.html, evaluation.json and predictions.csv."""
     flip: bool = False
-    """Look at mirror images too, and average."""
+    """Average the probabilities of each image and its mirror image."""
     crops: Literal[1, 5] = 1
-    """5: look at the corners and the middle, and average."""
+    """5: average the probabilities of the corner and center crops."""
     restrict: bool = False
-    """Choose only among the classes that the data has, as for ImageNet-A and -R."""
+    """Predict only classes of the dataset, as usual for ImageNet-A and -R."""
     by_order: bool = False
-    """The classes of model and data are the same in the same order, but go by other names."""
+    """Match classes by order: the same classes under other names."""
     real: Path | None = None
-    """A real.json of ImageNet-ReaL: what the validation pictures really show."""
+    """ImageNet-ReaL labels (real.json) for the validation images."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """sigmoid for a model that was trained with it: a yes or no for each class."""
+    """sigmoid for a model trained with a sigmoid loss."""
     save_temperature: Path | None = None
-    """Write the model with calibrated probabilities to this bundle, which may be the model's."""
+    """Write the model with temperature-scaled logits to this bundle, which may be the model's."""
     preprocessing: Preset = None
     engine: EngineKind | None = None
-    """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
+    """Inference engine (default: torch); auto benchmarks for two seconds and takes the fastest."""
     merge: int = 0
-    """Tokens to merge in each layer of a Vision Transformer: faster, a little less accurate."""
+    """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate."""
     batch_size: int = 64
-    """Pictures at once."""
+    """Images per batch."""
     workers: int | None = None
-    """Processes that read pictures."""
+    """Data loading processes."""
     backend: Literal["torch", "pillow"] = "torch"
-    """pillow resizes pictures as published numbers were made; torch is quicker."""
+    """pillow resizes as published results did; torch is faster."""
     strict: bool = False
-    """Stop at the first picture that cannot be read."""
+    """Fail on the first unreadable image."""
     device: str = ""
-    """cpu, cuda, mps; chosen if not given."""
+    """cpu, cuda or mps (default: the best available)."""
     json: bool = False
-    """Print one JSON object instead of words."""
+    """Print one JSON object instead of text."""
 
     def run(self) -> None:
         from vitrail import distributed
 
         try:
-            self.measure()
+            self.evaluate()
         finally:
             distributed.shutdown()
 
-    def measure(self) -> None:
+    def evaluate(self) -> None:
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
-        from vitrail.evaluation.api import evaluate
-        from vitrail.prediction.engines import Guard
+        from vitrail.evaluation.evaluate import evaluate
+        from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
 
         if self.save_temperature is not None:
             if self.flip or self.crops > 1 or self.restrict or self.engine or self.merge:
                 raise ConfigError(
-                    "--save-temperature is for the model as it is; leave --flip, --crops, "
-                    "--restrict, --engine and --merge out"
+                    "--save-temperature cannot be combined with --flip, --crops, --restrict, "
+                    "--engine and --merge"
                 )
             if self.model.endswith(".onnx"):
                 raise ConfigError(
-                    f"--save-temperature writes a bundle, and {self.model} is exported already; "
-                    "give the model it was made of"
+                    f"--save-temperature needs a bundle, and {self.model} is an exported model; "
+                    "pass the model it was exported from"
                 )
             here = self.save_temperature == Path(self.model)
             check_overwrite(
-                self.save_temperature, overwrite=here, hint="give --save-temperature another"
+                self.save_temperature,
+                overwrite=here,
+                hint="use another --save-temperature",
             )
         distributed.init(self.device)
-        guard = Guard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
+        guard = AccuracyGuard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",
@@ -118,10 +120,10 @@ class Evaluate(DataOptions):
             preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
-            tell=aside,
+            log=aside,
         )
         with Progress() as progress:
-            findings = evaluate(
+            result = evaluate(
                 predictor.runner,
                 self.data,
                 self.split,
@@ -140,57 +142,57 @@ class Evaluate(DataOptions):
             )
         if not distributed.is_main():
             return
-        written = [str(path) for path in self.written(predictor, findings)]
+        written = [str(path) for path in self.write(predictor, result)]
         if self.json:
             about = {"model": self.model, "data": self.data}
-            print(json.dumps(about | findings.to_dict() | {"written": written}, indent=1))
+            print(json.dumps(about | result.to_dict() | {"written": written}, indent=1))
         else:
-            for line in report(findings, f"{self.model} on {self.data}"):
+            for line in report(result, f"{self.model} on {self.data}"):
                 print(printable(line))
             for path in written:
                 print(f"done: {path}")
             if not written:
-                tell("\nWith --out, a page with pictures of the mistakes.")
+                tell("\nUse --out for a page with charts and the most confident mistakes.")
         if self.save_temperature is not None:
             assert predictor.model is not None
-            self.calibrate(predictor.model, findings, self.save_temperature)
+            self.calibrate(predictor.model, result, self.save_temperature)
             if not self.json:
                 print(f"done: {self.save_temperature}")
 
-    def written(self, predictor: "Predictor", findings: "Findings") -> Iterator[Path]:
-        """Write what was asked for."""
-        from vitrail.evaluation.folder import write_folder
-        from vitrail.evaluation.pictures import open_part
+    def write(self, predictor: "Predictor", result: "EvaluationResult") -> Iterator[Path]:
+        """Write the files of --out; yields their paths."""
+        from vitrail.evaluation.dataset import open_evaluation_split
         from vitrail.models.registry import name_of
+        from vitrail.reports.evaluation import write_evaluation
 
         if self.out is not None:
-            source, _ = open_part(self.data, self.split, predictor.metadata)
+            source, _ = open_evaluation_split(self.data, self.split, predictor.metadata)
             facts = {"model": self.model, "data": self.data}
             if predictor.model is not None:
                 facts["architecture"] = name_of(predictor.model.config)
             if predictor.engine.name != "torch":
                 facts["engine"] = predictor.engine.name
             title = f"{Path(self.model).name} on {self.data}"
-            yield from write_folder(self.out, findings, source, title=title, facts=facts)
+            yield from write_evaluation(self.out, result, source, title=title, facts=facts)
 
-    def calibrate(self, model: "Model", findings: "Findings", out: Path) -> None:
-        """Write the model with its logits divided by the best temperature."""
+    def calibrate(self, model: "Model", result: "EvaluationResult", out: Path) -> None:
+        """Write the model with its logits divided by the temperature."""
         from dataclasses import replace
 
         from vitrail.checkpoints.adapt import with_temperature
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import load_memory, memory_beside
 
-        if findings.calibration is None:
+        if result.calibration is None:
             raise ConfigError(
-                "--save-temperature is for pictures of one class each; these have several"
+                "--save-temperature needs single-label data; these images have several labels"
             )
-        if findings.accuracy == 1:
+        if result.accuracy == 1:
             raise ConfigError(
-                f"all {findings.samples:,} pictures are named rightly, which cannot tell how sure "
-                "the model may be; find the temperature on pictures it gets wrong, too"
+                f"all {result.samples:,} images are classified correctly, which does not determine "
+                "a temperature; use images on which the model makes mistakes"
             )
-        temperature = findings.calibration.temperature
+        temperature = result.calibration.temperature
         calibrated = with_temperature(model, temperature)
         if (memory := load_memory(Path(self.model), model)) is None:
             save(calibrated, out)
@@ -200,45 +202,48 @@ class Evaluate(DataOptions):
             save(calibrated, out)
 
 
-def report(findings: "Findings", title: str) -> Iterator[str]:
-    """The numbers for people, in 80 columns."""
-    from vitrail.evaluation.verdict import verdict
+def report(result: "EvaluationResult", title: str) -> Iterator[str]:
+    """The metrics as text, in 80 columns."""
+    from vitrail.reports.evaluation import loss_name, summary
 
-    yield from paragraph(f"{title}: {findings.samples:,} pictures")
-    for note in findings.notes:
+    yield from paragraph(f"{title}: {result.samples:,} images")
+    for note in result.notes:
         yield from paragraph(f"  note: {note}", 4)
-    if skipped := findings.outcome.skipped:
-        name, why = next(iter(skipped.items()))
-        yield from paragraph(f"  {len(skipped):,} could not be read, such as {name}: {why}", 4)
+    if result.skipped:
+        name, why = next(iter(result.skipped.items()))
+        yield from paragraph(
+            f"  {len(result.skipped):,} unreadable images, such as {name}: {why}", 4
+        )
     yield ""
-    yield f"  {'':26}{'':>9}   19 times of 20"
-    for key, called in NAMES.items():
-        if key in findings.estimates:
-            yield f"  {called:26}{number_line(key, findings.estimates[key])}"
-    if (calibration := findings.calibration) is not None and findings.accuracy < 1:
-        yield f"  {'best temperature':26}{calibration.temperature:>9.3g}"
-        yield f"  {'calibration error after it':26}{percent(calibration.ece_scaled):>9}"
+    yield f"  {'':37}{'':>9}   95 % CI"
+    for key, label in METRICS.items():
+        if key in result.estimates:
+            value, low, high = result.estimates[key]
+            line = f"{percent(value):>9}   {percent(low).removesuffix(' %')}-{percent(high)}"
+            if key == "loss":
+                label, line = loss_name(result), f"{value:>9.4f}   {low:.4f}-{high:.4f}"
+            yield f"  {label:37}{line}"
+    if (calibration := result.calibration) is not None and result.accuracy < 1:
+        yield f"  {'temperature (least NLL)':37}{calibration.temperature:>9.3g}"
+        yield f"  {'ECE after temperature scaling':37}{percent(calibration.ece_scaled):>9}"
     yield ""
-    for sentence in verdict(findings):
+    for sentence in summary(result):
         yield from paragraph(f"- {sentence}")
     yield ""
-    yield from table(findings)
+    yield from class_table(result)
 
 
-def number_line(key: str, found: "Estimate") -> str:
-    if key == "loss":
-        return f"{found.value:>9.4f}   {found.low:.4f} to {found.high:.4f}"
-    low = percent(found.low).removesuffix(" %")
-    return f"{percent(found.value):>9}   {low} to {percent(found.high)}"
+def class_table(result: "EvaluationResult") -> Iterator[str]:
+    """The weakest classes among those with enough images."""
+    from vitrail.reports.evaluation import MIN_SUPPORT, weakest_classes
 
-
-def table(findings: "Findings") -> Iterator[str]:
-    """The classes that do worst."""
-    shown = [c for c in findings.classes if c.pictures]
-    shown = sorted(shown, key=lambda c: c.f1 if c.f1 == c.f1 else 0.0)[:MOST_ROWS]
-    widest = max((min(LONGEST_NAME, len(c.name)) for c in shown), default=0)
-    widest = max(widest, len("weakest classes"))
-    yield f"{'weakest classes':{widest}}  pictures  precision   recall       F1"
+    shown = weakest_classes(result)[:MAX_ROWS]
+    title = f"weakest classes (n >= {MIN_SUPPORT})"
+    if not shown:
+        yield f"{title}: no class has that many images"
+        return
+    width = max(len(title), *(min(MAX_NAME, len(c.name)) for c in shown))
+    yield f"{title:{width}}    images  precision   recall       F1"
     for c in shown:
         shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
-        yield f"{truncate(c.name, widest):{widest}}  {c.pictures:>8,}  {shares}"
+        yield f"{truncate(c.name, width):{width}}  {c.support:>8,}  {shares}"

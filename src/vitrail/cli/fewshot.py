@@ -12,7 +12,7 @@ from vitrail.cli.text import aside, paragraph, printable, tell
 from vitrail.formatting import percent
 
 if TYPE_CHECKING:
-    from vitrail.data.samples import Samples
+    from vitrail.data.datasets import ImageDataset
     from vitrail.models.build import Model
     from vitrail.probing.features import Features
     from vitrail.probing.shots import Trial
@@ -87,7 +87,9 @@ class Fewshot(DataOptions):
         finally:
             distributed.shutdown()
 
-    def look(self, sources: "tuple[Samples, Samples]") -> "tuple[Model, Features, Features]":
+    def look(
+        self, sources: "tuple[ImageDataset, ImageDataset]"
+    ) -> "tuple[Model, Features, Features]":
         """The model, and its features of the pictures to learn from and to be judged by."""
         from vitrail import distributed
         from vitrail.checkpoints.load import load
@@ -112,7 +114,10 @@ class Fewshot(DataOptions):
         return model, *found
 
     def add_pixels(
-        self, model: "Model", sources: "tuple[Samples, Samples]", trials: list[list["Trial"]]
+        self,
+        model: "Model",
+        sources: "tuple[ImageDataset, ImageDataset]",
+        trials: list[list["Trial"]],
     ) -> None:
         """A column of what raw pixels give, by ridge with the best l2."""
         from vitrail import distributed
@@ -128,10 +133,12 @@ class Fewshot(DataOptions):
         ):
             row.append(replace(found[-1], probe="raw pixels"))
 
-    def write(self, model: "Model", train: "Features", out: Path, source: "Samples") -> list[str]:
+    def write(
+        self, model: "Model", train: "Features", out: Path, source: "ImageDataset"
+    ) -> list[str]:
         """The bundle of the largest number of shots; what should be known about it."""
         from vitrail.checkpoints.save import save
-        from vitrail.data.origin import origin_of
+        from vitrail.data.provenance import DataProvenance
         from vitrail.probing.memory import memory_beside
         from vitrail.probing.shots import draw
         from vitrail.probing.teaching import FORGETFUL, learned
@@ -141,7 +148,7 @@ class Fewshot(DataOptions):
         headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
         about = {"shots": most, "from": self.model}
         with memory_beside(memory, out) as kept:
-            save(headed, out, provenance=origin_of(self.data, source).to_dict() | about)
+            save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
         return [] if kept else [FORGETFUL]
 
     def tell(

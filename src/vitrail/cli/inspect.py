@@ -12,7 +12,7 @@ from vitrail.cli.arguments import DataOptions, ModelReference, Preset
 from vitrail.cli.progress import Progress
 from vitrail.cli.text import aside, paragraph, printable
 from vitrail.errors import ConfigError
-from vitrail.training.folder import is_run
+from vitrail.training.recipes import is_run
 
 if TYPE_CHECKING:
     from vitrail.inspection.findings import Inspection
@@ -96,13 +96,13 @@ class Inspect(DataOptions):
 def usual_data(model: "Model") -> tuple[str | None, str]:
     """The data that a bundle was trained on, if it can be opened; and what to say about that."""
     from vitrail.checkpoints.metadata import get_metadata
-    from vitrail.data.sources import judged_split
+    from vitrail.data.datasets import evaluation_split
     from vitrail.errors import DataError
 
     reference = get_metadata(model).provenance.get("data")
     try:
         if isinstance(reference, str):
-            judged_split(reference)
+            evaluation_split(reference)
             return reference, f"pictures come from {reference}, which the model was trained on"
     except DataError:
         pass

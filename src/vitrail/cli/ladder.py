@@ -9,9 +9,8 @@ from vitrail.cli.text import MANNER, paragraph, printable
 from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
-    from vitrail.training.ladder import Climb
-    from vitrail.training.rungs import Rung
-    from vitrail.training.setup import Order
+    from vitrail.training.adapt import Candidate, SearchResult
+    from vitrail.training.config import RunConfig
 
 NAME, NUMBER, TIME = 18, 9, 14  # columns
 
@@ -19,17 +18,17 @@ NAME, NUMBER, TIME = 18, 9, 14  # columns
 class Views(Live):
     """A view of one run after the other."""
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_train_begin(self, step: int, steps: int) -> None:
         self.losses, self.verdicts, self.row = [], [], {}
-        super().begin(step, steps)
+        super().on_train_begin(step, steps)
 
 
-def run_ladder(order: "Order", *, rate: float | None, begun: float, as_json: bool) -> bool:
+def run_ladder(config: "RunConfig", *, rate: float | None, started: float, as_json: bool) -> bool:
     """Climb and tell; whether it came to its end."""
-    from vitrail.training.ladder import climb
+    from vitrail.training.adapt import search
 
     with Views(aside=as_json) as view:
-        found = climb(order, view, rate=rate, begun=begun)
+        found = search(config, view, rate=rate, started=started)
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))
         return found.finished
@@ -38,59 +37,60 @@ def run_ladder(order: "Order", *, rate: float | None, begun: float, as_json: boo
     return found.finished
 
 
-def report(climb: "Climb") -> Iterator[str]:
+def report(result: "SearchResult") -> Iterator[str]:
     """The table, which step paid, and what to type next; in 80 columns."""
     yield ""
     yield f"{'step':{NAME}}{'dev':>{NUMBER}}{'gain':>{NUMBER}}{'time':>{TIME}}   learning rates"
-    for rung in climb.rungs:
-        yield from row(climb, rung)
+    for candidate in result.candidates:
+        yield from row(result, candidate)
     yield ""
-    whence = "the split val" if climb.dev == "val" else "cut out of train"
-    yield from paragraph(f"{verdict(climb)}. dev is {climb.pictures:,} pictures, {whence}.")
+    whence = "the split val" if result.dev == "val" else "cut out of train"
+    yield from paragraph(f"{verdict(result)}. dev is {result.images:,} pictures, {whence}.")
     yield ""
-    if not climb.finished:
+    if not result.finished:
         yield "stopped in the run on all training pictures; nothing is lost. To go on:"
-        yield f"  vitrail finetune --resume --out {climb.folder}"
+        yield f"  vitrail finetune --resume --out {result.folder}"
         return
-    for split, outcome in climb.outcomes.items():
+    for split, outcome in result.outcomes.items():
         right = percent(outcome.accuracy)
         yield f"{split}: {right} of {outcome.samples:,} pictures are named rightly"
-    yield f"done in {duration(climb.seconds)}: {climb.folder}"
+    yield f"done in {duration(result.seconds)}: {result.folder}"
     if not MANNER.quiet:
         yield ""
         yield "Next:"
-        yield f"  vitrail evaluate {climb.folder} {climb.data}"
+        yield f"  vitrail evaluate {result.folder} {result.data}"
 
 
-def row(climb: "Climb", rung: "Rung") -> Iterator[str]:
+def row(result: "SearchResult", candidate: "Candidate") -> Iterator[str]:
     """`attention-only     94.0 %     +2.8    3 min 10 s   0.0002 best of 3`, and what failed."""
-    gain = climb.gain(rung)
+    gain = result.gain(candidate)
     numbers = (
-        f"{percent(rung.accuracy):>{NUMBER}}"
-        f"{'' if gain is None else f'{100 * gain:+.1f}':>{NUMBER}}{duration(rung.seconds):>{TIME}}"
+        f"{percent(candidate.accuracy):>{NUMBER}}"
+        f"{'' if gain is None else f'{100 * gain:+.1f}':>{NUMBER}}"
+        f"{duration(candidate.seconds):>{TIME}}"
     )
-    tried = [trial for trial in rung.trials if trial.accuracy is not None]
-    best = f"   {rung.rate:g}" if tried else ""
+    tried = [trial for trial in candidate.trials if trial.accuracy is not None]
+    best = f"   {candidate.learning_rate:g}" if tried else ""
     best += f", the best of {len(tried)}" if len(tried) > 1 else ""
-    yield f"{rung.name:{NAME}}{numbers}{best}"
-    if rung.problem and not rung.trials:
-        yield from paragraph(f"  {rung.problem}", 4)
-    for trial in rung.trials:
+    yield f"{candidate.name:{NAME}}{numbers}{best}"
+    if candidate.problem and not candidate.trials:
+        yield from paragraph(f"  {candidate.problem}", 4)
+    for trial in candidate.trials:
         if trial.problem:
-            yield from paragraph(f"  learning rate {trial.rate:g}: {trial.problem}", 4)
+            yield from paragraph(f"  learning rate {trial.learning_rate:g}: {trial.problem}", 4)
 
 
-def verdict(climb: "Climb") -> str:
+def verdict(result: "SearchResult") -> str:
     """`attention-only paid: 91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not (93.6 %)`"""
-    first, *others = (rung for rung in climb.rungs if rung.accuracy is not None)
+    first, *others = (c for c in result.candidates if c.accuracy is not None)
     words = []
-    for rung in others:
-        before, gain = climb.before(rung), climb.gain(rung)
+    for candidate in others:
+        before, gain = result.best_before(candidate), result.gain(candidate)
         assert before is not None, "the first step comes before"
         if gain and gain > 0:
-            change = f"{percent(before).removesuffix(' %')} -> {percent(rung.accuracy)}"
-            words.append(f"{rung.name} paid: {change} for {duration(rung.seconds)}")
+            change = f"{percent(before).removesuffix(' %')} -> {percent(candidate.accuracy)}"
+            words.append(f"{candidate.name} paid: {change} for {duration(candidate.seconds)}")
         else:
-            words.append(f"{rung.name} did not pay ({percent(rung.accuracy)})")
-    words += [f"{rung.name} was not tried" for rung in climb.rungs if rung.accuracy is None]
+            words.append(f"{candidate.name} did not pay ({percent(candidate.accuracy)})")
+    words += [f"{c.name} was not tried" for c in result.candidates if c.accuracy is None]
     return "; ".join([f"{first.name}: {percent(first.accuracy)}", *words])

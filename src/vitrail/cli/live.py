@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from vitrail.cli.text import MANNER
 from vitrail.formatting import percent
-from vitrail.training.watch import Watch
+from vitrail.training.callbacks import Callback
 
 EVERY = 10.0  # seconds between plain lines, growing with the run
 LONGEST_EVERY = 300.0
@@ -21,7 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE = 40  # columns of the curve of losses
 
 
-class Live(Watch):
+class Live(Callback):
     """A bar and a few numbers that change in place; `aside`, on standard error.
 
     Where there is no terminal it is lines without control codes; rich honors NO_COLOR. With
@@ -50,9 +50,9 @@ class Live(Watch):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end()
+        self.on_train_end()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.console.print(self.hanging(line), markup=False, soft_wrap=not self.terminal)
 
     def hanging(self, line: str) -> str:
@@ -62,23 +62,23 @@ class Live(Watch):
         inner = " " * (len(line) - len(line.lstrip()) + 2)
         return "\n".join(wrap(line, self.console.width, subsequent_indent=inner)) or line
 
-    def progress(self, done: int, images: int) -> None:
+    def on_progress(self, done: int, total: int) -> None:
         from vitrail.cli.progress import Progress
 
         if self.reading is None:
             self.reading = Progress()
-        self.reading(done, images)
-        if done >= images:
+        self.reading(done, total)
+        if done >= total:
             self.reading.done()
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_train_begin(self, step: int, steps: int) -> None:
         if self.terminal:
             from rich.live import Live as View
 
             self.view = View(self.draw(), console=self.console, refresh_per_second=PER_SECOND)
             self.view.start()
 
-    def step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: Mapping[str, Any]) -> None:
         self.row = row
         self.losses = shortened([*self.losses, row["loss"]])
         now = time.monotonic()
@@ -92,14 +92,14 @@ class Live(Watch):
             self.told = now
             self.console.print(plain(row), markup=False, soft_wrap=True)
 
-    def evaluated(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
         self.verdicts.append(row)
         if self.view is not None:
             self.view.update(self.draw())
         else:
             self.console.print(f"  {verdict(row)}", markup=False, soft_wrap=True)
 
-    def end(self) -> None:
+    def on_train_end(self) -> None:
         if self.reading is not None:
             self.reading.done()
         if self.view is not None:

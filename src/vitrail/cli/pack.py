@@ -7,7 +7,7 @@ from vitrail.cli.arguments import DataOptions, DataReference, FolderToWrite
 from vitrail.cli.text import printable, tell
 from vitrail.formatting import MIB, byte_size
 
-MAX_BYTES = 256 * MIB  # that of data/packing.py, which imports more than an option should
+MAX_BYTES = 256 * MIB  # that of data/tar_shards.py, which imports more than an option should
 MOST_NAMED = 20  # files that were left out; the others are counted
 
 
@@ -29,7 +29,7 @@ class Pack(DataOptions):
     """Print one JSON object instead of words."""
 
     def run(self) -> None:
-        from vitrail.data.packing import pack
+        from vitrail.data.tar_shards import pack
 
         splits: dict[str, dict[str, int]] = {}
         left_out: list[str] = []
@@ -40,7 +40,7 @@ class Pack(DataOptions):
             counts["shards"] += 1
             counts["samples"] += shard.samples
             counts["bytes"] += shard.bytes
-            left_out += shard.left_out
+            left_out += shard.skipped
             if not self.json:
                 tell(f"{shard.path}  {shard.samples:,} pictures  {byte_size(shard.bytes)}")
         if self.json:

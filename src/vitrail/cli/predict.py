@@ -22,8 +22,8 @@ from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
-    from vitrail.prediction.answers import Answer
     from vitrail.prediction.predictor import Predictor
+    from vitrail.prediction.results import Prediction
 
 BAR = 24  # letters of the longest bar
 FEW = 3  # pictures up to which each has its bars
@@ -67,9 +67,8 @@ class Predict(DataOptions):
     """cpu, cuda, mps; chosen if not given."""
 
     def run(self) -> int:
-        from vitrail.prediction.engines import Guard
-        from vitrail.prediction.inputs import find
-        from vitrail.prediction.predictor import Predictor
+        from vitrail.prediction.engines import AccuracyGuard
+        from vitrail.prediction.predictor import Predictor, find_images
 
         self.check()
         if isinstance(sys.stdout, TextIOWrapper):  # names of files may be any bytes
@@ -79,11 +78,11 @@ class Predict(DataOptions):
             engine=self.engine or "",
             merge=self.merge,
             preprocessing=self.preprocessing,
-            guard=Guard(data=self.data, max_drop=self.max_drop),
+            guard=AccuracyGuard(data=self.data, max_drop=self.max_drop),
             device=self.device,
-            tell=aside,
+            log=aside,
         )
-        pictures: Iterable[Any] = find(self.pictures, standard_input)
+        pictures: Iterable[Any] = find_images(self.pictures, standard_input)
         printed = self.features is None and sys.stdout.isatty()  # there, the lines are progress
         tally = Tally(engine=predictor.engine.name, progress=None if printed else Progress())
         if "-" not in self.pictures:
@@ -111,7 +110,7 @@ class Predict(DataOptions):
         if self.features is not None and self.features.suffix != ".npz":
             raise ConfigError(f"--features {self.features} must end in .npz")
 
-    def written(self, answers: Iterator["Answer"], tally: "Tally") -> Iterator[str]:
+    def written(self, answers: Iterator["Prediction"], tally: "Tally") -> Iterator[str]:
         """What is printed: for programs or for people."""
         if self.csv:
             return as_csv(answers, self.top)
@@ -129,24 +128,24 @@ class Predict(DataOptions):
         """The vectors of all pictures that can be read, and what those are called."""
         import numpy as np
 
-        from vitrail.data.files import whole_or_absent
+        from vitrail.data.storage import atomic_path
 
         assert self.features is not None
         names: list[str] = []
         rows = []
-        for seen in predictor.look(pictures, batch_size=self.batch_size, vectors=True):
-            for name, error in zip(seen.names, seen.errors, strict=True):
+        for batch in predictor.run_batches(pictures, batch_size=self.batch_size, features=True):
+            for name, error in zip(batch.names, batch.errors, strict=True):
                 tally.count(name, error, sure=True)
                 if not error:
                     names.append(name)
-            if seen.found is not None:
-                rows.append(seen.found.numpy())
+            if batch.outputs is not None:
+                rows.append(batch.outputs.numpy())
         if tally.progress is not None:
             tally.progress.done()
         if not rows:
             return
         vectors = np.concatenate(rows)
-        with whole_or_absent(self.features) as temporary, temporary.open("wb") as file:
+        with atomic_path(self.features) as temporary, temporary.open("wb") as file:
             np.savez(file, features=vectors, names=np.array(names))
         print(f"{len(names):,} vectors of {vectors.shape[1]:,} numbers: {self.features}")
 
@@ -164,7 +163,7 @@ class Tally:
     begun: float = field(default_factory=time.monotonic)
     progress: Progress | None = None
 
-    def watch(self, answers: Iterable["Answer"]) -> Iterator["Answer"]:
+    def watch(self, answers: Iterable["Prediction"]) -> Iterator["Prediction"]:
         for answer in answers:
             self.count(answer.name, answer.error, sure=bool(answer.labels))
             yield answer
@@ -202,7 +201,7 @@ def standard_input() -> BufferedReader:
     return cast(BufferedReader, sys.stdin.buffer)
 
 
-def as_csv(answers: Iterable["Answer"], top: int) -> Iterator[str]:
+def as_csv(answers: Iterable["Prediction"], top: int) -> Iterator[str]:
     """A line for each picture; what it is decided to be, then the guesses."""
     columns = [f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability")]
     yield csv_line(["picture", "answer", *columns, "error"])
@@ -218,13 +217,13 @@ def csv_line(values: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def as_json(answer: "Answer") -> str:
+def as_json(answer: "Prediction") -> str:
     guesses = [{"label": label, "probability": chance} for label, chance in answer.guesses]
     told = {"picture": answer.name, "labels": list(answer.labels), "guesses": guesses}
     return json.dumps(told | {"error": answer.error or None})
 
 
-def as_bars(answers: Iterable["Answer"]) -> Iterator[str]:
+def as_bars(answers: Iterable["Prediction"]) -> Iterator[str]:
     """A few pictures: every guess with its bar."""
     for answer in answers:
         if answer.error:
@@ -237,7 +236,7 @@ def as_bars(answers: Iterable["Answer"]) -> Iterator[str]:
             yield f"  {truncate(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
 
 
-def as_table(answers: Iterable["Answer"]) -> Iterator[str]:
+def as_table(answers: Iterable["Prediction"]) -> Iterator[str]:
     """Many pictures: one line each, with the answer and what else it might be."""
     yield f"{'picture':{NAME}}  {'answer':{LABEL}}          what else"
     for answer in answers:

@@ -12,7 +12,7 @@ from vitrail.cli.text import MANNER, tell
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import MIB
-from vitrail.serving.settings import MOST_PIXELS
+from vitrail.serving.config import MAX_PIXELS
 
 MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"
@@ -55,7 +55,7 @@ class Serve(DataOptions):
     """Size of a request."""
     max_pictures: int = 64
     """Pictures in a request."""
-    max_pixels: int = MOST_PIXELS
+    max_pixels: int = MAX_PIXELS
     """Pixels of a picture."""
     token: str | None = None
     """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
@@ -81,35 +81,35 @@ class Serve(DataOptions):
             raise ConfigError(
                 "--merge changes the features that classes are taught by; leave it or --allow-teach"
             )
-        from vitrail.prediction.engines import Guard
+        from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
-        from vitrail.serving.run import serve
-        from vitrail.serving.settings import Limits, Settings, by_name
+        from vitrail.serving.config import Limits, ServerConfig, parse_models
+        from vitrail.serving.server import serve
 
-        settings = Settings(
+        config = ServerConfig(
             host=self.host,
             port=self.port,
             token=os.environ.get(TOKEN, "") if self.token is None else self.token,
-            origins=self.allow_origin,
-            hosts=self.allow_host,
-            teach=self.allow_teach,
+            allow_origins=self.allow_origin,
+            allow_hosts=self.allow_host,
+            allow_teach=self.allow_teach,
             teach_to=self.teach_to,
             using=self.using,
             examples=self.examples,
-            batch=self.batch,
+            batch_size=self.batch,
             grace=self.grace,
             watchdog=self.watchdog,
             log="off" if MANNER.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MIB),
-                pictures=self.max_pictures,
+                images=self.max_pictures,
                 pixels=self.max_pixels,
                 queue=self.queue,
                 timeout=self.timeout,
             ),
         )
 
-        guard = Guard(data=self.data, max_drop=self.max_drop)
+        guard = AccuracyGuard(data=self.data, max_drop=self.max_drop)
 
         def opened(reference: str) -> Predictor:
             return Predictor(
@@ -119,10 +119,10 @@ class Serve(DataOptions):
                 preprocessing=self.preprocessing,
                 guard=guard,
                 device=self.device,
-                tell=tell,
+                log=tell,
             )
 
-        serve(by_name(self.models), settings, predictor=opened, say=say)
+        serve(parse_models(self.models), config, predictor=opened, log=say)
 
 
 def say(line: str) -> None:

@@ -13,16 +13,23 @@ import tyro
 from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.status import STOPPED
 from vitrail.cli.text import MANNER
-from vitrail.data.files import same_data
+from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent
-from vitrail.training.folder import check_same_run, is_run, new_folder, read_run
-from vitrail.training.recipes import EITHER_OR, making_way, read_recipe, to_toml
-from vitrail.training.settings import Settings
+from vitrail.training.config import RunConfig, Settings
+from vitrail.training.recipes import (
+    ALTERNATIVES,
+    check_same_run,
+    drop_alternatives,
+    is_run,
+    new_run_folder,
+    read_recipe,
+    read_run,
+    to_toml,
+)
 
 if TYPE_CHECKING:
-    from vitrail.training.run import Result
-    from vitrail.training.setup import Order
+    from vitrail.training.trainer import Result
 
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 
@@ -56,9 +63,9 @@ class Training(DataOptions):
             return cls(settings=settings, data=data, **cls.beginning_with(start))
         settings = read_recipe(recipe) if recipe else Settings()
         words = {word.partition("=")[0].replace("_", "-") for word in argv}
-        either = [name for pair in EITHER_OR for name in pair]
+        either = [name for pair in ALTERNATIVES for name in pair]
         given = [name for name in either if f"--{name}".replace("_", "-") in words]
-        return cls(settings=making_way(settings, given))  # options overrule the recipe
+        return cls(settings=drop_alternatives(settings, given))  # options overrule the recipe
 
     @classmethod
     def beginning_with(cls, start: str) -> dict[str, Any]:
@@ -74,31 +81,29 @@ class Training(DataOptions):
             raise ConfigError(
                 "which pictures? Give a folder of class folders, or builtin:sign-digits"
             )
-        order = self.order()
-        from vitrail.training.memory import keep_memory
+        config = self.run_config()
+        from vitrail.training.memory import configure_malloc
 
         if self.settings.machine.parts != 1:
-            keep_memory()
-        return 0 if self.go(order) else STOPPED
+            configure_malloc()
+        return 0 if self.go(config) else STOPPED
 
-    def go(self, order: "Order") -> bool:
+    def go(self, config: RunConfig) -> bool:
         """Train and tell; whether it came to its end."""
         from vitrail.cli.live import Live
-        from vitrail.training.run import run
+        from vitrail.training.trainer import run
 
         with Live(aside=self.json) as live:
-            result = run(order, live, begun=BEGUN)
+            result = run(config, live, started=BEGUN)
         self.tell(result)
         return result.finished
 
-    def order(self) -> "Order":
-        from vitrail.training.setup import Order
-
+    def run_config(self) -> RunConfig:
         if self.out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("several processes must know the run's folder; give --out")
-        return Order(
+        return RunConfig(
             data=self.data,
-            out=self.out or new_folder(self.data),
+            out=self.out or new_run_folder(self.data),
             settings=self.settings,
             start=self.start,
             resume=self.resume,
@@ -114,7 +119,7 @@ class Training(DataOptions):
         if self.out is None:
             raise ConfigError("which run? --resume needs --out with the run's folder")
         before, data, start = read_run(self.out)
-        if not same_data(data, self.data):
+        if not same_location(data, self.data):
             raise ConfigError(
                 f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
             )
@@ -155,15 +160,15 @@ class Finetune(Training):
             raise ConfigError("--ladder begins anew and --resume goes on; leave one of them out")
         return super().run()
 
-    def go(self, order: "Order") -> bool:
+    def go(self, config: RunConfig) -> bool:
         if not self.ladder:
-            return super().go(order)
+            return super().go(config)
         from vitrail.cli.ladder import run_ladder
 
         rate = self.settings.optim.learning_rate
         if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
             rate = None  # nobody asked for this one alone
-        return run_ladder(order, rate=rate, begun=BEGUN, as_json=self.json)
+        return run_ladder(config, rate=rate, started=BEGUN, as_json=self.json)
 
     @property
     def start(self) -> str:

@@ -13,10 +13,10 @@ from vitrail.cli.text import WIDTH, aside, paragraph, printable
 from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.formatting import percent, truncate
-from vitrail.training.settings import MachineSettings
+from vitrail.training.config import MachineSettings
 
 if TYPE_CHECKING:
-    from vitrail.training.scores import Report, TaskScores
+    from vitrail.training.vtab import BenchmarkReport, TaskScores
 
 LONGEST_GROUP = 12
 
@@ -50,9 +50,8 @@ class Vtab(DataOptions):
 
     def run(self) -> None:
         from vitrail.cli.live import Live
-        from vitrail.training.memory import keep_memory
-        from vitrail.training.tasks import open_task, read_tasks
-        from vitrail.training.vtab import Bench, Protocol, measure
+        from vitrail.training.memory import configure_malloc
+        from vitrail.training.vtab import Benchmark, Protocol, measure, open_task, read_tasks
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError(
@@ -72,17 +71,17 @@ class Vtab(DataOptions):
             image_size=self.image_size,
         )
         tasks = [open_task(task) for task in read_tasks(self.tasks)]
-        bench = Bench(
+        bench = Benchmark(
             reference=self.model,
             protocol=protocol,
             out=self.out or usual_folder(self.model, self.method),
             machine=self.machine,
-            tell=tell,
-            watch=lambda: Live(aside=self.json),
+            log=tell,
+            make_callback=lambda: Live(aside=self.json),
             progress=progress,
         )
         if self.machine.parts != 1:
-            keep_memory()
+            configure_malloc()
         with progress:
             report = measure(bench, tasks, self.seeds)
         if self.json:
@@ -99,7 +98,7 @@ def usual_folder(model: str, method: str) -> Path:
     return Path("runs") / f"vtab-{name}-{method}"
 
 
-def words(report: "Report") -> Iterator[str]:
+def words(report: "BenchmarkReport") -> Iterator[str]:
     """The results for people, in 80 columns."""
     yield ""
     yield from paragraph(f"{report.model}, {report.protocol['method']}: top-1 accuracy")
@@ -114,7 +113,7 @@ def words(report: "Report") -> Iterator[str]:
         yield f"{percent(report.mean_of_groups):>7}  mean of the groups' means"
 
 
-def table(report: "Report") -> Iterator[str]:
+def table(report: "BenchmarkReport") -> Iterator[str]:
     """A line for each task."""
     numbers = [numbers_of(task) for task in report.tasks]
     heads = ["pictures", "test", "classes", report.setting, "accuracy"]
@@ -136,8 +135,8 @@ def numbers_of(task: "TaskScores") -> list[str]:
     settings = list(dict.fromkeys(f"{score.setting:g}" for score in task.scores))
     deviation = "" if task.deviation is None else f" ± {100 * task.deviation:.1f}"
     return [
-        f"{first.learned:,}",
-        f"{first.judged:,}",
+        f"{first.train_images:,}",
+        f"{first.test_images:,}",
         f"{task.classes:,}",
         settings[0] if len(settings) == 1 else "several",
         f"{percent(task.accuracy)}{deviation}",

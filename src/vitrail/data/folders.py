@@ -1,194 +1,473 @@
-"""A folder of class folders, with or without train/ val/ test/ above them.
+"""Class folders, and lists of image files.
 
-    photos/daisy/1.jpg                   photos/train/daisy/1.jpg
-    photos/daisy/more/2.jpg              photos/val/daisy/2.jpg
+    photos/daisy/1.jpg               photos/train/daisy/1.jpg
+    photos/daisy/more/2.jpg          photos/val/daisy/2.jpg
 
-Folders below a class folder belong to it; hidden files are not seen, files that are no pictures
-are counted. A class is a folder with at least one picture in any split.
+Folders below a class folder belong to it, hidden files are ignored, files that are not images are
+counted. A class is a folder with at least one image in any split.
+
+    file,class,split                 {"file": "1.jpg", "labels": ["cat", "sofa"]}
+    train/daisy/1.jpg,daisy,train    {"file": "2.jpg", "labels": []}
+
+A list is CSV or JSON lines, with paths relative to it. Several labels are separated by `;` or `|`,
+or are a JSON array. Classes are in the order of `classes.txt` or `classes.json` beside the list, if
+there is one. Files outside the folder of the list, also through a link, are rejected unless
+`storage.allow_outside` allows them.
 """
 
+import csv
+import io
+import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.files import Disk, cannot_read
-from vitrail.data.samples import Collection, Names, Texts, is_picture, same_but_for_case
-from vitrail.data.splits import SPLITS, canonical, place
+from vitrail.data.datasets import (
+    SPLITS,
+    DatasetIndex,
+    ImageDataset,
+    ImageStore,
+    LabelEncoder,
+    Names,
+    PackedStrings,
+    canonical_split,
+    case_collisions,
+    is_image_name,
+    sort_classes,
+    split_order,
+)
+from vitrail.data.storage import (
+    ALLOW_OUTSIDE,
+    LocalStorage,
+    Storage,
+    is_inside,
+    outside_error,
+    read_error,
+)
 from vitrail.errors import DataError
 
-MOST_VISITS = 100  # of one folder by different links: two in each of 30 folders make 2**30 paths
-EXPECTED = "expected a folder for each class with pictures in it"
+MAX_VISITS = 100  # of one folder through links: two in each of 30 folders make 2**30 paths
+MAX_COLUMNS = 1000  # each takes time in every row, even in one that ends before it
+FILE_COLUMNS = ("file", "path", "image", "file_name", "filename", "filepath", "image_path")
+LABEL_COLUMNS = ("label", "class", "labels", "classes", "class_name")
+MULTI_LABEL_COLUMNS = ("labels", "classes")  # even if each image has one label
+LIST_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
+CLASS_FILES = ("classes.json", "classes.txt")
 
 
-class FolderStore:
-    """Pictures that are files below a folder."""
-
-    in_memory = False
+class FolderStore(ImageStore):
+    """Images that are files below a folder."""
 
     def __init__(self, root: str, names: Names) -> None:
         self.root = root
         self.names = names
-        self.disk = Disk()
+        self.storage = LocalStorage()
 
     def read(self, row: int) -> bytes:
-        return self.disk.read_all(os.path.join(self.root, self.names[row]))
+        return self.storage.read_all(os.path.join(self.root, self.names[row]))
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
         return np.fromiter((self.size(int(row)) for row in rows), np.int64, len(rows))
 
     def size(self, row: int) -> int:
         try:
-            return self.disk.size(os.path.join(self.root, self.names[row]))
+            return self.storage.size(os.path.join(self.root, self.names[row]))
         except DataError:
-            return -1  # missing: reading will tell
+            return -1  # missing: reading it raises
 
 
-def from_folder(root: Path, wanted: str | None = None) -> Collection:
-    """The pictures of a folder; of one stated split only, if it is `wanted`."""
-    stated = stated_splits(root)
-    tops = stated or {"": ""}  # what is above class folders, and which split that is
-    folders = {top: subfolders(root / top) for top in tops}
-    found = {name for top in tops for name in folders[top] if any_picture(root / top / name)}
+def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
+    """Index class folders, of one split only if it exists; None if there are no images.
+
+    Without split folders, every folder is scanned once.
+    """
+    subfolders, outside = list_folder(root)
+    split_folders = find_split_folders(root, subfolders)
+    split_names = tuple(sorted(set(split_folders.values()), key=split_order))
+    names, found, groups = PackedStrings(), set[str](), []
+    for top, top_split in (split_folders or {"": ""}).items():
+        is_wanted = split not in split_names or split == top_split
+        for name in list_folder(root / top)[0] if top else subfolders:
+            start, skipped = len(names), Counter[str]()
+            images = walk_images(root, f"{top}/{name}" if top else name, skipped)
+            if is_wanted:
+                for path in images:
+                    names.append(path)
+                groups.append((top_split, name, len(names) - start, skipped))
+            if len(names) > start or (not is_wanted and next(images, None) is not None):
+                found.add(name)
+    if not found:
+        return None
     classes = tuple(sorted(found))
-    if not classes:
-        raise DataError(f"{root} {why_empty(root)}; {EXPECTED}")
-    split_names = tuple(sorted(set(tops.values()), key=split_order)) if stated else ()
-    names, labels, splits = Texts(), [], []
-    left_out: Counter[str] = Counter()
-    for top, split in tops.items():
-        if wanted in split_names and split != wanted:
-            continue
-        left_out.update(direct_pictures(root / top))
-        for label, name in enumerate(classes):
-            if name not in folders[top]:
-                continue
-            before = len(names)
-            for path in pictures(root, f"{top}/{name}" if top else name, left_out):
-                names.append(path)
-            labels.append(np.full(len(names) - before, label, np.int32))
-            splits.append(np.full(len(names) - before, place(split, split_names), np.uint8))
-    return Collection(
+    class_ids = {name: number for number, name in enumerate(classes)}
+    groups = [group for group in groups if group[1] in class_ids]
+    counts = np.array([count for _, _, count, _ in groups], np.int64)
+    skipped = Counter[str]()
+    for *_, extensions in groups:
+        skipped.update(extensions)
+    notes = skipped_notes(skipped, 0 if split_folders else outside)
+    notes += case_collisions(classes)
+    others = (name for name in subfolders if name not in split_folders) if split_folders else ()
+    notes += [
+        f"{name}/ is not a split and was skipped" for name in others if any_image(root / name)
+    ]
+    split_ids = [split_names.index(name) if name else 0 for name, *_ in groups]
+    return DatasetIndex(
         names=names,
-        labels=np.concatenate(labels) if labels else np.zeros(0, np.int32),
+        labels=np.repeat(np.array([class_ids[name] for _, name, _, _ in groups], np.int32), counts),
         classes=classes,
         store=FolderStore(str(root), names),
         split_names=split_names,
-        split=np.concatenate(splits) if stated and splits else None,
-        notes=(*notes_about(left_out), *same_but_for_case(classes), *ignored(root, stated)),
+        split_ids=np.repeat(np.array(split_ids, np.uint8), counts) if split_folders else None,
+        notes=tuple(notes),
     )
 
 
-def stated_splits(root: Path) -> dict[str, str]:
-    """Folders that are splits, and which: {"training": "train", "valid": "val"}.
+def find_split_folders(root: Path, subfolders: Sequence[str]) -> dict[str, str]:
+    """Return folders that are splits, and which: {"training": "train", "valid": "val"}.
 
-    A folder named train may also be the class of a railway; it is a split if class folders are in
-    it and no pictures, and not the only one of its kind among folders of pictures.
+    A folder called train may also be a class. It is a split if it contains class folders and no
+    images, and is not the only one of its kind among folders of images.
     """
-    folders = subfolders(root)
-    found = {name: canonical(name) for name in folders if canonical(name) in SPLITS}
-    found = {
-        name: split
-        for name, split in found.items()
-        if not direct_pictures(root / name)
-        and any(any_picture(root / name / below) for below in subfolders(root / name))
-    }
-    others = [name for name in folders if name not in found]
-    if len(found) == 1 and any(direct_pictures(root / name) for name in others):
+    found = {}
+    for name in subfolders:
+        if (split := canonical_split(name)) in SPLITS:
+            below, images = list_folder(root / name)
+            if not images and any(any_image(root / name / folder) for folder in below):
+                found[name] = split
+    others = (name for name in subfolders if name not in found)
+    if len(found) == 1 and any(list_folder(root / name)[1] for name in others):
         return {}
     return found
 
 
-def pictures(root: Path, folder: str, left_out: Counter[str]) -> Iterator[str]:
-    """Paths below `root` of the pictures in a folder of it, in order; other files are counted."""
+def walk_images(root: str | Path, folder: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield sorted paths relative to `root` of the images in a folder; count other files."""
     visits: Counter[tuple[int, int]] = Counter()
-    above: list[tuple[int, int]] = []  # the folders that the walk is in, below the first
-    stack = [(folder, iter(entries(os.path.join(root, folder))))]
+    parents: list[tuple[int, int]] = []  # of the current folder, below the first
+    stack = [(folder, iter(list_entries(os.path.join(root, folder))))]
     while stack:
-        place, rest = stack[-1]
-        entry = next(rest, None)
+        parent, entries = stack[-1]
+        entry = next(entries, None)
         if entry is None:
             stack.pop()
-            del above[-1:]
+            del parents[-1:]
             continue
-        path = f"{place}/{entry.name}" if place else entry.name
+        path = f"{parent}/{entry.name}" if parent else entry.name
         if is_folder(entry):
-            about = entry.stat()
-            here = (about.st_dev, about.st_ino)
-            if here in above:  # a link to a folder it is in has no end
+            info = entry.stat()
+            inode = (info.st_dev, info.st_ino)
+            if inode in parents:  # a link to a parent folder
                 continue
-            visits[here] += 1
-            if visits[here] > MOST_VISITS:
+            visits[inode] += 1
+            if visits[inode] > MAX_VISITS:
                 raise DataError(
                     f"links in {os.path.join(root, folder)} lead to {entry.name} more than "
-                    f"{MOST_VISITS} times; remove those that are not needed"
+                    f"{MAX_VISITS} times; remove unneeded links"
                 )
-            above.append(here)
-            stack.append((path, iter(entries(os.path.join(root, path)))))
-        elif is_picture(entry.name):
+            parents.append(inode)
+            stack.append((path, iter(list_entries(os.path.join(root, path)))))
+        elif is_image_name(entry.name):
             yield path
         else:
-            left_out[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
+            skipped[os.path.splitext(entry.name)[1].lower() or "no extension"] += 1
 
 
-def entries(path: str | Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, in the order of names; hidden things are not seen."""
+def list_entries(path: str | Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder sorted by name, without hidden ones."""
     try:
-        with os.scandir(path) as found:
-            seen = [entry for entry in found if not entry.name.startswith((".", "__MACOSX"))]
+        with os.scandir(path) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
     except OSError as error:
-        raise cannot_read(path, error) from None
-    return sorted(seen, key=lambda entry: entry.name)
+        raise read_error(path, error) from None
+    return sorted(visible, key=lambda entry: entry.name)
 
 
-def subfolders(path: Path) -> list[str]:
-    return [entry.name for entry in entries(path) if is_folder(entry)]
+def list_folder(path: Path) -> tuple[list[str], int]:
+    """Return the subfolders of a folder, and the number of images directly in it."""
+    entries = list_entries(path)
+    folders = [entry.name for entry in entries if is_folder(entry)]
+    return folders, sum(is_image_name(e.name) and not is_folder(e) for e in entries)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads in a circle
+    except OSError:  # a circular link
         return False
 
 
-def direct_pictures(path: Path) -> dict[str, int]:
-    """How many pictures lie in the folder itself, as a count of what has no class."""
-    count = sum(is_picture(entry.name) and not is_folder(entry) for entry in entries(path))
-    return {"pictures outside class folders": count} if count else {}
+def any_image(folder: Path) -> bool:
+    return next(walk_images(folder, "", Counter()), None) is not None
 
 
-def any_picture(folder: Path) -> bool:
-    return next(pictures(folder, "", Counter()), None) is not None
+def has_images(root: Path) -> bool:
+    """Return whether some subfolder contains an image."""
+    return any(any_image(root / name) for name in list_folder(root)[0])
 
 
-def why_empty(root: Path) -> str:
-    found = entries(root)
-    if not found:
-        return "is empty"
-    if count := sum(direct_pictures(root).values()):
-        return f"holds {count:,} pictures but no class folders"
-    return "holds no pictures"
+def no_images(root: Path) -> DataError:
+    reason = "contains no images" if list_entries(root) else "is empty"
+    if count := list_folder(root)[1]:
+        reason = f"contains {count:,} images but no class folders"
+    return DataError(f"{root} {reason}; expected a folder with one subfolder of images per class")
 
 
-def split_order(name: str) -> tuple[int, str]:
-    """train, val, test, then others by letter."""
-    return (SPLITS.index(name) if name in SPLITS else len(SPLITS), name)
-
-
-def notes_about(left_out: Counter[str]) -> list[str]:
-    """A line about what was left out, and nothing if nothing was."""
-    outside = left_out.pop("pictures outside class folders", 0)
-    notes = [f"{outside:,} pictures lie outside class folders and were left out"] if outside else []
-    if left_out:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in left_out.most_common(5))
-        notes.append(f"{left_out.total():,} files are no pictures and were left out: {kinds}")
+def skipped_notes(extensions: Counter[str], outside: int = 0) -> list[str]:
+    """Describe skipped files: images outside class folders, and other files by extension."""
+    notes = [f"images outside class folders skipped: {outside:,}"] if outside else []
+    if extensions:
+        counts = ", ".join(f"{name} {count:,}" for name, count in extensions.most_common(5))
+        notes.append(f"files that are not images skipped: {extensions.total():,} ({counts})")
     return notes
 
 
-def ignored(root: Path, stated: dict[str, str]) -> list[str]:
-    """A line about each folder beside the splits that holds pictures nobody will see."""
-    others = [name for name in subfolders(root) if name not in stated] if stated else []
-    return [f"{name}/ is no split and was left out" for name in others if any_picture(root / name)]
+def open_single_class(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], name: str
+) -> ImageDataset:
+    """Open image files and folders of images as a dataset of the one class `name`."""
+    paths = [paths] if isinstance(paths, str | os.PathLike) else paths
+    names, skipped = PackedStrings(), Counter[str]()
+    for given in map(Path, paths):
+        path = given.expanduser()
+        if path.is_dir():
+            for image in walk_images(path, "", skipped):
+                names.append(os.path.join(path, image))
+        elif path.is_file() and is_image_name(path.name):
+            names.append(os.fspath(path))
+        else:
+            reason = "not an image" if path.exists() else "not found"
+            raise DataError(f"{name}={given}: {reason}; expected an image or a folder of images")
+    if not len(names):
+        raise DataError(f"{name}={', '.join(map(str, paths))}: contains no images")
+    return ImageDataset(
+        DatasetIndex(
+            names=names,
+            labels=np.zeros(len(names), np.int32),
+            classes=(name,),
+            store=FolderStore("", names),
+            notes=tuple(skipped_notes(skipped)),
+        )
+    )
+
+
+# Lists.
+
+
+class ListRow(NamedTuple):
+    """One line of a list."""
+
+    file: str
+    labels: tuple[str, ...]
+    split: str  # as written; empty if not stated
+    multi_label: bool  # whether the line could hold several labels
+
+
+def find_list(folder: Path) -> Path | None:
+    """Return the list in a folder: labels.csv, labels.jsonl, …"""
+    paths = (folder / f"labels{extension}" for extension in LIST_EXTENSIONS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def index_list(path: Path) -> DatasetIndex:
+    """Index the images of a CSV or JSON-lines file."""
+    storage = LocalStorage()
+    try:
+        text = io.TextIOWrapper(io.BytesIO(storage.read_all(str(path))), "utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise read_error(path, error) from None
+    names, labels, splits = PackedStrings(), LabelEncoder(), SplitEncoder()
+    for row in list_rows(text, path.name):
+        names.append(row.file)
+        labels.add(row.labels)
+        labels.multi_label |= row.multi_label
+        splits.add(row.split)
+    if not names:
+        raise DataError(f"{path} lists no images")
+    if not ALLOW_OUTSIDE.get():
+        check_inside(path, names)
+    classes, ids = number_classes(labels, read_classes(str(path.parent), storage))
+    split_names, split_ids = splits.encode(str(path))
+    return DatasetIndex(
+        names=names,
+        labels=labels.encode(ids, classes, str(path)),
+        classes=classes,
+        store=FolderStore(str(path.parent), names),
+        split_names=split_names,
+        split_ids=split_ids,
+        notes=tuple(case_collisions(classes)),
+    )
+
+
+def check_inside(path: Path, names: Names) -> None:
+    """Reject a list with files outside its folder.
+
+    Files are resolved one by one only in folders with links: resolving each of a million takes
+    longer than reading the list.
+    """
+    folder = str(path.parent)
+    root = os.path.realpath(folder)
+
+    @cache
+    def inspect(parent: str) -> tuple[bool, bool]:
+        """Return whether a folder is inside, and whether some of its files may be links."""
+        location, has_links = os.path.join(folder, parent), True
+        with suppress(OSError, ValueError), os.scandir(location) as entries:
+            has_links = any(entry.is_symlink() for entry in entries)
+        return is_inside(location, root), has_links
+
+    for name in names:
+        inside, has_links = inspect(os.path.dirname(name))
+        if not inside or (has_links and not is_inside(os.path.join(folder, name), root)):
+            raise outside_error(str(path), name, folder)
+
+
+def list_rows(text: str, name: str) -> Iterator[ListRow]:
+    """Parse a list; the extension of `name` selects the format."""
+    is_json = PurePosixPath(name).suffix.lower() in (".jsonl", ".ndjson")
+    lines = json_lines(text, name) if is_json else csv_lines(text, name)
+    columns: tuple[str, str] | None = None
+    for number, values in lines:
+        values = {str(key).strip().lower(): value for key, value in values.items()}
+        if columns is None or columns[0] not in values:
+            columns = find_columns(values, name)
+        file, label = values.get(columns[0]), values.get(columns[1])
+        if not file or not isinstance(file, str):
+            raise DataError(f"{name}: line {number} has no file name")
+        labels, multi_label = parse_labels(label)
+        multi_label = multi_label or columns[1] in MULTI_LABEL_COLUMNS
+        if not labels and not multi_label:
+            raise DataError(f"{name}: line {number} has no label")
+        yield ListRow(file, labels, str(values.get("split") or "").strip(), multi_label)
+
+
+def csv_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    header = text.partition("\n")[0]
+    delimiter = next((sign for sign in ",\t;" if sign in header), ",")
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+    try:
+        if (count := len(reader.fieldnames or ())) > MAX_COLUMNS:
+            raise DataError(f"{name} has {count:,} columns, above the limit of {MAX_COLUMNS:,}")
+        for values in reader:
+            if None in values:
+                raise DataError(f"{name}: line {reader.line_num} has more cells than the header")
+            yield reader.line_num, values
+    except csv.Error as error:
+        raise DataError(f"{name}: line {reader.line_num}: {error}") from None
+
+
+def json_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(io.StringIO(text), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise DataError(f"{name}: line {number} is not a JSON object")
+        yield number, values
+
+
+def find_columns(values: dict[str, Any], name: str) -> tuple[str, str]:
+    """Return the columns of the file and of the label."""
+    file = next((key for key in FILE_COLUMNS if key in values), None)
+    label = next((key for key in LABEL_COLUMNS if key in values), None)
+    if file is None or label is None:
+        kind, accepted = ("file", FILE_COLUMNS) if file is None else ("label", LABEL_COLUMNS)
+        columns = ", ".join(str(key) for key in values)[:200] or "none"
+        raise DataError(
+            f"{name} has no {kind} column ({', '.join(accepted[:3])}); its columns: {columns}"
+        )
+    return file, label
+
+
+def parse_labels(value: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the labels of a cell, and whether its notation allows several."""
+    match value:
+        case None | "":
+            return (), False
+        case bool() | int() | float():
+            return (f"{value:g}" if isinstance(value, float) else str(value),), False
+        case list():
+            return tuple(dict.fromkeys(str(item).strip() for item in value)), True
+        case str() if value.startswith("[") and value.endswith("]"):
+            try:
+                return parse_labels(json.loads(value))
+            except (ValueError, RecursionError):
+                return (value,), False
+        case str():
+            parts = [part.strip() for part in value.replace("|", ";").split(";")]
+            return tuple(dict.fromkeys(part for part in parts if part)), len(parts) > 1
+    return (str(value),), False
+
+
+class SplitEncoder:
+    """Collects the split of each row as a string, and encodes them once all are known."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+        self.values = bytearray()
+
+    def add(self, name: str) -> None:
+        if len(self.codes) >= 255 and name not in self.codes:
+            raise DataError(f"the split column has more than 255 values, such as {name!r}")
+        self.values.append(self.codes.setdefault(name, len(self.codes)))
+
+    def encode(
+        self, source: str, extra: Iterable[str] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray | None]:
+        """Return split names and the position of each row's split; None if none is stated."""
+        if set(self.codes) <= {""}:
+            return (), None
+        if "" in self.codes:
+            raise DataError(f"{source}: some images have a split and others do not")
+        names = {canonical_split(name) for name in (*self.codes, *extra)}
+        names = tuple(sorted(names, key=split_order))
+        ids = np.array([names.index(canonical_split(name)) for name in self.codes], np.uint8)
+        return names, ids[np.frombuffer(self.values, np.uint8)]
+
+
+def number_classes(
+    labels: LabelEncoder, classes: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return classes in order, and the id of each label; labels may also be ids of `classes`."""
+    ids = {} if classes is None else {str(number): number for number in range(len(classes))}
+    classes = sort_classes(labels.codes) if classes is None else classes
+    return classes, ids | {name: number for number, name in enumerate(classes)}
+
+
+def read_classes(folder: str, storage: Storage) -> tuple[str, ...] | None:
+    """Read classes.json or classes.txt in a folder, if there is one."""
+    for name in CLASS_FILES:
+        path = os.path.join(folder, name)
+        if storage.exists(path):
+            return parse_classes(storage.read_all(path).decode("utf-8-sig", "replace"), path)
+    return None
+
+
+def parse_classes(text: str, path: str) -> tuple[str, ...]:
+    """Parse class names: one per line, or a JSON list, {name: id} or {id: name}."""
+    value: Any = [line.strip() for line in text.splitlines() if line.strip()]
+    if path.endswith(".json"):
+        try:
+            value = json.loads(text)
+            if isinstance(value, dict) and isinstance(value.get("classes"), list):
+                value = value["classes"]
+            if isinstance(value, dict) and all(str(key).isdigit() for key in value):
+                value = {name: int(number) for number, name in value.items()}
+        except (ValueError, RecursionError) as error:
+            raise read_error(path, error) from None
+        if isinstance(value, dict) and sorted(value.values(), key=str) == sorted(
+            range(len(value)), key=str
+        ):
+            value = sorted(value, key=lambda name: value[name])
+    if not isinstance(value, list) or not value or len(set(map(str, value))) != len(value):
+        raise DataError(f"{path} is not a list of unique class names")
+    return tuple(str(name) for name in value)

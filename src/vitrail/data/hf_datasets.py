@@ -1,43 +1,47 @@
-"""Data sets of Hugging Face: `hf:owner/name`, or a folder of parquet or Arrow files.
+"""Datasets of Hugging Face: `hf:owner/name`, or a folder of parquet or Arrow files.
 
-Pictures come as the bytes they were stored in; nothing is decoded here. The library `datasets` is
-imported only when it is needed; it is in the extra `data`.
+Images are returned as the stored bytes, not decoded. The library `datasets` is imported on first
+use; it is in the extra `data`.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.files import OUTSIDE, Disk, is_inside, outside
-from vitrail.data.folders import split_order
-from vitrail.data.lists import LABEL, by_name, labels_of
-from vitrail.data.samples import Collection, LabelTable, Rows, Sample
-from vitrail.data.splits import canonical
+from vitrail.data.datasets import (
+    DatasetIndex,
+    ImageStore,
+    LabelEncoder,
+    RowNames,
+    canonical_split,
+    split_order,
+)
+from vitrail.data.folders import LABEL_COLUMNS, number_classes, parse_labels
+from vitrail.data.storage import ALLOW_OUTSIDE, LocalStorage, is_inside, outside_error
 from vitrail.errors import DataError
 from vitrail.extras import require
 
 PREFIX = "hf:"
+SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 
 class Columns(NamedTuple):
-    """Which columns of a table hold the picture and the label, and what the labels are called."""
+    """Columns of the image and of the label."""
 
     image: str
     label: str
     classes: tuple[str, ...] | None
-    several: bool
+    multi_label: bool
 
 
-class TableStore:
-    """Pictures that are cells of Arrow tables, which stay on the disk."""
-
-    in_memory = False
+class TableStore(ImageStore):
+    """Images that are cells of memory-mapped Arrow tables."""
 
     def __init__(
-        self, tables: Sequence[Any], column: str, rows: Rows, roots: tuple[str, ...]
+        self, tables: Sequence[Any], column: str, rows: RowNames, roots: tuple[str, ...]
     ) -> None:
         self.tables = tuple(tables)
         self.column = column
@@ -45,182 +49,132 @@ class TableStore:
         self.roots = roots
 
     def read(self, row: int) -> bytes:
-        part, place = self.rows.place(row)
+        """Return the bytes of an image; they may be in a file below one of `roots`."""
+        part, index = self.rows.locate(row)
+        name = self.rows[row]
         try:
-            cell = self.tables[part][place][self.column]
-        except Exception as error:  # whatever pyarrow throws
-            raise failed(f"row {self.rows[row]}", error) from None
-        return picture_in(cell, self.rows[row], self.roots)
-
-    def sizes(self, rows: np.ndarray) -> None:
-        return None
-
-
-class Stream:
-    """The samples of a split one after the other, none of them kept."""
-
-    def __init__(self, table: Any, columns: Columns, split: str, roots: tuple[str, ...]) -> None:
-        if columns.classes is None:
-            raise DataError(
-                f"the column {columns.label} does not name its classes, which a stream needs; "
-                "open the set without streaming"
-            )
-        self.table = table
-        self.columns = columns
-        self.split = split
-        self.roots = roots
-        self.classes = columns.classes
-        self.multi_label = columns.several
-
-    def __iter__(self) -> Iterator[Sample]:
-        for number, row in enumerate(self.table):
-            name, label = f"{self.split}/{number}", row[self.columns.label]
-            label = tuple(label) if self.multi_label else label
-            yield Sample(picture_in(row[self.columns.image], name, self.roots), label, name)
+            cell = self.tables[part][index][self.column]
+        except Exception as error:  # pyarrow raises various exceptions
+            raise open_error(f"row {name}", error) from None
+        if isinstance(cell, dict) and cell.get("bytes"):
+            return cell["bytes"]
+        if isinstance(cell, dict) and cell.get("path"):
+            if not any(is_inside(cell["path"], root) for root in self.roots):
+                raise outside_error(name, cell["path"], self.roots[0])
+            return LocalStorage().read_all(cell["path"])
+        raise DataError(f"{name} contains no image")
 
 
 def is_table_folder(folder: Path) -> bool:
-    """Whether a folder holds parquet files, or what `save_to_disk` writes."""
-    marks = ("dataset_dict.json", "state.json")
-    if any((folder / mark).is_file() for mark in marks):
+    """Return whether a folder contains parquet files, or the output of `save_to_disk`."""
+    if any((folder / marker).is_file() for marker in SAVED_MARKERS):
         return True
     patterns = ("*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
     return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
-def from_hf(reference: str) -> Collection:
-    """All splits of a set of the hub or of a folder."""
-    loaded = load(reference)
-    tables = loaded if isinstance(loaded, dict) else {"": loaded}
-    named = {canonical(str(name)): table for name, table in tables.items()}
-    splits = sorted(named, key=split_order)
-    columns = columns_of(named[splits[0]].features, reference)
-    labels, notes = LabelTable(), []
-    labels.multi_label = columns.several
+def index_hf(reference: str) -> DatasetIndex:
+    """Index all splits of a dataset of the hub, a folder or a file."""
+    loaded = load_tables(reference)
+    loaded = loaded if isinstance(loaded, dict) else {"": loaded}
+    tables = {canonical_split(str(name)): table for name, table in loaded.items()}
+    splits = sorted(tables, key=split_order)
+    columns = find_columns(tables[splits[0]].features, reference)
+    encoder, notes = LabelEncoder(), []
+    encoder.multi_label = columns.multi_label
     for split in list(splits):
-        found = labels_in(named[split], columns)
-        if found and all(label == ("-1",) for label in found):  # how the hub writes "not known"
-            notes.append(f"{split} has no labels and was left out")
+        labels = read_labels(tables[split], columns)
+        if labels and all(label == ("-1",) for label in labels):  # unlabeled on the hub
+            notes.append(f"split {split} has no labels and was skipped")
             splits.remove(split)
             continue
-        for label in found:
-            labels.add(label)
-    if not len(labels):
-        raise DataError(f"{reference} holds no pictures with labels")
-    classes, places = by_name(labels, columns.classes)
-    if columns.classes:  # labels are numbers of these
-        places = {str(number): number for number in range(len(classes))}
-    rows = Rows([(split or "row", len(named[split])) for split in splits])
-    stated = np.repeat(np.arange(len(splits), dtype=np.uint8), [len(named[s]) for s in splits])
-    pictures = [undecoded(named[split], columns.image) for split in splits]
-    return Collection(
+        for label in labels:
+            encoder.add(label)
+    if not len(encoder):
+        raise DataError(f"{reference} contains no labeled images")
+    classes, ids = number_classes(encoder, columns.classes)
+    if columns.classes:  # labels are ids of these
+        ids = {str(number): number for number in range(len(classes))}
+    lengths = [len(tables[split]) for split in splits]
+    rows = RowNames([(split or "row", n) for split, n in zip(splits, lengths, strict=True)])
+    undecoded = load_library(reference).Image(decode=False)
+    images = [tables[split].cast_column(columns.image, undecoded) for split in splits]
+    split_ids = np.repeat(np.arange(len(splits), dtype=np.uint8), lengths)
+    return DatasetIndex(
         names=rows,
-        labels=labels.numbered(places, classes, reference),
+        labels=encoder.encode(ids, classes, reference),
         classes=classes,
-        store=TableStore(pictures, columns.image, rows, roots_of(reference)),
+        store=TableStore(images, columns.image, rows, allowed_roots(reference)),
         split_names=tuple(splits) if splits != [""] else (),
-        split=stated if splits != [""] else None,
+        split_ids=split_ids if splits != [""] else None,
         notes=tuple(notes),
     )
 
 
-def stream(reference: str, split: str = "train") -> Stream:
-    """A split as it comes over the network or off the disk; memory stays flat."""
-    loaded = load(reference, streaming=True)
-    tables = {canonical(str(name)): table for name, table in loaded.items()}
-    if canonical(split) not in tables:
-        raise DataError(f"{reference} has no split {split!r}; it has {', '.join(tables)}")
-    table = tables[canonical(split)]
-    if table.features is None:
-        table = table._resolve_features()
-    columns = columns_of(table.features, reference)
-    pictures = undecoded(table, columns.image)
-    return Stream(pictures, columns, canonical(split), roots_of(reference))
-
-
-def load(reference: str, *, streaming: bool = False) -> Any:
-    """What `datasets` makes of a reference: a table per split, or one table."""
-    datasets = library(reference)
-    address, _, config = reference.removeprefix(PREFIX).partition("@")
-    folder = None if reference.startswith(PREFIX) else Path(reference)
+def load_tables(reference: str) -> Any:
+    """Return a dictionary of tables by split, or one table."""
+    datasets = load_library(reference)
+    repository, _, config = reference.removeprefix(PREFIX).partition("@")
     try:
-        if folder is None:
-            return datasets.load_dataset(address, config or None, streaming=streaming)
-        if any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-            loaded = datasets.load_from_disk(str(folder))
-            if not streaming:
-                return loaded
-            tables = loaded if isinstance(loaded, dict) else {"train": loaded}
-            return {name: table.to_iterable_dataset() for name, table in tables.items()}
-        if folder.is_file():
-            kind = folder.suffix.removeprefix(".").lower()
-            return datasets.load_dataset(kind, data_files=str(folder), streaming=streaming)
-        return datasets.load_dataset(str(folder), streaming=streaming)
-    except Exception as error:  # the hub, the network and pyarrow have many words for failing
-        raise failed(reference, error) from None
+        if reference.startswith(PREFIX):
+            return datasets.load_dataset(repository, config or None)
+        path = Path(reference)
+        if any((path / marker).is_file() for marker in SAVED_MARKERS):
+            return datasets.load_from_disk(str(path))
+        if path.is_file():
+            kind = path.suffix.removeprefix(".").lower()
+            return datasets.load_dataset(kind, data_files=str(path))
+        return datasets.load_dataset(str(path))
+    except Exception as error:  # the hub, the network and pyarrow raise various exceptions
+        raise open_error(reference, error) from None
 
 
-def library(reference: str) -> Any:
+def load_library(reference: str) -> Any:
     return require("datasets", extra="data", feature=reference)
 
 
-def columns_of(features: Any, reference: str) -> Columns:
-    """Find the picture by its type, and the label by its type or its name."""
-    datasets = library(reference)
+def find_columns(features: Any, reference: str) -> Columns:
+    """Find the image column by type, and the label column by type or name."""
+    datasets = load_library(reference)
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
-    labels = [
+    typed = [
         Columns("", name, tuple(inner.names), inner is not kind)
         for name, kind in features.items()
         if isinstance(inner := getattr(kind, "feature", kind), datasets.ClassLabel)
     ]
-    plain = [name for name in LABEL if name in features]
-    found = ", ".join(features) or "none"
+    named = [name for name in LABEL_COLUMNS if name in features]
+    columns = ", ".join(features) or "none"
     if not images:
-        raise DataError(f"{reference} has no column of pictures; its columns: {found}")
-    if not labels and not plain:
-        raise DataError(f"{reference} has no column of labels; its columns: {found}")
-    usual = sorted(labels, key=lambda columns: columns.label not in LABEL)
-    if usual:
-        return usual[0]._replace(image=images[0])
-    return Columns(images[0], plain[0], None, hasattr(features[plain[0]], "feature"))
+        raise DataError(f"{reference} has no image column; its columns: {columns}")
+    if not typed and not named:
+        raise DataError(f"{reference} has no label column; its columns: {columns}")
+    if typed:
+        best = min(typed, key=lambda column: column.label not in LABEL_COLUMNS)
+        return best._replace(image=images[0])
+    return Columns(images[0], named[0], None, hasattr(features[named[0]], "feature"))
 
 
-def labels_in(table: Any, columns: Columns) -> list[tuple[str, ...]]:
-    """The labels of a table as texts; the pictures are not touched."""
+def read_labels(table: Any, columns: Columns) -> list[tuple[str, ...]]:
+    """Return the labels of a table as strings, without reading images."""
     values = table.select_columns([columns.label])[columns.label][:]
-    if columns.several:
+    if columns.multi_label:
         return [tuple(str(item) for item in value) for value in values]
-    return [(str(value),) if isinstance(value, int) else labels_of(value)[0] for value in values]
+    return [(str(value),) if isinstance(value, int) else parse_labels(value)[0] for value in values]
 
 
-def undecoded(table: Any, column: str) -> Any:
-    return table.cast_column(column, library("pictures").Image(decode=False))
-
-
-def roots_of(reference: str) -> tuple[str, ...]:
-    """The folders whose files a table may name: its own, or the caches of the hub."""
-    if OUTSIDE.get():
+def allowed_roots(reference: str) -> tuple[str, ...]:
+    """Return the folders whose files a table may name: its own, or the caches of the hub."""
+    if ALLOW_OUTSIDE.get():
         return ("/",)
     if not reference.startswith(PREFIX):
         path = Path(reference)
         return (os.path.realpath(path.parent if path.is_file() else path),)
-    config = library(reference).config
+    config = load_library(reference).config
     hub = require("huggingface_hub.constants", extra="data", feature=reference)
     caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
     return tuple(map(os.path.realpath, caches))
 
 
-def picture_in(cell: Any, name: str, roots: tuple[str, ...]) -> bytes:
-    """The bytes of a picture, which may lie in a file of their own below one of `roots`."""
-    if isinstance(cell, dict) and cell.get("bytes"):
-        return cell["bytes"]
-    if isinstance(cell, dict) and cell.get("path"):
-        if not any(is_inside(cell["path"], root) for root in roots):
-            raise outside(name, cell["path"], roots[0])
-        return Disk().read_all(cell["path"])
-    raise DataError(f"{name} holds no picture")
-
-
-def failed(what: str, error: Exception) -> DataError:
-    words = " ".join(str(error).split())[:300] or type(error).__name__
-    return DataError(f"Hugging Face datasets cannot open {what}: {words}")
+def open_error(what: str, error: Exception) -> DataError:
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    return DataError(f"Hugging Face datasets cannot open {what}: {message}")

@@ -1,161 +1,222 @@
-"""Samples → batches, in worker processes or threads, in an order that is known beforehand.
+"""Samples → batches, in worker processes or threads.
 
-What a batch holds depends on (seed, step) alone: not on the number of workers, nor on how often the
-run was stopped. A picture that cannot be read is replaced by another of the same epoch, always the
-same one, and remembered with its reason; `strict` stops instead.
+A batch depends on (seed, step) alone: not on the number of workers, nor on interruptions of the
+run. An unreadable image is replaced by another one, always the same, and recorded in
+`Loader.skipped`; with `strict` it raises. The thread pools here are shared by training, prediction
+and serving.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Barrier, Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from vitrail.data.order import EvaluationOrder, Place, TrainingOrder, sample_rng
-from vitrail.data.samples import Source
-from vitrail.data.threads import cores, reading_threads
+from vitrail.data.datasets import Dataset, Label
+from vitrail.data.sampler import EvalSampler, SampleKey, TrainSampler, sample_rng
 from vitrail.errors import DataError
 
 Transform = Callable[[bytes | np.ndarray, np.random.Generator], Tensor]
-MOST_REPLACEMENTS = 20  # bad pictures in a row after which something else is wrong
-MOST_WORKERS = 8
+MAX_REPLACEMENTS = 20  # unreadable images in a row, after which something else is wrong
+MAX_WORKERS = 8
+MAX_POOL_THREADS = 8  # a CPU quota does not show in the number of cores
+SMALL_WORK = 1_000_000  # elements
+POOL_START = Lock()
 
 
 class Batch(NamedTuple):
-    """Pictures as bytes, what they show, and which samples they are."""
+    """Images as bytes, labels, and indices of the samples."""
 
     images: Tensor  # uint8 (B, C, H, W)
-    labels: Tensor  # int64 (B,), or float (B, K) of zeros and ones where several classes apply
-    indices: Tensor  # int64 (B,), places in the source
+    labels: Tensor  # int64 (B,), or float (B, K) of 0 and 1 if multi-label
+    indices: Tensor  # int64 (B,), in the dataset
 
 
 class Item(NamedTuple):
-    """What a worker makes of one place."""
+    """A transformed sample."""
 
-    image: Tensor | None  # None: it could not be read, and was not to be replaced
-    label: int | tuple[int, ...]
-    sample: int  # its place in the source
-    bad: list[tuple[str, str]]  # names of pictures that could not be read, and why
+    image: Tensor | None  # None: unreadable and not replaced
+    label: Label
+    row: int  # in the dataset
+    errors: list[tuple[str, str]]  # names of unreadable images, and why
 
 
-class Items(NamedTuple):
-    """A batch of items on its way from a worker: one tensor, the rest plain values."""
+class ItemBatch(NamedTuple):
+    """Collated items, as sent by a worker: one tensor, the rest plain values."""
 
-    images: Tensor  # of those that could be read
-    labels: list[int | tuple[int, ...]]
+    images: Tensor  # of the readable ones
+    labels: list[Label]
     indices: list[int]
-    bad: list[tuple[str, str]]
+    errors: list[tuple[str, str]]
 
 
 @dataclass
 class Loader:
-    """Iterate for batches; `skipped` tells which pictures could not be read, and why."""
+    """Iterable over batches; `skipped` maps the names of unreadable images to the reason."""
 
-    source: Source
+    dataset: Dataset
     transform: Transform
-    order: TrainingOrder | EvaluationOrder
+    sampler: TrainSampler | EvalSampler
     seed: int = 0
-    workers: int | None = None  # processes. None: as many as pay; 0: this one's threads
+    workers: int | None = None  # processes; None: automatic, 0: threads of this process
     strict: bool = False
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Batch]:
-        workers = usual_workers(self.source) if self.workers is None else self.workers
-        replace = isinstance(self.order, TrainingOrder) and not self.strict
-        samples = Reading(self.source, self.transform, self.seed, replace=replace)
-        batches = in_threads(samples, self.order)
-        if workers:  # DataLoader asks for its sampler's length only where somebody asks for its own
+        workers = default_workers(self.dataset) if self.workers is None else self.workers
+        replace = isinstance(self.sampler, TrainSampler) and not self.strict
+        items = ItemDataset(self.dataset, self.transform, self.seed, replace=replace)
+        batches = threaded_batches(items, self.sampler)
+        if workers:  # DataLoader needs the sampler's length only for its own
             batches = DataLoader(
-                samples,
-                batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+                items,
+                batch_sampler=self.sampler,  # pyright: ignore[reportArgumentType]
                 num_workers=workers,
                 collate_fn=collate,
             )
         try:
-            for items in batches:
-                batch = self.checked(items)
+            for item_batch in batches:
+                batch = self.to_batch(item_batch)
                 if len(batch.indices):
                     yield batch
-        except (RuntimeError, ConnectionError, EOFError) as error:  # which one is a matter of luck
+        except (RuntimeError, ConnectionError, EOFError) as error:  # which one is a race
             if type(error) is RuntimeError and "DataLoader worker" not in str(error):
                 raise
             raise DataError(
-                "a process that reads pictures died, most likely for want of memory; "
-                "try fewer workers"
+                "a data loading worker was killed, most likely out of memory; use fewer workers"
             ) from None
 
-    def checked(self, items: Items) -> Batch:
-        """The batch, once bad pictures are noted or refused."""
-        hopeless = isinstance(self.order, TrainingOrder) and not items.indices
-        for name, reason in items.bad:
-            if self.strict or hopeless:
+    def to_batch(self, items: ItemBatch) -> Batch:
+        """Record or raise the errors of a batch, and convert its labels."""
+        failed = isinstance(self.sampler, TrainSampler) and not items.indices
+        for name, reason in items.errors:
+            if self.strict or failed:
                 raise DataError(f"{name}: {reason}")
             self.skipped[name] = reason
-        return Batch(items.images, self.labels_of(items.labels), torch.tensor(items.indices))
-
-    def labels_of(self, labels: list[int | tuple[int, ...]]) -> Tensor:
-        if not self.source.multi_label:
-            return torch.tensor(labels)
-        many = torch.zeros(len(labels), len(self.source.classes))
-        for row, label in enumerate(labels):
-            many[row, list(label) if isinstance(label, tuple) else [label]] = 1
-        return many
+        if self.dataset.multi_label:
+            labels = torch.zeros(len(items.labels), len(self.dataset.classes))
+            for row, label in enumerate(items.labels):
+                labels[row, list(label) if isinstance(label, tuple) else [label]] = 1
+        else:
+            labels = torch.tensor(items.labels)
+        return Batch(items.images, labels, torch.tensor(items.indices))
 
 
-class Reading(Dataset):
-    """One sample at one time: what a worker does."""
+class ItemDataset(TorchDataset):
+    """Reads and transforms samples, in the worker."""
 
-    def __init__(self, source: Source, transform: Transform, seed: int, *, replace: bool) -> None:
-        self.source = source
+    def __init__(self, dataset: Dataset, transform: Transform, seed: int, *, replace: bool) -> None:
+        self.dataset = dataset
         self.transform = transform
         self.seed = seed
         self.replace = replace
 
-    def __getitem__(self, place: Place) -> Item:
-        bad = []
-        for attempt in range(MOST_REPLACEMENTS):
-            rng = sample_rng(self.seed, place, attempt)
-            index = place.index if attempt == 0 else int(rng.integers(len(self.source)))
+    def __getitem__(self, key: SampleKey) -> Item:
+        errors = []
+        for attempt in range(MAX_REPLACEMENTS):
+            rng = sample_rng(self.seed, key, attempt)
+            index = key.index if attempt == 0 else int(rng.integers(len(self.dataset)))
             try:
-                sample = self.source[index]
-                return Item(self.transform(sample.data, rng), sample.label, index, bad)
+                sample = self.dataset[index]
+                return Item(self.transform(sample.data, rng), sample.label, index, errors)
             except DataError as error:
-                bad.append((self.source.name(index), str(error)))
+                errors.append((self.dataset.name(index), str(error)))
                 if not self.replace:
                     break
-        return Item(None, 0, place.index, bad)
+        return Item(None, 0, key.index, errors)
 
 
-def in_threads(samples: Reading, order: Iterable[list[Place]]) -> Iterator[Items]:
-    """Batches one after the other, whenever the next is asked for: the pictures of each in threads.
+def threaded_batches(items: ItemDataset, batches: Iterable[list[SampleKey]]) -> Iterator[ItemBatch]:
+    """Load each batch on request, its images in threads; the cores are free in between.
 
-    Whoever computes on the same cores has them alone meanwhile. What is in memory is so quick to
-    fetch that threads would only cost.
+    Pixels in memory are loaded without threads, which would cost more than they save.
     """
-    if getattr(samples.source, "in_memory", False) or cores() == 1:
-        yield from (collate([samples[place] for place in places]) for places in order)
+    if getattr(items.dataset, "in_memory", False) or available_cores() == 1:
+        yield from (collate([items[key] for key in keys]) for keys in batches)
         return
-    with reading_threads() as threads:
-        for places in order:
-            yield collate(list(threads.map(samples.__getitem__, places)))
+    with reader_pool() as pool:
+        for keys in batches:
+            yield collate(list(pool.map(items.__getitem__, keys)))
 
 
-def collate(items: list[Item]) -> Items:
-    read = [item for item in items if item.image is not None]
-    images = [item.image for item in read if item.image is not None]
-    return Items(
+def collate(items: list[Item]) -> ItemBatch:
+    readable = [item for item in items if item.image is not None]
+    images = [item.image for item in readable if item.image is not None]
+    return ItemBatch(
         torch.stack(images) if images else torch.empty(0, dtype=torch.uint8),
-        [item.label for item in read],
-        [item.sample for item in read],
-        [bad for item in items for bad in item.bad],
+        [item.label for item in readable],
+        [item.row for item in readable],
+        [error for item in items for error in item.errors],
     )
 
 
-def usual_workers(source: Source) -> int:
-    """None for pixels in memory, which are quicker than a process; else one for each core."""
-    if getattr(source, "in_memory", False):
+def default_workers(dataset: Dataset) -> int:
+    """Return 0 for pixels in memory, else one process per core."""
+    if getattr(dataset, "in_memory", False):
         return 0
-    return min(MOST_WORKERS, cores())
+    return min(MAX_WORKERS, available_cores())
+
+
+# Threads. Decoding, resizing and matrix products release the GIL, so that threads share the work
+# without the cost of processes.
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def torch_threads_for(elements: int) -> Iterator[None]:
+    """Use one torch thread for small work, else the current number.
+
+    Small work is done before threads have synchronized; and a thread that has helped spins for
+    milliseconds on a core that another thread needs.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if elements <= SMALL_WORK else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def reader_pool() -> ThreadPoolExecutor:
+    """Start one thread per core, each with a single torch thread."""
+    return start_pool(min(available_cores(), MAX_POOL_THREADS), torch_threads=1, name="reader")
+
+
+def start_pool(count: int, *, torch_threads: int, name: str) -> ThreadPoolExecutor:
+    """Start a pool in which each thread has its own number of torch threads.
+
+    `set_num_threads` in a thread also changes the default of all threads started later. So all are
+    started here, one pool at a time, and the default is restored.
+    """
+    started = Barrier(count + 1)
+
+    def initialize() -> None:
+        torch.set_num_threads(torch_threads)
+        torch.get_num_threads()  # a thread adopts the number on its first query
+        started.wait()
+
+    with POOL_START:
+        default = torch.get_num_threads()
+        pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=initialize)
+        try:
+            for _ in range(count):
+                pool.submit(int)
+            started.wait()
+        except BaseException:  # no more threads available: those that exist must not wait
+            started.abort()
+            raise
+        finally:
+            torch.set_num_threads(default)
+    return pool

@@ -1,7 +1,7 @@
-"""How a picture becomes a model's input, as a value that travels with the weights.
+"""Configuration of preprocessing and augmentation. No torch, no NumPy.
 
-Wrong preprocessing is the most common reason for a good checkpoint to give bad answers; nobody
-should have to look it up. This file does not import torch.
+`Preprocessing` is saved with the weights: wrong preprocessing is the most common reason for a good
+checkpoint to predict badly. `Augmentation` and `Mixing` configure training.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,10 @@ Preset = Literal[
     "dino",
     "clip",
 ]
+Policy = Literal["none", "randaugment", "trivial", "augmix"]
+Crop = Literal["inception", "padded", "whole"]
+Flavor = Literal["torchvision", "timm", "timm-increasing", "big_vision"]
+MixStyle = Literal["timm", "big_vision"]
 Numbers = tuple[float, ...]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -30,7 +34,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-# Resize, its target as a share of the crop (None: no crop), filter, antialiasing, mean and std.
+# Resize mode, resize target as a fraction of the crop (None: no crop), filter, antialiasing, stats.
 PRESETS: dict[str, tuple[Resize, tuple[int, int] | None, Interpolation, bool, Any]] = {
     "google": ("direct", None, "bilinear", False, HALF),
     "big_vision": ("short-side", (8, 7), "area", True, HALF),
@@ -46,11 +50,11 @@ PRESETS: dict[str, tuple[Resize, tuple[int, int] | None, Interpolation, bool, An
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocessing:
-    """Resize, cut the middle out, and normalize: (pixel / 255 - mean) / std."""
+    """Resize, center crop, and normalize: (pixel / 255 - mean) / std."""
 
-    size: tuple[int, int]  # height and width of what the model gets
-    resize: Resize = "direct"  # both sides, or the short one and the other in proportion
-    resize_to: tuple[int, int] | None = None  # pixels before cutting; None: no cutting
+    size: tuple[int, int]  # height and width of the model's input
+    resize: Resize = "direct"  # both sides, or the short side with the aspect ratio preserved
+    resize_to: tuple[int, int] | None = None  # size before the center crop; None: no crop
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
     mean: Numbers = (0.5, 0.5, 0.5)
@@ -69,51 +73,92 @@ class Preprocessing:
             raise ConfigError(f"size={self.size} must be (height, width) in pixels")
         if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
             raise ConfigError(
-                f"mean={self.mean} and std={self.std} must be one number for each channel, "
-                "std above zero"
+                f"mean={self.mean} and std={self.std} must have one number per channel, std > 0"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
+        """Return plain values for a JSON file."""
         return asdict(self)
 
 
 def from_dict(values: Mapping[str, Any]) -> Preprocessing:
-    """What `to_dict` wrote; an unknown key or value is refused."""
-    known = [f.name for f in fields(Preprocessing)]
+    """Read the output of `to_dict`; unknown keys and values are rejected."""
+    names = [f.name for f in fields(Preprocessing)]
     for name in values:
-        if name not in known:
-            raise unknown("preprocessing setting", name, known)
+        if name not in names:
+            raise unknown("preprocessing setting", name, names)
     try:
         return Preprocessing(**values)
     except TypeError as error:
-        raise ConfigError(f"not a preprocessing: {error}") from None
+        raise ConfigError(f"invalid preprocessing: {error}") from None
 
 
 def preset(name: str, size: tuple[int, int], channels: int = 3) -> Preprocessing:
-    """What the named library does to an image for a model of this size.
+    """Return the evaluation preprocessing of a library for a model of this input size.
 
-    google          straight to the size, aspect not kept, [-1, 1]: the paper's evaluation
+    google          resize to the size without keeping the aspect ratio, [-1, 1]: the paper
     big_vision      short side to 8/7 of the size, center crop, [-1, 1]
-    fewshot         straight to 8/7 of the size, center crop, [-1, 1]: the few-shot protocol
+    fewshot         resize to 8/7 of the size, center crop, [-1, 1]: the few-shot protocol
     timm            short side to 10/9 of the size, center crop, [-1, 1]: AugReg
     torchvision     short side to 8/7 of the size, center crop, ImageNet statistics
-    transformers    straight to the size, [-1, 1]
+    transformers    resize to the size, [-1, 1]
     deit            as timm, ImageNet statistics: DeiT, DeiT III
     dino            short side to 8/7 of the size, bicubic, ImageNet statistics: DINO, DINOv2, MAE
-    clip            short side to the size, center crop, CLIP's statistics
+    clip            short side to the size, center crop, CLIP statistics
 
-    The statistics are those of RGB; any other number of channels gets 0.5.
+    Statistics are for RGB; mean and std of any other number of channels are 0.5.
     """
     if name not in PRESETS:
         raise unknown("preprocessing", name, PRESETS)
-    resize, share, interpolation, antialias, (mean, std) = PRESETS[name]
+    resize, ratio, interpolation, antialias, (mean, std) = PRESETS[name]
     return Preprocessing(
         size=size,
         resize=resize,
-        resize_to=share and (size[0] * share[0] // share[1], size[1] * share[0] // share[1]),
+        resize_to=ratio and (size[0] * ratio[0] // ratio[1], size[1] * ratio[0] // ratio[1]),
         interpolation=interpolation,
         antialias=antialias,
         mean=mean if channels == 3 else (0.5,) * channels,
         std=std if channels == 3 else (0.5,) * channels,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Augmentation of a training image (`augment.py`)."""
+
+    crop: Crop = "inception"  # random resized crop, padded random crop, or none
+    crop_area: tuple[float, float] = (0.05, 1.0)  # range of the area of an inception crop
+    padding: int = 4  # pixels of border for the padded crop
+    flip: bool = True  # horizontal flip with probability 0.5
+    policy: Policy = "none"
+    count: int = 2  # RandAugment: number of operations
+    magnitude: float = 10  # RandAugment: up to 30, or 10 in timm's flavors
+    flavor: Flavor = "torchvision"  # RandAugment: implementation
+    spread: float = 0.0  # RandAugment: standard deviation of the magnitude
+    color_jitter: float = 0.0  # range of brightness, contrast and saturation
+    erasing: float = 0.0  # probability of random erasing
+
+    def __post_init__(self) -> None:
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ConfigError(f"crop_area={self.crop_area} must satisfy 0 < low <= high <= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """Mixup and CutMix of a training batch (`mixup.py`)."""
+
+    mixup: float = 0.0  # alpha of mixup; 0 disables it
+    cutmix: float = 0.0  # alpha of CutMix; 0 disables it
+    chance: float = 1.0  # probability that a batch is mixed
+    style: MixStyle = "timm"  # in that of big_vision, an image keeps the larger share
+    after: float = 0.0  # epochs before it starts
+
+    def __post_init__(self) -> None:
+        if min(self.mixup, self.cutmix, self.after) < 0 or not 0 <= self.chance <= 1:
+            raise ConfigError(
+                f"mixup={self.mixup}, cutmix={self.cutmix} and after={self.after} must not be "
+                f"negative, and chance={self.chance} must be a probability"
+            )
+        if self.style == "big_vision" and self.cutmix:
+            raise ConfigError("style='big_vision' has no CutMix; set cutmix=0 or style='timm'")

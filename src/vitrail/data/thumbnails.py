@@ -1,4 +1,4 @@
-"""Small pictures for pages: made to fit a square, and written into the page itself."""
+"""Thumbnails for HTML pages, and images as data URLs."""
 
 import base64
 import io
@@ -6,35 +6,34 @@ import io
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decoding import open_picture
-from vitrail.data.samples import Source
+from vitrail.data.datasets import Dataset
+from vitrail.data.decode import open_image
 from vitrail.errors import DataError
 
-THUMBNAIL = 96  # pixels a side
+THUMBNAIL = 96  # pixels per side
 JPEG_QUALITY = 85
 
 
 def thumbnail(
-    part: Source, row: int, side: int = THUMBNAIL, *, enlarge: bool = True
+    dataset: Dataset, index: int, side: int = THUMBNAIL, *, enlarge: bool = True
 ) -> Image.Image | None:
-    """The whole picture, made to fit a square; None if it cannot be read."""
+    """Resize an image to fit a square; None if it cannot be read."""
     try:
-        data = part[row].data
+        data = dataset[index].data
         if isinstance(data, bytes):
-            data = open_picture(data).pixels(at_least=(side, side))
+            data = open_image(data).pixels(min_size=(side, side))
     except DataError:
         return None
-    image = Image.fromarray(in_color(data))
+    image = Image.fromarray(to_rgb(data))
     scale = side / max(image.size)
     if scale > 1 and not enlarge:
         return image
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
-    return image.resize(size, how)
+    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC)
 
 
-def in_color(pixels: np.ndarray) -> np.ndarray:
-    """What people see of pixels (H, W) or (H, W, C): gray, or the first three channels as RGB."""
+def to_rgb(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels (H, W) or (H, W, C) for display: gray, or the first three channels as RGB."""
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, :1].repeat(3, axis=2)
 
@@ -51,19 +50,17 @@ def to_jpeg(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+def data_url(data: bytes, format: str = "png") -> str:
+    return f"data:image/{format};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def inline_smallest(image: Image.Image) -> str:
-    """The picture as an address that holds it: PNG or JPEG, whichever is shorter."""
+def smallest_data_url(image: Image.Image) -> str:
+    """Encode as PNG or JPEG, whichever is smaller."""
     png, jpeg = to_png(image), to_jpeg(image)
-    if len(png) <= len(jpeg):
-        return inline(png)
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode('ascii')}"
+    return data_url(png) if len(png) <= len(jpeg) else data_url(jpeg, "jpeg")
 
 
-def picture_at(part: Source, row: int, side: int = THUMBNAIL) -> str | None:
-    """A sample's picture, no larger than a square, for the `src` of an image."""
-    small = thumbnail(part, row, side, enlarge=False)
-    return None if small is None else inline_smallest(small)
+def thumbnail_url(dataset: Dataset, index: int, side: int = THUMBNAIL) -> str | None:
+    """Return a thumbnail, not enlarged, for the `src` of an <img>; None if it cannot be read."""
+    image = thumbnail(dataset, index, side, enlarge=False)
+    return None if image is None else smallest_data_url(image)

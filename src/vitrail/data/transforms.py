@@ -1,17 +1,18 @@
-"""Encoded pictures → uint8 tensors of a model's size, for training and for evaluation.
+"""Images → uint8 tensors of a model's input size, for training, evaluation and prediction.
 
-Pixels are cut out first and resized after, as unsigned bytes, by torch's own kernel: two to three
-times what a picture library does on the same core. Normalization is for the whole batch, on the
-device (`normalize`). With `backend="pillow"` pictures are decoded and smoothed by Pillow, for
-numbers that must agree with published ones to the last digit. Where a preprocessing asks for no
-antialiasing, as Google's does, pictures are decoded whole and torch resizes: Pillow always smooths,
-and so would decoding at a half.
+Pixels are cropped, then resized as bytes by torch's kernel: two to three times as fast as an image
+library on the same core. Normalization is done for the whole batch, on the device (`normalize`).
+With `backend="pillow"`, images are decoded and resized by Pillow, for results that must agree with
+published ones to the last digit. Where a preprocessing has no antialiasing, as Google's, images are
+decoded at full size and resized by torch: Pillow always antialiases, and so would scaled decoding.
 
 Shapes: H x W pixels, C channels; arrays are (H, W, C), tensors (C, H, W).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from os import PathLike, fspath
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,17 +20,17 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data import augmentation, decoding
-from vitrail.data.augmentation import Box
-from vitrail.data.decoding import Picture, open_picture
-from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.data.variation import Augmentation
+from vitrail.data import augment
+from vitrail.data.augment import Box
+from vitrail.data.decode import Decoder, EncodedImage, open_image, pixels_from_pillow
+from vitrail.data.preprocessing import Augmentation, Interpolation, Preprocessing
+from vitrail.data.storage import LocalStorage
 from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
-MOST_OBLONG = 100  # times that one side may be the other, where the short one is resized
+MAX_ASPECT = 100  # ratio of the sides, where the short one is resized
 
-PILLOW = {
+PILLOW_FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -38,9 +39,79 @@ PILLOW = {
 }
 
 
+class PillowImage(Protocol):
+    """A Pillow image by its interface, so that callers need not import Pillow."""
+
+    mode: str
+
+    def convert(self, mode: str, /) -> Any: ...
+
+
+class NamedImage(NamedTuple):
+    """An encoded image and its name."""
+
+    name: str
+    data: bytes
+
+
+ImageInput = NamedImage | str | PathLike[str] | bytes | PillowImage | np.ndarray | Tensor
+
+
+def as_sequence(images: ImageInput | Sequence[ImageInput]) -> tuple[Sequence[ImageInput], bool]:
+    """Return images as a sequence, and whether they were one already."""
+    if isinstance(images, list | tuple) and not isinstance(images, NamedImage):
+        return images, True
+    return [cast(ImageInput, images)], False
+
+
+def input_name(image: ImageInput, index: int) -> str:
+    """Return the path of an image, or its position in the input."""
+    if isinstance(image, NamedImage):
+        return image.name
+    return fspath(image) if isinstance(image, str | PathLike) else f"image {index + 1}"
+
+
+def read_image(image: ImageInput, channels: int = 3) -> bytes | np.ndarray:
+    """Return the bytes of an image file, or pixels uint8 (H, W) or (H, W, C)."""
+    match image:
+        case NamedImage():
+            return image.data
+        case str() | PathLike():
+            return LocalStorage().read_all(fspath(image))
+        case bytes() | bytearray() | memoryview():
+            return bytes(image)
+        case Tensor():
+            pixels = image.detach().cpu().numpy()
+            return check_pixels(pixels, "(C, H, W)", 0, channels).transpose(1, 2, 0)
+        case np.ndarray():
+            return check_pixels(image, "(H, W) or (H, W, C)", -1, channels)
+    if hasattr(image, "convert") and hasattr(image, "mode"):
+        return pixels_from_pillow(image)  # pyright: ignore[reportArgumentType]
+    raise DataError(
+        f"{type(image).__name__} is not an image; expected a path, bytes, a Pillow image or pixels"
+    )
+
+
+def check_pixels(pixels: np.ndarray, shapes: str, axis: int, channels: int) -> np.ndarray:
+    """Reject pixels that cannot be converted to so many channels."""
+    is_gray = pixels.ndim == 2 and axis == -1
+    if pixels.dtype != np.uint8 or not (is_gray or pixels.ndim == 3) or 0 in pixels.shape:
+        raise DataError(
+            f"{pixels.dtype} array of shape {pixels.shape} is not an image; expected uint8, "
+            f"0 to 255, of shape {shapes}"
+        )
+    other = 3 if channels == 1 else channels
+    if not is_gray and pixels.shape[axis] not in (1, other):
+        raise DataError(
+            f"pixels of shape {pixels.shape} have {pixels.shape[axis]} channels; expected 1 or "
+            f"{other}, as {shapes}"
+        )
+    return pixels if pixels.flags.writeable else pixels.copy()  # torch warns about read-only arrays
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
-    """A random version of a picture, decided by the generator alone."""
+    """Random augmentation, a function of the image and the generator."""
 
     preprocessing: Preprocessing
     augmentation: Augmentation
@@ -48,145 +119,134 @@ class TrainTransform:
     backend: Backend = "torch"
 
     def __post_init__(self) -> None:
-        what = self.augmentation
-        if self.channels not in (1, 3) and (what.policy != "none" or what.color_jitter):
+        config = self.augmentation
+        if self.channels not in (1, 3) and (config.policy != "none" or config.color_jitter):
             raise ConfigError(
-                f"policy={what.policy!r} and color_jitter={what.color_jitter:g} change gray and "
-                f"colors, which {self.channels} channels are not; leave them out"
+                f"policy={config.policy!r} and color_jitter={config.color_jitter:g} need gray or "
+                f"RGB images, not {self.channels} channels; leave them out"
             )
 
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator) -> Tensor:
-        what = self.augmentation
-        size = self.preprocessing.size
-        backend = "quick" if self.backend == "torch" else "pillow"
-        picture = Undecoded(data, self.channels, backend, whole=not self.preprocessing.antialias)
-        if what.crop == "padded":
-            tensor = self.padded(picture, rng)
-        else:
-            box = Box(0, 0, picture.height, picture.width)
-            if what.crop == "inception":
-                box = augmentation.inception_crop(
-                    picture.height, picture.width, rng, area=what.crop_area
-                )
-            tensor = self.resized(picture.cut(box, size), size)
-        if what.flip and rng.random() < 0.5:
+        config, preprocessing = self.augmentation, self.preprocessing
+        height, width = size = preprocessing.size
+        decoder = "fast" if self.backend == "torch" else "pillow"
+        image = LazyImage(data, self.channels, decoder, full_size=not preprocessing.antialias)
+        box = Box(0, 0, image.height, image.width)
+        if config.crop == "inception":
+            box = augment.inception_crop(image.height, image.width, rng, area=config.crop_area)
+        tensor = resize(
+            image.crop(box, size),
+            size,
+            preprocessing.interpolation,
+            antialias=preprocessing.antialias,
+            backend=self.backend,
+        )
+        if config.crop == "padded":
+            box = augment.padded_crop(height, width, rng, padding=config.padding)
+            rows = reflect_indices(box.top, box.height, height)
+            columns = reflect_indices(box.left, box.width, width)
+            tensor = torch.from_numpy(tensor.numpy().take(rows, axis=1).take(columns, axis=2))
+        if config.flip and rng.random() < 0.5:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
-        if what.policy != "none" or what.color_jitter:
-            tensor = from_image(self.changed(to_image(tensor), rng))
-        if what.erasing and rng.random() < what.erasing:
-            tensor = augmentation.random_erasing(tensor, rng)
+        if config.policy != "none" or config.color_jitter:
+            tensor = from_pillow(self.augment(to_pillow(tensor), rng))
+        if config.erasing and rng.random() < config.erasing:
+            tensor = augment.random_erasing(tensor, rng)
         return tensor.contiguous()
 
-    def padded(self, picture: "Undecoded", rng: np.random.Generator) -> Tensor:
-        """The whole picture at the size, with a border, and of that a part of the size again."""
-        size = self.preprocessing.size
-        whole = picture.cut(Box(0, 0, picture.height, picture.width), size)
-        tensor = self.resized(whole, size)
-        box = augmentation.padded_crop(*size, rng, padding=self.augmentation.padding)
-        rows = mirrored(box.top, box.height, size[0])
-        columns = mirrored(box.left, box.width, size[1])
-        return torch.from_numpy(tensor.numpy().take(rows, axis=1).take(columns, axis=2))
-
-    def resized(self, pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
-        how = self.preprocessing
-        return resize(
-            pixels, size, how.interpolation, antialias=how.antialias, backend=self.backend
-        )
-
-    def changed(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        what = self.augmentation
-        if what.color_jitter:
-            share = what.color_jitter
-            image = augmentation.color_jitter(
-                image, rng, brightness=share, contrast=share, saturation=share, hue=0.0
+    def augment(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        config = self.augmentation
+        if jitter := config.color_jitter:
+            image = augment.color_jitter(
+                image, rng, brightness=jitter, contrast=jitter, saturation=jitter, hue=0.0
             )
-        match what.policy:
+        match config.policy:
             case "randaugment":
-                return augmentation.rand_augment(
+                return augment.rand_augment(
                     image,
                     rng,
-                    count=what.count,
-                    magnitude=what.magnitude,
-                    flavor=what.flavor,
-                    spread=what.spread,
+                    count=config.count,
+                    magnitude=config.magnitude,
+                    flavor=config.flavor,
+                    spread=config.spread,
                 )
             case "trivial":
-                return augmentation.trivial_augment(image, rng)
+                return augment.trivial_augment(image, rng)
             case "augmix":
-                return augmentation.aug_mix(image, rng)
+                return augment.aug_mix(image, rng)
         return image
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationTransform:
-    """The picture as the preprocessing says; nothing is random."""
+class EvalTransform:
+    """Deterministic resize and center crop."""
 
     preprocessing: Preprocessing
     channels: int = 3
     backend: Backend = "torch"
 
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator | None = None) -> Tensor:
-        how = self.preprocessing
-        backend = "auto" if self.backend == "torch" else "pillow"
-        picture = Undecoded(data, self.channels, backend, whole=not how.antialias)
-        size = how.resize_to or how.size
-        if how.resize == "short-side":
-            check_oblong(picture.height, picture.width)
-            size = in_proportion(picture.height, picture.width, min(size))
-        whole = picture.cut(Box(0, 0, picture.height, picture.width), size)
+        config = self.preprocessing
+        decoder = "auto" if self.backend == "torch" else "pillow"
+        image = LazyImage(data, self.channels, decoder, full_size=not config.antialias)
+        size = config.resize_to or config.size
+        if config.resize == "short-side":
+            check_aspect(image.height, image.width)
+            size = short_side_size(image.height, image.width, min(size))
+        pixels = image.crop(Box(0, 0, image.height, image.width), size)
         tensor = resize(
-            whole, size, how.interpolation, antialias=how.antialias, backend=self.backend
+            pixels, size, config.interpolation, antialias=config.antialias, backend=self.backend
         )
-        return cut_middle(tensor, how.size)
+        return center_crop(tensor, config.size)
 
 
-class Undecoded:
-    """A picture of which parts can be cut out, decoded no larger than needed, or `whole`."""
+class LazyImage:
+    """Image whose crops are decoded no larger than needed, or at `full_size`."""
 
     def __init__(
         self,
         data: bytes | np.ndarray,
         channels: int,
-        backend: decoding.Decoder,
+        decoder: Decoder,
         *,
-        whole: bool = False,
+        full_size: bool = False,
     ) -> None:
         self.channels = channels
-        self.backend: decoding.Decoder = backend
-        self.whole = whole or backend == "pillow"
-        self.picture: Picture | None = None
+        self.decoder: Decoder = decoder
+        self.full_size = full_size or decoder == "pillow"
+        self.encoded: EncodedImage | None = None
         if isinstance(data, np.ndarray):
-            self.array = with_channels(data, channels)
+            self.array = to_channels(data, channels)
             self.height, self.width = self.array.shape[:2]
         else:
-            self.picture = open_picture(data)
-            self.height, self.width = self.picture.height, self.picture.width
+            self.encoded = open_image(data)
+            self.height, self.width = self.encoded.height, self.encoded.width
 
-    def cut(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-        """A part of the picture that will be resized to `size`: decoded no larger than needed."""
-        array, down, across = self.decoded(box, size)
+    def crop(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+        """Return a crop that will be resized to `size`."""
+        array, down, across = self.decode(box, size)
         top, left = int(box.top * down), int(box.left * across)
         bottom = max(top + 1, round((box.top + box.height) * down))
         right = max(left + 1, round((box.left + box.width) * across))
         return array[top:bottom, left:right]
 
-    def decoded(self, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, float, float]:
-        """Pixels down to the box's end, and by how much they are fewer, down and across."""
-        if self.picture is None:
+    def decode(self, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, float, float]:
+        """Return pixels down to the end of the box, and their scale, vertical and horizontal."""
+        if self.encoded is None:
             return self.array, 1.0, 1.0
-        least = None
-        if not self.whole:
-            least = (
+        min_size = None
+        if not self.full_size:
+            min_size = (
                 -(-self.height * size[0] // box.height),
                 -(-self.width * size[1] // box.width),
             )
-        array = self.picture.pixels(
+        array = self.encoded.pixels(
             channels=self.channels,
-            at_least=least,
-            rows=box.top + box.height,
-            backend=self.backend,
+            min_size=min_size,
+            max_rows=box.top + box.height,
+            backend=self.decoder,
         )
-        rows = -(-self.height // self.picture.shrink(least))  # of which those below may be missing
+        rows = -(-self.height // self.encoded.scale(min_size))  # including those not decoded
         return array, rows / self.height, array.shape[1] / self.width
 
 
@@ -198,19 +258,20 @@ def resize(
     antialias: bool = True,
     backend: Backend = "torch",
 ) -> Tensor:
-    """uint8 (H, W, C) → uint8 (C, h, w), which may lie in memory with channels last."""
+    """uint8 (H, W, C) → uint8 (C, h, w), possibly in channels-last memory format."""
     if pixels.shape[:2] == size:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     if backend == "pillow" and (antialias or interpolation in ("nearest", "area")):
         if pixels.shape[2] not in (1, 3):  # Pillow has no mode for them
-            layers = np.dsplit(pixels, pixels.shape[2])
-            return torch.cat([resize(one, size, interpolation, backend=backend) for one in layers])
-        return from_image(as_image(pixels).resize((size[1], size[0]), PILLOW[interpolation]))
+            planes = np.dsplit(pixels, pixels.shape[2])
+            return torch.cat([resize(one, size, interpolation, backend=backend) for one in planes])
+        image = pixels_to_pillow(pixels)
+        return from_pillow(image.resize((size[1], size[0]), PILLOW_FILTERS[interpolation]))
     tensor = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: the fast kernel
     if interpolation in ("bilinear", "bicubic", "lanczos") and antialias:
         return F.interpolate(tensor, size, mode=interpolation, antialias=True)[0]
     if interpolation == "lanczos":
-        raise ConfigError("lanczos without antialiasing does not exist; use bicubic")
+        raise ConfigError("lanczos is not available without antialiasing; use bicubic")
     mode = "nearest-exact" if interpolation == "nearest" else interpolation
     corners = {"align_corners": False} if mode in ("bilinear", "bicubic") else {}
     exact = F.interpolate(tensor.float(), size, mode=mode, **corners)[0]
@@ -218,78 +279,77 @@ def resize(
 
 
 def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """uint8 (B, C, H, W) → what the model takes, on the device where the batch is."""
+    """uint8 (B, C, H, W) → normalized float, on the device of the batch."""
     mean = torch.tensor(preprocessing.mean, device=images.device)[:, None, None]
     std = torch.tensor(preprocessing.std, device=images.device)[:, None, None]
     scale, shift = 1 / (255 * std), mean / std
     if not images.is_cpu:
         return images.float().mul_(scale).sub_(shift)
     out = torch.empty(images.shape)
-    for picture, pixels in zip(out, images, strict=True):  # one at a time stays in the cache
-        picture.copy_(pixels).mul_(scale).sub_(shift)
+    for normalized, pixels in zip(out, images, strict=True):  # one at a time stays in the cache
+        normalized.copy_(pixels).mul_(scale).sub_(shift)
     return out
 
 
-def mirrored(start: int, count: int, size: int) -> np.ndarray:
-    """Places start to start + count on a line of `size`; those outside are mirrored at its ends."""
-    places = np.abs(np.arange(start, start + count))
-    return np.minimum(places, 2 * (size - 1) - places)
+def reflect_indices(start: int, count: int, size: int) -> np.ndarray:
+    """Return indices start to start + count, with those outside [0, size) reflected."""
+    indices = np.abs(np.arange(start, start + count))
+    return np.minimum(indices, 2 * (size - 1) - indices)
 
 
-def cut_middle(tensor: Tensor, size: tuple[int, int]) -> Tensor:
-    """The middle of a picture; a picture that is too small is padded with black."""
+def center_crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:
+    """Crop the center; an image that is too small is padded with black."""
     height, width = tensor.shape[-2:]
-    short = (max(0, size[0] - height), max(0, size[1] - width))
-    if any(short):
-        up, left = short[0] // 2, short[1] // 2
-        tensor = F.pad(tensor, (left, short[1] - left, up, short[0] - up))
+    missing = (max(0, size[0] - height), max(0, size[1] - width))
+    if any(missing):
+        top, left = missing[0] // 2, missing[1] // 2
+        tensor = F.pad(tensor, (left, missing[1] - left, top, missing[0] - top))
         height, width = tensor.shape[-2:]
     top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
     return tensor[..., top : top + size[0], left : left + size[1]].contiguous()
 
 
-def check_oblong(height: int, width: int) -> None:
-    """Refuse a picture so thin that its short side, made large, would make the other endless."""
-    if max(height, width) > MOST_OBLONG * min(height, width):
+def check_aspect(height: int, width: int) -> None:
+    """Reject an image so thin that resizing its short side would make the other enormous."""
+    if max(height, width) > MAX_ASPECT * min(height, width):
         raise DataError(
-            f"a picture of {width} x {height} pixels is too thin to be resized by its short side; "
-            f"its sides may differ {MOST_OBLONG} times"
+            f"aspect ratio of {width} x {height} pixels is above {MAX_ASPECT}, the limit for "
+            "resizing the short side"
         )
 
 
-def in_proportion(height: int, width: int, short: int) -> tuple[int, int]:
-    """The size with this short side and the picture's shape."""
+def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
+    """Return the size with this short side and the image's aspect ratio."""
     if height <= width:
         return short, max(short, int(short * width / height))
     return max(short, int(short * height / width)), short
 
 
-def with_channels(array: np.ndarray, channels: int) -> np.ndarray:
-    """Pixels (H, W) or (H, W, any) as (H, W, channels): gray repeated, color weighed."""
+def to_channels(array: np.ndarray, channels: int) -> np.ndarray:
+    """Convert pixels (H, W) or (H, W, any) to (H, W, channels): gray ↔ RGB."""
     if array.ndim == 2:
         array = array[:, :, None]
-    if array.shape[2] == channels:
+    actual = array.shape[2]
+    if actual == channels:
         return array
-    if array.shape[2] == 1:
+    if actual == 1:
         return np.repeat(array, channels, axis=2)
-    if array.shape[2] == 3 and channels == 1:
+    if actual == 3 and channels == 1:
         return np.array(Image.fromarray(array).convert("L"))[:, :, None]  # a copy: torch may write
-    given = array.shape[2]
     raise ConfigError(
-        f"pictures of {given} channels do not fit a model of {channels}; load it with "
-        f"channels={given}, or fine-tune it with --model.channels {given}"
+        f"images of {actual} channels do not fit a model of {channels}; load it with "
+        f"channels={actual}, or fine-tune it with --model.channels {actual}"
     )
 
 
-def to_image(tensor: Tensor) -> Image.Image:
-    return as_image(tensor.permute(1, 2, 0).contiguous().numpy())
+def to_pillow(tensor: Tensor) -> Image.Image:
+    return pixels_to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
 
 
-def as_image(pixels: np.ndarray) -> Image.Image:
-    """Pixels (H, W, 1 or 3) in Pillow."""
+def pixels_to_pillow(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
 
-def from_image(image: Image.Image) -> Tensor:
+def from_pillow(image: Image.Image) -> Tensor:
     array = np.array(image)
     return torch.from_numpy(array[:, :, None] if array.ndim == 2 else array).permute(2, 0, 1)

@@ -1,19 +1,9 @@
-"""A model and a data set → how good it is, and where it goes wrong.
+"""A model and a dataset → an `EvaluationResult`.
 
-passes.py        every picture once through a model, on any number of processes
-outcome.py       what is cheap enough to be asked during training, and the sums it is made of
-quick.py         the outcome of a model on a source
-api.py           everything there is to say: `vitrail.evaluate`
-pictures.py      which pictures are judged by, and whether the model may have learned from them
-findings.py      what that is, as values
-matching.py      whether model and data speak of the same classes
-views.py         several looks at each picture
-real.py          ImageNet-ReaL
-assess.py        predictions → findings, from
-  measures.py      precision, recall, F1, average precision, accuracy of the surest
-  calibration.py   what confidence is worth, and the temperature that mends it
-  bootstrap.py     how far each number can be trusted
-verdict.py       findings in plain words
-page.py          findings as a page, from parts.py, charts.py, diagrams.py and matrix.py
-folder.py        the page, the numbers and every prediction as files
+evaluate.py      `vitrail.evaluate`, the quick evaluation during training, and inference itself
+dataset.py       choice of split, overlap with the training data, class matching, ImageNet-ReaL
+metrics.py       accuracy, F1, average precision, selective accuracy
+calibration.py   reliability diagram, ECE, Brier score, temperature scaling
+bootstrap.py     95 % confidence intervals
+results.py       the result types, and their accumulation over batches and processes
 """

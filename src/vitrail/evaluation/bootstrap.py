@@ -1,9 +1,9 @@
-"""How far a number may be off: 95 % intervals by drawing the pictures again.
+"""95 % confidence intervals: bootstrap over images, and Wilson's for proportions.
 
-A statistic takes how often each picture was drawn, (R, N), and gives named values, (R,) each; from
-all ones it makes those of the data itself. Draws are the same on every run.
+A statistic maps resample weights (R, N), how often each image was drawn, to named values (R,);
+weights of all ones give the values of the data itself. Draws are the same on every run.
 
-Shapes: R resamples, N pictures, K classes.
+Shapes: R resamples, N images, K classes.
 """
 
 import math
@@ -11,184 +11,180 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vitrail.evaluation import measures
+from vitrail.evaluation import metrics
 from vitrail.evaluation.calibration import BINS, bin_of
-from vitrail.evaluation.findings import Estimate
-from vitrail.evaluation.measures import COVERAGE, share
+from vitrail.evaluation.metrics import COVERAGE, safe_divide
+from vitrail.evaluation.results import Estimate
 
-RESAMPLES = 1000
-FEWEST = 100
-BUDGET = 5 * 10**8  # pictures times classes times resamples, where all count: some seconds
+RESAMPLES, MIN_RESAMPLES = 1000, 100
+BUDGET = 5 * 10**8  # images x classes x resamples of multi-label data: some seconds
 CELLS = 2**21  # weights at a time: 16 MB
-CLASSES = 64  # at a time, so that no second copy of all labels is made
+CLASSES = 64  # at a time, to avoid a second copy of all labels
 
 Statistic = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
-def affordable(pictures: int, classes: int) -> int:
-    """How many resamples there is time for when each looks at every class of every picture."""
-    return min(RESAMPLES, max(FEWEST, BUDGET // (pictures * classes)))
+def num_resamples(samples: int, classes: int) -> int:
+    """Resamples that fit the time budget if each visits every class of every image."""
+    return min(RESAMPLES, max(MIN_RESAMPLES, BUDGET // (samples * classes)))
 
 
-def estimates(
+def estimate(
     values: Mapping[str, float],
     statistics: Sequence[Statistic],
-    pictures: int,
+    samples: int,
     resamples: int = RESAMPLES,
 ) -> dict[str, Estimate]:
-    """The values with their intervals; the statistics give the same names."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in values}
-    for weights in draws(pictures, resamples):
+    """Add intervals to values; the statistics return the same names."""
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in values}
+    for weights in resample_weights(samples, resamples):
         for statistic in statistics:
-            for name, drawn in statistic(weights).items():
-                found[name].append(drawn)
+            for name, resampled in statistic(weights).items():
+                drawn[name].append(resampled)
     return {
         name: interval(
             value,
-            np.concatenate(found[name]),
-            measures.answered(pictures, COVERAGE) if name == "accuracy_at_80" else pictures,
+            np.concatenate(drawn[name]),
+            metrics.num_covered(samples, COVERAGE) if name == "accuracy_at_80" else samples,
             math.inf if name == "loss" else 1.0,
         )
         for name, value in values.items()
     }
 
 
-def draws(pictures: int, resamples: int) -> Iterator[np.ndarray]:
-    """How often each picture is drawn when N are drawn of N; (R, N), some resamples at a time."""
+def resample_weights(samples: int, resamples: int) -> Iterator[np.ndarray]:
+    """How often each of N images is drawn in N draws with replacement; (R, N), in blocks."""
     rng = np.random.default_rng(0)
-    rows = max(1, CELLS // pictures)
+    rows = max(1, CELLS // samples)
     for start in range(0, resamples, rows):
-        weights = np.empty((min(rows, resamples - start), pictures))
+        weights = np.empty((min(rows, resamples - start), samples))
         for row in weights:
-            row[:] = np.bincount(rng.integers(pictures, size=pictures), minlength=pictures)
+            row[:] = np.bincount(rng.integers(samples, size=samples), minlength=samples)
         yield weights
 
 
-def interval(value: float, drawn: np.ndarray, pictures: int, most: float = 1.0) -> Estimate:
-    """The middle 95 % of the resamples, moved so that their median is the value.
+def interval(value: float, drawn: np.ndarray, samples: int, upper: float = 1.0) -> Estimate:
+    """Central 95 % of the resamples, shifted so that their median is the value.
 
-    For means the move is next to nothing. An ECE or an average precision grows when pictures
-    repeat, so that the resamples of one may all lie above the value they are to enclose.
-
-    Where all pictures are right, or none, so they are in all resamples; how far that may be off is
-    for their number to say, and the interval is Wilson's at least.
+    For means the shift is negligible. ECE and average precision grow when images repeat, so their
+    resamples may all lie above the value. If all images are correct, or none, every resample is
+    equal; the interval is then at least Wilson's.
     """
     drawn = drawn[np.isfinite(drawn)]
     if not math.isfinite(value) or not len(drawn):
         return Estimate(value, math.nan, math.nan)
-    low, middle, high = np.quantile(drawn, [0.025, 0.5, 0.975]).tolist()
-    low, high = max(0.0, value - (middle - low)), min(most, value + (high - middle))
-    if most == 1 and value in (0, 1):
-        least, greatest = wilson(int(value) * pictures, pictures)
+    low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975]).tolist()
+    low, high = max(0.0, value - (median - low)), min(upper, value + (high - median))
+    if upper == 1 and value in (0, 1):
+        least, greatest = wilson_interval(int(value) * samples, samples)
         low, high = min(low, least), max(high, greatest)
     return Estimate(value, low, high)
 
 
-def wilson(right: int, pictures: int) -> tuple[float, float]:
-    """Where the share over endless such pictures lies, 19 times of 20 (Wilson 1927)."""
-    z, p = 1.96, right / pictures
-    middle = p + z * z / (2 * pictures)
-    half = z * math.sqrt(p * (1 - p) / pictures + z * z / (4 * pictures**2))
-    low, high = ((middle + sign * half) / (1 + z * z / pictures) for sign in (-1, 1))
-    return low if right else 0.0, high if right < pictures else 1.0
+def wilson_interval(correct: int, samples: int) -> tuple[float, float]:
+    """95 % confidence interval of a proportion (Wilson 1927)."""
+    z, p = 1.96, correct / samples
+    middle = p + z * z / (2 * samples)
+    half = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples**2))
+    low, high = ((middle + sign * half) / (1 + z * z / samples) for sign in (-1, 1))
+    return low if correct else 0.0, high if correct < samples else 1.0
 
 
 def means(columns: Mapping[str, np.ndarray]) -> Statistic:
-    """The mean of each column (N,); NaN of one that is not finite throughout."""
+    """Mean of each column (N,); NaN for a column with a value that is not finite."""
     table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)  # (N, C)
-    told = np.isfinite(table).all(axis=0)
-    table = np.where(told, table, 0.0)
+    finite = np.isfinite(table).all(axis=0)
+    table = np.where(finite, table, 0.0)
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        found = weights @ table / weights.sum(axis=1, keepdims=True)  # (R, C)
-        return dict(zip(columns, np.where(told, found, np.nan).T, strict=True))
+        values = weights @ table / weights.sum(axis=1, keepdims=True)  # (R, C)
+        return dict(zip(columns, np.where(finite, values, np.nan).T, strict=True))
 
     return statistic
 
 
-def balanced_accuracy(labels: np.ndarray, right: np.ndarray, classes: int) -> Statistic:
-    """The mean recall of the classes that were drawn; labels (N,)."""
+def balanced_accuracy(labels: np.ndarray, correct: np.ndarray, classes: int) -> Statistic:
+    """Mean recall over the classes drawn; labels (N,)."""
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        shown = by_group(weights, labels, classes)
-        hits = by_group(weights[:, right], labels[right], classes)
-        return {"balanced_accuracy": measures.balanced_accuracy(hits, shown)}
+        support = sum_by_group(weights, labels, classes)
+        hits = sum_by_group(weights[:, correct], labels[correct], classes)
+        return {"balanced_accuracy": metrics.balanced_accuracy(hits, support)}
 
     return statistic
 
 
-def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> Statistic:
-    """Over pictures whose confidence (N,) is a number."""
+def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray) -> Statistic:
+    """ECE over images with finite confidence (N,)."""
     known = np.isfinite(confidence)
     gaps = np.zeros((len(known), BINS))
-    gaps[known, bin_of(confidence[known])] = right[known] - confidence[known]
+    gaps[known, bin_of(confidence[known])] = correct[known] - confidence[known]
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        return {"ece": share(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
+        return {"ece": safe_divide(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
 
     return statistic
 
 
-def accuracy_at(name: str, confidence: np.ndarray, right: np.ndarray, coverage: float) -> Statistic:
-    """Under `name`, the accuracy on the share of what was drawn that is most confident."""
-    order = measures.surest_first(confidence)
-    ordered = right[order].astype(np.float64)
-    count = measures.answered(len(order), coverage)
+def accuracy_at_80(
+    confidence: np.ndarray, correct: np.ndarray, coverage: float = COVERAGE
+) -> Statistic:
+    """Selective accuracy at a coverage."""
+    order = metrics.confidence_order(confidence)
+    ordered = correct[order].astype(np.float64)
+    count = metrics.num_covered(len(order), coverage)
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        found = np.empty(len(weights))
+        hits = np.empty(len(weights))
         for row, times in enumerate(weights):
             drawn = times[order]
-            reached = np.cumsum(drawn)
-            last = np.searchsorted(reached, count)  # which may be drawn more often than is wanted
-            wanted = count - (reached[last] - drawn[last])
-            found[row] = (drawn * ordered)[:last].sum() + wanted * ordered[last]
-        return {name: found / count}
+            total = np.cumsum(drawn)
+            last = np.searchsorted(total, count)  # may be drawn more often than still needed
+            needed = count - (total[last] - drawn[last])
+            hits[row] = (drawn * ordered)[:last].sum() + needed * ordered[last]
+        return {"accuracy_at_80": hits / count}
 
     return statistic
 
 
 def mean_average_precision(scores: np.ndarray, truth: np.ndarray) -> Statistic:
-    """Over the classes drawn that have a positive; scores (N, K) and bool (N, K)."""
+    """mAP over the classes drawn that have a positive; scores (N, K) and bool (N, K)."""
     classes = np.flatnonzero(truth.any(axis=0))
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        found = np.full((len(weights), len(classes)), np.nan)
+        values = np.full((len(weights), len(classes)), np.nan)
         for column, k in enumerate(classes):
             positive = truth[:, k]
-            groups = measures.threshold_groups(scores[:, k], positive)
+            groups = metrics.threshold_groups(scores[:, k], positive)
             size = int(groups.max()) + 1
-            found[:, column] = measures.area_under_steps(
-                by_group(weights[:, positive], groups[positive], size),
-                by_group(weights, groups, size),
+            values[:, column] = metrics.average_precision_of_counts(
+                sum_by_group(weights[:, positive], groups[positive], size),
+                sum_by_group(weights, groups, size),
             )
-        return {"mean_average_precision": measures.known_mean(found)}
+        return {"mean_average_precision": metrics.nan_mean(values)}
 
     return statistic
 
 
-def f1(said: np.ndarray, truth: np.ndarray) -> Statistic:
-    """Micro and macro, of bool (N, K) each."""
+def f1(predicted: np.ndarray, truth: np.ndarray) -> Statistic:
+    """Micro and macro F1 of bool (N, K) each."""
     classes = truth.shape[1]
 
     def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        weights = weights.astype(np.float32)  # whole numbers: exact
-        hits, shown, told = np.empty((3, len(weights), classes), np.float32)
+        weights = weights.astype(np.float32)  # integers: exact
+        hits, support, assigned = np.empty((3, len(weights), classes), np.float32)
         for start in range(0, classes, CLASSES):
             part = slice(start, start + CLASSES)
-            hits[:, part] = weights @ (said[:, part] & truth[:, part]).astype(np.float32)
-            shown[:, part] = weights @ truth[:, part].astype(np.float32)
-            told[:, part] = weights @ said[:, part].astype(np.float32)
-        return {
-            "f1_micro": measures.f1_micro(hits, shown, told),
-            "f1_macro": measures.f1_macro(hits, shown, told),
-        }
+            hits[:, part] = weights @ (predicted[:, part] & truth[:, part]).astype(np.float32)
+            support[:, part] = weights @ truth[:, part].astype(np.float32)
+            assigned[:, part] = weights @ predicted[:, part].astype(np.float32)
+        return metrics.f1_averages(hits, support, assigned)
 
     return statistic
 
 
-def by_group(weights: np.ndarray, groups: np.ndarray, size: int) -> np.ndarray:
-    """The weights (R, N) summed by each picture's group (N,). (R, size)"""
+def sum_by_group(weights: np.ndarray, groups: np.ndarray, size: int) -> np.ndarray:
+    """Sum weights (R, N) by the group of each image (N,). (R, size)"""
     flat = groups + size * np.arange(len(weights))[:, None]
     total = np.bincount(flat.ravel(), weights=weights.ravel(), minlength=size * len(weights))
     return total.reshape(len(weights), size)

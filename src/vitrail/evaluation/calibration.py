@@ -1,83 +1,75 @@
-"""Whether a model's confidence can be believed, and the temperature that mends it.
+"""Calibration: reliability diagram, ECE, Brier score, and temperature scaling.
 
-After Guo et al. 2017 (arXiv:1706.04599). Pure functions of arrays. Logits may hold -inf, which is
-a class that is ruled out, but neither NaN nor +inf: those have no confidence.
+After Guo et al. 2017 (arXiv:1706.04599). Pure functions of arrays. Logits may contain -inf (an
+excluded class), but neither NaN nor +inf.
 
-Shapes: N pictures, K classes.
+Shapes: N images, K classes.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.evaluation.findings import Calibration
-from vitrail.evaluation.measures import share
-from vitrail.evaluation.outcome import Loss
+from vitrail.evaluation.metrics import LossKind, safe_divide
+from vitrail.evaluation.results import Calibration
 
 BINS = 15
-COLDEST, HOTTEST = 0.01, 100.0  # temperatures; a model that is always right would want 0
-CLOSE_ENOUGH = 1e-10  # relative
-MOST_STEPS = 100  # halving alone would take 40
-RULED_OUT = -1e30  # for -inf: its probability is 0, and 0 times it is 0
+EDGES = np.linspace(0, 1, BINS + 1)
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # a model without mistakes would get 0
+TOLERANCE = 1e-10  # relative
+MAX_STEPS = 100  # bisection alone would take 40
+EXCLUDED = -1e30  # replaces -inf: its probability is 0, and 0 times it is 0
 CHUNK = 2**17  # logits at a time: a megabyte, which stays in the cache
 
 
-class Bins(NamedTuple):
-    """What a reliability diagram shows."""
-
-    counts: np.ndarray  # int64 (bins,)
-    confidence: np.ndarray  # (bins,) mean; NaN in an empty bin
-    accuracy: np.ndarray  # (bins,) mean; NaN in an empty bin
-
-
-def edges() -> np.ndarray:
-    return np.linspace(0, 1, BINS + 1)
-
-
-def bin_of(confidence: np.ndarray) -> np.ndarray:
-    """The bin of each confidence; on an edge it is the lower one, as in scikit-learn. (N,)"""
-    return np.searchsorted(edges()[1:-1], confidence)
-
-
-def reliability(confidence: np.ndarray, right: np.ndarray) -> Bins:
-    """What was promised and what was kept, by bin."""
-    place = bin_of(confidence)
-    counts = np.bincount(place, minlength=BINS)
-    promised, kept = (np.bincount(place, weights=x, minlength=BINS) for x in (confidence, right))
-    return Bins(counts, share(promised, counts), share(kept, counts))
-
-
-def expected_calibration_error(bins: Bins) -> float:
-    """The mean gap between confidence and accuracy, by the bins' counts; NaN of no pictures."""
-    gaps = np.nan_to_num(np.abs(bins.confidence - bins.accuracy))
-    return float(share(gaps @ bins.counts, bins.counts.sum()))
-
-
 def calibrate(
-    logits: np.ndarray, labels: np.ndarray, confidence: np.ndarray, right: np.ndarray, loss: Loss
+    logits: np.ndarray,
+    labels: np.ndarray,
+    confidence: np.ndarray,
+    correct: np.ndarray,
+    loss: LossKind,
 ) -> Calibration:
-    """All there is to say about logits (N, K) and labels (N,), given what was made of them."""
-    bins = reliability(confidence, right)
+    """All calibration metrics of logits (N, K) and labels (N,)."""
+    counts, mean_confidence, accuracy = bins = reliability_bins(confidence, correct)
     scaled = cross_fitted_confidence(logits, labels, loss)
     return Calibration(
-        edges=edges(),
-        counts=bins.counts,
-        confidence=bins.confidence,
-        accuracy=bins.accuracy,
-        ece=expected_calibration_error(bins),
+        edges=EDGES,
+        counts=counts,
+        confidence=mean_confidence,
+        accuracy=accuracy,
+        ece=expected_calibration_error(*bins),
         brier=brier_score(logits, labels, loss),
         temperature=fit_temperature(logits, labels, loss),
-        ece_scaled=expected_calibration_error(reliability(scaled, right)),
+        ece_scaled=expected_calibration_error(*reliability_bins(scaled, correct)),
     )
 
 
-def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> np.ndarray:
-    """Each picture's confidence at a temperature it had no part in. (N,)
+def bin_of(confidence: np.ndarray) -> np.ndarray:
+    """Bin of each confidence; an edge belongs to the lower bin, as in scikit-learn. (N,)"""
+    return np.searchsorted(EDGES[1:-1], confidence)
 
-    Pictures at even places get that of the odd ones, and the other way round.
-    """
+
+def reliability_bins(
+    confidence: np.ndarray, correct: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, mean confidences and accuracies of the bins; NaN in an empty bin. (BINS,) each"""
+    bins = bin_of(confidence)
+    counts = np.bincount(bins, minlength=BINS)
+    sums = [np.bincount(bins, weights=x, minlength=BINS) for x in (confidence, correct)]
+    return counts, safe_divide(sums[0], counts), safe_divide(sums[1], counts)
+
+
+def expected_calibration_error(
+    counts: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray
+) -> float:
+    """ECE: mean gap between confidence and accuracy, weighted by count; NaN without images."""
+    gaps = np.nan_to_num(np.abs(confidence - accuracy))
+    return float(safe_divide(gaps @ counts, counts.sum()))
+
+
+def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> np.ndarray:
+    """Confidence of each image at the temperature fitted on the other half (even/odd). (N,)"""
     scaled = np.empty(len(labels))
     even, odd = slice(0, None, 2), slice(1, None, 2)
     for part, rest in ((even, odd), (odd, even)):
@@ -86,24 +78,24 @@ def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: Loss) 
     return scaled
 
 
-def confidence_at(logits: np.ndarray, temperature: float, loss: Loss) -> np.ndarray:
-    """The probability of the likeliest class of logits / temperature. (N,)"""
-    found = [probabilities(logits[rows], loss, temperature).max(axis=1) for rows in chunks(logits)]
-    return np.concatenate([np.empty(0), *found])
+def confidence_at(logits: np.ndarray, temperature: float, loss: LossKind) -> np.ndarray:
+    """Probability of the top-1 class of logits / temperature. (N,)"""
+    parts = [probabilities(logits[rows], loss, temperature).max(axis=1) for rows in chunks(logits)]
+    return np.concatenate([np.empty(0), *parts])
 
 
-def brier_score(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> float:
-    """The mean squared distance of probabilities from the truth, summed over classes."""
+def brier_score(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> float:
+    """Mean squared error of the probabilities, summed over classes."""
     total = 0.0
     for rows in chunks(logits):
-        chances = probabilities(logits[rows], loss)
-        of_truth = np.take_along_axis(chances, labels[rows, None], axis=1)
-        total += float((chances**2).sum() + (1 - 2 * of_truth).sum())
+        predicted = probabilities(logits[rows], loss)
+        of_label = np.take_along_axis(predicted, labels[rows, None], axis=1)
+        total += float((predicted**2).sum() + (1 - 2 * of_label).sum())
     return total / len(labels) if len(labels) else math.nan
 
 
-def probabilities(logits: np.ndarray, loss: Loss, temperature: float = 1.0) -> np.ndarray:
-    """Softmax or sigmoids of logits / temperature, in float64. (N, K)"""
+def probabilities(logits: np.ndarray, loss: LossKind, temperature: float = 1.0) -> np.ndarray:
+    """Softmax or sigmoid of logits / temperature in float64. (N, K)"""
     logits = logits.astype(np.float64) / temperature
     if loss == "sigmoid":
         return sigmoid(logits)
@@ -112,64 +104,64 @@ def probabilities(logits: np.ndarray, loss: Loss, temperature: float = 1.0) -> n
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    small = np.exp(-np.abs(x))  # so that nothing overflows, and what is close to 0 is exact
+    small = np.exp(-np.abs(x))  # does not overflow, and is exact close to 0
     return np.where(x < 0, small, 1.0) / (1 + small)
 
 
-def fit_temperature(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> float:
-    """The T in [0.01, 100] for which logits / T have the least log loss; 1 if none is better.
+def fit_temperature(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> float:
+    """Temperature in [0.01, 100] with the least NLL of logits / T; 1 if none is better.
 
-    The loss is convex in b = 1 / T, so that its slope has one root. Newton's steps find it. Where
-    one leaves what is known to enclose the root, or is not much shorter than the one before, the
-    end is tried instead, and then the middle.
+    The loss is convex in b = 1 / T, so its slope has one root, found by safeguarded Newton steps:
+    a step that leaves the bracket, or is not much shorter than the one before, is replaced by the
+    end of the interval, and after that by bisection.
     """
-    b, before = 1.0, math.inf
-    low, high = ends = 1 / HOTTEST, 1 / COLDEST
+    b, previous = 1.0, math.inf
+    low, high = ends = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
     untried = set(ends)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         slope, curvature = derivatives(logits, labels, b, loss)
         if slope == 0:
             break
         low, high = (b, high) if slope < 0 else (low, b)
         step = slope / curvature if curvature > 0 else math.inf
-        if min(abs(step), high - low) <= CLOSE_ENOUGH * b:
+        if min(abs(step), high - low) <= TOLERANCE * b:
             break
         end = high if slope < 0 else low
-        if low < b - step < high and abs(step) < 0.5 * before:
+        if low < b - step < high and abs(step) < 0.5 * previous:
             after = b - step
         elif end in untried:
             after = end
             untried.remove(end)
         else:
             after = math.sqrt(low * high)
-        b, before = after, abs(after - b)
+        b, previous = after, abs(after - b)
     return 1 / b
 
 
 def derivatives(
-    logits: np.ndarray, labels: np.ndarray, b: float, loss: Loss
+    logits: np.ndarray, labels: np.ndarray, b: float, loss: LossKind
 ) -> tuple[float, float]:
-    """Slope and curvature in b of the log loss of b * logits, summed over pictures.
+    """First and second derivative in b of the NLL of b * logits, summed over images.
 
-    softmax: with z = x - x_true the loss is log sum exp(b z); slope E[z], curvature Var[z]
-    sigmoid: with z = -x of the true class, x of others, it is sum log(1 + exp(b z));
+    softmax: with z = x - x_label the loss is log sum exp(b z); slope E[z], curvature Var[z]
+    sigmoid: with z = -x of the label, x of other classes, it is sum log(1 + exp(b z));
              slope sum s z, curvature sum s (1 - s) z^2, s = sigmoid(b z)
 
-    A picture whose true class is ruled out is lost at every temperature, and left out.
+    An image whose label has the logit -inf is wrong at every temperature, and left out.
     """
     slope = curvature = 0.0
     for rows in chunks(logits):
-        x, truth = logits[rows].astype(np.float64), labels[rows, None]
-        of_truth = np.take_along_axis(x, truth, axis=1)
+        x, label = logits[rows].astype(np.float64), labels[rows, None]
+        of_label = np.take_along_axis(x, label, axis=1)
         if loss == "sigmoid":
-            np.put_along_axis(x, truth, -of_truth, axis=1)
+            np.put_along_axis(x, label, -of_label, axis=1)
             z = np.where(np.isfinite(x), x, 0.0)
             s = sigmoid(b * z)
             slope += float((s * z).sum())
             curvature += float((s * (1 - s) * z**2).sum())
         else:
-            z = np.maximum(x, RULED_OUT) - of_truth
-            z[np.isinf(of_truth[:, 0])] = 0.0
+            z = np.maximum(x, EXCLUDED) - of_label
+            z[np.isinf(of_label[:, 0])] = 0.0
             odds = np.exp(b * (z - z.max(axis=1, keepdims=True)))
             totals = odds.sum(axis=1)
             mean = np.einsum("nk,nk->n", odds, z) / totals
@@ -180,7 +172,6 @@ def derivatives(
 
 
 def chunks(logits: np.ndarray) -> Iterator[slice]:
-    """Rows, a few at a time."""
     rows = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), rows):
         yield slice(start, start + rows)

@@ -11,7 +11,7 @@ from torch import nn
 from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.load import Reference, load
 from vitrail.errors import ConfigError, unknown
-from vitrail.evaluation.passes import Progress
+from vitrail.evaluation.evaluate import Progress
 from vitrail.export.guard import Cost, Data, measure, refuse
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.export.programs import write_compiled, write_program

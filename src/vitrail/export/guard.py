@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
+from vitrail.data.datasets import Dataset
 from vitrail.data.loader import Batch
-from vitrail.data.samples import Source
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.evaluation.matching import match
-from vitrail.evaluation.outcome import Tally
-from vitrail.evaluation.passes import Progress, look_at_all
-from vitrail.evaluation.pictures import open_part
+from vitrail.evaluation.dataset import match_classes, open_evaluation_split
+from vitrail.evaluation.evaluate import Progress, run_inference
+from vitrail.evaluation.results import ResultAccumulator
 from vitrail.formatting import percent
 from vitrail.models.build import Model, eval_mode
 
-Data = Source | str | PathLike[str]
+Data = Dataset | str | PathLike[str]
 AT_ONCE = 32  # pictures
 
 
@@ -47,9 +46,10 @@ def measure(
     """Look at all pictures of the test split with both; without `data`, at the model's own."""
     source, name, notes = pictures_for(model, data)
     metadata = get_metadata(model)
-    matched = match(metadata.class_names, model.config.num_classes, source)
+    matched = match_classes(metadata.class_names, model.config.num_classes, source)
     tallies = [
-        Tally(len(matched.source.classes), multi_label=matched.source.multi_label) for _ in range(2)
+        ResultAccumulator(len(matched.source.classes), multi_label=matched.source.multi_label)
+        for _ in range(2)
     ]
 
     def predict(images: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ def measure(
     def take(logits: Tensor, batch: Batch) -> None:
         chosen = logits if matched.columns is None else logits[..., matched.columns]
         for tally, each in zip(tallies, chosen, strict=True):
-            tally.add(each, batch.labels, batch.indices)
+            tally.update(each, batch.labels, batch.indices)
 
     with eval_mode(model):
-        skipped = look_at_all(
+        skipped = run_inference(
             predict,
             matched.source,
             metadata.preprocessing,
@@ -80,19 +80,19 @@ def measure(
     )
 
 
-def pictures_for(model: Model, data: Data | None) -> tuple[Source, str, list[str]]:
+def pictures_for(model: Model, data: Data | None) -> tuple[Dataset, str, list[str]]:
     """The pictures to measure by, what they are called, and what should be known of them."""
     metadata = get_metadata(model)
     if data is not None:
         name = fspath(data) if isinstance(data, str | PathLike) else "the given pictures"
-        source, notes = open_part(data, None, metadata)
+        source, notes = open_evaluation_split(data, None, metadata)
         return source, name, notes
     own = metadata.provenance.get("data")
     ask = "give --data, pictures with labels that it has not learned from"
     if not isinstance(own, str) or not own:
         raise ConfigError(f"int8 rounds weights, and what that costs must be measured; {ask}")
     try:
-        source, notes = open_part(own, None, metadata)
+        source, notes = open_evaluation_split(own, None, metadata)
     except VitrailError as error:
         raise ConfigError(
             f"int8 must be measured, and the pictures of the training cannot be opened: {error}; "

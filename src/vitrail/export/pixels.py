@@ -1,6 +1,6 @@
 """Preprocessing inside the graph: pixels of any size → what the model takes.
 
-It follows `EvaluationTransform`: two matrix products resize, rows that would be cut away are not
+It follows `EvalTransform`: two matrix products resize, rows that would be cut away are not
 computed, and values are rounded where torch's kernels for bytes round.
 
 Shapes: B images, C channels, H x W pixels before, h x w after.

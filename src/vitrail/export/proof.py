@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import unwrap_model
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import MixerConfig, VitConfig, pair
@@ -108,7 +108,7 @@ def check_same_pixels(model: Model, session: Any, tolerance: float = TOLERANCE) 
     target = how.resize_to or how.size
     if how.resize == "short-side":
         target = (min(target), min(target))
-    transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
+    transform = EvalTransform(preprocessing=how, channels=model.config.channels)
     names = [output.name for output in session.get_outputs()]
     generator = np.random.default_rng(0)
 

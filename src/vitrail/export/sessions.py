@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail import __version__
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import atomic_write
-from vitrail.data.files import cache_folder
+from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
 from vitrail.export.kinds import OnnxKind

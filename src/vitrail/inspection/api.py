@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.samples import Samples
-from vitrail.data.sources import judged_split, open_source
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
 from vitrail.errors import ConfigError, DataError, unknown
-from vitrail.evaluation.passes import none_read
+from vitrail.evaluation.results import no_readable_images
 from vitrail.formatting import comma_list
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.findings import Inspection, Look, Study, Trust
@@ -48,7 +47,7 @@ def inspect_model(
     pictures: Sequence[str | PathLike[str]] = (),
     *,
     out: str | PathLike[str] | None = None,
-    data: Samples | str | PathLike[str] | None = None,
+    data: ImageDataset | str | PathLike[str] | None = None,
     images: int = 128,
     methods: Sequence[str] | None = None,
     classes: Sequence[str] = (),
@@ -95,7 +94,7 @@ def inspect_model(
 def inspected(
     model: Model,
     paths: Sequence[Path],
-    source: Samples | None,
+    source: ImageDataset | None,
     question: "Question",
     tell: Progress,
 ) -> Inspection:
@@ -196,10 +195,10 @@ def class_names(model: Model) -> tuple[str, ...]:
     return get_metadata(model).names(model.config.num_classes)
 
 
-def opened(data: Samples | str | PathLike[str] | None) -> Samples | None:
+def opened(data: ImageDataset | str | PathLike[str] | None) -> ImageDataset | None:
     if data is None or not isinstance(data, str | PathLike):
         return data
-    return open_source(data, judged_split(data) or "all")
+    return open_dataset(data, evaluation_split(data) or "all")
 
 
 def about(model: Model) -> dict[str, str]:
@@ -322,7 +321,7 @@ def maps_of(model: VisionTransformer, image: Tensor, question: Question) -> dict
 
 def studied(
     model: VisionTransformer,
-    source: Samples | None,
+    source: ImageDataset | None,
     shown: Sequence[Picture],
     images: int,
     tell: Progress,
@@ -346,7 +345,7 @@ def studied(
             tell("attention", done, total)
             yield batch
         if done is None:
-            raise none_read(total, unread)
+            raise no_readable_images(total, unread)
 
     return study(model, batches())
 
@@ -365,7 +364,7 @@ def batched(pictures: Iterator[Picture], together: int) -> Iterator[tuple[int, T
 
 def trusted(
     model: VisionTransformer,
-    source: Samples | None,
+    source: ImageDataset | None,
     shown: Sequence[Picture],
     methods: Sequence[str],
     tell: Progress,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.files import whole_or_absent, write_whole
+from vitrail.data.storage import atomic_path, write_atomic
 from vitrail.data.thumbnails import to_png
 from vitrail.inspection import drawing
 from vitrail.inspection.findings import Inspection, Look
@@ -25,15 +25,15 @@ from vitrail.inspection.page import write_inspection
 def write_folder(folder: Path, found: Inspection) -> Iterator[Path]:
     """Write each file whole or not at all; their paths, the page last."""
     for name, image in drawn(found):
-        write_whole(folder / name, to_png(image))
+        write_atomic(folder / name, to_png(image))
         yield folder / name
-    with whole_or_absent(folder / "arrays.npz") as temporary, temporary.open("wb") as file:
+    with atomic_path(folder / "arrays.npz") as temporary, temporary.open("wb") as file:
         named: Any = dict(arrays(found))
         np.savez_compressed(file, **named)
     yield folder / "arrays.npz"
     if found.study is not None:
         with (
-            whole_or_absent(folder / "attention.csv") as temporary,
+            atomic_path(folder / "attention.csv") as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,
         ):
             csv.writer(file).writerows(lines(found))

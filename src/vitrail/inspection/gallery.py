@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
-from vitrail.data.thumbnails import inline_smallest
-from vitrail.evaluation.parts import prose, share
+from vitrail.data.thumbnails import smallest_data_url
 from vitrail.inspection.drawing import color_picture, fitted, overlay
 from vitrail.inspection.findings import Look, Neighbor
+from vitrail.reports.html import percent_html, prose
 
 STYLE = """
 .look { display: grid; grid-template-columns: minmax(0, 13rem) minmax(0, 1fr); gap: 1rem 1.75rem;
@@ -64,7 +64,7 @@ def look_of(look: Look) -> str:
     below = f'<p class="soft">{escape(look.name)}</p>' if look.label else ""
     answers = "".join(
         f'<li class="{kind}" style="--part:{100 * chance:.1f}%">'
-        f"<span>{escape(name)}</span><span>{share(chance)}</span></li>"
+        f"<span>{escape(name)}</span><span>{percent_html(chance)}</span></li>"
         for name, chance, kind in judged(look)
     )
     listed = f'<ul class="answers">{answers}</ul>' if answers else ""
@@ -89,7 +89,7 @@ def map_rows(look: Look) -> Iterator[str]:
         yield f'<div class="general"><h4>What it looks at</h4>{row}</div>'
     chances = dict(look.classes)
     for name in dict.fromkeys(name for maps in look.class_maps.values() for name in maps):
-        chance = f" ({share(chances[name])})" if name in chances else ""
+        chance = f" ({percent_html(chances[name])})" if name in chances else ""
         maps = {how: found[name] for how, found in look.class_maps.items() if name in found}
         row = methods_row(look, maps, f"sees {name}")
         yield f"<div><h4>What speaks for “{escape(name)}”{chance}</h4>{row}</div>"
@@ -101,7 +101,7 @@ def methods_row(look: Look, maps: dict[str, np.ndarray], what: str) -> str:
         image = overlay(look.pixels, values, look.box, "heat", lag=look.lag)
         image.thumbnail((SMALL, SMALL))
         alt = escape(f"{method}: where it {what} in {look.name}")
-        figures.append(figure(inline_smallest(image), alt, escape(method)))
+        figures.append(figure(smallest_data_url(image), alt, escape(method)))
     return f'<div class="row">{"".join(figures)}</div>'
 
 
@@ -113,7 +113,7 @@ def address(pixels: np.ndarray, side: int = 480) -> str:
     """Pixels as an address that holds them, their longer side no more than `side`."""
     image = fitted(pixels)
     image.thumbnail((side, side))
-    return inline_smallest(image)
+    return smallest_data_url(image)
 
 
 def figure(source: str, alt: str, html: str, kind: str = "") -> str:
@@ -129,7 +129,7 @@ def colors_of(looks: Sequence[Look]) -> str:
         if look.colors is not None:
             box, name = look.box, escape(look.name)
             wide = max(1, round(SMALL * (box.right - box.left) / (box.bottom - box.top)))
-            colors = inline_smallest(color_picture(look.colors, (wide, SMALL)))
+            colors = smallest_data_url(color_picture(look.colors, (wide, SMALL)))
             figures.append(
                 f'<figure><img alt="{name}" src="{address(look.pixels, SMALL)}">'
                 f'<img alt="patch tokens of {name}" src="{colors}">'

@@ -5,11 +5,11 @@ from html import escape
 
 import numpy as np
 
-from vitrail.evaluation.charts import ticks, tidy
 from vitrail.formatting import percent
 from vitrail.inspection import plots
 from vitrail.inspection.findings import Study
 from vitrail.inspection.gallery import with_words
+from vitrail.reports.svg import ticks, tidy
 
 VARIANTS = {  # where there are tokens that are no patches
     "patches": "From patches to patches; what goes to other tokens counts as nothing.",

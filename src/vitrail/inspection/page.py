@@ -13,19 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.files import write_whole
-from vitrail.data.thumbnails import inline_smallest
-from vitrail.evaluation.parts import (
-    prose,
-    tiles_and_facts,
-    whole_page,
-)
+from vitrail.data.storage import write_atomic
+from vitrail.data.thumbnails import smallest_data_url
 from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
 from vitrail.inspection.drawing import filter_sheet, mixing_sheet, position_sheet
 from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles, Scatter
 from vitrail.inspection.gallery import with_words
+from vitrail.reports.html import page as render_page
+from vitrail.reports.html import prose
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;
@@ -90,7 +87,7 @@ POSITIONS = {  # what each kind of positions shows, and how that is computed
 
 def write_inspection(path: Path, inspection: Inspection) -> None:
     """Write the page whole, or leave what was there."""
-    write_whole(path, page(inspection))
+    write_atomic(path, page(inspection))
 
 
 def page(found: Inspection) -> str:
@@ -99,7 +96,6 @@ def page(found: Inspection) -> str:
     names = [*shown, *(["Notes"] if found.notes else [])]
     links = "".join(f'<li><a href="#{slug(name)}">{escape(name)}</a></li>' for name in names)
     body = [
-        tiles_and_facts([], found.facts),
         f'<nav aria-label="contents"><ul class="contents">{links}</ul></nav>' if links else "",
         *(
             f'<section id="{slug(n)}"><h2>{escape(n)}</h2>{html}</section>'
@@ -109,7 +105,7 @@ def page(found: Inspection) -> str:
     ]
     style = plots.STYLE + gallery.STYLE + browser.STYLE + truth.STYLE + STYLE
     script = SCRIPT if ATTENTION in shown else ""
-    return whole_page(found.title, found.facts, body, style, script)
+    return render_page(found.title, found.facts, body, style, script)
 
 
 def sections(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -200,13 +196,13 @@ def filters(found: Filters) -> str:
         "not.",
         "Figure 7, left: principal components of the filters that read the picture, largest "
         "first, each scaled to its own range.",
-        plate(inline_smallest(image), "filters of the first layer", image.width),
+        plate(smallest_data_url(image), "filters of the first layer", image.width),
     )
 
 
 def positions(found: Sequence[PositionTiles]) -> str:
     images = [(tiles.title, position_sheet(tiles)) for tiles in found]
-    plates = "".join(plate(inline_smallest(image), name, image.width) for name, image in images)
+    plates = "".join(plate(smallest_data_url(image), name, image.width) for name, image in images)
     if not plates:
         return ""
     what, how = POSITIONS[found[0].kind]
@@ -219,7 +215,7 @@ def mixed(mixing: np.ndarray) -> str:
         "What some units of the first layer take from each patch: red adds, blue takes away.",
         "Rows of the first token-mixing weights at the patches' places, each scaled to its largest "
         "(Tolstikhin et al. 2021, figure 5).",
-        plate(inline_smallest(image), "token-mixing weights", image.width),
+        plate(smallest_data_url(image), "token-mixing weights", image.width),
     )
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.decoding import open_picture
-from vitrail.data.files import Disk
-from vitrail.data.folders import pictures
+from vitrail.data.datasets import Dataset
+from vitrail.data.decode import open_image
+from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Source
-from vitrail.data.thumbnails import in_color
-from vitrail.data.transforms import EvaluationTransform, in_proportion, normalize, resize
+from vitrail.data.storage import LocalStorage
+from vitrail.data.thumbnails import to_rgb
+from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Box
 from vitrail.models.build import Model
@@ -40,14 +40,14 @@ def from_paths(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[P
     """Files, one after the other; a `DataError` that names the file if one cannot be read."""
     for path in paths:
         try:
-            data = Disk().read_all(fspath(path))
+            data = LocalStorage().read_all(fspath(path))
             yield prepared(model, data, name=Path(path).name)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 
 
 def from_source(
-    model: Model, source: Source, rows: Sequence[int], unread: dict[str, str]
+    model: Model, source: Dataset, rows: Sequence[int], unread: dict[str, str]
 ) -> Iterator[Picture]:
     """Some pictures of a data set. Those that cannot be read are left out, and `unread` says why,
     by name."""
@@ -63,7 +63,7 @@ def from_source(
 
 def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: str = "") -> Picture:
     image = as_seen(model, data)
-    pixels = open_picture(data).pixels(channels=3) if isinstance(data, bytes) else in_color(data)
+    pixels = open_image(data).pixels(channels=3) if isinstance(data, bytes) else to_rgb(data)
     if (longer := max(pixels.shape[:2])) > LARGEST:
         high, wide = (max(1, round(side * LARGEST / longer)) for side in pixels.shape[:2])
         pixels = resize(pixels, (high, wide), "bilinear").permute(1, 2, 0).numpy()
@@ -74,7 +74,7 @@ def prepared(model: Model, data: bytes | np.ndarray, *, name: str = "", label: s
 def as_seen(model: Model, data: bytes | np.ndarray) -> Tensor:
     """A picture as the model takes it: (C, H, W), normalized, on its device."""
     how = get_metadata(model).preprocessing
-    transform = EvaluationTransform(preprocessing=how, channels=model.config.channels)
+    transform = EvalTransform(preprocessing=how, channels=model.config.channels)
     return normalize(transform(data)[None], how)[0].to(next(model.parameters()))
 
 
@@ -82,7 +82,7 @@ def seen(how: Preprocessing, height: int, width: int) -> Box:
     """The part of a picture that is left after resizing and cutting the middle out."""
     size = how.resize_to or how.size
     if how.resize == "short-side":
-        size = in_proportion(height, width, min(size))
+        size = short_side_size(height, width, min(size))
     down, across = how.size[0] / size[0] * height, how.size[1] / size[1] * width
     top, left = (height - down) / 2, (width - across) / 2
     return Box(top, left, top + down, left + across)
@@ -94,7 +94,7 @@ def files(places: Iterable[str | PathLike[str]]) -> list[Path]:
     for place in places:
         path = Path(place).expanduser()
         if path.is_dir():
-            inside = [path / name for name in pictures(path, "", Counter())]
+            inside = [path / name for name in walk_images(path, "", Counter())]
             if not inside:
                 raise DataError(f"{place}: there is no picture in it")
             found += inside

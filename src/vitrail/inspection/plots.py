@@ -1,4 +1,4 @@
-"""What was found over many pictures, as SVG in the manner of `evaluation.charts`.
+"""What was found over many pictures, as SVG in the manner of `reports.svg`.
 
 by_layer     a dot for each head: attention distance (figure 7, right), entropy, redundancy
 lengths      how long tokens are, layer by layer
@@ -14,7 +14,9 @@ from html import escape
 
 import numpy as np
 
-from vitrail.evaluation.charts import (
+from vitrail.formatting import percent
+from vitrail.inspection.findings import Scatter
+from vitrail.reports.svg import (
     BOLD,
     BOTTOM,
     COLORS,
@@ -29,8 +31,6 @@ from vitrail.evaluation.charts import (
     ticks,
     tidy,
 )
-from vitrail.formatting import percent
-from vitrail.inspection.findings import Scatter
 
 STYLE = """
 :root { --tone: 40%; } @media (prefers-color-scheme: dark) { :root { --tone: 68%; } }

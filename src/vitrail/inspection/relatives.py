@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.thumbnails import thumbnail
 from vitrail.inspection.findings import Look, Neighbor, Scatter
 from vitrail.inspection.layers import at_once
@@ -23,7 +23,7 @@ MOST = 5000  # pictures of a set that are looked at
 
 def related(
     model: Model,
-    source: Samples,
+    source: ImageDataset,
     shown: Sequence[Picture],
     looks: Sequence[Look],
     tell: Callable[[str, int, int], None],
@@ -66,11 +66,11 @@ def related(
     return scatter(bank.values, bank.labels, bank.classes), found, notes
 
 
-def some(source: Samples) -> Samples:
+def some(source: ImageDataset) -> ImageDataset:
     """The set, or evenly spaced pictures of a large one."""
-    return source if len(source) <= MOST else source.take(np.array(spaced(len(source), MOST)))
+    return source if len(source) <= MOST else source.subset(np.array(spaced(len(source), MOST)))
 
 
-def small(source: Samples, row: int) -> np.ndarray:
+def small(source: ImageDataset, row: int) -> np.ndarray:
     image = thumbnail(source, row, SIDE, enlarge=False)
     return np.zeros((1, 1, 3), np.uint8) if image is None else np.asarray(image)

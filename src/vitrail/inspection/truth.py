@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
-from vitrail.evaluation.charts import COLORS
 from vitrail.inspection.findings import Trust
 from vitrail.inspection.plots import fading
+from vitrail.reports.svg import COLORS
 
 STYLE = """
 .trust { width: 100%; max-width: 40rem; margin: 1rem 0; }

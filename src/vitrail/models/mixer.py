@@ -38,9 +38,6 @@ class MlpMixer(nn.Module):
     """Normalized images (B, C, H, W) to logits (B, K). The image size is fixed."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
-    facts = property(
-        lambda self: self.metadata, lambda self, value: setattr(self, "metadata", value)
-    )
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()

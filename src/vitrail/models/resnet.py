@@ -190,9 +190,6 @@ class BiT(nn.Module):
     """BiT ResNet-v2: normalized images (B, C, H, W) to logits (B, K)."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
-    facts = property(
-        lambda self: self.metadata, lambda self, value: setattr(self, "metadata", value)
-    )
 
     def __init__(self, config: BitConfig) -> None:
         super().__init__()

@@ -33,9 +33,6 @@ class VisionTransformer(nn.Module):
     """Normalized images (B, C, H, W) to logits (B, K)."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
-    facts = property(
-        lambda self: self.metadata, lambda self, value: setattr(self, "metadata", value)
-    )
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()

@@ -169,10 +169,10 @@ def look_at_memory(*, with_torch: bool) -> MachineMemory:
     if with_torch:
         import torch
 
-        from vitrail.training.memory import LIMITED, free_bytes
+        from vitrail.training.memory import CGROUP_LIMITS, free_bytes
 
         free = free_bytes(torch.device("cpu"))
-        limit = memory_limit([name for name, _, _ in LIMITED], total)
+        limit = memory_limit([name for name, _, _ in CGROUP_LIMITS], total)
     return MachineMemory(total=total, limit=limit, free=free)
 
 
@@ -204,7 +204,7 @@ def accelerators() -> tuple[str, ...]:
 def disks() -> Iterator[Disk]:
     """The places that commands write to if nothing else is said."""
     from vitrail.checkpoints.hub import cache_dir
-    from vitrail.data.files import cache_folder
+    from vitrail.data.storage import cache_folder
 
     yield disk("runs", Path("runs").absolute())
     if (kept := cache_folder("features")) is not None:

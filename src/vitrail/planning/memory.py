@@ -21,9 +21,9 @@ from vitrail.models.build import build
 from vitrail.models.config import Config, pair
 from vitrail.planning.trace import PARTS, Trace
 from vitrail.planning.wish import Wish
-from vitrail.training.cores import parts_for, pays
-from vitrail.training.device import choose_precision
-from vitrail.training.optimizers import is_turned
+from vitrail.training.auto_config import choose_precision, choose_shards
+from vitrail.training.cpu_parallel import worth_sharding
+from vitrail.training.optim import is_muon_parameter
 
 PROCESS = 325 * MIB  # Python, torch and vitrail after a step of the smallest model; measured
 HOLES = 0.25  # of the tensors: 0.16 to 0.32 in six models on glibc 2.36; with checkpointing more
@@ -71,12 +71,12 @@ def step_parts(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[
 
 
 def copies(trace: Trace, wish: Wish, config: Config, pictures: int) -> dict[str, int]:
-    """Gradients beside the first, where cores work on parts of a batch (`training/cores.py`)."""
+    """Gradients of the other shards of a batch (`training/cpu_parallel.py`)."""
     device = distributed.init()
     precision, _ = choose_precision(wish.precision, device, config)
-    parts = parts_for(config, wish.settings(), precision, device)
+    parts = choose_shards(config, wish.settings(), precision, device)
     shape = (pictures, config.channels, *pair(config.image_size))
-    if parts == 1 or not pays(config, shape, parts):
+    if parts == 1 or not worth_sharding(config, shape, parts):
         return {}
     accumulated = pictures < wish.share  # then the sum so far is there too
     return {"copies": (parts - (not accumulated)) * trace.part("weights")}
@@ -99,7 +99,7 @@ def gathered(config: Config, wish: Wish) -> int:
     outside = count(model.parameters()) - sum(blocks)
     most = FLOAT * (3 * max(blocks) + outside)
     if wish.optimizer == "muon":
-        turned = [p for name, p in model.named_parameters() if is_turned(name, p)]
+        turned = [p for name, p in model.named_parameters() if is_muon_parameter(name, p)]
         most = max(most, FLOAT * count(turned))
     return most
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.files import write_whole
-from vitrail.data.packing import MAX_BYTES
+from vitrail.data.storage import write_atomic
+from vitrail.data.tar_shards import MAX_SHARD_BYTES
 from vitrail.errors import ConfigError
 from vitrail.formatting import GIB, MIB, number
 from vitrail.models.config import Config
@@ -46,7 +46,7 @@ EXAMPLE = next(one for one in ACCELERATORS if one.name == "A100")
 
 
 def write_page(wish: Wish, path: Path, *, utilization: float) -> None:
-    write_whole(path, page(wish, utilization))
+    write_atomic(path, page(wish, utilization))
 
 
 def page(wish: Wish, utilization: float) -> str:
@@ -139,7 +139,7 @@ def shards(images: float) -> list[str]:
         *(
             f"| {limit:,} ({limit / MIB:,.0f} MiB) | {math.ceil(size / limit):,} "
             f"| {limit / PICTURE:,.0f} |"
-            for limit in (MAX_BYTES, SHARD)
+            for limit in (MAX_SHARD_BYTES, SHARD)
         ),
         "",
         f"Every process knows where each picture lies and the order of the epoch: {INDEX} bytes "

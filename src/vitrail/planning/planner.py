@@ -23,13 +23,10 @@ from vitrail.planning.memory import Memory, largest_batch, step_parts
 from vitrail.planning.probe import Measured, probe
 from vitrail.planning.trace import Trace, trace_evaluation, trace_step
 from vitrail.planning.wish import Wish
-from vitrail.training.choices import look_at
-from vitrail.training.device import choose_precision
-from vitrail.training.judge import LARGEST_BATCH
-from vitrail.training.material import Material, open_material
+from vitrail.training.auto_config import choose_accumulation, choose_precision, dataset_stats
+from vitrail.training.data_module import DataSplits, open_splits
+from vitrail.training.evaluator import MAX_BATCH
 from vitrail.training.memory import free_bytes
-from vitrail.training.setup import accumulation
-from vitrail.training.watch import Watch
 
 USABLE = 0.9  # of an accelerator's memory; kernels and the allocator need the rest
 HEADLESS = 2  # classes of a model without a head, which cannot learn otherwise
@@ -134,7 +131,7 @@ def plan(wish: Wish, *, probing: bool = True, utilization: float = UTILIZATION) 
     if not 0 < utilization <= 1:
         raise ConfigError(f"utilization={utilization:g} must be a share of the peak, such as 0.35")
     device = distributed.init()
-    material = open_material(wish.data, wish.settings()) if wish.data else None
+    material = open_splits(wish.data, wish.settings()) if wish.data else None
     config = config_of(wish, material)
     if wish.checkpointing and not hasattr(build(config), "checkpointing"):
         raise ConfigError(f"{name_of(config)} has no checkpointing; leave it out")
@@ -170,7 +167,7 @@ def plan(wish: Wish, *, probing: bool = True, utilization: float = UTILIZATION) 
     )
 
 
-def config_of(wish: Wish, material: Material | None) -> Config:
+def config_of(wish: Wish, material: DataSplits | None) -> Config:
     """The model as it would be trained: its size, its classes, its channels."""
     changes: dict[str, Any] = {}
     if wish.image_size is not None:
@@ -178,7 +175,7 @@ def config_of(wish: Wish, material: Material | None) -> Config:
     classes = wish.classes if material is None else len(material.train.classes)
     if is_name(wish.model):
         if material is not None:
-            changes["channels"] = look_at(material.train).channels
+            changes["channels"] = dataset_stats(material.train).channels
         config = configuration(wish.model).change(**changes)
     else:
         config = load(wish.model, log=lambda _: None, **changes).config
@@ -186,7 +183,7 @@ def config_of(wish: Wish, material: Material | None) -> Config:
     return config.change(num_classes=wanted)
 
 
-def completed(wish: Wish, config: Config, material: Material | None) -> Wish:
+def completed(wish: Wish, config: Config, material: DataSplits | None) -> Wish:
     """With everything that the model and the data say."""
     images, epochs = wish.images, wish.epochs
     if images is None and material is not None:
@@ -211,15 +208,15 @@ def at_once(wish: Wish, config: Config, device: torch.device) -> tuple[int, bool
     model = build(config)
     if wish.checkpointing:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
-    parts = accumulation(wish.settings(), model, device, Watch())
+    parts = choose_accumulation(wish.settings(), model, device, lambda line: None)
     return wish.share // parts, getattr(model, "checkpointing", False)
 
 
-def judged_at_once(material: Material | None) -> int:
+def judged_at_once(material: DataSplits | None) -> int:
     """Pictures of a batch when the model is evaluated."""
     if material is None:
         return 0
-    return min(LARGEST_BATCH, max(map(len, material.judged.values()), default=0))
+    return min(MAX_BATCH, max(map(len, material.held_out.values()), default=0))
 
 
 def memory_of(trace: Trace, wish: Wish, config: Config, micro: int, judged: int) -> Memory:

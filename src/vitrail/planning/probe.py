@@ -21,8 +21,8 @@ from vitrail.errors import ConfigError, VitrailError
 from vitrail.planning.wish import Wish
 
 if TYPE_CHECKING:
-    from vitrail.training.material import Material
-    from vitrail.training.setup import Order
+    from vitrail.training.config import RunConfig
+    from vitrail.training.data_module import DataSplits
 
 WARM_UP = 2  # steps whose time does not count; their memory does
 LEAST, MOST = 3, 12  # steps whose time counts
@@ -78,51 +78,47 @@ def take_steps(
 ) -> list[float]:
     """Seconds of real steps, reading included."""
     from vitrail import distributed
-    from vitrail.training.device import autocast_for, synchronize
-    from vitrail.training.loop import train_step
-    from vitrail.training.setup import set_up
-    from vitrail.training.watch import Watch
+    from vitrail.training.callbacks import Callback
+    from vitrail.training.loop import autocast_for, synchronize, train_step
+    from vitrail.training.trainer import build
 
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         device = distributed.init()
-        setup = set_up(order_of(wish, channels, Path(folder)), Watch(), device)
-        autocast = autocast_for(setup.precision, device)
+        trainer = build(order_of(wish, channels, Path(folder)), Callback(), device)
+        state, autocast = trainer.state, autocast_for(trainer.precision, device)
         while len(times) < warm_up + least or (
             len(times) < warm_up + MOST and sum(times[warm_up:]) < seconds
         ):
             begun = time.monotonic()
-            train_step(
-                setup.state, setup.plan, setup.feed(setup.state.step), setup.prepare, autocast
-            )
+            train_step(state, trainer.batches(state.step), trainer.prepare, autocast)
             synchronize(device)
-            setup.state.step += 1
+            state.step += 1
             times.append(time.monotonic() - begun)
     return times[warm_up:]
 
 
-def order_of(wish: Wish, channels: int, folder: Path) -> "Order":
+def order_of(wish: Wish, channels: int, folder: Path) -> "RunConfig":
     """What `vitrail train` or `finetune` would be told."""
     from vitrail.checkpoints.load import is_name
-    from vitrail.training.setup import Order
+    from vitrail.training.config import RunConfig
 
     settings = wish.settings()
     start = wish.model
     if is_name(wish.model):
         settings = replace(settings, model=replace(settings.model, name=wish.model))
         start = ""
-    material = None if wish.data else noise(wish, channels)
-    return Order(data=wish.data, out=folder, settings=settings, start=start, material=material)
+    splits = None if wish.data else noise(wish, channels)
+    return RunConfig(data=wish.data, out=folder, settings=settings, start=start, splits=splits)
 
 
-def noise(wish: Wish, channels: int) -> "Material":
+def noise(wish: Wish, channels: int) -> "DataSplits":
     """Pictures that show nothing, in as many classes as are wanted."""
     import numpy as np
 
-    from vitrail.data.array_files import LazyArray
-    from vitrail.data.arrays import PixelStore
-    from vitrail.data.samples import Collection, Rows, Samples
-    from vitrail.training.material import Material
+    from vitrail.data.arrays import ArrayStore, LazyArray
+    from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames
+    from vitrail.training.data_module import DataSplits
 
     side, classes = wish.image_size or 32, wish.classes or 2
     shape = (PICTURES, side, side, channels)
@@ -130,14 +126,14 @@ def noise(wish: Wish, channels: int) -> "Material":
     def make() -> np.ndarray:
         return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
-    rows = Rows([("noise", PICTURES)])
-    collection = Collection(
+    rows = RowNames([("noise", PICTURES)])
+    collection = DatasetIndex(
         names=rows,
         labels=np.arange(PICTURES, dtype=np.int32) % classes,
         classes=tuple(map(str, range(classes))),
-        store=PixelStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
+        store=ArrayStore([LazyArray(shape, np.dtype(np.uint8), make)], rows),
     )
-    return Material(reference="noise", train=Samples(collection), judged={})
+    return DataSplits(reference="noise", train=ImageDataset(collection), held_out={})
 
 
 def resident(field: str) -> int:
@@ -151,9 +147,9 @@ def resident(field: str) -> int:
 
 
 def main() -> int:
-    from vitrail.training.memory import keep_memory
+    from vitrail.training.memory import configure_malloc
 
-    keep_memory()  # as `vitrail train` does
+    configure_malloc()  # as `vitrail train` does
     values = json.load(sys.stdin)
     channels = values.pop("channels")
     try:

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from vitrail.data.decoding import decode, fast_jpeg
-from vitrail.data.sources import open_source
-from vitrail.data.threads import threads_with_cores
+from vitrail.data.datasets import open_dataset
+from vitrail.data.decode import decode, load_simplejpeg
+from vitrail.data.loader import start_pool
 from vitrail.data.thumbnails import thumbnail, to_jpeg
 from vitrail.distributed import device_type
 from vitrail.models.registry import CONFIGURATIONS
-from vitrail.training.cores import parts_for
-from vitrail.training.device import choose_precision
-from vitrail.training.settings import Settings
+from vitrail.training.auto_config import choose_precision, choose_shards
+from vitrail.training.config import Settings
 
 SECONDS = 0.2  # for each measurement
 WIDTH = 768  # of the matrices: that of ViT-B
@@ -44,13 +43,13 @@ class Speeds:
 
 def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:
     """On the processor, whatever else there is."""
-    picture = thumbnail(open_source(PICTURE, "test"), 0, side)
+    picture = thumbnail(open_dataset(PICTURE, "test"), 0, side)
     assert picture is not None, "it comes along, and can be read"
     jpeg = to_jpeg(picture)
-    with threads_with_cores(1, each=1, name="alone") as pool:
+    with start_pool(1, torch_threads=1, name="alone") as pool:
         alone = pool.submit(products, torch.float32, seconds, width).result()
     quick = None
-    if fast_jpeg() is not None:
+    if load_simplejpeg() is not None:
         quick = 1 / best(lambda: decode(jpeg), seconds)
     device = torch.device(device_type("", 1))
     precision, reason = choose_precision("auto", device, CONFIGURATIONS["ViT-S/16"])
@@ -63,7 +62,7 @@ def measure(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> S
         jpeg_pillow=1 / best(lambda: decode(jpeg, backend="pillow"), seconds),
         precision=str(precision).removeprefix("torch."),
         reason=reason,
-        parts=parts_for(CONFIGURATIONS["ViT-S/16"], Settings(), precision, device),
+        parts=choose_shards(CONFIGURATIONS["ViT-S/16"], Settings(), precision, device),
     )
 
 

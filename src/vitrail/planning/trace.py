@@ -23,18 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Mixing, Preprocessing
 from vitrail.data.transforms import normalize
-from vitrail.data.variation import Mixing
 from vitrail.models.build import Model, build
 from vitrail.models.config import Config, pair
-from vitrail.training.device import autocast_for
-from vitrail.training.feed import preparation
-from vitrail.training.loop import TrainState, train_step
+from vitrail.training.config import Settings
+from vitrail.training.data_module import batch_preparation
+from vitrail.training.loop import TrainState, autocast_for, make_state, train_step
 from vitrail.training.objectives import make_objective
-from vitrail.training.plan import Plan
-from vitrail.training.settings import Settings
-from vitrail.training.setup import state_for
+from vitrail.training.schedules import Schedule
 
 PARTS = ("weights", "gradients", "optimizer", "average", "activations")
 SAMPLED = (2, 4)  # pictures of the two traces; one alone is a special case to many operations
@@ -169,7 +166,11 @@ def walk(
     """A step of `accumulate` micro-batches; more than two are like two."""
     model, ledger, parts = build(config), Ledger(), {}
     with FakeTensorMode(allow_non_fake_inputs=True), ledger:
-        state = state_of(model, settings, checkpointing=settings.machine.checkpointing)
+        size = pair(config.image_size)
+        schedule = Schedule(
+            settings=settings, length=8, accumulate=accumulate, stages=((0.0, size[0]),), steps=8
+        )
+        state = state_of(model, schedule, checkpointing=settings.machine.checkpointing)
         for parameter in model.parameters():  # the first step makes the optimizer's memory
             parameter.grad = torch.empty_like(parameter)
         for optimizer in state.optimizers:
@@ -178,19 +179,17 @@ def walk(
         begin = len(ledger.blocks)
         ledger.tag(parts, model.parameters(), "weights")
         ledger.tag(parts, kept_by(state), "optimizer")
-        if state.average is not None:
-            ledger.tag(parts, iter(state.average.values.values()), "average")
+        if state.ema is not None:
+            ledger.tag(parts, iter(state.ema.values.values()), "average")
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(
                 lambda p: ledger.tag(parts, iter([p.grad]), "gradients")
             )
-        size = pair(config.image_size)
-        plan = Plan(
-            settings=settings, length=8, accumulate=accumulate, stages=((0.0, size[0]),), steps=8
-        )
         shape = (pictures, config.channels, *size)
-        prepare = preparation(plain(config), Mixing(), config.num_classes, CPU, epoch=1)
-        train_step(state, plan, batches(shape), prepare, autocast_for(precision, CPU))
+        prepare = batch_preparation(
+            plain(config), Mixing(), config.num_classes, CPU, steps_per_epoch=1
+        )
+        train_step(state, batches(shape), prepare, autocast_for(precision, CPU))
         events = tidy(list(zip(ledger.blocks, ledger.signs, strict=True)))
     return Walk(events, ledger.bytes, parts, begin)
 
@@ -213,13 +212,13 @@ def trace_evaluation(config: Config, pictures: int) -> int:
     return int(np.cumsum(change[begin:]).max(initial=0))
 
 
-def state_of(model: Model, settings: Settings, *, checkpointing: bool) -> TrainState:
-    """What `training/setup.py` makes for one process, of weights without memory."""
+def state_of(model: Model, schedule: Schedule, *, checkpointing: bool) -> TrainState:
+    """What `training/trainer.py` makes for one process, of weights without memory."""
     fill(model)
     if checkpointing:
         model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
-    objective = make_objective(model, settings)
-    return state_for(objective, objective, settings)
+    objective = make_objective(model, schedule.settings)
+    return make_state(objective, objective, schedule)
 
 
 def fill(model: nn.Module) -> None:

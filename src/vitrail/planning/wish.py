@@ -6,12 +6,12 @@ This file does not import torch, so that the command's options can be made of it
 from dataclasses import dataclass
 
 from vitrail.errors import ConfigError
-from vitrail.training.settings import (
+from vitrail.training.config import (
     LossSettings,
     MachineSettings,
     ModelSettings,
-    Optim,
-    Optimizer,
+    OptimizerKind,
+    OptimSettings,
     Precision,
     Settings,
     Strategy,
@@ -35,7 +35,7 @@ class Wish:
     """Pixels along each side; the model's own if not given."""
     classes: int | None = None
     """Classes to tell apart; those of the data or of the model if not given."""
-    optimizer: Optimizer = "adamw"
+    optimizer: OptimizerKind = "adamw"
     """As --optim.kind of `vitrail train`."""
     average: float = 0.0
     """Decay of a running average of the weights; 0 for none."""
@@ -89,7 +89,7 @@ class Wish:
             batch_size=self.batch_size,
             average=self.average,
             model=ModelSettings(image_size=self.image_size),
-            optim=Optim(
+            optim=OptimSettings(
                 kind=self.optimizer,
                 learning_rate=RATE,
                 schedule="cosine",

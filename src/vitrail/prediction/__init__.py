@@ -1,7 +1,6 @@
-"""A model and pictures → answers.
+"""Inference: images to predictions, by torch or another engine.
 
-inputs.py      where pictures are found
-engines.py     what computes logits
-answers.py     logits in words
-predictor.py   all of it: `vitrail.Predictor`
+predictor.py   `vitrail.Predictor`: load, preprocess, run; image paths, patterns and stdin
+engines.py     what computes logits: torch or onnxruntime, and the int8 accuracy guard
+results.py     `Prediction`: logits decoded into labels and probabilities
 """

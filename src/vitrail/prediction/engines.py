@@ -1,7 +1,7 @@
-"""What computes logits: torch itself, or onnxruntime with the same model in its own format.
+"""Inference engines: torch, or onnxruntime with an export of the same model.
 
-`auto` times what is there on this machine and takes the fastest. int8 rounds weights, so it is
-measured first: what it loses on known pictures must be less than a guard allows.
+`auto` times the available engines and takes the fastest. int8 rounds weights, so it is used only
+after its accuracy was measured on labeled images and is within the guard's limit.
 """
 
 import time
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
-from vitrail.data.samples import Samples
+from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import percent
@@ -27,32 +27,31 @@ from vitrail.models.vit import VisionTransformer
 
 if TYPE_CHECKING:
     from vitrail.export.guard import Cost
-    from vitrail.export.sessions import OnnxEngine
 
-Choice = EngineKind | Literal[""]
-SECONDS = 2.0  # that auto measures, shared by the engines
-TIMED_BATCH = 8
-GUARDED = 256  # pictures that int8 is measured on, at most
-Tell = Callable[[str], None]
+EngineChoice = EngineKind | Literal[""]
+TIMING_SECONDS = 2.0  # that auto measures, shared by the engines
+TIMING_BATCH_SIZE = 8
+GUARD_IMAGES = 256  # images that int8 is measured on, at most
+Log = Callable[[str], None]
 
 
 class Engine(Protocol):
-    """Images (B, C, H, W), already normalized → logits and features."""
+    """Normalized images (B, C, H, W) to logits and features."""
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Logits (B, K), on the CPU."""
+        """Return logits (B, K), on the CPU."""
         ...
 
     def features(self, images: Tensor, /) -> Tensor:
-        """Vectors (B, D), on the CPU."""
+        """Return features (B, D), on the CPU."""
         ...
 
 
 class TorchEngine:
-    """The model as it is, moved to the device; `merge`, unless it is None, becomes the model's."""
+    """The model itself, moved to the device; `merge` replaces the model's unless it is None."""
 
     name = "torch"
 
@@ -65,37 +64,37 @@ class TorchEngine:
                 f"{name_of(model.config)} has none"
             )
         self.model = model.to(device)
-        self.parts = tuple(model.modules())  # walking through a model for each answer is slow
+        self.modules = tuple(model.modules())  # traversing the model on every call is slow
         self.device = torch.device(device)
         if merge is not None and isinstance(model, VisionTransformer):
             model.merge = merge
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        with self.answering():
+        with self.in_eval_mode():
             return self.model(images.to(self.device)).float().cpu()
 
     @torch.inference_mode()
     def features(self, images: Tensor) -> Tensor:
-        with self.answering():
+        with self.in_eval_mode():
             return self.model.features(images.to(self.device)).float().cpu()
 
-    def answering(self) -> AbstractContextManager[None]:
-        """Evaluation mode meanwhile. A model that is in it is left alone, for any thread to use."""
-        learning = any(module.training for module in self.parts)
-        return eval_mode(self.model) if learning else nullcontext()
+    def in_eval_mode(self) -> AbstractContextManager[None]:
+        """Switch to eval mode; a model that is in it is not touched, so threads may share it."""
+        training = any(module.training for module in self.modules)
+        return eval_mode(self.model) if training else nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guard:
-    """What int8 may cost."""
+class AccuracyGuard:
+    """The accuracy that int8 may cost."""
 
-    max_drop: float = MOST_DROP  # share of pictures that are no longer right; 1: whatever it is
-    data: str | PathLike[str] | None = None  # pictures with labels; None: those of the training
+    max_drop: float = MOST_DROP  # fraction of images; 1 disables the guard
+    data: str | PathLike[str] | None = None  # labeled images; None: those of the training run
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_drop <= 1:
-            raise ConfigError(f"max_drop={self.max_drop} must be a share, such as 0.01")
+            raise ConfigError(f"max_drop={self.max_drop} must be a fraction, such as 0.01")
 
 
 def open_engine(
@@ -103,17 +102,17 @@ def open_engine(
     choice: EngineKind,
     *,
     merge: int | None = None,
-    guard: Guard,
+    guard: AccuracyGuard,
     device: str | torch.device = "cpu",
-    tell: Tell,
+    log: Log,
 ) -> Engine:
-    """The engine of that name, or for `auto` the fastest one that the guard lets through."""
+    """Open the engine of that name; for `auto`, the fastest one that passes the guard."""
     if choice not in get_args(EngineKind):
         raise unknown("engine", choice, get_args(EngineKind))
     if merge and choice != "torch":
-        raise ConfigError(f"merge={merge} is for the torch engine, not {choice}; leave one out")
+        raise ConfigError(f"merge={merge} needs engine=torch, not {choice}; leave one out")
     if choice == "auto" and distributed.is_distributed():
-        raise ConfigError("engine=auto would choose for each process by itself; name one")
+        raise ConfigError("engine=auto could differ between processes; name an engine")
     if choice == "torch" or torch.device(device).type != "cpu":
         if choice not in ("torch", "auto"):
             raise ConfigError(
@@ -121,91 +120,77 @@ def open_engine(
             )
         return TorchEngine(model, merge=merge, device=device)
     if choice == "auto":
-        return fastest(model, guard, tell)
+        return fastest_engine(model, guard, log)
     from vitrail.export.sessions import engine_for
 
-    engine = engine_for(model, choice, tell=tell)
+    engine = engine_for(model, choice, tell=log)
     if choice == "onnx-int8" and guard.max_drop < 1:
         from vitrail.export.guard import refuse
 
-        cost = measured(model, engine, guard)
+        cost = measure_int8(model, engine, guard)
         refuse(cost, guard.max_drop)
-        tell(in_words(cost))
+        log(describe(cost))
     return engine
 
 
-def fastest(model: Model, guard: Guard, tell: Tell) -> Engine:
-    """Time every engine there is on this machine; the first by speed that may be used."""
+def fastest_engine(model: Model, guard: AccuracyGuard, log: Log) -> Engine:
+    """Time the available engines; return the fastest that passes the guard."""
     from vitrail.export.sessions import engine_for
 
     engines: list[Engine] = [TorchEngine(model)]
     for kind in ("onnx", "onnx-int8"):
         try:
-            engines.append(engine_for(model, kind, tell=tell))
-        except VitrailError as error:  # it is not installed, or nothing for this model
-            tell(f"engine auto: not {kind}: {error}")
+            engines.append(engine_for(model, kind, tell=log))
+        except VitrailError as error:  # not installed, or the model cannot be exported
+            log(f"engine auto: skipped {kind}: {error}")
     if len(engines) == 1:
         return engines[0]
-    paces = time_each(engines, model)
-    ranked = sorted(engines, key=lambda engine: -paces[engine.name])
-    told = ", ".join(f"{engine.name} {paces[engine.name]:,.0f}" for engine in ranked)
+    throughput = measure_throughput(engines, model)
+    ranked = sorted(engines, key=lambda engine: -throughput[engine.name])
+    summary = ", ".join(f"{engine.name} {throughput[engine.name]:,.0f}" for engine in ranked)
     for engine in ranked:
         reason = ""
-        if engine.name == "onnx-int8":
-            allowed, reason = may_round(model, engine, guard)
+        if engine.name == "onnx-int8" and guard.max_drop < 1:
+            try:
+                cost = measure_int8(model, engine, guard)
+                allowed, reason = cost.drop <= guard.max_drop, describe(cost)
+            except VitrailError as error:
+                allowed, reason = False, str(error)
             if not allowed:
-                tell(f"engine auto: not onnx-int8: {reason}")
+                log(f"engine auto: skipped onnx-int8: {reason}")
                 continue
-        tell(f"engine auto: {engine.name}{reason and f' ({reason})'}; pictures a second: {told}")
+        log(f"engine auto: {engine.name}{reason and f' ({reason})'}; images/s: {summary}")
         return engine
     raise AssertionError("torch is always allowed")
 
 
-def time_each(engines: list[Engine], model: Model) -> dict[str, float]:
-    """Pictures a second of each engine, in turns, for two seconds in all."""
+def measure_throughput(engines: list[Engine], model: Model) -> dict[str, float]:
+    """Return images per second of each engine, timed in turns for two seconds in all."""
     size = pair(model.config.image_size)
-    images = torch.randn(TIMED_BATCH, model.config.channels, *size)
+    images = torch.randn(TIMING_BATCH_SIZE, model.config.channels, *size)
     for engine in engines:
-        engine(images)  # the first time is slower
+        engine(images)  # warm up
     best = dict.fromkeys((engine.name for engine in engines), float("inf"))
-    until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
+    deadline = time.perf_counter() + TIMING_SECONDS
+    while time.perf_counter() < deadline:
         for engine in engines:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             engine(images)
-            best[engine.name] = min(best[engine.name], time.perf_counter() - begun)
-    return {name: TIMED_BATCH / seconds for name, seconds in best.items()}
+            best[engine.name] = min(best[engine.name], time.perf_counter() - start)
+    return {name: TIMING_BATCH_SIZE / seconds for name, seconds in best.items()}
 
 
-def may_round(model: Model, engine: Engine, guard: Guard) -> tuple[bool, str]:
-    """Whether int8 loses little enough, and how that is known."""
-    if guard.max_drop >= 1:
-        return True, ""
-    try:
-        cost = measured(model, engine, guard)
-    except VitrailError as error:
-        return False, str(error)
-    return cost.drop <= guard.max_drop, in_words(cost)
-
-
-def measured(model: Model, engine: Engine, guard: Guard) -> "Cost":
-    """What int8 costs, on some of the pictures."""
+def measure_int8(model: Model, engine: Engine, guard: AccuracyGuard) -> "Cost":
+    """Measure the accuracy of int8 and float on up to 256 of the guard's images."""
     from vitrail.export.guard import measure, pictures_for
 
     source, name, notes = pictures_for(model, guard.data)
-    if isinstance(source, Samples) and len(source) > GUARDED:
-        source = source.take(np.linspace(0, len(source) - 1, GUARDED).astype(np.int64))
-    learned = tuple(note for note in notes if "learned from" in note)
-    return replace(measure(model, engine, source), data=name, notes=learned)
+    if isinstance(source, ImageDataset) and len(source) > GUARD_IMAGES:
+        source = source.subset(np.linspace(0, len(source) - 1, GUARD_IMAGES).astype(np.int64))
+    overlap = tuple(note for note in notes if "learned from" in note)
+    return replace(measure(model, engine, source), data=name, notes=overlap)
 
 
-def in_words(cost: "Cost") -> str:
-    right = f"int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
-    return "; ".join([f"{right}{cost.data}, float on {percent(cost.accuracy)}", *cost.notes])
-
-
-def open_onnx(path: str | PathLike[str]) -> "OnnxEngine":
-    """An .onnx file of `vitrail export`, which brings its classes and preprocessing along."""
-    from vitrail.export.sessions import OnnxEngine
-
-    return OnnxEngine(path)
+def describe(cost: "Cost") -> str:
+    accuracy = f"int8 accuracy {percent(cost.int8_accuracy)}, float {percent(cost.accuracy)}"
+    return "; ".join([f"{accuracy} (n={cost.pictures:,}, {cost.data})", *cost.notes])

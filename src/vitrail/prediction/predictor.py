@@ -1,11 +1,19 @@
-"""`vitrail.Predictor`: a picture, or many, to answers."""
+"""`vitrail.Predictor`: predictions and features for images.
 
+Shapes: B images, C channels, K classes, D features.
+"""
+
+import glob
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from io import BufferedReader
 from itertools import islice
-from os import PathLike
-from typing import overload
+from os import PathLike, fsdecode
+from pathlib import Path
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -14,59 +22,82 @@ from torch import Tensor, nn
 from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
-from vitrail.data.given import Picture, name_of, read, several
+from vitrail.data import folders
+from vitrail.data.image_headers import detect_format
+from vitrail.data.loader import reader_pool
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.threads import reading_threads
-from vitrail.data.transforms import EvaluationTransform, normalize
+from vitrail.data.storage import MAX_IMAGE_BYTES
+from vitrail.data.transforms import (
+    EvalTransform,
+    ImageInput,
+    NamedImage,
+    as_sequence,
+    input_name,
+    normalize,
+    read_image,
+)
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.api import Runner
+from vitrail.evaluation.evaluate import Runner
 from vitrail.models.build import Model
-from vitrail.prediction.answers import USUAL_TOP, Answer, Deciding, Seen, answers
-from vitrail.prediction.engines import Choice, Engine, Guard, open_engine, open_onnx
+from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
+from vitrail.prediction.results import DEFAULT_TOP, Prediction, decode_logits
 
-USUAL_BATCH = 16
+DEFAULT_BATCH_SIZE = 16
+STANDARD_INPUT = "standard input"
+MAGIC_BYTES = 64  # bytes that identify an image format
+
+
+class BatchOutput(NamedTuple):
+    """One batch of images and the model's output for those that could be read."""
+
+    names: list[str]
+    errors: list[str]  # why an image cannot be read; empty for the others
+    outputs: Tensor | None  # logits or features, one row per readable image
 
 
 class Predictor:
-    """A model that answers for pictures.
+    """A model with its preprocessing and class names, ready for inference.
 
     >>> predictor = Predictor("runs/first")
     >>> predictor("cat.jpg").label
-    >>> [answer.guesses for answer in predictor([picture, other, "third.png"])]
+    >>> [prediction.guesses for prediction in predictor([image, other, "third.png"])]
 
-    `model` is a model, any reference to one, or an .onnx file of `vitrail export`. `engine` is
-    torch, onnx, onnx-int8, or auto, which takes the fastest; `guard` says how much accuracy int8
-    may cost and on which pictures that is measured. `merge` merges so many tokens in each layer.
-    `preprocessing` is as in `load`. `tell` hears what was chosen.
-
-    A model that is given as such is not copied. It is moved to the device, keeps its own `merge`
-    unless one is given, and is in the mode it was in after each answer; call its `eval()` first to
-    ask from several threads.
+    Args:
+        model: A model, any reference that `load` accepts, or an .onnx file of `vitrail export`.
+            A model object is not copied: it is moved to the device and keeps its train/eval mode.
+            Call its `eval()` first to use the predictor from as_sequence threads.
+        engine: torch, onnx, onnx-int8, or auto, which times them and takes the fastest.
+        merge: Tokens to merge per layer; None keeps the model's setting.
+        guard: How much accuracy int8 may cost, and the data to measure it on.
+        preprocessing: As in `load`.
+        log: Called with each line about what was chosen.
     """
 
     def __init__(
         self,
         model: Model | Reference,
         *,
-        engine: Choice = "",
+        engine: EngineChoice = "",
         merge: int | None = None,
-        guard: Guard | None = None,
+        guard: AccuracyGuard | None = None,
         preprocessing: str | Preprocessing | None = None,
         device: str = "",
-        tell: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
         self.model: Model | None = None
         self.device = torch.device("cpu")
-        exported = isinstance(model, str | PathLike) and str(model).endswith(".onnx")
-        if preprocessing is not None and (exported or isinstance(model, nn.Module)):
+        is_onnx = isinstance(model, str | PathLike) and str(model).endswith(".onnx")
+        if preprocessing is not None and (is_onnx or isinstance(model, nn.Module)):
             raise ConfigError(
                 "preprocessing is for a checkpoint; an .onnx file holds its own, and a model has "
                 "it in model.metadata"
             )
-        if isinstance(model, str | PathLike) and exported:
+        if isinstance(model, str | PathLike) and is_onnx:
             if merge or engine not in ("", "onnx"):
-                raise ConfigError(f"{model} is run by onnxruntime, as it is; leave the engine out")
-            session = open_onnx(model)
+                raise ConfigError(f"{model} always runs in onnxruntime; leave engine and merge out")
+            from vitrail.export.sessions import OnnxEngine
+
+            session = OnnxEngine(model)
             self.engine: Engine = session
             self.metadata: Metadata = session.metadata
             self.channels, self.num_classes = session.channels, session.num_classes
@@ -74,140 +105,149 @@ class Predictor:
             self.model = (
                 model
                 if isinstance(model, nn.Module)
-                else load(model, preprocessing=preprocessing, log=tell)
+                else load(model, preprocessing=preprocessing, log=log)
             )
             self.device = distributed.init(device)
             self.engine = open_engine(
                 self.model,
                 engine or "torch",
                 merge=merge,
-                guard=guard or Guard(),
+                guard=guard or AccuracyGuard(),
                 device=self.device,
-                tell=tell or (lambda line: None),
+                log=log or (lambda line: None),
             )
             self.metadata = get_metadata(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
         self.classes = self.metadata.names(self.num_classes)
-        self.transform = EvaluationTransform(
+        self.transform = EvalTransform(
             preprocessing=self.metadata.preprocessing, channels=self.channels
         )
 
     @overload
-    def __call__(  # pyright: ignore[reportOverlappingOverload]: a path is many letters, too
-        self, pictures: Picture, *, top: int = ..., threshold: float | None = ...
-    ) -> Answer: ...
+    def __call__(  # pyright: ignore[reportOverlappingOverload]: a str is a sequence of str
+        self, images: ImageInput, *, top: int = ..., threshold: float | None = ...
+    ) -> Prediction: ...
 
     @overload
     def __call__(
-        self, pictures: Sequence[Picture], *, top: int = ..., threshold: float | None = ...
-    ) -> list[Answer]: ...
+        self, images: Sequence[ImageInput], *, top: int = ..., threshold: float | None = ...
+    ) -> list[Prediction]: ...
 
     def __call__(
         self,
-        pictures: Picture | Sequence[Picture],
+        images: ImageInput | Sequence[ImageInput],
         *,
-        top: int = USUAL_TOP,
+        top: int = DEFAULT_TOP,
         threshold: float | None = None,
-    ) -> Answer | list[Answer]:
-        """An answer for one picture, or one for each of a list.
+    ) -> Prediction | list[Prediction]:
+        """Return the prediction for one image, or a list of them for a list.
 
-        A picture is a path, the bytes of a file, a Pillow image, or pixels: uint8 (H, W) or
-        (H, W, C). One that cannot be read is a `DataError`; `stream` goes on instead.
+        An image is a path, encoded bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C).
+        One that cannot be read raises `DataError`; use `stream` to continue past it.
         """
-        given, many = several(pictures)
-        found = []
-        for answer in self.stream(given, top=top, threshold=threshold):
-            if answer.error:
-                raise DataError(f"{answer.name}: {answer.error}")
-            found.append(answer)
-        return found if many else found[0]
+        images, is_list = as_sequence(images)
+        predictions = []
+        for prediction in self.stream(images, top=top, threshold=threshold):
+            if prediction.error:
+                raise DataError(f"{prediction.name}: {prediction.error}")
+            predictions.append(prediction)
+        return predictions if is_list else predictions[0]
 
-    def features(self, pictures: Picture | Sequence[Picture]) -> np.ndarray:
-        """The vector of one picture (D,), or of each of a list (N, D)."""
-        given, many = several(pictures)
+    def features(self, images: ImageInput | Sequence[ImageInput]) -> np.ndarray:
+        """Return the feature vector (D,) of one image, or (N, D) for a list."""
+        images, is_list = as_sequence(images)
         rows = []
-        for seen in self.look(given, vectors=True):
-            for name, error in zip(seen.names, seen.errors, strict=True):
+        for batch in self.run_batches(images, features=True):
+            for name, error in zip(batch.names, batch.errors, strict=True):
                 if error:
                     raise DataError(f"{name}: {error}")
-            assert seen.found is not None
-            rows.append(seen.found.numpy())
-        found = np.concatenate(rows) if rows else np.zeros((0, 0), np.float32)
-        return found if many else found[0]
+            assert batch.outputs is not None
+            rows.append(batch.outputs.numpy())
+        vectors = np.concatenate(rows) if rows else np.zeros((0, 0), np.float32)
+        return vectors if is_list else vectors[0]
 
     def stream(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[ImageInput],
         *,
-        top: int = USUAL_TOP,
+        top: int = DEFAULT_TOP,
         threshold: float | None = None,
-        batch_size: int = USUAL_BATCH,
-    ) -> Iterator[Answer]:
-        """Answers in the order of the pictures, as they come; of any number of them.
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> Iterator[Prediction]:
+        """Yield predictions in order, for any number of images.
 
-        A picture that cannot be read has an answer with its `error`.
+        An image that cannot be read yields a prediction with its `error`.
         """
-        deciding = Deciding(top=top, threshold=threshold)
+        if top < 1:
+            raise ConfigError(f"top={top} must be 1 or more")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold={threshold} is not a probability; give 0 to 1")
         if not self.num_classes:
-            raise ConfigError("the model knows no classes; ask for its features, or teach it some")
-        for seen in self.look(pictures, batch_size=batch_size):
-            yield from seen.answers(self.metadata, deciding)
+            raise ConfigError("the model has no classes; use its features, or teach it some")
+        for names, errors, logits in self.run_batches(images, batch_size=batch_size):
+            readable = [name for name, error in zip(names, errors, strict=True) if not error]
+            decoded = iter(
+                decode_logits(logits, readable, self.metadata, top=top, threshold=threshold)
+                if logits is not None
+                else ()
+            )
+            for name, error in zip(names, errors, strict=True):
+                yield Prediction(name=name, error=error) if error else next(decoded)
 
-    def look(
+    def run_batches(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[ImageInput],
         *,
-        batch_size: int = USUAL_BATCH,
-        vectors: bool = False,
-    ) -> Iterator[Seen]:
-        """Batches of what the model makes of pictures: logits, or features if `vectors`.
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        features: bool = False,
+    ) -> Iterator[BatchOutput]:
+        """Run the model on prefetched batches; yield logits, or `features` instead.
 
-        On the CPU, threads prepare a batch while the model rests, and the model has all cores while
-        it works: the two would only get in each other's way. Files are read ahead meanwhile; for
-        another device, pictures are prepared ahead.
+        Files are read one batch ahead. On the CPU, preprocessing and the model take turns with all
+        cores, since running both at once slows each down; for other devices preprocessing runs
+        ahead too.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be 1 or more")
-        numbered = iter(enumerate(pictures))
-        ahead = self.begin(islice(numbered, batch_size))
-        while ahead:
-            names = [name for name, _ in ahead]
-            prepared = list(self.threads.map(self.prepared, [data for _, data in ahead]))
-            ahead = self.begin(islice(numbered, batch_size))
-            yield self.seen(names, prepared, vectors)
+        numbered = enumerate(images)
+        forward = self.forward_features if features else self.logits
 
-    def begin(self, pictures: Iterable[tuple[int, Picture]]) -> list[tuple[str, Future]]:
-        """Read some pictures, in other threads: their names, and what will be there."""
-        return [(name_of(one, n), self.threads.submit(self.early, one)) for n, one in pictures]
+        def prefetch() -> list[tuple[str, Future]]:
+            return [
+                (input_name(image, number), self.threads.submit(self.load_image, image))
+                for number, image in islice(numbered, batch_size)
+            ]
 
-    def early(self, picture: Picture) -> bytes | np.ndarray | Tensor:
-        """What is done to a picture while the model works on those before it."""
-        data = read(picture, self.channels)
-        return data if self.device.type == "cpu" else self.prepare(data)
+        def finish(image: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
+            try:
+                data = image.result()
+                return data if isinstance(data, Tensor) else self.preprocess(data)
+            except DataError as error:
+                return str(error)
 
-    def prepared(self, data: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
-        """A picture as the model takes it, or why it cannot be read."""
-        try:
-            found = data.result()
-            return found if isinstance(found, Tensor) else self.prepare(found)
-        except DataError as error:
-            return str(error)
+        pending = prefetch()
+        while pending:
+            names = [name for name, _ in pending]
+            results = list(self.threads.map(finish, [image for _, image in pending]))
+            pending = prefetch()
+            tensors = [result for result in results if isinstance(result, Tensor)]
+            errors = ["" if isinstance(result, Tensor) else result for result in results]
+            yield BatchOutput(names, errors, forward(torch.stack(tensors)) if tensors else None)
 
-    def seen(self, names: list[str], prepared: list[Tensor | str], vectors: bool) -> Seen:
-        images = [image for image in prepared if isinstance(image, Tensor)]
-        errors = ["" if isinstance(image, Tensor) else image for image in prepared]
-        run = self.vectors if vectors else self.logits
-        return Seen(names, errors, run(torch.stack(images)) if images else None)
+    def load_image(self, image: ImageInput) -> bytes | np.ndarray | Tensor:
+        """Read an image ahead of its batch, and preprocess it unless the model runs on the CPU."""
+        data = read_image(image, self.channels)
+        return data if self.device.type == "cpu" else self.preprocess(data)
 
     @cached_property
     def threads(self) -> ThreadPoolExecutor:
-        """What prepares pictures."""
-        return reading_threads()
+        """Threads that read and preprocess images."""
+        return reader_pool()
 
     @property
     def runner(self) -> Runner:
-        """What `vitrail.evaluate` takes, so that what is measured is what answers."""
+        """This engine as an argument of `vitrail.evaluate`."""
         return Runner(
             run=self.engine,
             metadata=self.metadata,
@@ -216,25 +256,63 @@ class Predictor:
             device=self.device,
         )
 
-    def prepare(self, data: bytes | np.ndarray) -> Tensor:
-        """A picture, encoded or as pixels, as the model takes it: uint8 (C, H, W)."""
+    def preprocess(self, data: bytes | np.ndarray) -> Tensor:
+        """Decode and resize an image: encoded bytes or pixels to uint8 (C, H, W)."""
         return self.transform(data)
 
     def logits(self, images: Tensor) -> Tensor:
-        """What the model makes of prepared pictures uint8 (B, C, H, W): (B, K)."""
+        """Return logits (B, K) of preprocessed images uint8 (B, C, H, W)."""
         return self.engine(normalize(images.to(self.device), self.metadata.preprocessing))
 
-    def vectors(self, images: Tensor) -> Tensor:
-        """Their features (B, D)."""
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return features (B, D) of preprocessed images uint8 (B, C, H, W)."""
         return self.engine.features(normalize(images.to(self.device), self.metadata.preprocessing))
 
-    def answers(
-        self,
-        logits: Tensor,
-        names: Sequence[str],
-        *,
-        top: int = USUAL_TOP,
-        threshold: float | None = None,
-    ) -> list[Answer]:
-        """Logits (B, K) in words."""
-        return answers(logits, names, self.metadata, Deciding(top=top, threshold=threshold))
+
+def find_images(
+    locations: Iterable[str], standard_input: Callable[[], BufferedReader]
+) -> Iterator[ImageInput]:
+    """Yield the images of files, folders, glob patterns and standard input (`-`), in order.
+
+    A named file is yielded whether it exists or not: reading it reports the error.
+    """
+    for location in locations:
+        path = os.path.expanduser(location)  # Path.expanduser raises on `~backup.png`
+        if location == "-":
+            yield from read_standard_input(standard_input())
+        elif os.path.isdir(path):
+            yield from images_in(Path(path))
+        elif glob.has_magic(location) and not os.path.exists(path):
+            matches = sorted(glob.iglob(path, recursive=True))
+            if not matches:
+                raise DataError(f"{path}: no file matches this pattern")
+            for match in map(Path, matches):
+                yield from images_in(match) if match.is_dir() else (match,)
+        else:
+            yield Path(path)
+
+
+def images_in(folder: Path) -> Iterator[Path]:
+    """Yield the images of a folder and its subfolders."""
+    empty = True
+    for name in folders.walk_images(folder, "", Counter()):
+        empty = False
+        yield folder / name
+    if empty:
+        raise DataError(f"{folder}: the folder contains no images")
+
+
+def read_standard_input(stream: BufferedReader) -> Iterator[ImageInput]:
+    """Yield one encoded image, or paths separated by newlines or null bytes (`find -print0`)."""
+    if detect_format(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES]):
+        data = stream.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"standard input exceeds the limit of {MAX_IMAGE_BYTES:,} bytes per image"
+            )
+        yield NamedImage(STANDARD_INPUT, data)
+        return
+    for line in stream:
+        for part in line.rstrip(b"\r\n").split(b"\0"):
+            if part.strip():
+                yield Path(fsdecode(part))

@@ -2,7 +2,7 @@
 
 The name of the file is a digest of the weights below the head, how many tokens are merged, the
 preprocessing, the pictures and this version, so other weights or pictures have another name. (Of
-more than 2 GiB of pictures, not every byte is looked at: `contents` of data/sources.py.) The
+more than 2 GiB of pictures, not every byte is looked at: `content_hash` of data/provenance.py.) The
 folder, ~/.cache/vitrail/features unless VITRAIL_CACHE says otherwise, may be deleted at any time.
 Where nothing can be written there, nothing is kept.
 
@@ -25,13 +25,13 @@ from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.files import cache_folder
+from vitrail.data.datasets import Dataset
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Source
-from vitrail.data.sources import contents
+from vitrail.data.provenance import content_hash
+from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, DataError
-from vitrail.evaluation.api import labels_at
-from vitrail.evaluation.passes import Outputs, look_at_all, none_read
+from vitrail.evaluation.evaluate import Outputs, labels_at, run_inference
+from vitrail.evaluation.results import no_readable_images
 from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import to_dict
 
@@ -53,14 +53,14 @@ class Features:
 
 def features_of(
     model: Model,
-    source: Source,
+    source: Dataset,
     *,
     preprocessing: Preprocessing | None = None,
     cache: bool = True,
     batch_size: int = 64,
     **how: Any,
 ) -> Features:
-    """`model.features` of every picture; `how` is what `look_at_all` takes beside."""
+    """`model.features` of every picture; `how` is what `run_inference` takes beside."""
     if source.multi_label:
         raise DataError("the pictures have several labels each, and a probe takes one for each")
     prepare = preprocessing or get_metadata(model).preprocessing
@@ -85,7 +85,7 @@ def features_of(
     )
 
 
-def pixels_of(source: Source, *, channels: int = 3, side: int = 32, **how: Any) -> Features:
+def pixels_of(source: Dataset, *, channels: int = 3, side: int = 32, **how: Any) -> Features:
     """The pixels of small copies as features: what any model should be better than."""
     prepare = Preprocessing(size=(side, side), mean=(0.5,) * channels, std=(0.5,) * channels)
     values, indices, skipped = looked_at(
@@ -97,17 +97,17 @@ def pixels_of(source: Source, *, channels: int = 3, side: int = 32, **how: Any) 
 
 def looked_at(
     features: Callable[[Tensor], Tensor],
-    source: Source,
+    source: Dataset,
     prepare: Preprocessing,
     batch_size: int,
     how: dict[str, Any],
 ) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """Vectors (N, D), the places in the source that they belong to, and unreadable pictures."""
     outputs = Outputs(len(source))
-    skipped = look_at_all(features, source, prepare, outputs.add, batch_size=batch_size, **how)
+    skipped = run_inference(features, source, prepare, outputs.add, batch_size=batch_size, **how)
     values, indices = outputs.finish()
     if not len(indices):
-        raise none_read(len(source), skipped)
+        raise no_readable_images(len(source), skipped)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are no numbers; its weights are broken")
@@ -115,13 +115,13 @@ def looked_at(
 
 
 def kept_at(
-    model: Model, source: Source, prepare: Preprocessing, how: dict[str, Any]
+    model: Model, source: Dataset, prepare: Preprocessing, how: dict[str, Any]
 ) -> Path | None:
     """Where features are kept; None on a machine without a place for such things."""
     if (folder := cache_folder("features")) is None:
         return None
     about = {"preprocessing": prepare.to_dict(), "backend": how.get("backend", "torch")}
-    key = backbone(model, **about, source=contents(source), version=__version__)
+    key = backbone(model, **about, source=content_hash(source), version=__version__)
     return folder / f"{key}.safetensors"
 
 

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.samples import Samples
-from vitrail.data.sources import judged_split, open_source
-from vitrail.data.splits import Splits
+from vitrail.data.datasets import ImageDataset, Splits, evaluation_split, open_dataset
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
 from vitrail.probing.others import fit_logistic, fit_neighbors
@@ -69,11 +67,11 @@ def student(degrees: int) -> float:
     return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
 
 
-def open_pair(data: str) -> tuple[Samples, Samples]:
+def open_pair(data: str) -> tuple[ImageDataset, ImageDataset]:
     """The pictures to learn from and those to be judged by: test, or else val."""
-    judged = judged_split(data)
+    judged = evaluation_split(data)
     cut = None if judged else Splits(val=0.0, test=0.2)
-    return open_source(data, "train", splits=cut), open_source(data, judged or "test", splits=cut)
+    return open_dataset(data, "train", splits=cut), open_dataset(data, judged or "test", splits=cut)
 
 
 def draw(labels: np.ndarray, classes: int, shots: Shots, seed: int) -> np.ndarray:

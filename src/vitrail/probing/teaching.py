@@ -20,13 +20,12 @@ from vitrail.checkpoints.bundle import check_class_names, check_overwrite
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.checkpoints.save import save
-from vitrail.data.handful import open_handful
-from vitrail.data.origin import KEPT, from_provenance, origin_of
+from vitrail.data.datasets import ImageDataset, open_dataset
+from vitrail.data.folders import open_single_class
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.samples import Samples
-from vitrail.data.sources import open_source
+from vitrail.data.provenance import PROVENANCE_KEYS, DataProvenance
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.passes import Progress
+from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import comma_list
 from vitrail.models.build import Model
 from vitrail.probing.features import features_of
@@ -44,7 +43,7 @@ from vitrail.probing.ridge import PATH, Probe, fit_moments, fit_path
 from vitrail.probing.shots import draw
 
 PER_CLASS = 200  # pictures of each class that a model is reminded of
-ORIGIN = (*KEPT, "from", "source", "format")  # of the old provenance, what stays true
+ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # of the old provenance, what stays true
 FORGETFUL = (
     "so many classes cannot be remembered; to teach more, give --using with their pictures, and "
     "another --out"
@@ -96,7 +95,7 @@ def teach(
     if distributed.is_distributed():
         raise ConfigError("teaching is done by one process; start it without torchrun")
     pupil = load(model, preprocessing=preprocessing).to(place)
-    sources = {name: open_handful(places, name) for name, places in classes.items()}
+    sources = {name: open_single_class(places, name) for name, places in classes.items()}
     memory, notes = remembered(pupil, Path(model), using, only=only, progress=progress)
     replaced = tuple(name for name in classes if name in memory.classes)
     notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
@@ -158,7 +157,9 @@ def remembered(
         return nothing(model), []
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
-    where = fspath(using) if using is not None else from_provenance(metadata.provenance).data
+    where = (
+        fspath(using) if using is not None else DataProvenance.from_dict(metadata.provenance).data
+    )
     train = train_of(metadata, where)
     found = features_of(model, some_of(train, model.config.num_features), progress=progress)
     if using is not None:
@@ -168,7 +169,7 @@ def remembered(
     return memory, [note, "the head is a probe now, in place of the one that was trained"]
 
 
-def train_of(metadata: Metadata, reference: str) -> Samples:
+def train_of(metadata: Metadata, reference: str) -> ImageDataset:
     """The training pictures of a set; it must show all classes that a model knows.
 
     Those that were kept apart from the model stay apart.
@@ -176,8 +177,8 @@ def train_of(metadata: Metadata, reference: str) -> Samples:
     try:
         if not reference:
             raise DataError("its data is not known")
-        division = from_provenance(metadata.provenance).division(reference)
-        source = open_source(reference, "train", splits=division)
+        division = DataProvenance.from_dict(metadata.provenance).splits_for(reference)
+        source = open_dataset(reference, "train", splits=division)
         lacking = [name for name in metadata.class_names if name not in source.classes]
         if lacking or source.multi_label:
             lost = f"no pictures of {comma_list(lacking, quoted=True)}"
@@ -191,16 +192,16 @@ def train_of(metadata: Metadata, reference: str) -> Samples:
     return source
 
 
-def some_of(train: Samples, width: int) -> Samples:
+def some_of(train: ImageDataset, width: int) -> ImageDataset:
     """As many pictures of each class as can be remembered."""
     classes = len(train.classes)
     most = max(2, min(PER_CLASS, MOST_BYTES // (4 * width * classes)))
-    return train.take(np.sort(draw(np.asarray(train.labels()), classes, most, seed=0)))
+    return train.subset(np.sort(draw(np.asarray(train.labels()), classes, most, seed=0)))
 
 
-def learned_too(metadata: Metadata, data: str, train: Samples) -> Metadata:
+def learned_too(metadata: Metadata, data: str, train: ImageDataset) -> Metadata:
     """The metadata of a model that has learned from these training pictures as well."""
-    before, now = from_provenance(metadata.provenance), origin_of(data, train)
+    before, now = DataProvenance.from_dict(metadata.provenance), DataProvenance.of(data, train)
     both = replace(now, samples=tuple(dict.fromkeys((*now.samples, *before.samples))))
     return replace(metadata, provenance=dict(metadata.provenance) | both.to_dict())
 
@@ -241,7 +242,7 @@ def headed(model: Model, memory: Memory, probe: Probe, taught: Collection[str]) 
     weight, bias = (x / memory.temperature for x in probe.linear())
     changed = with_head(model, weight, bias, memory.classes)
     metadata = get_metadata(changed)
-    by_hand = {*taught, *from_provenance(metadata.provenance).taught}
+    by_hand = {*taught, *DataProvenance.from_dict(metadata.provenance).taught}
     told: dict[str, Any] = {
         "head": f"ridge probe on {int(memory.counts.sum()):,} pictures",
         "l2": memory.l2,

@@ -1,60 +1,77 @@
-"""A run that ends on time: how many steps fit, measured and corrected as it goes.
+"""Time budgets: how many steps fit, measured before the run and corrected as it goes.
 
-Before the first step, a few trial steps at each image size tell what a step costs; later, what the
-steps really took. What is left of the schedule is spread over the steps that still fit.
+The cost of a step is estimated from a few trial steps at each image size, then from the steps of
+the run. The rest of the schedule is stretched over the steps that still fit. The same trial steps
+decide whether torch.compile is faster.
 """
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from vitrail.training.plan import Plan, Stages
+import torch
+from torch import nn
+
+from vitrail import distributed
+from vitrail.extras import check_compiler
+from vitrail.training.config import Settings
+from vitrail.training.cpu_parallel import CpuDataParallel
+from vitrail.training.data_module import at_size
+from vitrail.training.loop import autocast_for, synchronize
+from vitrail.training.schedules import Schedule, Stages
+
+if TYPE_CHECKING:
+    from vitrail.training.trainer import Trainer
 
 CORRECTIONS = 40  # in a run, evenly spaced in time
-EVALUATIONS = 0.06  # share of the time that evaluations along the way may take
-MOST_EVALUATIONS = 10
+EVALUATION_FRACTION = 0.06  # of the time, for evaluations during training
+MAX_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
-ENDING = 2.0  # seconds for saving and the report, beside evaluating
+END_SECONDS = 2.0  # for saving and the report, beside the final evaluation
+TRIALS = 3  # steps at each image size from which a time budget is planned
+OVERHEAD = 1.15  # of a real step over a trial: data loading, the optimizer
+COMPILE_PAYS = 0.97  # of the eager step's time; less of a gain is noise
 
 
 @dataclass
-class Budget:
+class TimeBudget:
     """The time a run has, and what its parts cost."""
 
-    seconds: float  # in all, the final evaluation included
+    seconds: float  # in total, including the final evaluation
     used: float  # by earlier parts of a resumed run, and before this object was made
-    evaluation: float  # seconds that an evaluation takes
-    final: float = 0.0  # seconds that the evaluations at the end take
+    evaluation: float  # seconds of an evaluation during training
+    final: float = 0.0  # seconds of the final evaluations
     step: dict[int, float] = field(default_factory=dict)  # image size → seconds of a step
     clock: Callable[[], float] = time.monotonic
-    begun: float = 0.0
+    started: float = 0.0
     corrected: float = 0.0
 
     def __post_init__(self) -> None:
-        self.begun = self.corrected = self.clock()
+        self.started = self.corrected = self.clock()
 
-    def elapsed(self) -> float:
-        return self.used + self.clock() - self.begun
-
-    def left(self) -> float:
-        """Seconds for steps and evaluations along the way."""
-        return self.seconds - self.elapsed() - self.final - ENDING
+    def remaining(self) -> float:
+        """Return the seconds for steps and evaluations during training."""
+        elapsed = self.used + self.clock() - self.started
+        return self.seconds - elapsed - self.final - END_SECONDS
 
     def observe(self, size: int, seconds: float) -> None:
-        """A step took this long; it tells about larger pictures, still to come, as well.
+        """Update the costs with a measured step, for this image size and larger ones.
 
-        What a trial did not see, such as reading pictures, adds the same to all sizes; where a
-        step is quicker than its trial, the machine was busy then, and all trials were too long.
+        Costs that a trial does not have, such as data loading, are added to all sizes; if a step is
+        faster than its trial, the machine was busy then, and all trials are scaled down.
         """
         before = self.step[size]
-        more = (1 - SMOOTHING) * (seconds - before)
+        change = (1 - SMOOTHING) * (seconds - before)
         for other, cost in self.step.items():
             if other >= size:
-                self.step[other] = cost + more if more > 0 else cost * (before + more) / before
+                scaled = cost * (before + change) / before
+                self.step[other] = cost + change if change > 0 else scaled
 
     def average_step(self, stages: Stages, progress: float) -> float:
-        """Seconds per step over what is left of the schedule."""
+        """Return the seconds per step over the rest of the schedule."""
         bounds = [start for start, _ in stages] + [1.0]
         shares = [max(0.0, end - max(start, progress)) for start, end in pairwise(bounds)]
         total = sum(shares)
@@ -64,28 +81,117 @@ class Budget:
         return sum(share * cost for share, cost in zip(shares, costs, strict=True)) / total
 
     def evaluations(self) -> int:
-        """How many evaluations along the way are affordable."""
+        """Return how many evaluations during training are affordable."""
         if not self.evaluation:
-            return MOST_EVALUATIONS
-        return min(MOST_EVALUATIONS, int(EVALUATIONS * self.seconds / self.evaluation))
+            return MAX_EVALUATIONS
+        return min(MAX_EVALUATIONS, int(EVALUATION_FRACTION * self.seconds / self.evaluation))
 
-    def fitting(self, stages: Stages, progress: float, evaluations: int) -> int:
-        """Steps that fit into what is left."""
-        free = self.left() - evaluations * self.evaluation
+    def steps_that_fit(self, stages: Stages, progress: float, evaluations: int) -> int:
+        free = self.remaining() - evaluations * self.evaluation
         return max(1, int(free / self.average_step(stages, progress)))
 
     def due(self) -> bool:
-        """Whether it is time to correct the plan."""
+        """Return whether it is time to correct the schedule."""
         return self.clock() - self.corrected >= self.seconds / CORRECTIONS
 
-    def correct(self, plan: Plan, step: int) -> None:
-        """Let the plan end when the time does."""
+    def correct(self, schedule: Schedule, step: int) -> None:
+        """Let the schedule end when the time does."""
         self.corrected = self.clock()
-        coming = 0
-        if plan.evaluate_every:
-            coming = max(0, (plan.steps - 1) // plan.evaluate_every - step // plan.evaluate_every)
-        if self.left() <= 0:
-            plan.steps = step  # it is time to end
+        if self.remaining() <= 0:
+            schedule.steps = step
             return
-        progress = plan.progress(step)
-        plan.spread_over(step, step + self.fitting(plan.stages, progress, coming))
+        every, evaluations = schedule.evaluate_every, 0
+        if every:
+            evaluations = max(0, (schedule.steps - 1) // every - step // every)
+        fit = self.steps_that_fit(schedule.stages, schedule.progress(step), evaluations)
+        schedule.stretch_to(step, step + fit)
+
+
+def plan_time_budget(trainer: "Trainer", *, elapsed: float) -> TimeBudget:
+    """Measure a few steps at each image size, and plan as many steps as fit."""
+    schedule, evaluator = trainer.state.schedule, trainer.evaluator
+    minutes = trainer.settings.minutes
+    assert minutes is not None
+    evaluation = evaluator.estimate_seconds()
+    budget = TimeBudget(
+        seconds=60 * minutes,
+        used=elapsed,
+        evaluation=evaluation,
+        final=evaluator.final_cost() * evaluation,
+        step={size: time_step(trainer, size) for _, size in schedule.stages},
+    )
+    if trainer.state.step:  # resumed: the schedule exists, only the time is less
+        correct_schedule(budget, schedule, trainer.state.step)
+        return budget
+    evaluations = distributed.broadcast_object(budget.evaluations())
+    steps = distributed.broadcast_object(budget.steps_that_fit(schedule.stages, 0.0, evaluations))
+    schedule.length = schedule.steps = steps
+    schedule.evaluate_every = math.ceil(steps / (evaluations + 1)) if evaluations else 0
+    schedule.lr_factor(0)  # raises if the warmup does not fit
+    trainer.callback.log(
+        f"  time budget of {minutes:g} minutes: about {steps:,} steps, "
+        f"{trainer.epochs(steps):.1f} epochs, {evaluations} evaluations during training"
+    )
+    return budget
+
+
+def correct_schedule(budget: TimeBudget, schedule: Schedule, step: int) -> None:
+    """Let the schedule end on time; all processes use that of the first."""
+    budget.correct(schedule, step)
+    schedule.load_state_dict(distributed.broadcast_object(schedule.state_dict()))
+
+
+def time_step(trainer: "Trainer", size: int) -> float:
+    """Return the seconds of a step at an image size; weights do not change."""
+    train, device, micro = trainer.splits.train, trainer.device, trainer.micro_batch
+    shape = at_size(trainer.batches.preprocessing, size).size
+    images = torch.zeros(micro, trainer.evaluator.channels, *shape, device=device)
+    targets = torch.zeros(micro, dtype=torch.long, device=device)
+    if train.multi_label:
+        targets = torch.zeros(micro, len(train.classes), device=device)
+    times = []
+    for _ in range(TRIALS):
+        started = time.monotonic()
+        with autocast_for(trainer.precision, device)():
+            loss = trainer.state.wrapped(images, targets)
+        loss.backward()
+        synchronize(device)
+        times.append(time.monotonic() - started)
+        for optimizer in trainer.state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+    return OVERHEAD * min(times) * trainer.state.schedule.accumulate
+
+
+def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
+    """Compile the step if that is faster, else disable `machine.compile`.
+
+    A resumed run keeps the decision in the settings it was started with, `before`.
+    """
+    state = trainer.state
+    eager = state.wrapped
+    compiled = compile_module(eager.objective if isinstance(eager, CpuDataParallel) else eager)
+    if before is not None:
+        pays = before.machine.compile
+    else:
+        trainer.callback.log("  compiling, and measuring whether it is faster")
+        size = state.schedule.stages[-1][1]
+        state.wrapped = compiled
+        compiled_seconds = time_step(trainer, size)
+        state.wrapped = eager
+        ratio = distributed.broadcast_object(compiled_seconds / time_step(trainer, size))
+        pays = ratio < COMPILE_PAYS
+        decision = "enabled" if pays else "disabled"
+        trainer.callback.log(
+            f"  torch.compile {decision}: a step takes {ratio:.0%} of the eager time"
+        )
+    if pays:
+        state.wrapped = compiled
+    else:
+        machine = replace(trainer.settings.machine, compile=False)
+        trainer.settings = replace(trainer.settings, machine=machine)
+
+
+def compile_module(module: nn.Module) -> nn.Module:
+    if not torch.cuda.is_available():
+        check_compiler("machine.compile", "leave it out")
+    return torch.compile(module)  # pyright: ignore[reportReturnType]

@@ -1,9 +1,9 @@
-"""The one training loop: pre-training, fine-tuning and masked patches differ in what is passed in.
+"""The training loop: pre-training, fine-tuning and masked patches differ in what is passed in.
 
-It prints nothing and opens nothing. What changes is in `TrainState`, what does not in `Plan`, and
-what happens beside the learning is in the callbacks.
+It prints nothing and opens nothing. What changes from step to step is in `TrainState`; logging,
+evaluation and checkpoints are in the `on_step` callback (`trainer.py`).
 
-Shapes: B pictures of a micro-batch (B, C, H, W), targets (B,) or (B, K).
+Shapes: micro-batches of B images (B, C, H, W), targets (B,) or (B, K).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,134 +16,162 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import distributed
-from vitrail.data.loader import Batch
-from vitrail.data.threads import cores_for
+from vitrail.data.loader import Batch, torch_threads_for
 from vitrail.errors import VitrailError
-from vitrail.training.averaging import Average
-from vitrail.training.optimizers import set_rates
-from vitrail.training.plan import Plan
+from vitrail.training.ema import EMA
+from vitrail.training.objectives import Objective
+from vitrail.training.optim import make_optimizers, set_learning_rates
+from vitrail.training.schedules import Schedule
 
 Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
+Autocast = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass
 class TrainState:
     """What changes from step to step."""
 
-    objective: nn.Module  # holds the model; its forward is the loss
-    wrapped: nn.Module  # the same, as several processes share it
+    objective: nn.Module  # contains the model; its forward is the loss
+    wrapped: nn.Module  # the same, wrapped for DDP, FSDP or CPU data parallelism
     optimizers: list[torch.optim.Optimizer]
-    average: Average | None = None
-    scaler: torch.amp.GradScaler | None = None  # of float16 alone
+    schedule: Schedule
+    ema: EMA | None = None
+    scaler: torch.amp.GradScaler | None = None  # float16 only
     step: int = 0
-    rate_scale: float = 1.0  # halved when the loss exploded and the run went back
+    lr_scale: float = 1.0  # halved when the run is rolled back after divergence
 
     @cached_property
-    def weights(self) -> int:
-        """How many there are."""
+    def num_parameters(self) -> int:
         return sum(weight.numel() for weight in self.objective.parameters())
 
 
+def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> TrainState:
+    """Create the optimizers, and the average if configured, of all trainable weights."""
+    named = {
+        name.removeprefix("model."): parameter
+        for name, parameter in objective.named_parameters()
+        if parameter.requires_grad
+    }
+    settings, depth = schedule.settings, getattr(objective.model.config, "depth", 0)
+    return TrainState(
+        objective=objective,
+        wrapped=wrapped,
+        optimizers=make_optimizers(named.items(), settings.optim, depth),
+        schedule=schedule,
+        ema=EMA(named, settings.average) if settings.average else None,
+    )
+
+
 @dataclass
-class Step:
-    """What a step was like."""
+class StepResult:
+    """Metrics of one step."""
 
     loss: float
     grad_norm: float
-    indices: list[int] = field(default_factory=list)  # the samples it learned from
+    indices: list[int] = field(default_factory=list)  # the samples of the batch
 
 
 class DivergedError(VitrailError):
-    """The loss is no number any more, or far beyond where it began."""
+    """The loss is not finite, or far above its initial value."""
 
-    def __init__(self, what: str, step: int, indices: list[int]) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, step: int, indices: list[int]) -> None:
+        super().__init__(message)
         self.step = step
         self.indices = indices
 
 
-def train(
+def train_loop(
     state: TrainState,
-    plan: Plan,
     *,
     batches: Callable[[int], Iterator[Batch]],
     prepare: Prepare,
-    after: Callable[[TrainState, Step], bool],
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    on_step: Callable[[TrainState, StepResult], bool],
+    autocast: Autocast = nullcontext,
 ) -> None:
-    """Take steps until `plan.steps`, or until `after`, which sees each one, says to stop.
+    """Take steps until the end of the schedule, or until `on_step` returns False.
 
-    `batches(step)` gives the micro-batches of one step; `prepare` makes floats of one, given what
-    is random in it and the step.
+    `batches(step)` yields the micro-batches of a step; `prepare` converts one to normalized floats
+    and targets, given a random generator and the step.
     """
-    while state.step < plan.steps:
-        done = train_step(state, plan, batches(state.step), prepare, autocast)
+    while state.step < state.schedule.steps:
+        result = train_step(state, batches(state.step), prepare, autocast)
         state.step += 1
-        if not after(state, done):
+        if not on_step(state, result):
             return
 
 
 def train_step(
-    state: TrainState,
-    plan: Plan,
-    batches: Iterator[Batch],
-    prepare: Prepare,
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Step:
-    """One step of the optimizers on `plan.accumulate` micro-batches."""
-    set_rates(state.optimizers, plan.rate(state.step) * state.rate_scale)
+    state: TrainState, batches: Iterator[Batch], prepare: Prepare, autocast: Autocast = nullcontext
+) -> StepResult:
+    """Take one optimizer step on `schedule.accumulate` micro-batches."""
+    schedule = state.schedule
+    set_learning_rates(state.optimizers, schedule.lr_factor(state.step) * state.lr_scale)
     losses, indices = [], []
-    for part in range(plan.accumulate):
-        with cores_for(state.weights):
+    for micro_step in range(schedule.accumulate):
+        with torch_threads_for(state.num_parameters):
             batch = next(batches)
-            rng = seeded(plan.settings.seed, state.step, part)
+            rng = seed_micro_batch(schedule.settings.seed, state.step, micro_step)
             images, targets = prepare(batch, rng, state.step)
-        last = part == plan.accumulate - 1
+        last = micro_step == schedule.accumulate - 1
         with distributed.sync_gradients(state.wrapped, enabled=last):
             with autocast():
-                loss = state.wrapped(images, targets) / plan.accumulate
+                loss = state.wrapped(images, targets) / schedule.accumulate
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
-    with cores_for(state.weights):
-        norm = move(state, plan.settings.optim.clip_norm, torch.stack(losses).sum(), indices)
-    return Step(float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices)
+    with torch_threads_for(state.num_parameters):
+        norm = optimizer_step(state, torch.stack(losses).sum(), indices)
+    return StepResult(
+        float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices
+    )
 
 
-def move(state: TrainState, clip_norm: float | None, loss: Tensor, indices: list[int]) -> Tensor:
-    """Change the weights by their gradients, unless these are no numbers; the gradients' norm.
+def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tensor:
+    """Clip gradients and update the weights, unless loss or gradients are not finite.
 
-    In float16 gradients overflow now and then: the step is left out, and the next are scaled less.
+    In float16 gradients overflow now and then: the step is skipped, and the scale is halved.
+    Returns the gradient norm.
     """
     scaler = state.scaler
     if scaler:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
-    norm = distributed.clip_grad_norm(state.wrapped.parameters(), clip_norm)
-    usable = bool(torch.isfinite(norm))  # the same for all processes, unlike the loss
-    if distributed.all_reduce_any(not bool(torch.isfinite(loss)) or not (usable or scaler)):
-        forget_gradients(state)
-        what = f"loss {float(loss):g}, norm of the gradients {float(norm):g}"
-        raise DivergedError(what, state.step, indices)
-    if usable:
+    norm = distributed.clip_grad_norm(
+        state.wrapped.parameters(), state.schedule.settings.optim.clip_norm
+    )
+    finite = bool(torch.isfinite(norm))  # the same on all processes, unlike the loss
+    diverged = distributed.all_reduce_any(not bool(torch.isfinite(loss)) or not (finite or scaler))
+    if finite and not diverged:
         for optimizer in state.optimizers:
             scaler.step(optimizer) if scaler else optimizer.step()
-        if state.average is not None:
-            state.average.update()
-    forget_gradients(state)
+        if state.ema is not None:
+            state.ema.update()
+    for optimizer in state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    if diverged:
+        message = f"loss {float(loss):g}, gradient norm {float(norm):g}"
+        raise DivergedError(message, state.step, indices)
     if scaler:
-        scaler.update() if usable else scaler.update(scaler.get_scale() / 2)
+        scaler.update() if finite else scaler.update(scaler.get_scale() / 2)
     return norm
 
 
-def forget_gradients(state: TrainState) -> None:
-    for optimizer in state.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-
-
-def seeded(seed: int, step: int, part: int) -> np.random.Generator:
-    """The randomness of one micro-batch; torch's too, from which dropout is drawn."""
-    key = (seed, step, part, distributed.rank())
+def seed_micro_batch(seed: int, step: int, micro_step: int) -> np.random.Generator:
+    """Return the generator of one micro-batch, and seed torch's, which dropout uses."""
+    key = (seed, step, micro_step, distributed.rank())
     words = np.random.SeedSequence(key).generate_state(2, np.uint32)
     torch.manual_seed(int(words[0]) << 32 | int(words[1]))
     return np.random.default_rng(words)
+
+
+def autocast_for(precision: torch.dtype, device: torch.device) -> Autocast:
+    """Return the autocast context of a precision; weights stay float32."""
+    if precision == torch.float32:
+        return nullcontext
+    return lambda: torch.autocast(device.type, precision)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock measures the work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()

@@ -1,11 +1,10 @@
-"""What a training step makes small: a loss around a model, as a module.
+"""Objectives: a model and its loss as one module.
 
-An objective holds its model as `model`; `forward(images, targets)` is the loss of one micro-batch,
-and all that several processes must agree on. Images are normalized floats (B, C, H, W), targets
-class numbers (B,) or, for mixed pictures and several labels, floats (B, K). `logits(images)` is
-what evaluation looks at; masked patches (`masked.py`) have none.
+`forward(images, targets)` is the loss of one micro-batch, and the unit that DDP and FSDP wrap.
+Images are normalized floats (B, C, H, W), targets class indices (B,) or, for mixed and multi-label
+images, floats (B, K). `logits(images)` is used for evaluation; masked patches have none.
 
-Shapes: B pictures, C channels, H x W pixels, K classes.
+Shapes: B images, C channels, H x W pixels, K classes.
 """
 
 import torch
@@ -17,13 +16,13 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.build import Model
 from vitrail.models.config import pair
 from vitrail.models.vit import VisionTransformer
-from vitrail.training.losses import LOSSES, hard_teaching, soft_teaching
-from vitrail.training.masked import MaskedPatches
-from vitrail.training.settings import LossSettings, Settings
+from vitrail.training.config import LossSettings, Settings
+from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
+from vitrail.training.masked_patches import MaskedPatches
 
 
 class Classification(nn.Module):
-    """Name what a picture shows."""
+    """Supervised classification."""
 
     def __init__(self, model: Model, loss: LossSettings) -> None:
         super().__init__()
@@ -39,11 +38,10 @@ class Classification(nn.Module):
 
 
 class Distillation(nn.Module):
-    """Name what a picture shows, and say what a teacher says.
+    """Classification with a teacher: (1 - w) * labels + w * teacher, w = `loss.teacher_weight`.
 
-    The loss is (1 - w) * labels + w * teacher with w = `loss.teacher_weight`. A model with a
-    distillation token learns the labels with its class token and the teacher with that one
-    (DeiT, Touvron et al. 2021, arXiv:2012.12877); any other learns both with the same logits.
+    A model with a distillation token learns the labels with its class token and the teacher with
+    that one (DeiT, Touvron et al. 2021, arXiv:2012.12877); any other learns both with one head.
     """
 
     def __init__(self, model: Model, loss: LossSettings, teacher: Model) -> None:
@@ -51,52 +49,51 @@ class Distillation(nn.Module):
         check_head(model)
         self.model = model
         self.loss = loss
-        self.teacher = Teacher(teacher, model)  # no module: not saved, not trained, not averaged
+        self.teacher = Teacher(teacher, model)  # not a module: not saved, trained or averaged
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        own, taught = self.opinions(images)
-        labels = label_loss(own, targets, self.loss)
-        teaching = teaching_loss(taught, self.teacher(images), self.loss)
+        if isinstance(self.model, VisionTransformer) and self.model.config.distillation:
+            logits, distilled = self.model.distillation_logits(images)
+        else:
+            logits = distilled = self.model(images)
+        labels, teacher_logits = label_loss(logits, targets, self.loss), self.teacher(images)
+        if self.loss.teaching == "soft":
+            teaching = soft_distillation(distilled, teacher_logits, self.loss.temperature)
+        else:
+            teaching = hard_distillation(distilled, teacher_logits)
         weight = self.loss.teacher_weight
         return (1 - weight) * labels + weight * teaching
 
-    def opinions(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits that learn the labels, and those that learn the teacher's."""
-        if isinstance(self.model, VisionTransformer) and self.model.config.distillation:
-            return self.model.distillation_logits(images)
-        logits = self.model(images)
-        return logits, logits
-
     def logits(self, images: Tensor) -> Tensor:
-        return self.model(images)  # (B, K), the mean of both where there are two
+        return self.model(images)  # (B, K), the mean of both heads where there are two
 
 
 class Teacher:
-    """A model that does not learn, asked about pictures that were made ready for its student.
+    """A frozen model that takes images preprocessed for its student.
 
-    It is no module, so that nothing that saves, trains or averages modules finds it; it follows
-    the pictures to their device.
+    It is not a module, so that nothing that saves, trains or averages modules finds it; it follows
+    the images to their device.
     """
 
     def __init__(self, model: Model, student: Model) -> None:
         check_teacher(model, student)
         self.model = model.eval().requires_grad_(False)
         self.size = pair(model.config.image_size)
-        here, there = get_metadata(student).preprocessing, get_metadata(model).preprocessing
-        of_channels = list(zip(here.mean, here.std, there.mean, there.std, strict=True))
-        # (pixel - mean) / std of one model from that of the other
-        self.scale = [std / its_std for _, std, _, its_std in of_channels]
-        self.shift = [(mean - its) / its_std for mean, _, its, its_std in of_channels]
+        ours, theirs = get_metadata(student).preprocessing, get_metadata(model).preprocessing
+        channels = list(zip(ours.mean, ours.std, theirs.mean, theirs.std, strict=True))
+        # (pixel - mean) / std of the teacher from that of the student
+        self.scale = [std / its_std for _, std, _, its_std in channels]
+        self.shift = [(mean - its) / its_std for mean, _, its, its_std in channels]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """The teacher's logits (B, K)."""
+        """Return the teacher's logits (B, K)."""
         if next(self.model.parameters()).device != images.device:
             self.model.to(images.device)
-        return self.model(self.pictures(images))
+        return self.model(self.preprocess(images))
 
-    def pictures(self, images: Tensor) -> Tensor:
-        """The student's pictures in the teacher's size and colors."""
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Convert the student's images to the teacher's size and normalization."""
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         if self.scale == [1] * len(self.scale) and self.shift == [0] * len(self.shift):
@@ -110,31 +107,23 @@ Objective = Classification | Distillation | MaskedPatches
 
 
 def make_objective(model: Model, settings: Settings, *, teacher: Model | None = None) -> Objective:
-    """The objective that the settings ask for, once `choices.py` has decided on all of them."""
+    """Create the objective of complete settings (see `auto_config.py`)."""
     if settings.objective == "masked-patches":
         if teacher is not None or settings.loss.teacher:
             raise ConfigError(
-                f"loss.teacher={settings.loss.teacher!r} teaches classes, and "
-                "objective='masked-patches' learns none; leave one of them out"
+                f"loss.teacher={settings.loss.teacher!r} needs classes, and "
+                "objective='masked-patches' has none; leave one of them out"
             )
         return MaskedPatches(model, settings.masked, settings.seed)
     if teacher is None:
-        assert not settings.loss.teacher, "the teacher is loaded before"
+        assert not settings.loss.teacher, "the caller loads the teacher"
         return Classification(model, settings.loss)
     return Distillation(model, settings.loss, teacher)
 
 
 def label_loss(logits: Tensor, targets: Tensor, loss: LossSettings) -> Tensor:
-    """How far the logits are from the labels."""
-    assert loss.kind is not None, "the kind of loss is chosen before"
+    assert loss.kind is not None, "set by auto_config"
     return LOSSES[loss.kind](logits, targets, loss.label_smoothing)
-
-
-def teaching_loss(logits: Tensor, teacher_logits: Tensor, loss: LossSettings) -> Tensor:
-    """How far the logits are from the teacher's."""
-    if loss.teaching == "soft":
-        return soft_teaching(logits, teacher_logits, loss.temperature)
-    return hard_teaching(logits, teacher_logits)
 
 
 def check_head(model: Model) -> None:
@@ -146,23 +135,23 @@ def check_head(model: Model) -> None:
 
 
 def check_teacher(teacher: Model, student: Model) -> None:
-    """Refuse a teacher that talks of other classes or cannot see the student's pictures."""
-    its, own = teacher.config, student.config
-    if its.num_classes != own.num_classes:
-        what = f"{its.num_classes} classes" if its.num_classes else "no classes (it has no head)"
+    """Raise if the teacher has other classes or input channels than the student."""
+    theirs, ours = teacher.config, student.config
+    if theirs.num_classes != ours.num_classes:
+        count = f"{theirs.num_classes} classes" if theirs.num_classes else "no head"
         raise CheckpointError(
-            f"the teacher knows {what}, the student learns {own.num_classes}; "
-            "take a teacher that was trained on the same classes"
+            f"the teacher has {count}, the student {ours.num_classes} classes; "
+            "use a teacher that was trained on the same classes"
         )
     names = zip(get_metadata(teacher).class_names, get_metadata(student).class_names, strict=False)
-    for number, (theirs, ours) in enumerate(names):  # none where nobody knows the names
-        if theirs != ours:
+    for index, (its_name, own_name) in enumerate(names):  # empty where names are unknown
+        if its_name != own_name:
             raise CheckpointError(
-                f"the teacher calls class {number} {theirs!r}, the student {ours!r}; "
-                "take a teacher that was trained on the same classes in the same order"
+                f"class {index} is {its_name!r} for the teacher and {own_name!r} for the student; "
+                "use a teacher that was trained on the same classes in the same order"
             )
-    if its.channels != own.channels:
+    if theirs.channels != ours.channels:
         raise CheckpointError(
-            f"the teacher reads pictures of {its.channels} channels, the student of "
-            f"{own.channels}; load the teacher with channels={own.channels}"
+            f"the teacher takes images of {theirs.channels} channels, the student of "
+            f"{ours.channels}; load the teacher with channels={ours.channels}"
         )

@@ -1,17 +1,25 @@
-"""Recipes: a training run's settings as a TOML file, in the package or the user's own.
+"""Recipes: the settings of a training run as a TOML file, in the package or the user's own.
 
-    extends = "paper-jft"      another recipe, whose values hold where this one says nothing
+    extends = "paper-jft"      another recipe, whose values apply where this one sets nothing
     epochs = 7
 
     [optim]
     learning_rate = 8e-4
 
-What a file does not mention keeps its default, or is chosen by looking at the data. Whatever is
-unknown or of the wrong kind is refused with the name of its file. This file does not import torch.
+Settings that a file leaves out keep their default, or are chosen from the data. Unknown names and
+wrong types are errors that name the file. A run's folder has its settings in the same format:
+
+    model.safetensors, config.json, README.md   the bundle
+    settings.toml                               the settings, the data and the initialization
+    metrics.jsonl, report.html                  training curves, and the final report
+    state/                                      the resumable state, until the run is finished
+
+This file does not import torch.
 """
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Mapping
@@ -24,21 +32,31 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError, unknown
-from vitrail.training.settings import Settings
+from vitrail.training.config import Settings
 
 Values = dict[str, Any]
 
 PACKAGED = files("vitrail") / "recipes"
 GRID = re.compile(r"^# Grid +optim\.learning_rate = (.+)$", re.MULTILINE)
-# Two ways to say one thing: whoever says it one way takes back what was said the other way.
-EITHER_OR = (("epochs", "steps"), ("optim.warmup_steps", "optim.warmup"))
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
+# Two settings for the same thing: setting one of them resets the other.
+ALTERNATIVES = (("epochs", "steps"), ("optim.warmup_steps", "optim.warmup"))
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+SETTINGS, METRICS, REPORT = "settings.toml", "metrics.jsonl", "report.html"
+BUNDLE = ("model.safetensors", "config.json", "README.md")
+PROBE_FILES = ("probe.safetensors", "probe_head.safetensors", "ladder.json")
+# Settings that the weights and the order of the data depend on: a resumed run cannot change them.
+FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
+FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
+FIXED += ("head_init",)
+CHANGEABLE_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One file as it was read: its text, and its values by full name, such as optim.kind."""
+    """A parsed recipe file; values by full name, such as optim.kind."""
 
     file: Traversable
     text: str
@@ -47,72 +65,104 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes that come with the package."""
-    found = (file.name for file in PACKAGED.iterdir())
-    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+    """Return the names of the packaged recipes."""
+    names = (file.name for file in PACKAGED.iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def read_recipe(name: str) -> Settings:
-    """The settings of a packaged recipe, by its name, or of a file that ends in .toml."""
+    """Return the settings of a packaged recipe, by name, or of a .toml file."""
     values: Values = {}
-    for recipe in reversed(family(name)):
-        values = merged(values, recipe.values)
-    return build(values, f" in {name}")
+    for recipe in reversed(inheritance_chain(name)):
+        overridden = alternatives_of(recipe.values)
+        values = {k: v for k, v in values.items() if k not in overridden} | recipe.values
+    return build_settings(values, f" in {name}")
 
 
-def settings_from(values: Mapping[str, Any], where: str = "") -> Settings:
-    """The settings of nested plain values, as tomllib gives them; `where` is told in errors."""
-    place = f" in {where}" if where else ""
-    return build(tidy(values, place), place)
+def settings_from_dict(values: Mapping[str, Any], source: str = "") -> Settings:
+    """Return the settings of nested plain values; `source` is named in errors."""
+    where = f" in {source}" if source else ""
+    return build_settings(flatten(values, where), where)
 
 
 def summary(name: str) -> str:
-    """What a recipe is, in the words of its first line."""
-    first = family(name)[0].text.partition("\n")[0]
+    """Return the first line of a recipe's header comment."""
+    first = inheritance_chain(name)[0].text.partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def grid(name: str) -> list[float]:
-    """The learning rates among which the source chose, or none."""
-    for recipe in family(name):
-        if found := GRID.search(recipe.text):
-            return [float(number) for number in found[1].split(",")]
+    """Return the learning rates that the recipe's source searched over, if it lists them."""
+    for recipe in inheritance_chain(name):
+        if match := GRID.search(recipe.text):
+            return [float(number) for number in match[1].split(",")]
     return []
 
 
-# Files
+def drop_alternatives(settings: Settings, names: Collection[str]) -> Settings:
+    """Reset the settings whose alternatives (steps vs. epochs) are about to be set."""
+    default = Settings()
+    for name in alternatives_of(names):
+        table, _, key = name.rpartition(".")
+        if not table:
+            settings = replace(settings, **{key: getattr(default, key)})
+            continue
+        part = replace(getattr(settings, table), **{key: getattr(getattr(default, table), key)})
+        settings = replace(settings, **{table: part})
+    return settings
 
 
-def family(name: str) -> list[Recipe]:
-    """A recipe, then the one it extends, and so on."""
-    chain = [read(find(name))]
+def override(settings: Any, changes: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return the settings with some of them changed; a dict changes fields of a table."""
+    known = [f.name for f in fields(settings)]
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise unknown("setting", prefix + name, [prefix + other for other in known])
+        current = getattr(settings, name)
+        nested = is_dataclass(current) and isinstance(value, Mapping)
+        values[name] = override(current, value, f"{prefix}{name}.") if nested else value
+    return replace(settings, **values)
+
+
+def alternatives_of(names: Collection[str]) -> set[str]:
+    """Return the settings that are overridden by setting `names`."""
+    pairs = [*ALTERNATIVES, *(pair[::-1] for pair in ALTERNATIVES)]
+    return {other for name, other in pairs if name in names} - set(names)
+
+
+# Recipe files
+
+
+def inheritance_chain(name: str) -> list[Recipe]:
+    """Return a recipe, the one it extends, and so on."""
+    chain = [read_file(find(name))]
     while extends := chain[-1].extends:
-        file = find(extends, beside=chain[-1].file)
+        file = find(extends, relative_to=chain[-1].file)
         if file in [recipe.file for recipe in chain]:
             path = " extends ".join(recipe.file.name for recipe in chain)
             raise ConfigError(f"{path} extends {file.name}: a recipe cannot extend itself")
-        chain.append(read(file))
+        chain.append(read_file(file))
     return chain
 
 
-def find(name: str, beside: Traversable | None = None) -> Traversable:
-    """Where a recipe is: in the package, or at a path, which may be relative to another recipe."""
+def find(name: str, relative_to: Traversable | None = None) -> Traversable:
+    """Return the file of a recipe: in the package, or at a path relative to another recipe."""
     if name in (known := recipe_names()):
         return PACKAGED / f"{name}.toml"
     if not name.endswith(".toml"):
         hint = f"a file of your own ends in .toml, and the packaged ones are in {PACKAGED}"
         raise unknown("recipe", name, known, where=hint)
-    folder = beside.parent if isinstance(beside, Path) else Path()
+    folder = relative_to.parent if isinstance(relative_to, Path) else Path()
     file = (folder / Path(name).expanduser()).resolve()
     if not file.exists():
-        named = file.stem in known
-        hint = f"; did you mean the packaged recipe {file.stem!r}?" if named else ""
-        raise ConfigError(f"there is no recipe file {name}{hint}")
+        packaged = file.stem in known
+        hint = f"; did you mean the packaged recipe {file.stem!r}?" if packaged else ""
+        raise ConfigError(f"recipe file not found: {name}{hint}")
     return file
 
 
-def read(file: Traversable) -> Recipe:
-    """A file's values, each checked and none invented."""
+def read_file(file: Traversable) -> Recipe:
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -125,45 +175,17 @@ def read(file: Traversable) -> Recipe:
         raise ConfigError(f"{file.name} is not UTF-8 text (at line {line})") from None
     except (ValueError, RecursionError) as error:
         last = f"at line {len(data.splitlines())}, the last"
-        why = str(error).replace("at end of document", last)
-        raise ConfigError(f"{file.name} is not a TOML file: {why}") from None
-    values.pop("run", None)  # what a run's settings.toml tells beside its settings
+        reason = str(error).replace("at end of document", last)
+        raise ConfigError(f"{file.name} is not a TOML file: {reason}") from None
+    values.pop("run", None)  # a run's settings.toml has this table beside its settings
     extends = values.pop("extends", None)
     if not isinstance(extends, str | None) or extends == "":
         raise ConfigError(f"extends={extends!r} in {file.name} must be the name of a recipe")
-    return Recipe(file, text, extends, tidy(values, f" in {file.name}"))
+    return Recipe(file, text, extends, flatten(values, f" in {file.name}"))
 
 
-def merged(base: Values, own: Values) -> Values:
-    """`base` with `own` on top."""
-    gone = taken_back(own)
-    return {name: value for name, value in base.items() if name not in gone} | own
-
-
-def taken_back(given: Collection[str]) -> set[str]:
-    """The names of what is said in the other of two ways than those that are given."""
-    pairs = [*EITHER_OR, *(pair[::-1] for pair in EITHER_OR)]
-    return {other for name, other in pairs if name in given} - set(given)
-
-
-def making_way(settings: Settings, given: Collection[str]) -> Settings:
-    """The settings without what is about to be said in the other of two ways."""
-    usual = Settings()
-    for name in taken_back(given):
-        table, _, key = name.rpartition(".")
-        if not table:
-            settings = replace(settings, **{key: getattr(usual, key)})
-            continue
-        part = replace(getattr(settings, table), **{key: getattr(getattr(usual, table), key)})
-        settings = replace(settings, **{table: part})
-    return settings
-
-
-# Values
-
-
-def tidy(values: Mapping[str, Any], place: str) -> Values:
-    """Nested values by their full names, each as its field has it."""
+def flatten(values: Mapping[str, Any], where: str) -> Values:
+    """Return nested values by full name, each checked against the type of its field."""
     flat: Values = {}
     for name, value in values.items():
         if name not in TABLES:
@@ -171,122 +193,108 @@ def tidy(values: Mapping[str, Any], place: str) -> Values:
         elif isinstance(value, Mapping):
             flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
-            raise ConfigError(f"{name}={value!r}{place} must be a table, such as [{name}]")
+            raise ConfigError(f"{name}={value!r}{where} must be a table, such as [{name}]")
     for name, value in flat.items():
-        if name not in KNOWN:
-            raise ConfigError(f"unknown setting {name!r}{place}; {likely(name)}")
+        if name not in FIELD_TYPES:
+            raise ConfigError(f"unknown setting {name!r}{where}; {suggestion(name)}")
         try:
-            flat[name] = fitted(value, KNOWN[name])
+            flat[name] = convert(value, FIELD_TYPES[name])
         except TypeError:
-            raise ConfigError(f"{name}={value!r}{place} must be {wanted(KNOWN[name])}") from None
+            expected = type_name(FIELD_TYPES[name])
+            raise ConfigError(f"{name}={value!r}{where} must be {expected}") from None
     return flat
 
 
-def build(values: Values, place: str) -> Settings:
-    """The settings of values by full names; what cannot go together is refused."""
-    parts: dict[str, Values] = {}
+def build_settings(values: Values, where: str) -> Settings:
+    tables: dict[str, Values] = {}
     for name, value in values.items():
         table, _, key = name.rpartition(".")
-        parts.setdefault(table, {})[key] = value
-    plain = parts.pop("", {})
+        tables.setdefault(table, {})[key] = value
+    top_level = tables.pop("", {})
     try:
-        return Settings(**plain, **{name: TABLES[name](**parts[name]) for name in parts})
+        return Settings(**top_level, **{name: TABLES[name](**tables[name]) for name in tables})
     except ConfigError as error:
-        raise ConfigError(f"{error} ({place.strip()})" if place else str(error)) from None
+        raise ConfigError(f"{error} ({where.strip()})" if where else str(error)) from None
 
 
-def known_settings() -> dict[str, Any]:
-    """Every setting by its full name, and the type it must have where it is given."""
-    kinds = {name: kind for name, kind in get_type_hints(Settings).items() if name not in TABLES}
+def field_types() -> dict[str, Any]:
+    """Return the type of every setting by full name; TOML has no null, so None is left out."""
+    types = {name: kind for name, kind in get_type_hints(Settings).items() if name not in TABLES}
     for table, part in TABLES.items():
-        kinds |= {f"{table}.{name}": kind for name, kind in get_type_hints(part).items()}
-    return {name: without_none(kind) for name, kind in kinds.items()}
-
-
-def without_none(kind: Any) -> Any:
-    """TOML has no null: a setting is None by being absent."""
-    kinds = [part for part in get_args(kind) if part is not NoneType]
-    return kinds[0] if NoneType in get_args(kind) else kind
+        types |= {f"{table}.{name}": kind for name, kind in get_type_hints(part).items()}
+    for name, kind in types.items():
+        if NoneType in get_args(kind):
+            types[name] = next(part for part in get_args(kind) if part is not NoneType)
+    return types
 
 
 TABLES: dict[str, Any] = {
     name: kind for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)
 }
-KNOWN = known_settings()
+FIELD_TYPES = field_types()
 
 
-def fitted(value: Any, kind: Any) -> Any:
-    """A value as its type has it: 1 may stand for 1.0 and a list for a tuple, nothing else."""
-    parts = get_args(kind)
+def convert(value: Any, kind: Any) -> Any:
+    """Check a value against its type: 1 is accepted for 1.0 and a list for a tuple."""
+    args = get_args(kind)
     if kind in (bool, int, str) and type(value) is kind:
         return value
-    if get_origin(kind) is Literal and value in parts:
+    if get_origin(kind) is Literal and value in args:
         return value
-    if kind is float and isinstance(value, int | float) and finite(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float and number and abs(value) <= sys.float_info.max:  # neither nan nor infinity
         return float(value)
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
         if len(kinds) == len(value):
-            return tuple(fitted(item, part) for item, part in zip(value, kinds, strict=True))
+            return tuple(convert(item, part) for item, part in zip(value, kinds, strict=True))
     raise TypeError
 
 
-def finite(value: float) -> bool:
-    """Whether this is a number to train with: not true, nan, infinity, or beyond a float."""
-    return not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def wanted(kind: Any) -> str:
-    """A type in words."""
-    parts = get_args(kind)
+def type_name(kind: Any) -> str:
+    args = get_args(kind)
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(parts)}"
+        return f"one of {', '.join(args)}"
     if get_origin(kind) is not tuple:
-        return KINDS[kind]
-    if parts[-1] is Ellipsis:
-        return f"a list, each item {wanted(parts[0])}"
-    return f"a list of {len(parts)}: {', '.join(map(wanted, parts))}"
+        return TYPE_NAMES[kind]
+    if args[-1] is Ellipsis:
+        return f"a list, each item {type_name(args[0])}"
+    return f"a list of {len(args)}: {', '.join(map(type_name, args))}"
 
 
-def likely(name: str) -> str:
-    """The setting that was meant: by its initials, by its spelling in any table; or what exists."""
+def suggestion(name: str) -> str:
+    """Return the setting that was likely meant, by initials or spelling, or those that exist."""
     table, _, word = name.replace("-", "_").rpartition(".")
-    ours = [full for full in KNOWN if full.rpartition(".")[0] == table]
-    words = {full.rpartition(".")[2]: full for full in [*KNOWN, *ours]}  # our own table wins
+    same_table = [full for full in FIELD_TYPES if full.rpartition(".")[0] == table]
+    words = {full.rpartition(".")[2]: full for full in [*FIELD_TYPES, *same_table]}
     initials = {"".join(p[0] for p in word.split("_")): word for word in words if "_" in word}
-    meant = [initials[word]] if word in initials else get_close_matches(word, words, 1, cutoff=0.7)
-    if meant:
-        return f"did you mean {words[meant[0]]!r}?"
-    if not table and (close := get_close_matches(name, TABLES, 1)):
-        return f"did you mean the table [{close[0]}]?"
-    here = [full.rpartition(".")[2] for full in ours]
-    return f"known: {', '.join(here if table else [*here, *TABLES])}"
-
-
-# Writing
+    close = [initials[word]] if word in initials else get_close_matches(word, words, 1, cutoff=0.7)
+    if close:
+        return f"did you mean {words[close[0]]!r}?"
+    if not table and (tables := get_close_matches(name, TABLES, 1)):
+        return f"did you mean the table [{tables[0]}]?"
+    keys = [full.rpartition(".")[2] for full in same_table]
+    return f"known: {', '.join(keys if table else [*keys, *TABLES])}"
 
 
 def to_toml(settings: Settings, *, defaults: bool = True) -> str:
-    """A file that reads back as these settings; `defaults=False` leaves out what goes unsaid."""
-    parts = [entries(settings, defaults)]
-    for name in TABLES:
-        if lines := entries(getattr(settings, name), defaults):
-            parts.append([f"[{name}]", *lines])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
-
-
-def entries(part: Any, defaults: bool) -> list[str]:
-    """The lines `name = value` of what is not None."""
-    values = {f.name: (getattr(part, f.name), f.default) for f in fields(part)}
-    return [
-        f"{name} = {literal(value)}"
-        for name, (value, default) in values.items()
-        if value is not None and not is_dataclass(value) and (defaults or value != default)
-    ]
+    """Return TOML that reads back as these settings; `defaults=False` omits default values."""
+    parts = []
+    for table in ("", *TABLES):
+        part = getattr(settings, table) if table else settings
+        lines = [f"[{table}]"] if table else []
+        for f in fields(part):
+            value = getattr(part, f.name)
+            if value is None or is_dataclass(value) or (not defaults and value == f.default):
+                continue
+            lines.append(f"{f.name} = {literal(value)}")
+        if len(lines) > bool(table):
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def literal(value: Any) -> str:
-    """A value as TOML writes it: 10_000, 3e-4, [0.05, 1]."""
+    """Return a value in TOML syntax: 10_000, 3e-4, [0.05, 1]."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -302,3 +310,83 @@ def literal(value: Any) -> str:
         case int() if abs(value) >= 10_000:
             return f"{value:_}"
     return repr(value)
+
+
+# Run folders
+
+
+def write_run(
+    folder: Path,
+    settings: Settings,
+    *,
+    data: str,
+    start: str,
+    processes: int = 1,
+    micro_batch: int | None = None,
+) -> None:
+    """Write settings.toml: the settings, the data reference and the initialization.
+
+    The micro-batch that was chosen is recorded beside the settings and is not one of them: another
+    machine that uses the file as a recipe chooses by its own memory.
+    """
+    run: dict[str, str | int] = {"data": data, "from": start}
+    if micro_batch is not None:
+        run |= {"processes": processes, "micro_batch": micro_batch}
+    lines = [f"{name} = {literal(value)}\n" for name, value in run.items()]
+    with atomic_path(folder / SETTINGS) as temporary:
+        temporary.write_text(f"{to_toml(settings)}\n[run]\n{''.join(lines)}", encoding="utf-8")
+
+
+def read_run(folder: Path) -> tuple[Settings, str, str]:
+    """Return settings, data reference and initialization, as `write_run` wrote them."""
+    path = folder / SETTINGS
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        run = values.pop("run")
+        return settings_from_dict(values), str(run["data"]), str(run["from"])
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no run to resume in {folder}: it has no {SETTINGS}; leave --resume out"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def check_same_run(before: Settings, now: Settings) -> None:
+    """Raise if a resumed run has settings that would make it a different run."""
+    changeable = {name: getattr(now.optim, name) for name in CHANGEABLE_OPTIM}
+    before = replace(before, optim=replace(before.optim, **changeable))
+    for name in (*FIXED, "optim"):
+        old, new = getattr(before, name), getattr(now, name)
+        if old == new:
+            continue
+        if is_dataclass(old):
+            names = [f.name for f in fields(old)]
+            key = next(key for key in names if getattr(old, key) != getattr(new, key))
+            name, new = f"{name}.{key}", getattr(new, key)
+        raise ConfigError(
+            f"{name}={new!r} cannot be changed when a run is resumed; leave it out, or start "
+            "another run"
+        )
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / SETTINGS).exists()
+
+
+def new_run_folder(data: str) -> Path:
+    """Return runs/flowers, or runs/flowers-2 if that exists."""
+    stem = Path(data.rpartition(":")[2]).name.split(".")[0] or "pictures"
+    number, folder = 1, Path("runs") / stem
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{stem}-{number}"
+    return folder
+
+
+def clear_run(folder: Path) -> None:
+    """Delete what a run has written, and nothing else."""
+    for name in (*BUNDLE, *PROBE_FILES, SETTINGS, METRICS, REPORT):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("state", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-// Draws openapi.json: routes, what they take, what they answer, and a form to try them.
+// Renders openapi.json: routes, parameters, responses, and a form to try them.
 
 const TOKEN = "vitrail token"; // the name under which the other page keeps it, too
 const METHODS = ["post", "get"]; // those that do something first
@@ -13,19 +13,19 @@ function make(kind, attributes = {}, ...inside) {
 }
 
 function withCode(text) {
-  // What stands between backquotes, as code.
+  // Render text between backquotes as code.
   return text.split("`").map((part, place) => (place % 2 ? make("code", {}, part) : part));
 }
 
 function follow(schema, spec) {
-  // What a reference stands for: "#/components/schemas/Answer".
+  // Resolve a reference such as "#/components/schemas/Name".
   if (!schema?.$ref) return schema ?? {};
   const steps = schema.$ref.slice(2).split("/");
   return steps.reduce((at, step) => at?.[step.replaceAll("~1", "/").replaceAll("~0", "~")], spec);
 }
 
 function written(schema, spec, depth = 0) {
-  // A schema as one would write an example down, with types for values.
+  // Format a schema like an example, with types for values.
   const known = follow(schema, spec) ?? {}, pad = "  ".repeat(depth);
   const either = known.anyOf ?? known.oneOf ?? known.allOf;
   if (depth > DEEP) return "…";
@@ -58,7 +58,7 @@ function parametersOf(route, spec) {
 }
 
 function contentOf(content, spec) {
-  // Each kind of content with its shape; kinds of one shape stand together.
+  // Content types with their schema; types of the same schema are grouped.
   const kinds = new Map();
   for (const [kind, { schema }] of Object.entries(content ?? {})) {
     const shape = written(schema, spec);
@@ -88,7 +88,7 @@ function answersOf(route, spec) {
 }
 
 function tryOf(path, method, route, spec) {
-  // A form that sends the request and shows what comes back.
+  // A form that sends the request and shows the response.
   const parameters = (route.parameters ?? []).map((given) => follow(given, spec));
   const fields = parameters.map(({ name, required, schema }) => make("label", {}, name,
     make("input", { name, required: Boolean(required), placeholder: schema?.default ?? "" })));

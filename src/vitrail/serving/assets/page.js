@@ -1,7 +1,7 @@
-// The model, its examples, its lessons; and what happens when somebody does something.
+// Model info, examples, teaching, and event handlers.
 
 async function meet() {
-  // What is served, and what it can do.
+  // Load the model info.
   try {
     const [about, { models }] = await Promise.all([told("model"), told("models")]);
     now.about = about;
@@ -24,7 +24,7 @@ function showModels(names) {
 }
 
 function introduce() {
-  // Before there is a picture: what can be asked at all.
+  // Before the first image: the classes of the model.
   const classes = now.about?.classes ?? [], more = classes.length - NAMED;
   const names = more > 1 ? [...classes.slice(0, NAMED), more.toLocaleString("en") + " more"] : classes;
   if (!classes.length) return say("", "");
@@ -49,7 +49,7 @@ function showAbout({ architecture, parameters, image_size: size, teach }) {
 }
 
 async function findExamples(tries = 3) {
-  // Nice to have, no more: nothing is said if there are none. A server looks for them as it begins.
+  // Optional: errors are not shown. The server finds examples during warm-up, so retry.
   const model = now.model;
   try {
     const examples = await told("examples");
@@ -121,7 +121,7 @@ async function learn(event) {
   }
 }
 
-// --- What people do ---
+// --- Event handlers ---
 
 find("empty").onclick = find("choose").onclick = () => find("files").click();
 find("photograph").onclick = () => find("camera").click();

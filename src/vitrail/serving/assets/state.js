@@ -1,4 +1,4 @@
-// What the page knows, words for it, and asking the server.
+// Page state, formatting, and requests.
 
 const find = (id) => document.getElementById(id);
 const MOST = 50; // pictures at a time
@@ -62,7 +62,7 @@ const talk = (path, more = {}) =>
 const told = async (path, more) => whole(await talk(path, more), "json");
 
 function limited(count) {
-  // A function that runs others, no more than so many at a time.
+  // Limit the number of concurrent jobs.
   let free = count;
   const queue = [];
   const next = () => { free += 1; queue.shift()?.(); };

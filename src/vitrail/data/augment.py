@@ -1,0 +1,570 @@
+"""Augmentation of training images: pure functions of (image, random generator).
+
+Boxes are drawn before a pixel is decoded, so that the decoder can skip what is cropped away. Images
+are Pillow images of mode RGB or L at their final size, and are never written to. Operations mean
+the same as in Pillow and torchvision (a factor of 1 changes nothing), and differ from them by at
+most:
+
+    0 gray levels   color operations, and geometry with NEAREST or BICUBIC
+    2 gray levels   shear and translate with BILINEAR, where also the border between image and fill
+                    is antialiased
+
+Operations that map bytes to bytes use a table of 256 entries; Pillow's enhancers would build whole
+images to blend with.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageChops, ImageStat
+from PIL.Image import Resampling, Transform
+from torch import Tensor
+
+from vitrail.data.preprocessing import Flavor
+from vitrail.errors import ConfigError, unknown
+
+Rng = np.random.Generator
+Range = tuple[float, float]
+Fill = int | tuple[int, int, int]
+
+MAX_TRIES = 10  # for a random box that fits
+LEVELS = np.arange(256)  # all values of a byte
+FIXED_POINT = 2**15
+
+
+class Box(NamedTuple):
+    """Crop in pixels; that of the padded crop may begin outside of the image."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def inception_crop(
+    height: int, width: int, rng: Rng, area: Range = (0.05, 1.0), aspect: Range = (3 / 4, 4 / 3)
+) -> Box:
+    """Random resized crop (Szegedy et al. 2015) as in torchvision.
+
+    The area is uniform and the aspect ratio log-uniform; if no box fits, the largest center crop
+    with an allowed aspect ratio. TensorFlow's op draws aspect ratio and height uniformly instead,
+    which makes small crops more frequent.
+    """
+    box = random_box(height, width, rng, area, aspect, (height, width))
+    if box is not None:
+        return box
+    ratio = min(max(width / height, aspect[0]), aspect[1])
+    rows, columns = min(round(width / ratio), height), min(round(height * ratio), width)
+    return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def padded_crop(
+    height: int, width: int, rng: Rng, *, padding: int, size: tuple[int, int] | None = None
+) -> Box:
+    """Random crop of `size`, by default the image's own, after padding by `padding` pixels."""
+    rows, columns = size or (height, width)
+    if rows > height + 2 * padding or columns > width + 2 * padding:
+        raise ConfigError(
+            f"{rows} x {columns} pixels do not fit into {height} x {width} with padding={padding}"
+        )
+    top = int(rng.integers(height + 2 * padding - rows + 1)) - padding
+    left = int(rng.integers(width + 2 * padding - columns + 1)) - padding
+    return Box(top, left, rows, columns)
+
+
+def random_box(
+    height: int, width: int, rng: Rng, area: Range, aspect: Range, limit: tuple[int, int]
+) -> Box | None:
+    """Return a box of random area, aspect ratio and position, at most `limit` (height, width)."""
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    for _ in range(MAX_TRIES):
+        share, shape, down, across = rng.random(4).tolist()  # one draw costs as much as four
+        pixels = height * width * (area[0] + share * (area[1] - area[0]))
+        ratio = math.exp(low + shape * (high - low))
+        rows, columns = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
+        if 0 < rows <= limit[0] and 0 < columns <= limit[1]:
+            top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
+            return Box(top, left, rows, columns)
+    return None
+
+
+def rand_augment(
+    image: Image.Image,
+    rng: Rng,
+    count: int = 2,
+    magnitude: float = 10,
+    *,
+    flavor: Flavor = "torchvision",
+    spread: float = 0.0,
+) -> Image.Image:
+    """RandAugment: `count` random operations of one magnitude (Cubuk et al., arXiv:1909.13719).
+
+    torchvision        magnitudes 0 to 30; nearest neighbor, black fill
+    timm               0 to 10, each operation with probability 0.5: `rand-m9-n2`
+    timm-increasing    the same, with strength increasing in magnitude: DeiT's `rand-m9-inc1`
+    big_vision         0 to 30, stronger than the others from 10 on: AugReg's `randaug(2, 10)`
+
+    `spread` is the standard deviation of the magnitude (timm's `mstd`).
+    """
+    if flavor not in RAND_AUGMENT:
+        raise unknown("flavor of RandAugment", flavor, RAND_AUGMENT)
+    policy = RAND_AUGMENT[flavor]
+    if not 0 <= magnitude <= policy.max_magnitude:
+        raise ConfigError(
+            f"magnitude={magnitude} must be 0 to {policy.max_magnitude} for {flavor!r}"
+        )
+    for _ in range(count):
+        if policy.prob < 1 and rng.random() >= policy.prob:
+            continue
+        value = magnitude
+        if spread:
+            value = min(max(rng.normal(magnitude, spread), 0), policy.max_magnitude)
+        image = random_operation(image, rng, policy, value)
+    return image
+
+
+def trivial_augment(image: Image.Image, rng: Rng) -> Image.Image:
+    """TrivialAugment: one random operation of random strength (arXiv:2103.10158)."""
+    return random_operation(image, rng, TRIVIAL_AUGMENT, int(rng.integers(31)))
+
+
+def aug_mix(
+    image: Image.Image,
+    rng: Rng,
+    *,
+    severity: int = 3,
+    width: int = 3,
+    depth: int | None = None,
+) -> Image.Image:
+    """AugMix: the image mixed with `width` chains of operations (arXiv:1912.02781).
+
+    A chain has `depth` operations, or 1 to 3; magnitudes are below `severity` of 10.
+    """
+    if not 1 <= severity <= 10:
+        raise ConfigError(f"severity={severity} must be 1 to 10")
+    share = rng.beta(1.0, 1.0)  # of all chains together
+    total = np.float32(1 - share) * np.asarray(image, np.float32)
+    for weight in rng.dirichlet([1.0] * width):
+        augmented = image
+        for _ in range(depth or int(rng.integers(1, 4))):
+            augmented = random_operation(augmented, rng, AUG_MIX, int(rng.integers(severity)))
+        total += np.float32(share * weight) * np.asarray(augmented, np.float32)
+    return Image.fromarray(np.rint(total).clip(0, 255).astype(np.uint8))
+
+
+def random_operation(
+    image: Image.Image, rng: Rng, policy: "AugmentPolicy", magnitude: float
+) -> Image.Image:
+    """Apply one operation of a policy, chosen uniformly."""
+    names = list(policy.strengths)
+    name = names[rng.integers(len(names))]
+    sign = 1 if rng.random() < 0.5 else -1
+    geometry = Geometry(policy.fill, policy.resample, (rng.random(), rng.random()))
+    amount = policy.strengths[name](magnitude / policy.full_magnitude, sign, image.size)
+    return apply_operation(name, image, amount, geometry)
+
+
+def color_jitter(
+    image: Image.Image,
+    rng: Rng,
+    *,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
+    saturation: float = 0.0,
+    hue: float = 0.0,
+) -> Image.Image:
+    """Change brightness, contrast, saturation and hue in random order.
+
+    The first three are factors from 1 - x to 1 + x, the hue is a fraction of the circle, at most
+    0.5.
+    """
+    if min(brightness, contrast, saturation, hue) < 0 or hue > 0.5:
+        raise ConfigError("color jitter must not be negative, and hue at most 0.5")
+    ranges = {
+        "brightness": (max(0.0, 1 - brightness), 1 + brightness),
+        "contrast": (max(0.0, 1 - contrast), 1 + contrast),
+        "color": (max(0.0, 1 - saturation), 1 + saturation),
+        "hue": (-hue, hue),
+    }
+    for name in rng.permutation(list(ranges)):
+        low, high = ranges[name]
+        if low < high:
+            image = COLOR_OPS[name](image, rng.uniform(low, high))
+    return image
+
+
+def random_erasing(
+    pixels: Tensor,
+    rng: Rng,
+    *,
+    area: Range = (0.02, 1 / 3),
+    aspect: Range = (0.3, 1 / 0.3),
+    fill: float | None = None,
+) -> Tensor:
+    """Return a copy with one rectangle erased (Zhong et al. 2020, arXiv:1708.04896).
+
+    `pixels` is (C, H, W). Without `fill` the rectangle is noise: uniform for uint8, standard normal
+    for floats, which are assumed to be normalized.
+    """
+    channels, height, width = pixels.shape
+    box = random_box(height, width, rng, area, aspect, (height - 1, width - 1))
+    erased = pixels.clone()
+    if box is None:
+        return erased
+    region = erased[:, box.top : box.top + box.height, box.left : box.left + box.width]
+    shape = (channels, box.height, box.width)
+    if fill is not None:
+        region.fill_(fill)
+    elif pixels.dtype == torch.uint8:
+        region.copy_(torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8)))
+    else:
+        region.copy_(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
+    return erased
+
+
+# Color operations.
+
+
+def brightness(image: Image.Image, factor: float) -> Image.Image:
+    return blend_with_gray(0, image, factor)
+
+
+def contrast(image: Image.Image, factor: float) -> Image.Image:
+    mean = ImageStat.Stat(image.convert("L")).mean[0]
+    return blend_with_gray(int(mean + 0.5), image, factor)
+
+
+def contrast_by_size(image: Image.Image, factor: float) -> Image.Image:
+    """Contrast of TensorFlow's RandAugment, which Google's models were trained with.
+
+    Its "mean" sums the counts of a histogram instead of weighting them, and so is the number of
+    pixels / 256, whatever they show: 196 for 224 x 224, white from 256 x 256 on.
+    """
+    return blend_with_gray(min(255, image.width * image.height // 256), image, factor)
+
+
+def color(image: Image.Image, factor: float) -> Image.Image:
+    """Saturation."""
+    if image.mode == "L":
+        return image
+    gray = image.convert("L")
+    return Image.blend(Image.merge("RGB", (gray, gray, gray)), image, factor)
+
+
+def hue(image: Image.Image, turn: float) -> Image.Image:
+    """Rotate the hue by a fraction of the circle, -0.5 to 0.5."""
+    if image.mode == "L":
+        return image
+    rotated = (LEVELS + int(turn * 255)) % 256
+    hsv = lookup(image.convert("HSV"), np.stack([rotated, LEVELS, LEVELS]))
+    return hsv.convert("RGB")
+
+
+def sharpness(image: Image.Image, factor: float) -> Image.Image:
+    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; border pixels stay."""
+    if min(image.size) < 3:
+        return image
+    pixels = np.asarray(image).astype(np.uint16)
+    total = pixels[:-2] + pixels[1:-1] + pixels[2:]
+    total = total[:, :-2] + total[:, 1:-1] + total[:, 2:]
+    total += 4 * pixels[1:-1, 1:-1]
+    total += 6  # 13 / 2: rounds the division
+    total //= 13
+    smooth = image.copy()
+    smooth.paste(Image.fromarray(total.astype(np.uint8)), (1, 1))
+    return Image.blend(smooth, image, factor)
+
+
+def posterize(image: Image.Image, bits: float) -> Image.Image:
+    """Keep the highest bits: 8 change nothing, 0 gives black."""
+    bits = min(8, max(0, int(bits)))
+    return image if bits == 8 else lookup(image, LEVELS & (256 - 2 ** (8 - bits)))
+
+
+def solarize(image: Image.Image, threshold: float) -> Image.Image:
+    """Invert the values from the threshold on."""
+    return lookup(image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS))
+
+
+def solarize_add(image: Image.Image, addition: float) -> Image.Image:
+    """Brighten the values below 128."""
+    return lookup(image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS))
+
+
+def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
+    """Stretch each channel to 0 to 255."""
+    tables = []
+    for counts in histograms(image):
+        low, high = counts.nonzero()[0][[0, -1]]
+        scale = 255 / max(1, high - low)
+        tables.append(LEVELS * scale - low * scale if low < high else LEVELS)
+    return lookup(image, np.stack(tables))
+
+
+def equalize(image: Image.Image, _amount: float) -> Image.Image:
+    """Equalize the histogram of each channel."""
+    tables = []
+    for counts in histograms(image):
+        step = int(counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
+        below = np.cumsum(counts) - counts
+        tables.append((below + step // 2) // step if step else LEVELS)
+    return lookup(image, np.stack(tables))
+
+
+def blend_with_gray(gray: int, image: Image.Image, factor: float) -> Image.Image:
+    """Return gray + factor * (value - gray), in the single precision of Pillow's blending."""
+    return lookup(image, gray + np.float32(factor) * (LEVELS - gray).astype(np.float32))
+
+
+def lookup(image: Image.Image, table: np.ndarray) -> Image.Image:
+    """Map every value; (256,) for all channels or (channels, 256)."""
+    entries = np.clip(table, 0, 255).astype(np.uint8).tobytes()
+    return image.point(entries * (len(image.getbands()) * 256 // len(entries)))
+
+
+def histograms(image: Image.Image) -> np.ndarray:
+    return np.array(image.histogram()).reshape(-1, 256)
+
+
+# Geometric operations.
+
+
+class Geometry(NamedTuple):
+    """Options of the operations that move or cover pixels."""
+
+    fill: Fill = 128  # color outside of the image
+    resample: Resampling = Resampling.NEAREST
+    center: tuple[float, float] = (0.5, 0.5)  # of cutout, as fractions of width and height
+
+    def fill_color(self, image: Image.Image) -> Fill:
+        """Convert the fill to the image's mode."""
+        red, green, blue = (self.fill,) * 3 if isinstance(self.fill, int) else self.fill
+        if image.mode == "L":
+            return round(0.299 * red + 0.587 * green + 0.114 * blue)
+        return red, green, blue
+
+
+def rotate(image: Image.Image, degrees: float, geometry: Geometry) -> Image.Image:
+    """Rotate counterclockwise about the center."""
+    return image.rotate(degrees, geometry.resample, fillcolor=geometry.fill_color(image))
+
+
+def cutout(image: Image.Image, half: float, geometry: Geometry) -> Image.Image:
+    """Cover a square of twice `half` pixels, clipped to the image."""
+    half = int(half)
+    x, y = int(geometry.center[0] * image.width), int(geometry.center[1] * image.height)
+    right, bottom = min(image.width, x + half), min(image.height, y + half)
+    covered = image.copy()
+    covered.paste(geometry.fill_color(image), (max(0, x - half), max(0, y - half), right, bottom))
+    return covered
+
+
+def shift(
+    image: Image.Image, slope: float, offset: float, geometry: Geometry, *, axis: int
+) -> Image.Image:
+    """Sample x at x + slope * y + offset (axis 0), or y at y + slope * x + offset (axis 1).
+
+    Bilinear at a third of the cost of Pillow's filter: two nearest neighbors, blended by a mask.
+    """
+
+    def affine(offset: float, resample: Resampling) -> Image.Image:
+        row = (1, slope, offset) if axis == 0 else (slope, 1, offset)
+        matrix = (*row, 0, 1, 0) if axis == 0 else (1, 0, 0, *row)
+        fill = geometry.fill_color(image)
+        return image.transform(image.size, Transform.AFFINE, matrix, resample, fillcolor=fill)
+
+    if geometry.resample != Resampling.BILINEAR:
+        return affine(offset, geometry.resample)
+    # on these numbers Pillow's 16-bit fractions and floats agree to the pixel
+    slope, offset = (round(number * FIXED_POINT) / FIXED_POINT for number in (slope, offset))
+    first = affine(offset - 0.5, Resampling.NEAREST)
+    second = affine(offset + 0.5, Resampling.NEAREST)
+    share = (slope * (np.arange(image.size[1 - axis]) + 0.5) + offset) % 1  # of the second
+    if not slope:
+        return Image.blend(first, second, float(share[0]))
+    weights = np.rint(255 * share).astype(np.uint8)
+    weights = weights[:, None] if axis == 0 else weights
+    first.paste(second, mask=Image.fromarray(np.broadcast_to(weights, first.size[::-1])))
+    return first
+
+
+COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "identity": lambda image, _amount: image,
+    "invert": lambda image, _amount: ImageChops.invert(image),
+    "brightness": brightness,
+    "contrast": contrast,
+    "contrast_by_size": contrast_by_size,
+    "color": color,
+    "hue": hue,
+    "sharpness": sharpness,
+    "posterize": posterize,
+    "solarize": solarize,
+    "solarize_add": solarize_add,
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+}
+GEOMETRY_OPS: dict[str, Callable[[Image.Image, float, Geometry], Image.Image]] = {
+    "shear_x": lambda image, amount, geometry: shift(image, amount, 0.0, geometry, axis=0),
+    "shear_y": lambda image, amount, geometry: shift(image, amount, 0.0, geometry, axis=1),
+    "translate_x": lambda image, pixels, geometry: shift(image, 0.0, -pixels, geometry, axis=0),
+    "translate_y": lambda image, pixels, geometry: shift(image, 0.0, -pixels, geometry, axis=1),
+    "rotate": rotate,
+    "cutout": cutout,
+}
+
+
+def apply_operation(
+    name: str, image: Image.Image, amount: float, geometry: Geometry
+) -> Image.Image:
+    if name in COLOR_OPS:
+        return COLOR_OPS[name](image, amount)
+    return GEOMETRY_OPS[name](image, amount, geometry)
+
+
+# Policies: the strength of each operation as a function (level, sign, (width, height)) → amount.
+# Level 0 is the weakest and 1 the strongest that the policy was designed for; the sign is random.
+
+Strength = Callable[[float, int, tuple[int, int]], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AugmentPolicy:
+    """Operations, their strengths, and how they are drawn."""
+
+    strengths: dict[str, Strength]
+    full_magnitude: float = 30  # the magnitude of level 1
+    max_magnitude: float = 30
+    prob: float = 1.0  # that an operation is applied
+    fill: Fill = 0
+    resample: Resampling = Resampling.NEAREST
+
+
+def constant(_level: float, _sign: int, _size: tuple[int, int]) -> float:
+    """For operations without a strength."""
+    return 0.0
+
+
+def signed(most: float) -> Strength:
+    return lambda level, sign, size: sign * most * level
+
+
+def around_one(most: float, least: float = 0.0) -> Strength:
+    return lambda level, sign, size: max(least, 1 + sign * most * level)
+
+
+def linear(first: float, last: float) -> Strength:
+    return lambda level, sign, size: first + (last - first) * level
+
+
+def of_width(share: float) -> Strength:
+    return lambda level, sign, size: sign * share * size[0] * level
+
+
+def of_height(share: float) -> Strength:
+    return lambda level, sign, size: sign * share * size[1] * level
+
+
+def truncate(strength: Strength) -> Strength:
+    """Round toward zero: 3.9 is 3, and -3.9 is -3."""
+    return lambda level, sign, size: int(strength(level, sign, size))
+
+
+def enhance(strength: Strength) -> dict[str, Strength]:
+    return dict.fromkeys(("brightness", "color", "contrast", "sharpness"), strength)
+
+
+def bits(most: int, fewer: int) -> Strength:
+    return lambda level, sign, size: most - round(fewer * level)
+
+
+# Cubuk et al. 2020 (arXiv:1909.13719) with the ranges of torchvision, which has no inversion.
+TORCHVISION: dict[str, Strength] = {
+    "identity": constant,
+    "shear_x": signed(0.3),
+    "shear_y": signed(0.3),
+    "translate_x": truncate(of_width(150 / 331)),
+    "translate_y": truncate(of_height(150 / 331)),
+    "rotate": signed(30),
+    **enhance(around_one(0.9)),
+    "posterize": bits(8, 4),
+    "solarize": linear(255, 0),
+    "autocontrast": constant,
+    "equalize": constant,
+}
+# TensorFlow's first table, where several operations become weaker as the level increases.
+TENSORFLOW: dict[str, Strength] = {
+    "autocontrast": constant,
+    "equalize": constant,
+    "invert": constant,
+    "rotate": signed(30),
+    "posterize": truncate(linear(0, 4)),
+    "solarize": truncate(linear(0, 256)),
+    "solarize_add": truncate(linear(0, 110)),
+    **enhance(linear(0.1, 1.9)),
+    "shear_x": signed(0.3),
+    "shear_y": signed(0.3),
+}
+TIMM = TENSORFLOW | {"translate_x": of_width(0.45), "translate_y": of_height(0.45)}
+TIMM_INCREASING = TIMM | {
+    "posterize": lambda level, sign, size: 4 - int(4 * level),
+    "solarize": lambda level, sign, size: 256 - int(256 * level),
+    **enhance(around_one(0.9, least=0.1)),
+}
+# AugReg (Steiner et al. 2022) and the later ViTs of Google: translations in pixels, for 224.
+BIG_VISION = {name: strength for name, strength in TENSORFLOW.items() if name != "contrast"} | {
+    "contrast_by_size": linear(0.1, 1.9),
+    "posterize": lambda level, sign, size: max(1, int(4 * level)),  # a shift by 8 bits is one by 7
+    "translate_x": signed(100),
+    "translate_y": signed(100),
+    "cutout": truncate(linear(0, 40)),
+}
+
+
+def timm_policy(strengths: dict[str, Strength]) -> AugmentPolicy:
+    return AugmentPolicy(
+        strengths=strengths,
+        full_magnitude=10,
+        max_magnitude=10,
+        prob=0.5,
+        fill=128,
+        resample=Resampling.BILINEAR,
+    )
+
+
+RAND_AUGMENT = {
+    "torchvision": AugmentPolicy(strengths=TORCHVISION),
+    "timm": timm_policy(TIMM),
+    "timm-increasing": timm_policy(TIMM_INCREASING),
+    "big_vision": AugmentPolicy(strengths=BIG_VISION, full_magnitude=10, fill=128),
+}
+
+# Müller and Hutter 2021 (arXiv:2103.10158), table "wide".
+TRIVIAL_AUGMENT = AugmentPolicy(
+    strengths=TORCHVISION
+    | {
+        "shear_x": signed(0.99),
+        "shear_y": signed(0.99),
+        "translate_x": truncate(signed(32)),
+        "translate_y": truncate(signed(32)),
+        "rotate": signed(135),
+        **enhance(around_one(0.99)),
+        "posterize": bits(8, 6),
+    }
+)
+
+# Hendrycks et al. 2020 (arXiv:1912.02781), with the color operations that torchvision adds.
+AUG_MIX = AugmentPolicy(
+    strengths={name: strength for name, strength in TORCHVISION.items() if name != "identity"}
+    | {
+        "translate_x": truncate(of_width(1 / 3)),
+        "translate_y": truncate(of_height(1 / 3)),
+        "posterize": bits(4, 4),
+    },
+    full_magnitude=9,
+    max_magnitude=9,
+    resample=Resampling.BILINEAR,
+)

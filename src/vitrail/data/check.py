@@ -1,0 +1,467 @@
+"""Check a dataset before training: unreadable files, duplicates, leaks between splits, odd classes.
+
+    report = check_dataset("photos/")
+    report.leaks                the same image in two splits
+    report.recommendations      what to do
+
+Every image is read and decoded once. Identical files have equal digests. Near duplicates (encoded
+again, or slightly resized) are found by a difference hash of 64 bits (is each pixel of a 9 x 8
+thumbnail darker than its right neighbor?); pairs of similar hashes are compared as thumbnails of
+16 x 16, since different images on a plain background may have the same hash.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha1
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.datasets import ImageDataset, LabelSets, open_splits
+from vitrail.data.decode import open_image
+from vitrail.data.thumbnails import to_rgb
+from vitrail.errors import DataError
+
+WORKERS = 4  # threads: decoding and resizing release the GIL
+BATCH = 256  # images in flight
+DECODE_SIZE = (128, 128)  # enough to compare images; a JPEG is decoded no larger than needed
+MAX_SATURATION = 8  # difference between channels, up to which a pixel counts as gray
+SMALL_RATIO = 1 / 3  # of the median short side, below which an image is reported as small
+MIN_CLASS_IMAGES = 10  # below which a class can hardly be learned
+MAX_IMBALANCE = 10  # ratio of the largest to the smallest class
+LISTED_CLASSES = 3  # in a recommendation; the rest are counted
+HASH_BITS = 7  # of 64 that may differ between near duplicates
+HASH_BANDS = 8  # if 7 bits differ, at least one of 8 bands is equal: no near pair is missed
+THUMBNAIL_SIDE = 16
+NEAR_CONTRAST = 0.05  # fraction of the contrast by which thumbnails may differ in the mean
+MIN_STEP = 3  # gray levels: less between neighbors is noise
+MIN_CONTRAST = 2.0  # gray levels, below which an image is blank
+MAX_COMPARISONS = 2**18  # at once: bounds the memory
+NO_PROBLEMS = "No problems found."
+ARRAY_MODES = {(): "L", (1,): "L", (3,): "RGB"}  # by the shape after rows and columns
+IMAGE_STATS = np.dtype(
+    [
+        ("readable", "?"),
+        ("height", "i4"),
+        ("width", "i4"),
+        ("gray", "?"),
+        ("digest", "u8", (2,)),  # of the file, or of the pixels of an array
+        ("hash", "u8"),
+        ("thumbnail", "u1", (THUMBNAIL_SIDE, THUMBNAIL_SIDE)),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleInfo:
+    """Reference to one image of a dataset."""
+
+    name: str
+    split: str
+    labels: tuple[str, ...]
+    index: int  # in its split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnreadableFile:
+    """A file that cannot be decoded."""
+
+    name: str
+    split: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DuplicateGroup:
+    """Identical images, or a pair of near duplicates."""
+
+    members: tuple[SampleInfo, ...]
+    exact: bool  # identical bytes
+    bits: int  # of 64 that differ between the difference hashes
+
+    @property
+    def leak(self) -> bool:
+        return len({member.split for member in self.members}) > 1
+
+    @property
+    def conflict(self) -> bool:
+        return len({member.labels for member in self.members}) > 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"leak": self.leak, "conflict": self.conflict}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeRange:
+    """Range of a side in pixels."""
+
+    least: int
+    median: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetReport:
+    """Contents and problems of a dataset."""
+
+    reference: str
+    splits: dict[str, int]  # number of images
+    counts: dict[str, dict[str, int]]  # class: split: number of images
+    notes: tuple[str, ...]  # warnings from opening the dataset
+    examined: int  # images that were read: all, unless there was a limit
+    height: SizeRange | None  # None: no image is readable
+    width: SizeRange | None
+    kinds: dict[str, int]  # format and mode: number of images
+    unreadable: tuple[UnreadableFile, ...]
+    duplicates: tuple[DuplicateGroup, ...]  # identical bytes
+    near_duplicates: tuple[DuplicateGroup, ...]
+    small: tuple[SampleInfo, ...]  # much smaller than the others
+    gray: tuple[SampleInfo, ...]  # if most are in color
+    blank: tuple[SampleInfo, ...]  # of a single color, or nearly
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.counts)
+
+    @property
+    def images(self) -> int:
+        return sum(self.splits.values())
+
+    @property
+    def leaks(self) -> tuple[DuplicateGroup, ...]:
+        """The same image in more than one split; exact duplicates first."""
+        return tuple(group for group in self.duplicates + self.near_duplicates if group.leak)
+
+    @property
+    def conflicts(self) -> tuple[DuplicateGroup, ...]:
+        """The same image with different labels."""
+        return tuple(group for group in self.duplicates + self.near_duplicates if group.conflict)
+
+    @cached_property
+    def recommendations(self) -> tuple[str, ...]:
+        """What to do, most urgent first."""
+        lines = [*image_problems(self), *class_problems(self)] or [NO_PROBLEMS]
+        if self.examined < self.images:
+            lines.append(
+                f"Only {self.examined:,} of {self.images:,} images were checked; run without a "
+                "limit to check the rest."
+            )
+        return tuple(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in JSON types. The keys are part of `vitrail check --json`."""
+        return {
+            "reference": self.reference,
+            "pictures": self.images,
+            "examined": self.examined,
+            "verdict": list(self.recommendations),
+            "splits": self.splits,
+            "counts": self.counts,
+            "notes": list(self.notes),
+            "kinds": self.kinds,
+            **{side: (r := getattr(self, side)) and asdict(r) for side in ("height", "width")},
+            **{
+                name: [asdict(item) for item in getattr(self, name)]
+                for name in ("unreadable", "small", "gray", "blank")
+            },
+            **{
+                name: [group.to_dict() for group in getattr(self, name)]
+                for name in ("leaks", "conflicts", "duplicates", "near_duplicates")
+            },
+        }
+
+
+class Location(NamedTuple):
+    """Split and index of an image."""
+
+    split: str
+    row: int
+
+
+def check_dataset(
+    reference: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DatasetReport:
+    """Check every image of every split, or `limit` of them, evenly spaced.
+
+    `progress` is called with the number of images done and the total.
+    """
+    datasets = open_splits(reference)
+    locations = [Location(split, i) for split, part in datasets.items() for i in range(len(part))]
+    if limit is not None and limit < len(locations):
+        chosen = np.linspace(0, len(locations) - 1, max(limit, 1))
+        locations = [locations[int(position)] for position in chosen]
+    stats = np.zeros(len(locations), IMAGE_STATS)
+    kinds, unreadable = Counter[str](), []
+    results = examine(datasets, locations)
+    for row, (location, result) in enumerate(zip(locations, results, strict=True)):
+        if isinstance(result, str):
+            name = datasets[location.split].name(location.row)
+            unreadable.append(UnreadableFile(name=name, split=location.split, reason=result))
+        else:
+            stats[row], kind = result
+            kinds[kind] += 1
+        if progress is not None:
+            progress(row + 1, len(locations))
+    readable = np.flatnonzero(stats["readable"])
+    stats, locations = stats[readable], [locations[row] for row in readable]
+    labels = {split: part.labels() for split, part in datasets.items()}
+
+    def info(row: int) -> SampleInfo:
+        split, index = locations[row]
+        label = labels[split][index]
+        ids = label if isinstance(label, tuple) else (int(label),)
+        names = tuple(datasets[split].classes[number] for number in ids)
+        return SampleInfo(name=datasets[split].name(index), split=split, labels=names, index=index)
+
+    def infos(rows: np.ndarray) -> tuple[SampleInfo, ...]:
+        return tuple(info(int(row)) for row in rows)
+
+    # of identical images, only the first is compared with others
+    first = np.sort(np.unique(stats["digest"], axis=0, return_index=True)[1])
+    near = near_pairs(stats["hash"][first], stats["thumbnail"][first])
+    short = np.minimum(stats["height"], stats["width"])
+    gray = stats["gray"]
+    mostly_color = 2 * np.count_nonzero(gray) < len(gray)
+    parts = datasets.values()
+    return DatasetReport(
+        reference=os.fspath(reference),
+        splits={split: len(part) for split, part in datasets.items()},
+        counts=count_classes(datasets, labels),
+        notes=tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts))),
+        examined=len(stats) + len(unreadable),
+        height=size_range(stats["height"]),
+        width=size_range(stats["width"]),
+        kinds=dict(kinds.most_common()),
+        unreadable=tuple(unreadable),
+        duplicates=tuple(
+            DuplicateGroup(members=infos(rows), exact=True, bits=0)
+            for rows in equal_groups(stats["digest"])
+        ),
+        near_duplicates=tuple(
+            DuplicateGroup(members=infos(first[[left, right]]), exact=False, bits=bits)
+            for left, right, bits in near
+        ),
+        small=infos(np.flatnonzero(short < SMALL_RATIO * np.median(short))) if len(short) else (),
+        gray=infos(np.flatnonzero(gray)) if mostly_color else (),
+        blank=infos(np.flatnonzero(contrasts(stats["thumbnail"]) < MIN_CONTRAST)),
+    )
+
+
+ImageResult = tuple[tuple[Any, ...], str] | str  # a row of IMAGE_STATS and the kind; or an error
+
+
+def examine(datasets: dict[str, ImageDataset], locations: list[Location]) -> Iterator[ImageResult]:
+    """Yield the result for each image in order, never more than a batch ahead."""
+
+    def examine_one(location: Location) -> ImageResult:
+        try:
+            return image_stats(datasets[location.split][location.row].data)
+        except DataError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for start in range(0, len(locations), BATCH):
+            yield from pool.map(examine_one, locations[start : start + BATCH])
+
+
+def image_stats(data: bytes | np.ndarray) -> tuple[tuple[Any, ...], str]:
+    """Return a row of `IMAGE_STATS`, and format and mode; `DataError` if decoding fails."""
+    if isinstance(data, np.ndarray):
+        digest = sha1(data.tobytes())
+        digest.update(f"{data.shape}".encode())
+        (height, width), pixels = data.shape[:2], data
+        kind = f"array {ARRAY_MODES.get(data.shape[2:], f'of {data.shape[-1]} channels')}"
+    else:
+        digest = sha1(data)
+        encoded = open_image(data)
+        height, width, kind = encoded.height, encoded.width, f"{encoded.format} {encoded.mode}"
+        pixels = encoded.pixels(min_size=DECODE_SIZE)
+    image = Image.fromarray(to_rgb(pixels))
+    side = (THUMBNAIL_SIDE, THUMBNAIL_SIDE)
+    colors = np.asarray(image.resize(side, Image.Resampling.BILINEAR))
+    is_gray = bool((np.ptp(colors, axis=2) <= MAX_SATURATION).all())
+    gray = image.convert("L")
+    small = np.asarray(gray.resize((9, 8), Image.Resampling.BILINEAR), np.int16)
+    bits = np.packbits(small[:, 1:] - small[:, :-1] >= MIN_STEP)  # of (8, 8)
+    thumbnail = np.asarray(gray.resize(side, Image.Resampling.BILINEAR))
+    halves = np.frombuffer(digest.digest()[:16], np.uint64)
+    hash = int.from_bytes(bits.tobytes())
+    return (True, height, width, is_gray, halves, hash, thumbnail), kind
+
+
+def count_classes(
+    datasets: dict[str, ImageDataset], labels: dict[str, np.ndarray | LabelSets]
+) -> dict[str, dict[str, int]]:
+    """Count images by class and split; multi-label images count for each of their classes."""
+    classes = dict.fromkeys(chain.from_iterable(part.classes for part in datasets.values()))
+    counts = {name: dict.fromkeys(datasets, 0) for name in classes}
+    for split, values in labels.items():
+        ids = values.classes if isinstance(values, LabelSets) else values
+        for number, count in enumerate(np.bincount(ids).tolist()):
+            counts[datasets[split].classes[number]][split] += count
+    return counts
+
+
+def size_range(sides: np.ndarray) -> SizeRange | None:
+    if not len(sides):
+        return None
+    return SizeRange(least=int(sides.min()), median=int(np.median(sides)), most=int(sides.max()))
+
+
+# Duplicates. Shapes: n images.
+
+
+def contrasts(thumbnails: np.ndarray) -> np.ndarray:
+    """Return the mean absolute deviation of each thumbnail in gray levels: (n,)."""
+    flat = thumbnails.reshape(-1, THUMBNAIL_SIDE**2).astype(np.float32)
+    return np.abs(flat - flat.mean(axis=1, keepdims=True)).mean(axis=1)
+
+
+def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
+    """Return groups of indices of equal rows of (n, 2), in order of the first."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    changes = np.any(digests[order[1:]] != digests[order[:-1]], axis=1)
+    groups = np.split(order, np.flatnonzero(changes) + 1)
+    groups = [np.sort(group) for group in groups if len(group) > 1]
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def near_pairs(hashes: np.ndarray, thumbnails: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return pairs of near duplicates in order, and the number of different hash bits."""
+    contrast = contrasts(thumbnails)
+    rows = np.flatnonzero(contrast >= MIN_CONTRAST)
+    hashes, thumbnails, limits = hashes[rows], thumbnails[rows], NEAR_CONTRAST * contrast[rows]
+    quarter = THUMBNAIL_SIDE // 4
+    blocks = thumbnails.reshape(-1, 4, quarter, 4, quarter).mean(axis=(2, 4)).reshape(-1, 16)
+    fine = thumbnails.reshape(-1, THUMBNAIL_SIDE**2)
+    means = fine.mean(axis=1, keepdims=True)
+    pairs: dict[tuple[int, int], int] = {}
+    for left, right in candidate_pairs(hashes):
+        for pixels in (means, blocks, fine):  # means cannot differ more than what they are of
+            distance = np.abs(pixels[left] - pixels[right].astype(np.float32)).mean(axis=1)
+            close = distance <= np.minimum(limits[left], limits[right])
+            left, right = left[close], right[close]
+        bits = np.bitwise_count(hashes[left] ^ hashes[right]).tolist()
+        indices = zip(rows[left].tolist(), rows[right].tolist(), strict=True)
+        pairs |= zip(indices, bits, strict=True)
+    return [(*pair, pairs[pair]) for pair in sorted(pairs)]
+
+
+def candidate_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield pairs of similar hashes, left before right; some of them more than once."""
+    width = 64 // HASH_BANDS
+    for band in range(HASH_BANDS):
+        keys = (hashes >> np.uint64(band * width)) & np.uint64(2**width - 1)
+        order = np.argsort(keys, kind="stable")  # left before right within a bucket
+        for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+            step = max(1, MAX_COMPARISONS // max(len(bucket), 1))
+            for start in range(0, len(bucket), step):
+                rows, rest = bucket[start : start + step], bucket[start:]
+                distance = np.bitwise_count(hashes[rows][:, None] ^ hashes[rest][None])
+                left, right = np.nonzero(distance <= HASH_BITS)
+                left, right = left[right > left], right[right > left]
+                yield rows[left], rest[right]
+
+
+# Recommendations.
+
+
+def image_problems(report: DatasetReport) -> Iterator[str]:
+    """Describe problems of files, and of images in several splits."""
+    if report.leaks:
+        exact = sum(group.exact for group in report.leaks)
+        yield (
+            f"{count_of(report.leaks, 'image')} in more than one split ({exact:,} exact, "
+            f"{len(report.leaks) - exact:,} near duplicates): keep each in one split, or results "
+            "will be too optimistic."
+        )
+    if report.unreadable:
+        yield (
+            f"{count_of(report.unreadable, 'unreadable file')}: repair or delete; in training each "
+            "is replaced by another sample."
+        )
+    if report.conflicts:
+        yield (
+            f"{count_of(report.conflicts, 'image')} with more than one label: decide which is "
+            "correct, and delete the other copies."
+        )
+    exact, near = (
+        [group for group in groups if not (group.leak or group.conflict)]
+        for groups in (report.duplicates, report.near_duplicates)
+    )
+    if exact or near:
+        yield (
+            f"{count_of([*exact, *near], 'image')} more than once in a split "
+            f"({len(exact):,} exact, {len(near):,} near duplicates): one copy of each is enough."
+        )
+    if report.blank:
+        yield f"{count_of(report.blank, 'blank image')} (a single color): check if intended."
+    if report.small:
+        yield (
+            f"{count_of(report.small, 'image')} much smaller than the others: check for previews "
+            "of larger images."
+        )
+    if report.gray:
+        yield (
+            f"{count_of(report.gray, 'gray image')} among color images: harmless, unless gray "
+            "correlates with some classes."
+        )
+
+
+def class_problems(report: DatasetReport) -> Iterator[str]:
+    """Describe problems of the classes."""
+    totals = {name: sum(counts.values()) for name, counts in report.counts.items()}
+    spellings: dict[str, list[str]] = defaultdict(list)
+    for name in report.classes:
+        spellings["".join(name.casefold().split())].append(name)
+    for names in spellings.values():
+        if len(names) > 1:
+            yield f"{classes_named(names)} differ only in case or spaces: merge them."
+    empty = [name for name, count in totals.items() if not count]
+    if empty:
+        yield f"{classes_named(empty)} without images: delete, or add images."
+    for split in report.splits if len(report.splits) > 1 else ():
+        missing = [n for n, counts in report.counts.items() if totals[n] and not counts[split]]
+        if missing:
+            advice = (
+                "cannot be learned; add images or delete the class"
+                if split == "train"
+                else "results do not cover it; move some images there"
+            )
+            yield f"{classes_named(missing)} without images in {split}: {advice}."
+    few = [name for name, count in totals.items() if 0 < count < MIN_CLASS_IMAGES]
+    if few:
+        yield (
+            f"{classes_named(few)} with fewer than {MIN_CLASS_IMAGES} images: add some, or merge "
+            "classes."
+        )
+    least, most = (pick(filter(None, totals.values()), default=0) for pick in (min, max))
+    if least and most >= MAX_IMBALANCE * least:
+        yield (
+            f"Class imbalance: the largest class has {most / least:.0f} times as many images as "
+            "the smallest; compare accuracy per class."
+        )
+
+
+def count_of(items: Sequence[object], noun: str) -> str:
+    """Return `1 image`, `2 images`."""
+    return f"{len(items):,} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def classes_named(names: Sequence[str]) -> str:
+    """Return `Classes 'a' and 'b'`, or the first of them and how many more."""
+    shown = [repr(name) for name in names[:LISTED_CLASSES]]
+    if len(names) > LISTED_CLASSES:
+        return f"Classes {', '.join(shown)} and {len(names) - LISTED_CLASSES:,} more"
+    if len(shown) == 1:
+        return f"Class {shown[0]}"
+    return f"Classes {', '.join(shown[:-1])} and {shown[-1]}"

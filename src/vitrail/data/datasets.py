@@ -1,0 +1,584 @@
+"""Open a dataset of any format, and assign its splits.
+
+    dataset = open_dataset("photos/", "train")
+    dataset[0]                            Sample(data=b"…", label=2, name="rose/1.jpg")
+
+    folders, with or without train/ val/ test/; .csv, .tsv and .jsonl lists     folders.py
+    .tar shards: a file, a folder, a pattern, s3://…                            tar_shards.py
+    .npz and .npy arrays; MNIST and CIFAR as published         arrays.py, published.py
+    hf:owner/name, or a folder of parquet or Arrow files                        hf_datasets.py
+    builtin:sign-digits, which needs no download                                builtin/
+
+A `DatasetIndex` holds the names and labels of all samples in arrays, so that a million samples take
+some tens of megabytes; an `ImageDataset` is a subset of it, usually one split. Opening imports
+neither torch nor Pillow, and decodes no image.
+"""
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vitrail.data.storage import LocalStorage, RemoteStorage
+from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.formatting import comma_list
+
+Label = int | tuple[int, ...]
+
+SPLITS = ("train", "val", "test")
+SPLIT_ALIASES = {
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "testing": "test",
+}
+ALL = "all"  # the split that contains every sample
+BUILTIN = {"sign-digits": "sign_digits_100.tar"}
+COMPRESSED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp"))
+IMAGE_EXTENSIONS |= {".avif", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+
+
+class Sample(NamedTuple):
+    """An image and its label."""
+
+    data: bytes | np.ndarray  # encoded image, or pixels uint8 (H, W) or (H, W, C)
+    label: Label  # one class, or all classes that apply
+    name: str  # path in the folder, member of a shard, or row of an array
+
+
+class Dataset(Protocol):
+    """Map-style dataset of encoded images. It can be pickled."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def multi_label(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Read one sample; raise `DataError` if it cannot be read."""
+        ...
+
+    def name(self, index: int, /) -> str:
+        """Return the name of a sample without reading it."""
+        ...
+
+    def labels(self) -> "np.ndarray | LabelSets":
+        """Return all labels without reading an image; tuples if the dataset is multi-label."""
+        ...
+
+
+class ImageStore:
+    """Where the images of a dataset are read from."""
+
+    in_memory = False  # whether images are pixels in memory, so that worker processes do not pay
+
+    def read(self, row: int) -> bytes | np.ndarray:
+        raise NotImplementedError
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return the size of each image in bytes without reading any; None if unknown."""
+        return None
+
+
+class Names(Protocol):
+    """Sequence of sample names."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+
+class PackedStrings(Names):
+    """Strings in two arrays, a tenth of the memory of a list."""
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self.bytes = bytearray()
+        self.ends = array("q")
+        for string in strings:
+            self.append(string)
+
+    def append(self, string: str) -> None:
+        self.bytes += string.encode("utf-8", "surrogateescape")  # file names may be any bytes
+        self.ends.append(len(self.bytes))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int, /) -> str:
+        start = self.ends[index - 1] if index else 0
+        return self.bytes[start : self.ends[index]].decode("utf-8", "surrogateescape")
+
+
+class RowNames(Names):
+    """Names of array rows: `train/0`, `train/1`, …, `test/0`, …"""
+
+    def __init__(self, parts: Sequence[tuple[str, int]]) -> None:
+        self.parts = tuple(parts)
+        self.starts = np.cumsum([0, *(length for _, length in parts)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, index: int, /) -> str:
+        part, row = self.locate(index)
+        return f"{self.parts[part][0]}/{row}"
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the part and the row in it."""
+        part = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return part, int(index - self.starts[part])
+
+
+class LabelSets:
+    """Labels of a multi-label dataset: for each sample the classes that apply."""
+
+    def __init__(self, classes: np.ndarray, ends: np.ndarray) -> None:
+        self.classes = classes  # labels of all samples, concatenated
+        self.ends = ends  # (n,) where the labels of each sample end
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int, /) -> tuple[int, ...]:
+        index = index + len(self) if index < 0 else index
+        start = self.ends[index - 1] if index else 0
+        return tuple(self.classes[start : self.ends[index]].tolist())
+
+    def take(self, rows: np.ndarray) -> "LabelSets":
+        starts = np.concatenate([[0], self.ends[:-1]])[rows] if len(self) else rows
+        counts = self.ends[rows] - starts
+        ends = np.cumsum(counts)
+        inside = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+        return LabelSets(self.classes[np.repeat(starts, counts) + inside], ends)
+
+
+class LabelEncoder:
+    """Collects labels as strings, and encodes them once the classes are known."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}  # label → position of its first occurrence
+        self.values = array("i")
+        self.ends = array("q")
+        self.multi_label = False
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def add(self, labels: Sequence[str]) -> None:
+        """Add the labels of the next sample."""
+        for label in labels:
+            self.values.append(self.codes.setdefault(label, len(self.codes)))
+        self.ends.append(len(self.values))
+
+    def encode(
+        self, class_ids: dict[str, int], classes: tuple[str, ...], source: str
+    ) -> np.ndarray | LabelSets:
+        for label in self.codes:
+            if label not in class_ids:
+                raise unknown_label(source, label, classes)
+        ids = np.array([class_ids[label] for label in self.codes], np.int32)
+        labels = ids[np.frombuffer(self.values, np.int32)] if len(self.values) else ids
+        ends = np.frombuffer(self.ends, np.int64) if len(self.ends) else np.zeros(0, np.int64)
+        return LabelSets(labels, ends) if self.multi_label else labels
+
+
+def unknown_label(source: str, label: str, classes: Sequence[str]) -> DataError:
+    return DataError(
+        f"{source}: unknown label {label!r}; the {len(classes):,} classes are {comma_list(classes)}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetIndex:
+    """Names, labels and splits of all samples of a dataset."""
+
+    names: Names
+    labels: np.ndarray | LabelSets
+    classes: tuple[str, ...]
+    store: ImageStore
+    split_names: tuple[str, ...] = ()  # splits that the dataset defines itself
+    split_ids: np.ndarray | None = None  # (n,) position of each sample's split in `split_names`
+    notes: tuple[str, ...] = ()  # skipped files and other warnings
+
+
+class ImageDataset:
+    """A dataset, or a subset of it in the order of its index."""
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        rows: np.ndarray | None = None,
+        notes: Iterable[str] = (),
+        splits: "Splits | None" = None,
+    ) -> None:
+        self.index = index
+        self.rows = rows  # None: all
+        self.splits = splits  # how the dataset was split if it does not define splits itself
+        self.classes = index.classes
+        self.multi_label = isinstance(index.labels, LabelSets)
+        self.in_memory = index.store.in_memory
+        self.notes = (*index.notes, *notes)
+
+    def __len__(self) -> int:
+        return len(self.index.names) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        row = self.row(index)
+        label = self.index.labels[row]
+        label = label if isinstance(label, tuple) else int(label)
+        return Sample(self.index.store.read(row), label, self.index.names[row])
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+    def name(self, index: int, /) -> str:
+        return self.index.names[self.row(index)]
+
+    def labels(self) -> np.ndarray | LabelSets:
+        labels = self.index.labels
+        if self.rows is None:
+            return labels
+        return labels.take(self.rows) if isinstance(labels, LabelSets) else labels[self.rows]
+
+    def class_ids(self) -> np.ndarray:
+        """Return the labels of a single-label dataset: int64 (n,)."""
+        labels = self.labels()
+        assert not isinstance(labels, LabelSets)
+        return np.asarray(labels, np.int64)
+
+    def subset(self, indices: np.ndarray) -> "ImageDataset":
+        rows = indices if self.rows is None else self.rows[indices]
+        return ImageDataset(self.index, rows, splits=self.splits)
+
+    def sizes(self) -> np.ndarray | None:
+        """Return the size of each image in bytes without reading any; None if unknown."""
+        rows = np.arange(len(self)) if self.rows is None else self.rows
+        return self.index.store.sizes(rows)
+
+    def row(self, index: int) -> int:
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of {length}")
+        index = index + length if index < 0 else index
+        return int(index) if self.rows is None else int(self.rows[index])
+
+
+def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort class names: numerically if all are numbers, else alphabetically."""
+    names = set(names)
+    if all(name.isascii() and name.isdigit() for name in names):
+        return tuple(sorted(names, key=numeric_key))
+    return tuple(sorted(names))
+
+
+def numeric_key(digits: str) -> tuple[int, str, str]:
+    """Sort digits as numbers; `int` rejects thousands of digits."""
+    return len(digits.lstrip("0")), digits.lstrip("0"), digits
+
+
+def case_collisions(classes: Iterable[str]) -> list[str]:
+    """Return a warning for each pair of classes that differ in case only."""
+    first: dict[str, str] = {}
+    pairs = ((first.setdefault(name.casefold(), name), name) for name in classes)
+    return [
+        f"classes {one!r} and {other!r} differ only in case and are two classes"
+        for one, other in pairs
+        if one != other
+    ]
+
+
+def is_image_name(name: str) -> bool:
+    """Return whether a file has the extension of an image."""
+    return name[name.rfind(".") :].lower() in IMAGE_EXTENSIONS
+
+
+# Splits. A dataset that defines splits keeps them. Any other is split class by class in the order
+# of a hash of (seed, name): the same on every machine, and adding an image moves at most three
+# others of its class, those at the boundaries.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """How to split a dataset that defines no splits; the rest is train."""
+
+    val: float = 0.1
+    """Fraction of the images for validation."""
+    test: float = 0.1
+    """Fraction of the images for testing."""
+    seed: int = 0
+    """Seed of the split."""
+
+    def __post_init__(self) -> None:
+        if min(self.val, self.test) < 0 or self.val + self.test >= 1:
+            raise ConfigError(
+                f"val={self.val} and test={self.test} must be fractions whose sum is below 1"
+            )
+
+    def __str__(self) -> str:
+        train = 1 - self.val - self.test
+        return f"{train:.0%} train, {self.val:.0%} val, {self.test:.0%} test (seed {self.seed})"
+
+
+def canonical_split(name: str) -> str:
+    """Return `val` for `Validation`; other names stay as they are."""
+    lower = name.strip().lower()
+    lower = SPLIT_ALIASES.get(lower, lower)
+    return lower if lower in SPLITS else name.strip()
+
+
+def split_order(name: str) -> tuple[int, str]:
+    """Sort key: train, val, test, then others alphabetically."""
+    return (SPLITS.index(name) if name in SPLITS else len(SPLITS), name)
+
+
+def assign_splits(
+    names: Names | Sequence[str], labels: np.ndarray | LabelSets, splits: Splits
+) -> np.ndarray:
+    """Return the position in `SPLITS` for each sample, stratified by class."""
+    if isinstance(labels, LabelSets):  # an image of several classes counts for the rarest of them
+        counts = np.bincount(labels.classes) if len(labels.classes) else np.zeros(1, np.int64)
+        rarest = (min(ids, key=lambda c: counts[c], default=-1) for ids in labels)
+        labels = np.fromiter(rarest, np.int64, len(labels))
+    hashes = np.fromiter(
+        (
+            int.from_bytes(
+                blake2b(
+                    f"{splits.seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8
+                ).digest(),
+                "little",
+            )
+            for name in names
+        ),
+        np.uint64,
+        len(names),
+    )
+    order = np.lexsort((hashes, labels))
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    val, test = split_sizes(counts, splits.val), split_sizes(counts, splits.test)
+    test = np.minimum(test, np.maximum(counts - 1 - val, 0))
+    rank = np.arange(len(order)) - np.repeat(starts, counts)
+    sorted_ids = np.where(rank < np.repeat(val, counts), 1, 0)
+    sorted_ids[(rank >= np.repeat(val, counts)) & (rank < np.repeat(val + test, counts))] = 2
+    split_ids = np.zeros(len(order), np.uint8)
+    split_ids[order] = sorted_ids
+    return split_ids
+
+
+def split_sizes(counts: np.ndarray, fraction: float) -> np.ndarray:
+    """Round `fraction` of each class; at least one image of a class of three or more."""
+    least = np.where((counts >= 3) & (fraction > 0), 1, 0)
+    rounded = np.floor(counts * fraction + 0.5).astype(np.int64)
+    return np.clip(rounded, least, np.maximum(counts - 1, 0))
+
+
+def stratified_subset(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return sorted indices of `count` samples, with classes in proportion and none left out.
+
+    Classes are shuffled. The r-th image of a class of n has priority n / sqrt(r (r - 1)), and those
+    with the highest are chosen: Huntington-Hill apportionment.
+    """
+    order = rng.permutation(len(labels))
+    shuffled = labels[order]
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels))  # within the class, from 0
+    starts = np.cumsum(counts) - counts
+    by_class = np.argsort(shuffled, kind="stable")
+    rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
+    size = counts[shuffled]
+    with np.errstate(divide="ignore"):
+        priority = size / np.sqrt(rank * (rank + 1))
+    return np.sort(order[np.lexsort((-size, -priority))[:count]])
+
+
+def resolve_splits(
+    index: DatasetIndex, splits: Splits | None
+) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
+    """Return the split names, the position of each sample's split, and notes."""
+    if index.split_ids is None:
+        splits = splits or Splits()
+        ids = assign_splits(index.names, index.labels, splits)
+        return SPLITS, ids, [f"dataset defines no splits; using {splits}"]
+    names, ids = index.split_names, index.split_ids
+    missing = [name for name in ("val", "test") if name not in names]
+    if splits is None or not missing or "train" not in names:
+        return names, ids, []
+    fractions = {name: getattr(splits, name) if name in missing else 0.0 for name in SPLITS[1:]}
+    rows = np.flatnonzero(ids == names.index("train"))
+    train = ImageDataset(index, rows)
+    train_names = [train.name(position) for position in range(len(train))]
+    parts = assign_splits(train_names, train.labels(), Splits(**fractions, seed=splits.seed))
+    names, ids = (*names, *missing), ids.copy()
+    ids[rows] = np.array([names.index(name) for name in SPLITS], np.uint8)[parts]
+    return names, ids, [f"{' and '.join(missing)} held out from train (seed {splits.seed})"]
+
+
+# Opening.
+
+
+def open_dataset(
+    reference: str | os.PathLike[str],
+    split: str = "train",
+    *,
+    splits: Splits | None = None,
+    allow_truncated: bool = False,
+) -> ImageDataset:
+    """Open one split of a dataset, or all of it as split "all".
+
+    A dataset that defines splits keeps them; `splits` takes missing ones from its train split. A
+    dataset without splits is split by `splits`, by default 80 : 10 : 10. With `allow_truncated`,
+    the intact part of a damaged tar is used.
+    """
+    reference, split = os.fspath(reference), canonical_split(split)
+    only = None if splits or split == ALL else split
+    index = load_index(reference, only, allow_truncated=allow_truncated)
+    if split == ALL:
+        return ImageDataset(index)
+    if splits is None and index.split_ids is None:
+        splits = Splits()
+    names, ids, notes = resolve_splits(index, splits)
+    rows = np.flatnonzero(ids == names.index(split)) if split in names else np.zeros(0, int)
+    if not len(rows):
+        available = index.split_names or [names[number] for number in np.unique(ids)]
+        raise DataError(f"{reference} has no split {split!r}; available: {', '.join(available)}")
+    return ImageDataset(index, None if len(rows) == len(ids) else rows, notes, splits)
+
+
+def open_splits(
+    reference: str | os.PathLike[str], *, splits: Splits | None = None
+) -> dict[str, ImageDataset]:
+    """Open every split, each as `open_dataset` does, reading the dataset's index only once."""
+    from vitrail.data.tar_shards import ShardStore
+
+    reference = os.fspath(reference)
+    index = load_index(reference)
+    if splits is None and index.split_ids is None:
+        splits = Splits()
+    names, ids, notes = resolve_splits(index, splits)
+    found = sorted((names[number] for number in np.unique(ids)), key=split_order)
+    if splits is None and isinstance(index.store, ShardStore) and len(index.store.paths) > 1:
+        # The name of a sample, and so the fingerprint, depends on how many shards are opened.
+        return {name: open_dataset(reference, name) for name in found}
+    rows = {name: np.flatnonzero(ids == names.index(name)) for name in found}
+    return {
+        name: ImageDataset(
+            index, None if len(rows[name]) == len(ids) else rows[name], notes, splits
+        )
+        for name in found
+    }
+
+
+def split_counts(
+    reference: str | os.PathLike[str], *, splits: Splits | None = None
+) -> dict[str, int]:
+    """Return the number of samples of each split."""
+    names, ids, _ = resolve_splits(load_index(os.fspath(reference)), splits)
+    counts = dict(zip(names, np.bincount(ids, minlength=len(names)).tolist(), strict=True))
+    return {name: counts[name] for name in sorted(names, key=split_order) if counts[name]}
+
+
+def evaluation_split(
+    reference: str | os.PathLike[str], *, splits: Splits | None = None
+) -> str | None:
+    """Return the split to evaluate on: test, else val, else None."""
+    counts = split_counts(reference, splits=splits)
+    return next((name for name in ("test", "val") if name in counts), None)
+
+
+def load_index(
+    reference: str, split: str | None = None, *, allow_truncated: bool = False
+) -> DatasetIndex:
+    """Read the index of a dataset; of one split only, where the format makes that cheaper."""
+    from vitrail.data import hf_datasets, tar_shards  # which import this module
+
+    kind, _, name = reference.partition(":")
+    if kind == "builtin":
+        if name not in BUILTIN:
+            raise unknown("built-in dataset", name, BUILTIN)
+        path = files("vitrail.data") / "builtin" / BUILTIN[name]
+        return tar_shards.index_shards([str(path)], LocalStorage(), split, use_cache=False)
+    if kind == "hf":
+        return hf_datasets.index_hf(reference)
+    path = os.path.expanduser(reference.removeprefix("file://"))
+    storage = RemoteStorage() if "://" in path else LocalStorage()
+    if isinstance(storage, LocalStorage) and os.path.isdir(path):
+        index = index_directory(Path(path), split)
+        if index is not None:
+            return index
+    is_pattern = isinstance(storage, RemoteStorage) or any(sign in path for sign in "*?{")
+    if path.lower().endswith(".tar") or os.path.isdir(path) or is_pattern:
+        paths = tar_shards.find_shards(path, storage)
+        return tar_shards.index_shards(paths, storage, split, allow_truncated=allow_truncated)
+    if os.path.isfile(path):
+        return index_file(Path(path))
+    raise DataError(
+        f"Dataset not found: {reference}. Expected a folder with one subfolder per class, a CSV "
+        "list, .tar or .npz files, builtin:sign-digits, or hf:owner/name"
+    )
+
+
+def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
+    """Index a folder by what it contains; None for tar shards.
+
+    Images win over tars and tables beside them, lists and published files over images. Class
+    folders come first in this code, since only there a scan takes long: it is done once.
+    """
+    from vitrail.data import arrays, folders, hf_datasets, published
+
+    if (path := folders.find_list(folder)) is not None:
+        return folders.index_list(path)
+    idx, cifar = published.find_idx(folder), published.find_cifar(folder)
+    if idx is None and cifar is None:
+        index = folders.index_folder(folder, split)
+        if index is not None:
+            return index
+    tars = any(next(folder.glob(pattern), None) for pattern in ("*.tar", "*/*.tar"))
+    if tars and not ((idx or cifar) and folders.has_images(folder)):
+        return None
+    if idx is not None:
+        return published.index_idx(idx)
+    if cifar is not None:
+        return published.index_cifar(*cifar)
+    if hf_datasets.is_table_folder(folder):
+        return hf_datasets.index_hf(str(folder))
+    if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
+        return arrays.index_npy(folder)
+    raise folders.no_images(folder)
+
+
+def index_file(path: Path) -> DatasetIndex:
+    from vitrail.data import arrays, folders, hf_datasets, published
+
+    suffix = path.suffix.lower()
+    if suffix in folders.LIST_EXTENSIONS:
+        return folders.index_list(path)
+    if published.IDX_FILE.fullmatch(path.name):
+        return published.index_idx(path.parent)
+    if suffix in (".npz", ".npy"):
+        return arrays.index_npz(path) if suffix == ".npz" else arrays.index_npy(path)
+    if suffix in (".parquet", ".arrow"):
+        return hf_datasets.index_hf(str(path))
+    if suffix in COMPRESSED:
+        raise DataError(f"{path} is compressed and has no random access; unpack it first")
+    if is_image_name(path.name):
+        raise DataError(f"{path} is a single image; expected a folder with one subfolder per class")
+    raise DataError(
+        f"{path} is not a supported dataset format; expected a list (.csv, .tsv, .jsonl), .tar, "
+        ".npz, .npy, .parquet or .arrow"
+    )

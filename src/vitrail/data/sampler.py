@@ -1,0 +1,102 @@
+"""Order of samples, a pure function of the seed: a run can resume at any step.
+
+Training reads an endless stream. Epoch e is a permutation of all samples drawn from (seed, e), and
+batch s is positions s * B to (s + 1) * B of the concatenated epochs. No sample is dropped or
+repeated within an epoch, whatever the batch size. Since the batch is defined before it is divided
+among processes, any number of processes trains on the same batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKey:
+    """One use of a sample: the key of all its randomness."""
+
+    epoch: int
+    index: int
+    repeat: int = 0  # in repeated augmentation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSampler:
+    """Batches of a training run, from any step."""
+
+    samples: int
+    batch_size: int  # over all processes
+    seed: int = 0
+    start_step: int = 0
+    repeats: int = 1  # repeated augmentation: uses of a sample in a row (Hoffer et al. 2020)
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.repeats < 1:
+            raise ConfigError("the training set is empty")
+        if self.batch_size % self.world_size:
+            nearest = -(-self.batch_size // self.world_size) * self.world_size
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by {self.world_size} processes; "
+                f"try {nearest}"
+            )
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        per_process = self.batch_size // self.world_size
+        position = self.start_step * self.batch_size + self.rank * per_process
+        epoch, order = -1, np.empty(0, np.int64)
+        while True:
+            batch = []
+            for number in range(position, position + per_process):
+                sample, repeat = divmod(number, self.repeats)
+                if sample // self.samples != epoch:
+                    epoch = sample // self.samples
+                    order = epoch_order(self.samples, self.seed, epoch)
+                batch.append(SampleKey(epoch, int(order[sample % self.samples]), repeat))
+            yield batch
+            position += self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSampler:
+    """Every sample once. Processes take whole batches in turn, so that the batches do not depend on
+    their number: a matrix product rounds a row differently beside other rows."""
+
+    samples: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        for batch in self.batches():
+            yield [SampleKey(0, index) for index in batch]
+
+    def __len__(self) -> int:
+        return len(self.starts())
+
+    @property
+    def local_samples(self) -> int:
+        """Number of samples of this process."""
+        return sum(map(len, self.batches()))
+
+    def batches(self) -> Iterator[range]:
+        for start in self.starts():
+            yield range(start, min(start + self.batch_size, self.samples))
+
+    def starts(self) -> range:
+        size = self.batch_size
+        return range(self.rank * size, self.samples, self.world_size * size)
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the permutation of one epoch."""
+    return np.random.default_rng((seed, epoch)).permutation(samples)
+
+
+def sample_rng(seed: int, key: SampleKey, attempt: int = 0) -> np.random.Generator:
+    """Return the generator of one use of a sample, the same in every process."""
+    return np.random.default_rng((seed, key.epoch, key.index, key.repeat, attempt))

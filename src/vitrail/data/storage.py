@@ -1,0 +1,225 @@
+"""Byte storage: random access to local and remote files, and atomic writes.
+
+`LocalStorage` reads files of this machine, `RemoteStorage` any URL that fsspec supports
+(`s3://…`, `memory://…`). Both can be pickled; another process opens its own files.
+"""
+
+import glob
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import DataError
+from vitrail.extras import require
+
+MAX_OPEN_FILES = 256  # systems commonly allow 1024
+MAX_IMAGE_BYTES = 2**30  # a larger image file is a mistake or an attack
+ALLOW_OUTSIDE = ContextVar("ALLOW_OUTSIDE", default=False)  # may datasets name files anywhere?
+
+
+class FileHandle:
+    """File descriptor that is closed with its last reference."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        # NONBLOCK: opening a named pipe called cat.jpg must not block
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def __del__(self, close: Any = os.close) -> None:
+        if self.fd >= 0:
+            close(self.fd)
+
+
+class LocalStorage:
+    """Files of this machine, read with `pread`: threads share no file position."""
+
+    def __init__(self) -> None:
+        self.handles: dict[str, FileHandle] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"handles": {}}  # file descriptors do not survive pickling
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        """Read exactly `size` bytes; raise `DataError` if the file ends before."""
+        try:
+            handle = self.handles.get(path)
+            if handle is None:  # no lock: a fork could inherit it locked
+                handle = self.handles[path] = FileHandle(path)
+                while len(self.handles) > MAX_OPEN_FILES:
+                    with suppress(RuntimeError, StopIteration, KeyError):  # another thread did it
+                        del self.handles[next(iter(self.handles))]
+            data = os.pread(handle.fd, size, start)
+        except (OSError, OverflowError) as error:
+            raise read_error(path, error) from None
+        return complete(data, path, start, size)
+
+    def read_all(self, path: str) -> bytes:
+        try:
+            handle = FileHandle(path)
+            info = os.fstat(handle.fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise DataError(f"{path} is not a regular file")
+            if info.st_size > MAX_IMAGE_BYTES:
+                raise DataError(
+                    f"{path} has {info.st_size:,} bytes, above the limit of {MAX_IMAGE_BYTES:,}"
+                )
+            return os.pread(handle.fd, info.st_size, 0)
+        except (OSError, ValueError) as error:
+            raise read_error(path, error) from None
+
+    def size(self, path: str) -> int:
+        try:
+            return os.stat(path).st_size
+        except (OSError, ValueError) as error:
+            raise read_error(path, error) from None
+
+    def exists(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def glob(self, pattern: str) -> list[str]:
+        """Return the sorted paths of files that match a pattern with `*` and `?`."""
+        return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+
+
+class RemoteStorage:
+    """Files behind a URL; each read is one range request."""
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        data = self.request(path, "cat_file", start=start, end=start + size)
+        return complete(data, path, start, size)
+
+    def read_all(self, path: str) -> bytes:
+        return self.request(path, "cat_file")
+
+    def size(self, path: str) -> int:
+        return int(self.request(path, "size"))
+
+    def exists(self, path: str) -> bool:
+        try:
+            return bool(self.request(path, "isfile"))
+        except DataError:  # some stores deny access to missing keys
+            return False
+
+    def glob(self, pattern: str) -> list[str]:
+        return sorted(self.request(pattern, "glob"))
+
+    def request(self, url: str, method: str, **options: Any) -> Any:
+        fsspec = require("fsspec.core", extra="data", feature=url)
+        try:
+            filesystem, key = fsspec.url_to_fs(url)  # one connection per process
+            result = getattr(filesystem, method)(key, **options)
+            return [*map(filesystem.unstrip_protocol, result)] if method == "glob" else result
+        except Exception as error:  # each backend has its own exceptions
+            raise read_error(url, error) from None
+
+
+Storage = LocalStorage | RemoteStorage
+
+
+def complete(data: bytes, path: str, start: int, size: int) -> bytes:
+    if len(data) < size:
+        raise DataError(f"{path} ends before byte {start + size:,}: truncated or modified")
+    return data
+
+
+@contextmanager
+def allow_outside(allowed: bool = True) -> Iterator[None]:
+    """Allow datasets opened in this block to name files outside their own folder.
+
+    >>> with vitrail.allow_outside():
+    ...     vitrail.train("labels.csv", "runs/first")
+
+    Without it, a list that could read any file of this machine is rejected.
+    """
+    token = ALLOW_OUTSIDE.set(allowed)
+    try:
+        yield
+    finally:
+        ALLOW_OUTSIDE.reset(token)
+
+
+def is_inside(path: str, root: str) -> bool:
+    """Return whether `path` with its links resolved is the resolved `root` or below it."""
+    try:
+        return os.path.join(os.path.realpath(path), "").startswith(os.path.join(root, ""))
+    except ValueError:  # a NUL byte: no such file can be read
+        return True
+
+
+def outside_error(list_path: str, name: str, root: str) -> DataError:
+    return DataError(
+        f"{list_path} names {name}, which is outside {root}; if you trust it, pass --allow-outside "
+        "(in Python: with vitrail.allow_outside())"
+    )
+
+
+def same_location(one: str, other: str) -> bool:
+    """Return whether two dataset references are equal or resolve to the same path."""
+
+    def resolve(reference: str) -> str:
+        return os.path.realpath(os.path.expanduser(reference.removeprefix("file://")))
+
+    return one == other or resolve(one) == resolve(other)
+
+
+def read_error(path: object, error: Exception) -> DataError:
+    """Describe in one line why a file cannot be read."""
+    match error:
+        case FileNotFoundError():
+            return DataError(f"File not found: {path}")
+        case IsADirectoryError():
+            return DataError(f"{path} is a folder, expected a file")
+        case PermissionError():
+            return DataError(f"Permission denied: {path}")
+        case OSError(strerror=str(reason)):
+            return DataError(f"cannot read {path}: {reason}")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return DataError(f"cannot read {path}: {lines[0][:200]}")
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file completely, or leave the old one in place."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` on success and is deleted on failure."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def cache_folder(name: str) -> Path | None:
+    """Return the folder for cached results; None where the user has no home directory."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:  # no home directory
+        return None
+    return Path(os.environ.get("VITRAIL_CACHE") or base / "vitrail") / name

@@ -1,0 +1,697 @@
+"""Images in .tar files: WebDataset shards, and tars with a list or class folders.
+
+    000000000.jpg 000000000.cls …        WebDataset: the label is in .cls, or in .json as "label"
+    labels.csv train/daisy/1.jpg …       a list inside, with columns file, class and split
+    train/daisy/1.jpg …                  class folders
+
+Class names are in classes.json or classes.txt, beside the shards or in them; otherwise classes are
+named by their numbers. The split of a shard is in its name or in that of its folder:
+`train-000000.tar`, `val/000.tar`.
+
+The index of `NAME.tar` is built by reading headers only, and cached beside it as
+`.NAME.tar.index.npz`; it is valid as long as size and modification time of the tar are the same.
+ustar, GNU and pax headers are supported.
+
+`pack` writes any dataset as shards. Encoded images are copied, arrays become PNG, files that are
+not images are skipped. The same samples give the same bytes.
+"""
+
+import glob
+import json
+import os
+import re
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitrail.data.arrays import READ_ERRORS, read_npz
+from vitrail.data.datasets import (
+    SPLITS,
+    Dataset,
+    DatasetIndex,
+    ImageStore,
+    LabelEncoder,
+    Names,
+    PackedStrings,
+    Sample,
+    canonical_split,
+    case_collisions,
+    is_image_name,
+    numeric_key,
+    open_dataset,
+    open_splits,
+)
+from vitrail.data.folders import (
+    CLASS_FILES,
+    LABEL_COLUMNS,
+    LIST_EXTENSIONS,
+    SplitEncoder,
+    list_rows,
+    number_classes,
+    parse_classes,
+    parse_labels,
+    read_classes,
+)
+from vitrail.data.image_headers import READABLE_FORMATS, detect_format
+from vitrail.data.storage import LocalStorage, Storage, atomic_path
+from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import MIB
+
+MAX_CLASSES = 1_000_000  # numbered without names; a larger number is an id, not a class
+SPARSE_CLASSES = 100_000  # the same if fewer than a tenth of the classes have an image
+MAX_SHARDS = 1_000_000  # that one pattern may match
+MAX_TEXT_BYTES = 2**28  # of a text in a tar; a list of a million images has 2**26
+MAX_LABEL_BYTES = 2**24  # of a label file, and of the values of a header
+MAX_NAME_BYTES = 2**16  # of a member's name; systems commonly allow 4096
+MAX_SHARD_BYTES = 256 * MIB  # large enough to stream, small enough to copy
+INDEX_VERSION = 1  # of the cached index; other versions are rebuilt
+BLOCK = 512
+REGULAR = (b"0", b"\0", b"7")
+WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
+LISTS = tuple(f"labels{extension}" for extension in LIST_EXTENSIONS)
+TEXT_FILES = {*CLASS_FILES, *LISTS}
+PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
+LABEL_SEPARATOR = "\x1f"  # precedes each of several labels in `TarIndex.labels`
+EMPTY_HEADER = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
+EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # other formats: the name in lower case
+
+
+class ShardStore(ImageStore):
+    """Images that are members of tars, read at their offset."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        storage: Storage,
+        shard: np.ndarray,
+        offset: np.ndarray,
+        size: np.ndarray,
+    ) -> None:
+        self.paths = tuple(paths)
+        self.storage = storage
+        self.shard = shard  # (n,) position in `paths`
+        self.offset = offset  # (n,)
+        self.size = size  # (n,)
+
+    def read(self, row: int) -> bytes:
+        path = self.paths[self.shard[row]]
+        return self.storage.read(path, int(self.offset[row]), int(self.size[row]))
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        return self.size[rows]
+
+
+class MemberNames(Names):
+    """`train-000000.tar/000000017.jpg`, or the member alone if there is one shard."""
+
+    def __init__(self, shards: Sequence[str], shard: np.ndarray, members: PackedStrings) -> None:
+        self.shards = tuple(shards)
+        self.shard = shard
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, index: int, /) -> str:
+        member = self.members[index]
+        return f"{self.shards[self.shard[index]]}/{member}" if len(self.shards) > 1 else member
+
+
+class Labeled(NamedTuple):
+    """A labeled image of a tar."""
+
+    position: int  # in the index
+    labels: tuple[str, ...]
+    split: str = ""
+    multi_label: bool = False
+
+
+@dataclass
+class TarIndex:
+    """Images of one tar, and its labels."""
+
+    names: PackedStrings = field(default_factory=PackedStrings)
+    offsets: array = field(default_factory=lambda: array("q"))
+    sizes: array = field(default_factory=lambda: array("q"))
+    labels: PackedStrings = field(default_factory=PackedStrings)  # of .cls or .json; may be empty
+    first: bytearray = field(default_factory=bytearray)  # 1: the first image of its key
+    texts: dict[str, str] = field(default_factory=dict)  # labels.csv, classes.txt, classes.json
+    others: int = 0  # other members
+    damage: str = ""  # description of a truncated or corrupt file
+
+
+def index_shards(
+    paths: Sequence[str],
+    storage: Storage,
+    split: str | None = None,
+    *,
+    use_cache: bool = True,
+    allow_truncated: bool = False,
+) -> DatasetIndex:
+    """Index tars; of one split only, if the names of the tars state it."""
+    notes = missing_shards(paths)
+    has_folders = len({os.path.dirname(path) for path in paths}) > 1
+    stated = {
+        path: split_in_name(os.path.basename(path))
+        or (split_in_name(os.path.basename(os.path.dirname(path))) if has_folders else "")
+        for path in paths
+    }
+    folder = os.path.dirname(paths[0])
+    known = read_classes(folder, storage)
+    if known is None and split_in_name(os.path.basename(folder)):
+        known = read_classes(os.path.dirname(folder), storage)
+    split_names = {name for name in stated.values() if name}
+    if split_names:
+        notes += [
+            f"{os.path.basename(path)} states no split and was skipped"
+            for path in paths
+            if not stated[path]
+        ]
+        # without a list of classes, one split may not contain all of them
+        chosen = {split} if known and split in split_names else split_names
+        paths = [path for path in paths if stated[path] in chosen]
+    tars = {path: read_tar_index(path, storage, use_cache=use_cache) for path in paths}
+    damages = [tar.damage for tar in tars.values() if tar.damage]
+    if damages and not allow_truncated:
+        raise DataError(damages[0])
+    notes += damages
+    source = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1:,} more"
+    names, encoder, splits = PackedStrings(), LabelEncoder(), SplitEncoder()
+    shard, offset, size = [], [], []
+    for number, (path, tar) in enumerate(tars.items()):
+        positions = []
+        for item in labeled_images(tar, path, alone=len(paths) == 1):
+            names.append(tar.names[item.position])
+            encoder.add(item.labels)
+            encoder.multi_label |= item.multi_label
+            splits.add(item.split or stated[path])
+            positions.append(item.position)
+        total = sum(tar.first) if tar.labels.bytes else len(tar.names)
+        if total > len(positions):
+            notes.append(f"{path}: {total - len(positions):,} images without a label were skipped")
+        shard.append(np.full(len(positions), number, np.uint32))
+        offset.append(np.frombuffer(tar.offsets, np.int64)[positions])
+        size.append(np.frombuffer(tar.sizes, np.int64)[positions])
+    if not names:
+        unlabeled = any(len(tar.names) for tar in tars.values())
+        raise DataError(f"{source} contains no {'labels' if unlabeled else 'images'}")
+    classes, ids = shard_classes(encoder, tars, known)
+    stated_splits, split_ids = splits.encode(source, extra=filter(None, stated.values()))
+    store = ShardStore(paths, storage, *map(np.concatenate, (shard, offset, size)))
+    return DatasetIndex(
+        names=MemberNames([os.path.basename(path) for path in paths], store.shard, names),
+        labels=encoder.encode(ids, classes, source),
+        classes=classes,
+        store=store,
+        split_names=stated_splits,
+        split_ids=split_ids,
+        notes=(*notes, *case_collisions(classes)),
+    )
+
+
+def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled]:
+    """Yield the images of a tar with a known class, in its order or in that of its list."""
+    for name in LISTS:
+        if name in tar.texts:
+            yield from images_of_list(tar, f"{path}/{name}", tar.texts[name])
+            return
+    if tar.labels.bytes:  # WebDataset; of several images with one key, the first
+        for position, label in enumerate(tar.labels):
+            if label and tar.first[position]:
+                multi = label.startswith(LABEL_SEPARATOR)
+                labels = tuple(filter(None, label.split(LABEL_SEPARATOR))) if multi else (label,)
+                yield Labeled(position, labels, multi_label=multi)
+        return
+    # class folders, with or without splits, and with or without one folder around all
+    tops = {name.partition("/")[0] for name in tar.names}
+    is_nested = all(name.count("/") >= 2 for name in tar.names)
+    skip = (
+        alone and is_nested and len(tops) == 1 and canonical_split(next(iter(tops))) not in SPLITS
+    )
+    for position, name in enumerate(tar.names):
+        folders = name.split("/")[skip:-1]
+        if len(folders) >= 2 and canonical_split(folders[0]) in SPLITS:
+            yield Labeled(position, (folders[1],), folders[0])
+        elif folders:
+            yield Labeled(position, (folders[0],))
+
+
+def images_of_list(tar: TarIndex, source: str, text: str) -> Iterator[Labeled]:
+    positions = {name: position for position, name in enumerate(tar.names)}
+    for row in list_rows(text, source):
+        position = positions.get(row.file.removeprefix("./"))
+        if position is None:
+            raise DataError(f"{source} lists {row.file}, which is not in the tar")
+        yield Labeled(position, row.labels, row.split, row.multi_label)
+
+
+def shard_classes(
+    labels: LabelEncoder, tars: dict[str, TarIndex], known: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes, and the id of each label; a number in .cls is a class id."""
+    for path, tar in tars.items():
+        for name in CLASS_FILES if known is None else ():
+            if name in tar.texts:
+                known = parse_classes(tar.texts[name], f"{path}/{name}")
+    if not any(tar.labels.bytes for tar in tars.values()):
+        return number_classes(labels, known)
+    if known is None and all(label.isascii() and label.isdigit() for label in labels.codes):
+        largest = max(labels.codes, key=numeric_key, default="0").lstrip("0") or "0"
+        limit = min(MAX_CLASSES, max(SPARSE_CLASSES, 10 * len(labels.codes)))
+        if len(largest) > len(str(limit)) or int(largest) >= limit:
+            raise DataError(
+                f"label {largest:.30} is not a class id; list the classes in classes.txt"
+            )
+        known = tuple(str(number) for number in range(int(largest) + 1))
+    classes, ids = number_classes(labels, known)
+    return classes, ids | {str(number): number for number in range(len(classes))}
+
+
+def split_in_name(name: str) -> str:
+    """Return `val` for `imagenet-validation-000017.tar`; empty if no split is stated."""
+    words = (canonical_split(word) for word in re.split(r"[-_.\d]+", name))
+    return next((word for word in words if word in SPLITS), "")
+
+
+def missing_shards(paths: Sequence[str]) -> list[str]:
+    """Return a warning for each gap in `train-000000.tar`, `train-000001.tar`, …"""
+    matches = [re.fullmatch(r"(.*?)(\d+)\.tar", path) for path in paths]
+    numbers = sorted((m[1], int(m[2]), len(m[2])) for m in matches if m)
+    return [
+        f"{os.path.basename(a)}{n + 1:0{width}}.tar is missing"
+        for (a, n, width), (b, m, _) in pairwise(numbers)
+        if a == b and m > n + 1
+    ]
+
+
+def find_shards(reference: str, storage: Storage) -> list[str]:
+    """Return the tars of a path, a folder, or a pattern with `*`, `?` or braces."""
+
+    def in_folder(folder: str) -> list[str]:
+        folder = folder.rstrip("/")
+        return storage.glob(f"{folder}/*.tar") or storage.glob(f"{folder}/*/*.tar")
+
+    if isinstance(storage, LocalStorage) and os.path.exists(reference):  # whatever is in its name
+        paths = [reference] if os.path.isfile(reference) else in_folder(glob.escape(reference))
+    else:
+        paths = []
+        for pattern in expand_braces(reference):
+            if any(sign in pattern for sign in "*?["):
+                paths += storage.glob(pattern)
+            else:
+                paths += [pattern] if pattern.endswith(".tar") else in_folder(pattern)
+            if len(paths) > MAX_SHARDS:
+                raise DataError(f"{reference} matches more than {MAX_SHARDS:,} files")
+    if not paths:
+        raise DataError(f"no .tar file matches {reference}")
+    return paths
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Expand `a-{000..002}.tar` and `{a,b}.tar` like a shell."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if not braces:
+        yield pattern
+        return
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    if span:
+        first, last, width = int(span[1]), int(span[2]), len(span[1])
+        words = (f"{number:0{width}}" for number in range(first, last + 1))
+    else:
+        words = iter(braces[1].split(","))
+    for word in words:
+        yield from expand_braces(pattern[: braces.start()] + word + pattern[braces.end() :])
+
+
+# Index of one tar.
+
+
+class TarMember(NamedTuple):
+    """A file inside a tar."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class ReadAhead:
+    """Window of a file: neighboring headers are read together."""
+
+    def __init__(self, path: str, storage: Storage) -> None:
+        self.path = path
+        self.storage = storage
+        self.size = storage.size(path)
+        self.near, self.far = (
+            (2**16, 2**11) if isinstance(storage, LocalStorage) else (2**22, 2**16)
+        )
+        self.start = 0
+        self.data = b""
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return bytes of the file; fewer at its end."""
+        inside = position - self.start
+        if inside < 0 or inside + size > len(self.data):
+            jump = inside - len(self.data)  # over a large image: the next one is large too
+            ahead = self.near if -self.near <= jump < self.near // 4 else self.far
+            length = max(0, min(max(size, ahead), self.size - position))
+            self.data = self.storage.read(self.path, position, length)
+            self.start, inside = position, 0
+        return self.data[inside : inside + size]
+
+    def text(self, member: TarMember, limit: int) -> str:
+        if member.size > limit:
+            raise DataError(
+                f"{self.path}: {member.name} has {member.size:,} bytes, above the limit of "
+                f"{limit:,}; it is corrupt or not a dataset"
+            )
+        return self.read(member.offset, member.size).decode("utf-8", "surrogateescape")
+
+
+def read_tar_index(path: str, storage: Storage, *, use_cache: bool = True) -> TarIndex:
+    """Return the cached index of a tar, or build and cache it."""
+    if not use_cache or not isinstance(storage, LocalStorage):
+        return build_index(path, storage)
+    cache = Path(path).with_name(f".{Path(path).name}.index.npz")
+    try:
+        info = os.stat(path)
+    except OSError:
+        return build_index(path, storage)  # which raises the error
+    stamp = [INDEX_VERSION, info.st_size, info.st_mtime_ns]
+    index = load_index(cache, stamp)
+    if index is None:
+        index = build_index(path, storage)
+        # root could also write into read-only folders
+        if cache.parent.stat().st_mode & 0o222 and os.access(cache.parent, os.W_OK):
+            with suppress(DataError):  # for example a full disk: build it again next time
+                save_index(cache, index, stamp)
+    return index
+
+
+def build_index(path: str, storage: Storage) -> TarIndex:
+    """Read the headers of a tar, but no image."""
+    file, index = ReadAhead(path, storage), TarIndex()
+    last, key, label, images = "", None, "", 0  # key, label and images of the current sample
+
+    def end_sample() -> None:
+        for position in range(images):  # only the first image of a key is used
+            index.labels.append(label if position == 0 else "")
+            index.first.append(position == 0)
+
+    try:
+        for member in tar_members(file):
+            base = member.name.rpartition("/")[2]
+            stem, _, extension = base.partition(".")  # a key ends at the first dot
+            member_key = member.name[: len(member.name) - len(base)] + stem
+            if member_key != key:
+                end_sample()
+                key, label, images = member_key, "", 0
+            last = member.name
+            if "/." in f"/{member.name}" or member.name.startswith("__MACOSX/"):
+                continue  # hidden
+            if is_image_name(base):
+                index.names.append(member.name)
+                index.offsets.append(member.offset)
+                index.sizes.append(member.size)
+                images += 1
+            elif base in TEXT_FILES:
+                text = file.text(member, MAX_TEXT_BYTES).removeprefix("\ufeff")
+                index.texts.setdefault(base, text)
+            elif extension.lower() == "cls":
+                label = file.text(member, MAX_LABEL_BYTES).strip()
+            elif extension.lower() == "json":
+                label = label or label_in_json(file.text(member, MAX_LABEL_BYTES))
+            else:
+                index.others += 1
+    except EOFError as error:
+        intact = (
+            f"intact up to {last}, {len(index.names):,} images" if last else "nothing is intact"
+        )
+        index.damage = f"{path} {error}: {intact}; copy or download it again"
+    end_sample()
+    return index
+
+
+def label_in_json(text: str) -> str:
+    """Return the label or labels in a JSON object or value as one string."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("cls", *LABEL_COLUMNS) if key in value), None)
+    labels, multi = parse_labels(value) if isinstance(value, (str, int, list)) else ((), False)
+    if not multi:
+        return "".join(labels)
+    return "".join(LABEL_SEPARATOR + label for label in labels) or LABEL_SEPARATOR
+
+
+def tar_members(file: ReadAhead) -> Iterator[TarMember]:
+    """Yield every complete regular file; raise EOFError where the tar is truncated or corrupt."""
+    position, long_name, pax = 0, "", {}
+    while True:
+        block = file.read(position, BLOCK)
+        if not file.size:
+            raise DataError(f"{file.path} is empty")
+        if len(block) < BLOCK:
+            raise EOFError("is truncated: it has no end mark")
+        if block == bytes(BLOCK):
+            return
+        checksum = octal(block[148:156])
+        if checksum is None or sum(block) - sum(block[148:156]) + 8 * 32 != checksum:
+            if position == 0:
+                raise DataError(
+                    f"{file.path} is not a .tar file, or is compressed: unpack it first"
+                )
+            raise EOFError("is corrupt")
+        kind, size = block[156:157], octal(block[124:136])
+        if block[124] & 0x80:  # from 8 GiB on: binary
+            size = int.from_bytes(block[125:136])
+        size = int(pax["size"]) if "size" in pax else size
+        name = pax.get("path") or long_name or header_name(block)
+        start = position + BLOCK
+        size = 0 if kind in WITHOUT_DATA else size
+        if size is None or size < 0 or start + size > file.size:
+            raise EOFError(f"is truncated within {name}")
+        position = start + (size + BLOCK - 1) // BLOCK * BLOCK
+        if kind == b"L":
+            header = TarMember("a long name", start, size)
+            long_name = file.text(header, MAX_NAME_BYTES).rstrip("\0")
+        elif kind == b"x":
+            pax = parse_pax(file.text(TarMember("a pax header", start, size), MAX_LABEL_BYTES))
+        else:
+            if kind in REGULAR and not name.endswith("/"):
+                yield TarMember(name.removeprefix("./"), start, size)
+            if kind not in (b"K", b"g"):
+                long_name, pax = "", {}
+
+
+def octal(digits: bytes) -> int | None:
+    try:
+        return int(digits.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return None
+
+
+def header_name(block: bytes) -> str:
+    name = block[:100].split(b"\0", 1)[0]
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = block[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def parse_pax(text: str) -> dict[str, str]:
+    """Return path and size of lines `30 path=some/long/name`, which begin with their length."""
+    values, data, position = {}, text.encode("utf-8", "surrogateescape"), 0
+    while length := PAX_LENGTH.match(data, position):
+        end = position + int(length[1])
+        if end < length.end():
+            break
+        key, _, value = data[length.end() : end - 1].partition(b"=")
+        if key in (b"path", b"size"):
+            values[key.decode()] = value.decode("utf-8", "surrogateescape")
+        position = end
+    if not re.fullmatch("[0-9]{1,19}", values.get("size", "0")):
+        del values["size"]
+    return values
+
+
+def save_index(path: Path, index: TarIndex, stamp: list[int]) -> None:
+    about = json.dumps({"texts": index.texts, "others": index.others, "damage": index.damage})
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(
+            file,
+            stamp=np.array(stamp, np.int64),
+            names=np.frombuffer(index.names.bytes, np.uint8),
+            name_ends=np.frombuffer(index.names.ends, np.int64),
+            offsets=np.frombuffer(index.offsets, np.int64),
+            sizes=np.frombuffer(index.sizes, np.int64),
+            labels=np.frombuffer(index.labels.bytes, np.uint8),
+            label_ends=np.frombuffer(index.labels.ends, np.int64),
+            first=np.frombuffer(index.first, np.uint8),
+            about=np.frombuffer(about.encode(), np.uint8),
+        )
+
+
+def load_index(path: Path, stamp: list[int]) -> TarIndex | None:
+    """Load a cached index of this very file; None if there is none, or an impossible one.
+
+    It is not trusted: it may have come with the tar, from anybody.
+    """
+    try:
+        if not path.is_file():
+            return None
+        arrays = {name: array.values for name, array in read_npz(path).items()}
+        if arrays["stamp"].tolist() != stamp:
+            return None
+        about = json.loads(arrays["about"].tobytes())
+        index = TarIndex(
+            offsets=array("q", arrays["offsets"].tobytes()),
+            sizes=array("q", arrays["sizes"].tobytes()),
+            first=bytearray(arrays["first"].tobytes()),
+            texts={str(name): str(text) for name, text in about["texts"].items()},
+            others=int(about["others"]),
+            damage=str(about["damage"]),
+        )
+        index.names.bytes = bytearray(arrays["names"].tobytes())
+        index.names.ends = array("q", arrays["name_ends"].tobytes())
+        index.labels.bytes = bytearray(arrays["labels"].tobytes())
+        index.labels.ends = array("q", arrays["label_ends"].tobytes())
+    except (*READ_ERRORS, DataError):
+        return None
+    return index if is_possible(index, size=stamp[1]) else None
+
+
+def is_possible(index: TarIndex, size: int) -> bool:
+    """Return whether an index can belong to a tar of `size` bytes."""
+    offsets, sizes = np.frombuffer(index.offsets, np.int64), np.frombuffer(index.sizes, np.int64)
+    columns = (index.sizes, index.first, index.names, index.labels)
+    if any(len(column) != len(offsets) for column in columns):
+        return False
+    for strings in (index.names, index.labels):
+        ends = np.frombuffer(strings.ends, np.int64)
+        if len(ends) and (
+            ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(strings.bytes)
+        ):
+            return False
+    return not len(offsets) or bool(
+        offsets.min() >= 0 and sizes.min() >= 0 and (sizes <= size - offsets).all()
+    )
+
+
+# Packing.
+
+
+class Shard(NamedTuple):
+    """A shard that was written."""
+
+    path: Path
+    split: str
+    samples: int
+    bytes: int
+    skipped: tuple[str, ...] = ()  # files that are not images, up to the end of this shard
+
+
+def pack(
+    reference: str, folder: Path, *, split: str | None = None, max_bytes: int = MAX_SHARD_BYTES
+) -> Iterator[Shard]:
+    """Write one split of a dataset or all of them as shards; yield each when it is complete.
+
+    A dataset without splits is split as usual, so that the shards of test contain no image that a
+    model was trained on.
+    """
+    if max_bytes < 1:
+        raise ConfigError(f"max_bytes={max_bytes} must be positive")
+    if split is None:
+        datasets = open_splits(reference)
+    else:
+        datasets = {canonical_split(split): open_dataset(reference, split)}
+    for name in datasets:
+        if existing := sorted(folder.glob(f"{name}-*.tar")):
+            raise DataError(f"{folder} already contains {existing[0].name}; choose another folder")
+    for name, dataset in datasets.items():
+        yield from write_shards(dataset, folder, name, max_bytes)
+        write_classes(dataset, folder)
+
+
+def write_shards(dataset: Dataset, folder: Path, name: str, max_bytes: int) -> Iterator[Shard]:
+    """Write the samples as `name-000000.tar`, `name-000001.tar`, …"""
+    skipped: list[str] = []
+    entries = encode_samples(dataset, skipped)
+    entry, number = next(entries, None), 0
+    if entry is None:
+        raise DataError(
+            f"nothing to pack in split {name!r}: none of its {len(skipped):,} files is an image, "
+            f"such as {skipped[0]}; supported: {READABLE_FORMATS}"
+        )
+    while entry is not None:
+        path = folder / f"{name}-{number:06}.tar"
+        samples = written = 0
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            while entry is not None and (not samples or written + len(entry) <= max_bytes):
+                file.write(entry)
+                samples, written = samples + 1, written + len(entry)
+                entry = next(entries, None)
+            file.write(bytes(2 * BLOCK))  # end mark
+        yield Shard(path, name, samples, path.stat().st_size, tuple(skipped))
+        skipped.clear()
+        number += 1
+
+
+def write_classes(dataset: Dataset, folder: Path) -> None:
+    """Write the class names to classes.json."""
+    with atomic_path(folder / "classes.json") as temporary:
+        text = json.dumps(list(dataset.classes), ensure_ascii=False, indent=0)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def encode_samples(dataset: Dataset, skipped: list[str]) -> Iterator[bytes]:
+    """Yield the tar members of each sample; append the names of others to `skipped`."""
+    for index in range(len(dataset)):
+        sample = dataset[index]
+        encoded = encode_image(sample)
+        if encoded is None:
+            skipped.append(sample.name)
+            continue
+        extension, data = encoded
+        if isinstance(sample.label, tuple):
+            label = ("json", json.dumps({"labels": list(sample.label)}).encode())
+        else:
+            label = ("cls", str(sample.label).encode())
+        yield tar_member(f"{index:09}.{extension}", data) + tar_member(
+            f"{index:09}.{label[0]}", label[1]
+        )
+
+
+def encode_image(sample: Sample) -> tuple[str, bytes] | None:
+    """Return the extension and bytes of an image file; None if the sample is not an image."""
+    data = sample.data
+    if isinstance(data, bytes):
+        format = detect_format(data)
+        return None if format is None else (EXTENSIONS.get(format, format.lower()), data)
+    from PIL import Image  # not needed to read shards
+
+    from vitrail.data.thumbnails import to_png
+
+    if data.ndim == 3 and data.shape[2] not in (1, 3):
+        raise DataError(
+            f"images of {data.shape[2]} channels cannot be packed: image files are gray or RGB; "
+            "keep them as arrays"
+        )
+    pixels = data[:, :, 0] if data.ndim == 3 and data.shape[2] == 1 else data
+    return "png", to_png(Image.fromarray(np.ascontiguousarray(pixels)))
+
+
+def tar_member(name: str, data: bytes) -> bytes:
+    """Return a file in a tar: a header with constant time, owner and mode, and the data."""
+    header = bytearray(EMPTY_HEADER)
+    header[: len(name)] = name.encode()
+    header[124:135] = b"%011o" % len(data)
+    header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
+    return bytes(header) + data + bytes(-len(data) % BLOCK)

@@ -1,0 +1,218 @@
+"""Evaluation data: which split, whether the model was trained on it, and which class is which.
+
+Also ImageNet-ReaL labels (Beyer et al. 2020, arXiv:2006.07159).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.data.datasets import (
+    ALL,
+    Dataset,
+    ImageDataset,
+    LabelSets,
+    Sample,
+    canonical_split,
+    evaluation_split,
+    open_dataset,
+)
+from vitrail.data.provenance import DataProvenance, contains_any, fingerprint
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.results import Predictions
+from vitrail.formatting import comma_list
+
+HELD_OUT = ("val", "test")  # splits that models are commonly not trained on
+OPTIMISTIC = "the metrics are optimistic"
+REAL_NUMBER = re.compile(r"val_(\d{8})\.")
+
+
+def open_evaluation_split(
+    data: Dataset | str | PathLike[str], split: str | None, metadata: Metadata
+) -> tuple[Dataset, list[str]]:
+    """Open a split, with notes on the choice; a dataset used in training is split as it was then.
+
+    Default: test, else val; all of a dataset without stated splits, unless the model was trained
+    on it.
+    """
+    if not isinstance(data, str | PathLike):
+        return data, []
+    origin = DataProvenance.from_dict(metadata.provenance)
+    splits = origin.splits_for(data)
+    if split is None:
+        stated = open_dataset(data, ALL).index
+        if stated.split_ids is None and splits is None:
+            split = ALL
+        else:
+            last = ALL if stated.split_ids is None else stated.split_names[0]
+            split = evaluation_split(data, splits=splits) or last
+    source = open_dataset(data, split, splits=splits)
+    notes = [f"split: {split}", *source.notes]
+    notes += overlap_notes(data, canonical_split(split), source, origin, own=splits is not None)
+    return source, notes
+
+
+def overlap_notes(
+    data: str | PathLike[str],
+    split: str,
+    source: ImageDataset,
+    origin: DataProvenance,
+    *,
+    own: bool,
+) -> Iterator[str]:
+    """Warn if the model was, or may have been, trained on images of this split.
+
+    `own` is a dataset whose train split the model was trained on.
+    """
+    stated = split == ALL or split in source.index.split_names
+    if fingerprint(source) == origin.fingerprint:
+        yield "the model was trained on exactly these images"
+    elif contains_any(source, origin.samples) or (split not in HELD_OUT and origin.is_at(data)):
+        yield "the model was trained on some of these images"
+    elif own and not stated:
+        if fingerprint(open_dataset(data, "train", splits=origin.splits)) != origin.fingerprint:
+            yield (
+                "the train split has changed since training; the model may have been trained on a "
+                "few of these images"
+            )
+    elif split not in HELD_OUT and not origin.samples:
+        yield (
+            "the model's training data is not recorded; if it contained some of these images, "
+            f"{OPTIMISTIC}"
+        )
+    if taught := [name for name in origin.taught if name in source.classes]:
+        yield (
+            f"the images used to teach {comma_list(taught, quoted=True)} are not recorded; if some "
+            f"of them are in this split, {OPTIMISTIC}"
+        )
+
+
+class RelabeledSource:
+    """A source whose labels are the model's class indices."""
+
+    def __init__(self, source: Dataset, classes: Sequence[str], numbers: Sequence[int]) -> None:
+        self.source = source
+        self.classes = tuple(classes)
+        self.numbers = np.asarray(numbers, np.int64)  # of each class of the source
+        self.multi_label = source.multi_label
+        self.in_memory = getattr(source, "in_memory", False)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        sample = self.source[index]
+        if isinstance(sample.label, tuple):
+            return sample._replace(label=tuple(self.numbers[list(sample.label)].tolist()))
+        return sample._replace(label=int(self.numbers[sample.label]))
+
+    def name(self, index: int, /) -> str:
+        return self.source.name(index)
+
+    def labels(self) -> np.ndarray | LabelSets:
+        labels = self.source.labels()
+        if isinstance(labels, LabelSets):
+            return LabelSets(self.numbers[labels.classes], labels.ends)
+        return self.numbers[labels]
+
+
+class ClassMatch(NamedTuple):
+    """A source and the logits columns that agree on the classes."""
+
+    source: Dataset
+    columns: list[int] | None  # logits to keep, in this order; None: all
+    notes: list[str]
+
+
+def match_classes(
+    names: Sequence[str],
+    outputs: int,
+    source: Dataset,
+    *,
+    restrict: bool = False,
+    by_order: bool = False,
+) -> ClassMatch:
+    """Match the model's classes (its names, if it has any) with those of a source, by name.
+
+    The source may have a subset of the model's classes. With `restrict`, only those compete, as is
+    usual for ImageNet-A and ImageNet-R. `by_order` is for the same classes under other names.
+    """
+    classes = source.classes
+    if not outputs:
+        raise ConfigError(
+            "the model has no classification head; train one with `vitrail fewshot` or "
+            "`vitrail finetune`"
+        )
+    if by_order or not names:
+        if outputs != len(classes):
+            raise ConfigError(
+                f"class mismatch: the model has {outputs:,} classes and the dataset "
+                f"{len(classes):,}: {comma_list(classes, quoted=True)}; expected the same classes"
+            )
+        why = "the class names differ" if names else "the model has no class names"
+        return ClassMatch(source, None, [f"classes matched by order: {why}"])
+    places = {name: place for place, name in enumerate(names)}
+    unknown = [name for name in classes if name not in places]
+    own = comma_list(names, quoted=True)
+    if len(unknown) == len(classes):
+        raise ConfigError(
+            f"class mismatch: the model has {own} and the dataset "
+            f"{comma_list(classes, quoted=True)}; if these are the same classes in the same order, "
+            "use --by-order (Python: by_order=True)"
+        )
+    if unknown:
+        raise ConfigError(
+            f"classes unknown to the model: {comma_list(unknown, quoted=True)}; it has {own}"
+        )
+    numbers = [places[name] for name in classes]
+    if tuple(names) == tuple(classes):
+        return ClassMatch(source, None, [])
+    if restrict or len(classes) == outputs:
+        excluded = outputs - len(classes)
+        notes = [f"{excluded:,} of the model's classes are excluded"] if excluded else []
+        return ClassMatch(source, numbers, notes)
+    note = f"the dataset has {len(classes):,} of the model's {outputs:,} classes"
+    return ClassMatch(RelabeledSource(source, names, numbers), None, [note])
+
+
+def read_real_labels(path: Path) -> list[list[int]]:
+    """Read ImageNet-ReaL: for each of the 50,000 validation images the classes people see in it."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as ReaL labels: {error}") from None
+    if not isinstance(entries, list) or not all(isinstance(entry, list) for entry in entries):
+        raise DataError(f"{path} must be a JSON list with a list of classes for each image")
+    return entries
+
+
+def real_correct(
+    entries: Sequence[Sequence[int]], match: ClassMatch, predictions: Predictions
+) -> np.ndarray:
+    """Whether the top-1 class is a ReaL label, for each image that has any: bool.
+
+    Labels are indices of the model's classes in ImageNet's order.
+    """
+    best = predictions.logits.argmax(1)
+    if match.columns is not None:
+        best = np.asarray(match.columns)[best]
+    correct = []
+    for predicted, index in zip(best.tolist(), predictions.indices.tolist(), strict=True):
+        name = match.source.name(index)
+        number = REAL_NUMBER.search(name)
+        if number is None or not 1 <= int(number[1]) <= len(entries):
+            raise DataError(
+                f"no ReaL label for {name!r}: --real needs ImageNet validation images, such as "
+                "ILSVRC2012_val_00000001.JPEG"
+            )
+        if labels := entries[int(number[1]) - 1]:
+            correct.append(predicted in labels)
+    if not correct:
+        raise DataError("none of these images has a ReaL label")
+    return np.array(correct)

@@ -1,0 +1,421 @@
+"""Run a model over a dataset and compute its metrics: `vitrail.evaluate`.
+
+    result = evaluate("runs/first", "photos/")                    everything, with 95 % CIs
+    result = quick_evaluate(model, source, preprocessing, …)      cheap enough for training
+
+Shapes: N images, B images of a batch, V views, K classes, h x w pixels of a view.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import distributed
+from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.data.datasets import Dataset, LabelSets
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sampler import EvalSampler
+from vitrail.data.transforms import Backend, EvalTransform, normalize
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation import bootstrap, metrics
+from vitrail.evaluation.calibration import calibrate
+from vitrail.evaluation.dataset import (
+    match_classes,
+    open_evaluation_split,
+    read_real_labels,
+    real_correct,
+)
+from vitrail.evaluation.metrics import COVERAGE, LossKind
+from vitrail.evaluation.results import (
+    ClassMetrics,
+    EvaluationResult,
+    Predictions,
+    ResultAccumulator,
+    SelectiveAccuracy,
+    no_readable_images,
+)
+from vitrail.models.build import Model, eval_mode
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Anything that returns logits: a model, or another engine."""
+
+    run: Callable[[Tensor], Tensor]  # normalized images (B, C, H, W) → (B, K)
+    metadata: Metadata
+    num_classes: int
+    channels: int
+    device: torch.device
+
+
+def evaluate(
+    model: Model | Reference | Runner,
+    data: Dataset | str | PathLike[str],
+    split: str | None = None,
+    *,
+    flip: bool = False,
+    crops: int = 1,
+    restrict: bool = False,
+    by_order: bool = False,
+    real: str | PathLike[str] | None = None,
+    loss: LossKind = "softmax",
+    batch_size: int = 64,
+    workers: int | None = None,
+    backend: Backend = "torch",
+    strict: bool = False,
+    device: str = "",
+    progress: Progress | None = None,
+) -> EvaluationResult:
+    """Evaluate a model on a dataset: accuracy and more with 95 % confidence intervals.
+
+    >>> result = evaluate("runs/first", "photos")
+    >>> result.accuracy, result.estimates["accuracy"], result.calibration.ece
+
+    `model` is a model, any reference to one, or the `runner` of a `Predictor` (other engines,
+    exported models); `data` is a dataset or an open source. `split` defaults to test, else val; all
+    of a dataset without splits, or its held-out part if the model was trained on it. `flip` and
+    `crops=5` average several views of each image. `restrict` limits predictions to the classes of
+    the dataset; `by_order` matches classes by order instead of by name. `real` is a file of
+    ImageNet-ReaL labels. Under torchrun, the processes share the work and return the same result.
+    """
+    where = distributed.init(device)
+    if isinstance(model, Runner):
+        runner = model
+    else:
+        model = model if isinstance(model, nn.Module) else load(model).to(where)
+        runner = Runner(
+            run=model,
+            metadata=get_metadata(model),
+            num_classes=model.config.num_classes,
+            channels=model.config.channels,
+            device=next(model.parameters()).device,
+        )
+    metadata = runner.metadata
+    source, notes = open_evaluation_split(data, split, metadata)
+    real_labels = None if real is None else read_real_labels(Path(real))
+    match = match_classes(
+        metadata.class_names, runner.num_classes, source, restrict=restrict, by_order=by_order
+    )
+    source = match.source
+    if source.multi_label or metadata.multi_label:
+        loss = "sigmoid"
+    views, columns, outputs = Views(flip=flip, crops=crops), match.columns, Outputs(len(source))
+    with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
+        skipped = run_inference(
+            average_views(
+                runner.run if columns is None else lambda images: runner.run(images)[:, columns],
+                views,
+                metadata.preprocessing.size,
+                loss,
+            ),
+            source,
+            views.enlarged(metadata.preprocessing),
+            outputs.add,
+            channels=runner.channels,
+            batch_size=batch_size,
+            workers=workers,
+            backend=backend,
+            strict=strict,
+            device=runner.device,
+            progress=progress,
+        )
+    logits, indices = outputs.finish()
+    if not len(indices):
+        raise no_readable_images(len(source), skipped)
+    predictions = Predictions(
+        classes=source.classes,
+        logits=logits,
+        labels=labels_at(source, indices),
+        indices=indices,
+        loss=loss,
+        skipped=skipped,
+    )
+    result = compute_metrics(predictions, source, [*notes, *match.notes])
+    if real_labels is not None:
+        correct, name = real_correct(real_labels, match, predictions), "real_accuracy"
+        statistics = [bootstrap.means({name: correct})]
+        result.estimates.update(
+            bootstrap.estimate({name: float(correct.mean())}, statistics, len(correct))
+        )
+    return result
+
+
+def quick_evaluate(
+    predict: Callable[[Tensor], Tensor],
+    source: Dataset,
+    preprocessing: Preprocessing,
+    *,
+    loss: LossKind = "softmax",
+    **options: Any,
+) -> EvaluationResult:
+    """Accuracy, loss, confusion and mistakes of `predict`: images (B, C, H, W) → logits (B, K).
+
+    `options` are those of `run_inference`. All processes return the result of the whole source.
+    """
+    classes = len(source.classes)
+    accumulator = ResultAccumulator(classes, multi_label=source.multi_label, loss=loss)
+
+    def add(logits: Tensor, batch: Batch) -> None:
+        if logits.ndim != 2 or logits.shape[1] != classes:
+            raise ConfigError(
+                f"class mismatch: the model's output has shape {tuple(logits.shape[1:])} per image "
+                f"and the dataset has {classes} classes; expected the same classes in the same "
+                "order"
+            )
+        accumulator.update(logits, batch.labels, batch.indices)
+
+    skipped = run_inference(predict, source, preprocessing, add, **options)
+    accumulator.reduce()
+    return accumulator.finish(source, skipped)
+
+
+def run_inference(
+    predict: Callable[[Tensor], Tensor],
+    source: Dataset,
+    preprocessing: Preprocessing,
+    take: Callable[[Tensor, Batch], None],
+    *,
+    channels: int,
+    batch_size: int,
+    workers: int | None = None,
+    backend: Backend = "torch",
+    strict: bool = False,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, str]:
+    """Run `predict` on every image, normalized (B, C, H, W), and pass the outputs to `take`.
+
+    Processes take batches in turn; a batch has the same images whatever their number, so outputs
+    are identical to those of one process. Returns the unreadable images of all processes, and why;
+    `strict` raises on the first. `progress` gets this process's images done and in total.
+    """
+    if batch_size < 1 or (workers is not None and workers < 0):
+        raise ConfigError(
+            f"batch_size={batch_size} must be at least 1, and workers={workers} at least 0"
+        )
+    order = EvalSampler(
+        samples=len(source),
+        batch_size=batch_size,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
+    transform = EvalTransform(preprocessing=preprocessing, channels=channels, backend=backend)
+    loader = Loader(source, transform, order, workers=workers, strict=strict)
+    calls, done, problem = 0, 0, None
+    # Parameters that FSDP gathers in inference mode could not be trained any more.
+    with torch.inference_mode() if order.world_size == 1 else torch.no_grad():
+        try:
+            for batch in loader:
+                calls += 1
+                take(predict(normalize(batch.images.to(device), preprocessing)), batch)
+                done += len(batch.indices)
+                if progress is not None:
+                    progress(done + len(loader.skipped), order.local_samples)
+        except DataError as error:
+            problem = error
+        if order.world_size > 1:  # collectives: all processes must call the model equally often
+            empty = torch.zeros(1, channels, *preprocessing.size, device=device)
+            for _ in range(calls, len(replace(order, rank=0))):
+                predict(empty)
+    for error in distributed.all_gather_object(problem):  # all processes raise the same error
+        if error is not None:
+            raise error
+    parts = distributed.all_gather_object(loader.skipped)
+    return {name: reason for part in parts for name, reason in part.items()}
+
+
+class Outputs:
+    """Collects model outputs of all images in the order of the source."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.filled = np.zeros(samples, bool)
+        self.values: np.ndarray | None = None  # float32 (samples, D)
+
+    def add(self, outputs: Tensor, batch: Batch) -> None:
+        self.put(batch.indices.numpy(), outputs.float().cpu().numpy())
+
+    def put(self, indices: np.ndarray, rows: np.ndarray) -> None:
+        if self.values is None:
+            self.values = np.zeros((self.samples, rows.shape[1]), np.float32)
+        self.values[indices], self.filled[indices] = rows, True
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs (N, D) of all processes, and their indices (N,)."""
+        if distributed.is_distributed():
+            mine = np.flatnonzero(self.filled)
+            rows = None if self.values is None else self.values[mine]
+            for indices, values in distributed.all_gather_object((mine, rows)):
+                if values is not None:
+                    self.put(indices, values)
+        indices = np.flatnonzero(self.filled)
+        if self.values is None:
+            return np.zeros((0, 0), np.float32), indices
+        return (self.values if len(indices) == self.samples else self.values[indices]), indices
+
+
+def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:
+    """Labels of some images: int64 (N,), or bool (N, K) for multi-label data."""
+    labels = source.labels()
+    if not isinstance(labels, LabelSets):
+        return np.asarray(labels, np.int64)[indices]
+    some = labels.take(indices)
+    table = np.zeros((len(indices), len(source.classes)), bool)
+    counts = np.diff(some.ends, prepend=0)
+    table[np.repeat(np.arange(len(indices)), counts), some.classes] = True
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """Test-time augmentation: views of each image whose probabilities are averaged."""
+
+    flip: bool = False  # add horizontal flips
+    crops: int = 1  # 5: corners and center
+
+    def __post_init__(self) -> None:
+        if self.crops not in (1, 5):
+            raise ConfigError(f"crops={self.crops} is not supported; use 1 or 5")
+
+    def enlarged(self, preprocessing: Preprocessing) -> Preprocessing:
+        """Preprocessing of the images that crops are taken from."""
+        if self.crops == 1:
+            return preprocessing
+        larger = preprocessing.resize_to
+        if larger in (None, preprocessing.size):  # no margin: all crops would be the same
+            height, width = preprocessing.size
+            larger = (height * 8 // 7, width * 8 // 7)
+        return replace(preprocessing, size=larger, resize_to=larger)
+
+    def of(self, images: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
+        """Views (B, C, h, w) of images (B, C, H, W)."""
+        height, width = size
+        bottom, right = images.shape[-2] - height, images.shape[-1] - width
+        corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+        for top, left in corners if self.crops == 5 else [(0, 0)]:
+            view = images[..., top : top + height, left : left + width]
+            yield view
+            if self.flip:
+                yield view.flip(-1)
+
+
+def average_views(
+    predict: Callable[[Tensor], Tensor], views: Views, size: tuple[int, int], loss: LossKind
+) -> Callable[[Tensor], Tensor]:
+    """Wrap `predict` to return the logits of the mean probability over views, on the CPU."""
+    if views == Views():
+        return predict
+
+    def averaged(images: Tensor) -> Tensor:
+        logits = torch.stack([predict(view) for view in views.of(images, size)])  # (V, B, K)
+        exact = logits.cpu().double()  # not all devices have float64
+        if loss == "softmax":
+            return exact.log_softmax(-1).logsumexp(0).float()
+        return exact.sigmoid().mean(0).logit(eps=1e-12).float()
+
+    return averaged
+
+
+def compute_metrics(
+    predictions: Predictions, source: Dataset, notes: Sequence[str] = ()
+) -> EvaluationResult:
+    """All metrics with intervals; calibration and selective accuracy for single-label data.
+
+    An image with NaN or +inf logits has no confidence: it comes last in selective accuracy and is
+    left out of calibration. A note reports the number of such images.
+    """
+    scores, logits, labels = predictions.scores, predictions.logits, predictions.labels
+    samples, classes = logits.shape
+    accumulator = ResultAccumulator(
+        classes, multi_label=predictions.multi_label, loss=predictions.loss
+    )
+    accumulator.update_scores(scores, torch.tensor(labels), torch.tensor(predictions.indices))
+    result = accumulator.finish(source, predictions.skipped)
+
+    correct = (scores.rank == 0).numpy()
+    has_confidence = (logits < np.inf).all(axis=1)
+    confidence = np.where(has_confidence, scores.confidence.double().numpy(), np.nan)
+    if broken := int(np.isnan(confidence).sum()):
+        notes = (
+            *notes,
+            f"{broken:,} of {samples:,} images have logits that are not finite: they have no "
+            "confidence, and the loss is undefined",
+        )
+    values = {"accuracy": result.accuracy}
+    columns = {"accuracy": correct, "loss": scores.loss.double().numpy()}
+    calibration = selective = precisions = None
+    if predictions.multi_label:
+        truth, predicted = labels.astype(bool), logits > 0
+        counts = [x.sum(axis=0) for x in (predicted & truth, truth, predicted)]
+        precisions = np.array(
+            [metrics.average_precision(logits[:, k], truth[:, k]) for k in range(classes)]
+        )
+        values |= {
+            "loss": result.loss,
+            "mean_average_precision": float(metrics.nan_mean(precisions)),
+            **{name: float(x) for name, x in metrics.f1_averages(*counts).items()},
+        }
+        statistics = [
+            bootstrap.means(columns),
+            bootstrap.mean_average_precision(logits, truth),
+            bootstrap.f1(predicted, truth),
+        ]
+        resamples = bootstrap.num_resamples(samples, classes)
+    else:
+        known = np.isfinite(confidence)
+        rows = slice(None) if known.all() else known  # a slice copies nothing
+        calibration = calibrate(
+            logits[rows], labels[rows], confidence[rows], correct[rows], predictions.loss
+        )
+        coverage, accuracies = metrics.selective_curve(confidence, correct)
+        selective = SelectiveAccuracy(coverage=coverage, accuracy=accuracies)
+        counts = [
+            np.bincount(x, minlength=classes)
+            for x in (labels[correct], labels, scores.predicted.numpy())
+        ]
+        if result.top5 is not None:
+            values["top5"] = result.top5
+            columns["top5"] = (scores.rank < 5).numpy()
+        values |= {
+            "loss": result.loss,
+            "balanced_accuracy": float(metrics.balanced_accuracy(*counts[:2])),
+            "ece": calibration.ece,
+            "accuracy_at_80": metrics.selective_accuracy(confidence, correct, COVERAGE),
+        }
+        statistics = [
+            bootstrap.means(columns),
+            bootstrap.balanced_accuracy(labels, correct, classes),
+            bootstrap.expected_calibration_error(confidence, correct),
+            bootstrap.accuracy_at_80(confidence, correct),
+        ]
+        resamples = bootstrap.RESAMPLES
+    hits, support, predicted = counts
+    table = zip(
+        predictions.classes,
+        support.tolist(),
+        metrics.safe_divide(hits, predicted).tolist(),
+        metrics.safe_divide(hits, support).tolist(),
+        metrics.f1(*counts).tolist(),
+        [None] * classes if precisions is None else precisions.tolist(),
+        strict=True,
+    )
+    return replace(
+        result,
+        estimates=bootstrap.estimate(values, statistics, samples, resamples),
+        classes=tuple(ClassMetrics(*row) for row in table),
+        calibration=calibration,
+        selective=selective,
+        notes=tuple(notes),
+        predictions=predictions,
+    )

@@ -1,0 +1,305 @@
+"""The report of an evaluation: page, JSON, CSV, and a summary in sentences.
+
+evaluation.html    metrics, confusion matrix, calibration, mistakes
+evaluation.json    the same numbers
+predictions.csv    one line per image
+
+The folder may be that of a run, whose own page is report.html.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.datasets import Dataset
+from vitrail.data.storage import atomic_path, write_atomic
+from vitrail.data.thumbnails import thumbnail_url
+from vitrail.evaluation.metrics import most_confused
+from vitrail.evaluation.results import (
+    Calibration,
+    ClassMetrics,
+    Estimate,
+    EvaluationResult,
+    Mistake,
+)
+from vitrail.formatting import ABSENT, percent
+from vitrail.reports import figures
+from vitrail.reports.figures import inline_svg
+from vitrail.reports.html import NBSP, interval, render
+from vitrail.reports.svg import tidy
+
+TILES = {  # estimate → name and explanation on the page
+    "accuracy": ("top-1 accuracy", ""),
+    "real_accuracy": ("ReaL accuracy", "top-1, ImageNet-ReaL labels"),
+    "top5": ("top-5 accuracy", ""),
+    "balanced_accuracy": ("balanced accuracy", "mean recall over classes"),
+    "ece": ("ECE", "expected calibration error"),
+    "accuracy_at_80": ("selective accuracy", "at 80 % coverage"),
+}
+MULTI_LABEL_TILES = {
+    "mean_average_precision": ("mAP", "mean average precision"),
+    "f1_micro": ("F1 (micro)", "over all labels"),
+    "f1_macro": ("F1 (macro)", "mean over classes"),
+}
+MIN_SUPPORT = 10  # images a class needs to be called weak
+MIN_COVERED = 20  # images from which on selective accuracy is drawn
+CALIBRATED = 0.01  # an ECE that needs no correction
+SELECTIVE_GAIN = 0.005  # of accuracy at 80 % coverage over all
+MAX_RECALL_BARS = 30
+CONFUSED_PAIRS = 5
+COMPACT = 14  # classes up to which the matrix fills half the page's width
+THUMBNAIL = 144  # pixels of a mistake's longer side
+
+
+def write_evaluation(
+    folder: Path,
+    result: EvaluationResult,
+    source: Dataset,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+) -> Iterator[Path]:
+    """Write each file whole or not at all; yields their paths."""
+    predictions = result.predictions
+    assert predictions is not None
+    page, values, table = (
+        folder / name for name in ("evaluation.html", "evaluation.json", "predictions.csv")
+    )
+    write_atomic(page, evaluation_page(result, source, title=title, facts=facts))
+    yield page
+    write_atomic(values, json.dumps(dict(facts) | result.to_dict(), indent=1))
+    yield values
+    classes, scores = predictions.classes, predictions.scores
+    with (
+        atomic_path(table) as temporary,
+        temporary.open("w", encoding="utf-8", errors="replace", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["picture", "label", "predicted", "confidence", "right"])
+        for index, label, predicted, confidence, rank in zip(
+            predictions.indices.tolist(),
+            predictions.labels,
+            scores.predicted.tolist(),
+            scores.confidence.tolist(),
+            scores.rank.tolist(),
+            strict=True,
+        ):
+            labels = label.nonzero()[0].tolist() if predictions.multi_label else [int(label)]
+            names = "|".join(classes[number] for number in labels)
+            correct = int(rank == 0)
+            writer.writerow(
+                [source.name(index), names, classes[predicted], f"{confidence:.6f}", correct]
+            )
+    yield table
+
+
+def evaluation_page(
+    result: EvaluationResult, source: Dataset, *, title: str, facts: Mapping[str, str]
+) -> str:
+    names = [c.name for c in result.classes]
+    selective = coverages = None
+    if result.selective is not None and result.accuracy < 1:
+        selective = figures.selective_accuracy_curve(
+            result.selective, result.accuracy_at_80, min(MIN_COVERED / result.samples, 0.5)
+        )
+        coverages = [(share, result.selective.at(share / 100)) for share in (50, 80, 90, 100)]
+        coverages[1] = (80, result.accuracy_at_80)
+    about = {
+        "images": f"{result.samples:,}",
+        "classes": f"{len(result.classes):,}",
+        loss_name(result): tidy(result.loss) if math.isfinite(result.loss) else ABSENT,
+    }
+    return render(
+        "evaluation.html",
+        title,
+        {**facts, **about},
+        result=result,
+        tiles=list(tiles(result)),
+        summary=list(summary(result)),
+        confusion=confusion_section(result.confusion, names) if names else None,
+        classes=sorted(
+            result.classes,
+            key=lambda c: (c.support < MIN_SUPPORT, not c.support, math.isnan(c.f1), c.f1),
+        ),
+        min_support=MIN_SUPPORT,
+        reliability=result.calibration
+        and inline_svg(figures.reliability_diagram(result.calibration)),
+        min_bin_count=figures.MIN_BIN_COUNT,
+        selective=selective and inline_svg(selective),
+        coverages=coverages,
+        mistakes=mistake_figures(result.mistakes, source, names),
+    )
+
+
+def loss_name(result: EvaluationResult) -> str:
+    sigmoid = result.multi_label or (result.predictions and result.predictions.loss == "sigmoid")
+    return "BCE loss" if sigmoid else "NLL"
+
+
+def tiles(result: EvaluationResult) -> Iterator[dict[str, Any]]:
+    """Headline metrics with their intervals."""
+    names = MULTI_LABEL_TILES if result.multi_label else TILES
+    known = {key: result.estimates[key] for key in names if key in result.estimates}
+    if names is TILES and "accuracy" not in known:
+        known = {"accuracy": Estimate(result.accuracy, math.nan, math.nan)} | known
+    for number, (key, (value, low, high)) in enumerate(known.items()):
+        name, explanation = names[key]
+        lines = [f"95 % CI {interval(low, high)}"] if math.isfinite(low + high) else []
+        if key == "accuracy":
+            explanation = (
+                f"{round(result.accuracy * result.samples):,} of {result.samples:,} correct"
+            )
+        lines += [explanation] if explanation else []
+        yield {
+            "name": name,
+            "value": percent(value).replace(" ", NBSP),
+            "lines": [line.replace(" %", f"{NBSP}%") for line in lines],
+            "first": not number,
+        }
+
+
+def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dict[str, Any] | None:
+    """The confusion matrix, the recall of each class, and the most confused pairs."""
+    if confusion is None:
+        return None
+    classes, note = len(confusion), ""
+    if classes > figures.MAX_DRAWN:
+        note = f"The {figures.MAX_NAMED} most confused of {classes:,} classes."
+    elif classes > figures.MAX_NAMED:
+        note = "Hover over a cell for its classes."
+    support, hits = confusion.sum(axis=1).tolist(), confusion.diagonal().tolist()
+    order = sorted((n for n in range(classes) if support[n]), key=lambda n: hits[n] / support[n])
+    title = "Recall by class"
+    if len(order) > MAX_RECALL_BARS:
+        order = [n for n in order if support[n] >= MIN_SUPPORT]
+        shown = min(MAX_RECALL_BARS, len(order))
+        title += f", lowest {shown} of {len(order):,} with at least {MIN_SUPPORT} images"
+    return {
+        "figure": inline_svg(figures.confusion_matrix(confusion, names)),
+        "note": note,
+        "compact": classes <= COMPACT,
+        "recall_title": title,
+        "recalls": [
+            {
+                "name": names[n],
+                "share": hits[n] / support[n],
+                "text": f"{hits[n]:,} of {support[n]:,}",
+                "low": 2 * hits[n] < support[n],
+            }
+            for n in order[:MAX_RECALL_BARS]
+        ],
+        "pairs": [
+            {
+                "label": names[pair.label],
+                "predicted": names[pair.predicted],
+                "count": f"{pair.images:,}",
+                "support": f"{support[pair.label]:,}",
+                "share": pair.share,
+            }
+            for pair in most_confused(confusion, CONFUSED_PAIRS)
+        ],
+    }
+
+
+def mistake_figures(
+    mistakes: Sequence[Mistake], source: Dataset, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Mistakes with their images; an image that can no longer be read is left out."""
+
+    def label_of(mistake: Mistake) -> str:
+        if isinstance(mistake.label, tuple):
+            return ", ".join(names[number] for number in mistake.label) or "none"
+        return names[mistake.label]
+
+    return [
+        {
+            "name": mistake.name,
+            "label": label_of(mistake),
+            "predicted": names[mistake.predicted],
+            "confidence": ""
+            if math.isnan(mistake.confidence)
+            else f" ({100 * mistake.confidence:.0f}{NBSP}%)",
+            "image": thumbnail_url(source, mistake.index, THUMBNAIL),
+        }
+        for mistake in mistakes
+    ]
+
+
+def weakest_classes(result: EvaluationResult) -> list[ClassMetrics]:
+    """Classes with at least `MIN_SUPPORT` images, lowest F1 first."""
+    enough = [c for c in result.classes if c.support >= MIN_SUPPORT]
+    return sorted(enough, key=lambda c: 0.0 if math.isnan(c.f1) else c.f1)
+
+
+def summary(result: EvaluationResult) -> Iterator[str]:
+    """The result in sentences of plain text, with commands between backticks."""
+    what = "Top-1 class is among the labels" if result.multi_label else "Top-1 accuracy"
+    estimate, n = result.estimates.get("accuracy"), f"n={result.samples:,}"
+    if estimate is not None and math.isfinite(estimate.low + estimate.high):
+        n = f"95 % CI {interval(estimate.low, estimate.high)}, {n}"
+    yield f"{what}: {percent(result.accuracy)} ({n})."
+    if result.calibration is not None and result.calibration.counts.any():
+        yield calibration_summary(result.calibration)
+    selective = result.accuracy_at_80
+    if math.isfinite(selective) and result.accuracy < 1:
+        line = f"Selective accuracy at 80 % coverage: {percent(selective)}"
+        if selective - result.accuracy < SELECTIVE_GAIN and selective < 1:
+            line += ", hardly more than at full coverage: confidence does not single out mistakes"
+        yield f"{line}."
+    missed = [c for c in result.classes if c.support >= MIN_SUPPORT and c.recall < 1]
+    if missed:
+        least = min(missed, key=lambda c: (c.recall, -c.support))
+        hits = f"{round(least.recall * least.support):,} of {least.support:,}"
+        yield f"Lowest recall: “{least.name}”, {percent(least.recall)} ({hits})."
+    for pair in [] if result.confusion is None else most_confused(result.confusion, 1):
+        label, predicted = (result.classes[n].name for n in (pair.label, pair.predicted))
+        yield (
+            f"Most confused: “{label}” predicted as “{predicted}”, {pair.images:,} of "
+            f"{result.classes[pair.label].support:,} ({100 * pair.share:.0f} %)."
+        )
+
+
+def calibration_summary(calibration: Calibration) -> str:
+    """Calibrated, over- or underconfident, and what temperature scaling would do."""
+    bins = np.flatnonzero(calibration.counts)
+    counts, mean = calibration.counts[bins], calibration.confidence[bins]
+    gaps = mean - calibration.accuracy[bins]
+    ece = percent(calibration.ece)
+    if not calibration.ece > max(CALIBRATED, noise_ece(calibration)):
+        noise = ", within sampling noise" if calibration.ece > CALIBRATED else ""
+        return f"Well calibrated: ECE {ece}{noise}."
+    overall = float((counts * gaps).sum() / counts.sum())
+    sign = 1 if overall > 0 else -1
+    kind = "Overconfident" if sign > 0 else "Underconfident"
+    if abs(overall) < calibration.ece / 2:
+        kind = "Over- and underconfident"
+    worst = int(np.argmax(counts * gaps * sign))
+    accuracy = percent(float(calibration.accuracy[bins][worst]))
+    line = (
+        f"{kind}: ECE {ece}; for example, accuracy {accuracy} at a mean confidence of "
+        f"{percent(float(mean[worst]))}."
+    )
+    if calibration.ece_scaled < 0.9 * calibration.ece and math.isfinite(calibration.temperature):
+        line += (
+            f" Temperature scaling (T={calibration.temperature:.2g}) reduces the ECE to "
+            f"{percent(calibration.ece_scaled)}: `vitrail evaluate … --save-temperature`."
+        )
+    return line
+
+
+def noise_ece(calibration: Calibration) -> float:
+    """95th percentile of the ECE of a perfectly calibrated model.
+
+    The accuracy of a bin with n predictions at confidence c has variance c(1-c)/n; the ECE is a
+    weighted sum of half-normal deviations.
+    """
+    bins = np.flatnonzero(calibration.counts)
+    counts, mean = calibration.counts[bins], calibration.confidence[bins]
+    spread = np.sqrt(mean * (1 - mean) / counts) * counts / counts.sum()
+    expected = math.sqrt(2 / math.pi) * spread.sum()
+    return float(expected + 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum()))

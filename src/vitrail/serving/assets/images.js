@@ -1,0 +1,69 @@
+// Files to images that are uploaded and drawn.
+
+const LARGEST = 2048; // pixels of the longer side that are sent; models see far fewer
+const LESSON = 1024; // of a picture to learn from, many of which go together
+const THUMBNAIL = 144;
+const JPEG_QUALITY = 0.92;
+
+async function readied(file, mostBytes, largest = LARGEST) {
+  // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
+  let image = null;
+  try {
+    image = await createImageBitmap(file, { imageOrientation: "from-image" });
+  } catch {
+    return { blob: file, image, note: "" }; // the server may know the format
+  }
+  const longer = Math.max(image.width, image.height);
+  if (longer <= largest && file.size <= mostBytes) return { blob: file, image, note: "" };
+  const from = image.width + " × " + image.height;
+  const small = drawn(image, Math.min(1, largest / longer));
+  const blob = await new Promise((done) => small.toBlob(done, "image/jpeg", JPEG_QUALITY));
+  image.close();
+  const to = small.width + " × " + small.height;
+  const note = from === to ? "packed tighter" : "scaled from " + from + " to " + to + " pixels";
+  return { blob, image: await createImageBitmap(small), note: note + " before sending" };
+}
+
+function drawn(image, scale) {
+  // The image on a canvas, upright, with transparency on white.
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(image.width * scale));
+  canvas.height = Math.max(1, Math.round(image.height * scale));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+function thumbnail(image) {
+  return drawn(image, Math.min(1, THUMBNAIL / Math.max(image.width, image.height)));
+}
+
+function colorsOf(image, rows, columns, box) {
+  // The mean color of each pane, slightly saturated: [red, green, blue], 0 to 255.
+  const [top, left, height, width] = box;
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, columns, rows);
+  context.drawImage(image, left * image.width, top * image.height, width * image.width,
+    height * image.height, 0, 0, columns, rows);
+  const { data } = context.getImageData(0, 0, columns, rows);
+  return Array.from({ length: rows * columns }, (_, pane) => {
+    const color = [...data.subarray(4 * pane, 4 * pane + 3)];
+    const gray = (color[0] + color[1] + color[2]) / 3;
+    return color.map((part) => Math.max(0, Math.min(255, gray + 1.7 * (part - gray))));
+  });
+}
+
+function pictureFiles(transfer) {
+  // The image files of a drop or a paste; an image dragged from another page is a file only if the
+  // browser makes it one.
+  return [...(transfer?.files ?? [])].filter(
+    (file) => file.type.startsWith("image/") || /\.(tiff?|avif|hei[cf]|webp)$/i.test(file.name));
+}

@@ -1,0 +1,522 @@
+"""Dynamic batching: one thread runs the model on whatever images are waiting.
+
+Whenever the model is free it takes the waiting images, up to the batch size, and never waits for
+more. So a single request is not delayed, and a busy server runs full batches without a timer. All
+work that needs the cores (batches, explanations, teaching) goes through this one thread. Work of
+clients that have gone is not started.
+
+Images are decoded in other threads, within a shared pixel budget. Decoding and running take turns,
+each with all cores: the threads of a matrix product wait for each other, so one that shares its
+core with a decoder delays all. An image that delays its batch is left out and joins a later one.
+
+Neither decoders nor matrix products can be interrupted. A stuck batch thread is abandoned: its
+requests get an error, another thread takes over, and the late result is dropped. A slow decoder
+keeps its thread, and a spare thread is started.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread, current_thread, get_native_id
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.decode import open_image
+from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
+from vitrail.errors import DataError
+from vitrail.prediction.predictor import Predictor
+from vitrail.prediction.results import Prediction, decode_logits
+from vitrail.serving.config import MAX_PIXELS, Limits
+from vitrail.serving.metrics import Metrics
+
+JOIN_SECONDS = 10.0  # to wait for the batch thread on shutdown
+SMOOTHING = 0.2  # weight of the last batch in the throughput
+STALL_SECONDS = 0.05  # without a newly decoded image, after which a batch runs without the rest
+DEFAULT_BATCH_SIZE = 8
+CANDIDATE_SIZES = (1, 2, 4, 8, 16, 32)
+NEAR_BEST = 0.99  # of the best throughput: the smallest such batch size is chosen
+TUNING_SECONDS = 2.0
+
+BUDGET_IMAGES = 2  # images of the largest allowed size that may be decoded at once
+RESERVED_SHARE = 2  # half of the largest image is reserved for small ones
+SMALL_SHARE = 16  # small: at most a sixteenth of the largest image
+SLOW_SECONDS = 0.25  # at one image, after which a decoding thread gets a spare
+MAX_SPARES = 4
+NICE = 10  # of threads that decode large images; Linux schedules by thread
+
+
+class Work(Protocol):
+    """A function of a batch of items. Items of one `Work` object are batched together."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def __call__(self, items: Sequence[Any], /) -> Sequence[Any]:
+        """Return a result for each item.
+
+        An exception as a result fails that item alone; a future defers the item until it is done.
+        """
+        ...
+
+
+class Job:
+    """The items of one request and their results; `done` resolves on the event loop."""
+
+    def __init__(self, work: Work, items: Sequence[Any]) -> None:
+        self.work, self.items = work, items
+        self.results: list[Any] = [None] * len(items)
+        self.remaining = len(items)
+        self.batch = 0  # the largest batch that one of its items was part of
+        self.submitted = time.perf_counter()
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[list[Any]] = self.loop.create_future()
+
+
+class Batcher:
+    """The queue of jobs and the thread that runs them."""
+
+    def __init__(self) -> None:
+        self.metrics: Metrics | None = None
+        self.waiting: deque[tuple[Job, int]] = deque()
+        self.changed = Condition()
+        self.stopped = False
+        self.throughput = 0.0  # images per second, smoothed
+        self.batch: list[tuple[Job, int]] = []  # what the thread is working on
+        self.batch_start = 0.0  # monotonic clock
+        self.abandoned: dict[Thread, float] = {}  # stuck threads, and the start of their batch
+        self.start_thread()
+
+    def start_thread(self) -> None:
+        self.thread = Thread(target=self.run, name="batcher", daemon=True)
+        self.thread.start()
+
+    def submit(self, work: Work, items: Sequence[Any]) -> Job:
+        """Queue items; call it on the event loop."""
+        job = Job(work, items)
+        with self.changed:
+            self.waiting.extend((job, index) for index in range(len(items)))
+            self.changed.notify()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Drop the items of a job that have not started."""
+        job.done.cancel()
+        if job.remaining:
+            with self.changed:
+                self.waiting = deque(item for item in self.waiting if item[0] is not job)
+
+    @property
+    def batch_seconds(self) -> float:
+        """How long the current batch has been running."""
+        with self.changed:
+            return time.monotonic() - self.batch_start if self.batch else 0.0
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail the current batch and replace its thread."""
+        with self.changed:
+            if not (batch := self.batch):
+                return
+            self.abandoned[self.thread], self.batch = self.batch_start, []
+            self.start_thread()
+        resolve(dict.fromkeys((job for job, _ in batch), error))
+
+    def stop(self) -> None:
+        """End the thread after its current batch."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify()
+        self.thread.join(JOIN_SECONDS)
+
+    def run(self) -> None:
+        while batch := self.take():
+            start = time.perf_counter()
+            work = batch[0][0].work
+            if self.metrics is not None:
+                for job, _ in batch:
+                    self.metrics.wait_seconds.observe(start - job.submitted)
+            try:
+                results = work([job.items[index] for job, index in batch])
+            except Exception as error:
+                results = [error] * len(batch)
+            with self.changed:
+                self.abandoned.pop(current_thread(), None)
+                if self.thread is not current_thread():
+                    return  # abandoned meanwhile: the results are dropped
+                self.batch = []
+            finished, count = self.store(batch, results)
+            if work.batch_size > 1 and count:
+                rate = count / max(time.perf_counter() - start, 1e-6)
+                previous = self.throughput or rate
+                self.throughput = previous + SMOOTHING * (rate - previous)
+                if self.metrics is not None:
+                    self.metrics.batch_sizes.observe(count)
+            resolve(finished)
+
+    def take(self) -> list[tuple[Job, int]]:
+        """Wait for items; return the oldest with others of its work, or nothing when stopped."""
+        with self.changed:
+            while not (self.waiting or self.stopped):
+                self.changed.wait()
+            if self.stopped:
+                return []
+            work = self.waiting[0][0].work
+            batch, others, size = [], [], work.batch_size
+            while self.waiting and len(batch) < size:
+                job, index = self.waiting.popleft()
+                (batch if job.work is work else others).append((job, index))
+            self.waiting.extendleft(reversed(others))
+            self.batch, self.batch_start = batch, time.monotonic()
+            return batch
+
+    def store(
+        self, batch: Sequence[tuple[Job, int]], results: Sequence[Any]
+    ) -> tuple[dict[Job, BaseException | None], int]:
+        """Store results; return the complete and failed jobs, and how many items were run."""
+        finished: dict[Job, BaseException | None] = {}
+        count = sum(not isinstance(result, Future) for result in results)
+        for (job, index), result in zip(batch, results, strict=True):
+            if isinstance(result, Future):
+                result.add_done_callback(partial(self.requeue, job, index))
+                continue
+            job.batch = max(job.batch, count)
+            job.results[index] = result
+            job.remaining -= 1
+            if isinstance(result, Exception):
+                finished[job] = result
+            elif not job.remaining:
+                finished.setdefault(job, None)
+        return finished, count
+
+    def requeue(self, job: Job, index: int, _: "Future[Any]") -> None:
+        """Put a deferred item first in the queue, unless its job was canceled."""
+        with self.changed:
+            if not job.done.done():
+                self.waiting.appendleft((job, index))
+                self.changed.notify()
+
+
+def resolve(finished: dict[Job, BaseException | None]) -> None:
+    """Resolve jobs on their event loops, with one call per loop."""
+
+    def set_results(jobs: list[tuple[Job, BaseException | None]]) -> None:
+        for job, error in jobs:
+            if job.done.done():
+                continue
+            if error is None:
+                job.done.set_result(job.results)
+            else:
+                job.done.set_exception(error)
+
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, BaseException | None]]] = {}
+    for job, error in finished.items():
+        by_loop.setdefault(job.loop, []).append((job, error))
+    for loop, jobs in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(set_results, jobs)
+
+
+# Decoding
+
+
+@dataclass(slots=True)
+class DecodeTask:
+    """A function of an encoded image, and the future of its result."""
+
+    data: bytes
+    function: Callable[[bytes], Any]
+    future: "Future[Any]" = field(default_factory=Future)
+    pixels: int | None = None  # once the header is read
+
+
+class DecodePool:
+    """Decoding threads: one per core, spares for slow ones, and a pixel budget for all.
+
+    Large images get threads of their own with low priority, so that ordinary ones do not wait.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.max_pixels = limits, limits.pixels
+        self.free_pixels = BUDGET_IMAGES * limits.pixels
+        self.tasks: SimpleQueue[DecodeTask | None] = SimpleQueue()
+        self.parked: list[DecodeTask] = []  # waiting for pixels
+        self.lock = Lock()
+        self.busy: dict[Thread, float] = {}  # threads at work, and since when
+        self.size, self.threads, self.closed = min(available_cores(), MAX_POOL_THREADS), 0, False
+        self.start(self.size)
+
+    def start(self, count: int) -> None:
+        with self.lock:
+            self.threads += count
+        pool = start_pool(count, torch_threads=1, name="decoder")
+        for _ in range(count):
+            pool.submit(self.run)
+        pool.shutdown(wait=False)  # its threads continue until `run` returns
+
+    def submit(self, data: bytes, function: Callable[[bytes], Any]) -> "Future[Any]":
+        """Call `function` with an encoded image in one of the threads.
+
+        An image of too many pixels raises `DataError` instead.
+        """
+        task = DecodeTask(data, function)
+        self.tasks.put(task)
+        return task.future
+
+    def close(self) -> None:
+        """End the threads; images that have not started are dropped."""
+        self.closed = True
+        for _ in range(self.threads):
+            self.tasks.put(None)
+
+    def busy_seconds(self) -> list[float]:
+        """How long each busy thread has been working on its image."""
+        now = time.monotonic()
+        with self.lock:
+            return [now - start for start in self.busy.values()]
+
+    def is_stalled(self, seconds: float) -> bool:
+        """Whether all threads, spares included, have been busy for that long."""
+        return sum(age > seconds for age in self.busy_seconds()) >= self.size + MAX_SPARES
+
+    def target_size(self) -> int:
+        """Threads needed: one per core besides the slow ones, up to the spares."""
+        slow = sum(age > SLOW_SECONDS for age in self.busy_seconds())
+        return self.size + min(MAX_SPARES, slow)
+
+    def add_spares(self) -> None:
+        if (missing := self.target_size() - self.threads) > 0 and not self.closed:
+            self.start(missing)
+
+    def run(self) -> None:
+        while (task := self.tasks.get()) is not None and not self.closed:
+            if not task.future.cancelled():
+                self.track(self.dispatch, task)
+            del task  # frees the image while this thread waits
+            target = self.target_size()
+            with self.lock:
+                if self.threads > target:
+                    self.threads -= 1
+                    return
+
+    def track(self, function: Callable[[DecodeTask], None], task: DecodeTask) -> None:
+        """Call a function while this thread counts as busy."""
+        with self.lock:
+            self.busy[current_thread()] = time.monotonic()
+        try:
+            function(task)
+        finally:
+            with self.lock:
+                del self.busy[current_thread()]
+
+    def dispatch(self, task: DecodeTask) -> None:
+        """Run a task if the pixel budget allows it; else park it, so that smaller ones go on."""
+        if task.pixels is None:
+            task.pixels = self.count_pixels(task.data)
+        small = task.pixels <= self.max_pixels // SMALL_SHARE
+        reserve = 0 if small else self.max_pixels // RESERVED_SHARE  # left for small images
+        with self.lock:
+            if task.pixels + reserve > self.free_pixels:
+                self.parked.append(task)
+                return
+            self.free_pixels -= task.pixels
+        if small:
+            self.decode(task)
+        else:  # in its own thread, since a lowered priority cannot be raised again
+            Thread(
+                target=self.decode_large, args=(task,), name="decoder-large", daemon=True
+            ).start()
+
+    def decode_large(self, task: DecodeTask) -> None:
+        if sys.platform == "linux":  # elsewhere priorities belong to processes
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+        self.track(self.decode, task)
+
+    def decode(self, task: DecodeTask) -> None:
+        """Run a task whose pixels are reserved, and release them."""
+        assert task.pixels is not None
+        result, error = None, None
+        running = task.future.set_running_or_notify_cancel()
+        try:
+            if running and self.max_pixels < MAX_PIXELS:  # the decoder's own limit
+                open_image(task.data, max_pixels=self.max_pixels)
+            result = task.function(task.data) if running else None
+        except Exception as caught:
+            error = caught
+        with self.lock:
+            self.free_pixels += task.pixels
+            parked, self.parked = self.parked, []
+        for other in parked:
+            self.tasks.put(other)
+        if error is not None:
+            task.future.set_exception(error)
+        elif running:
+            task.future.set_result(result)
+
+    def count_pixels(self, data: bytes) -> int:
+        """Pixels according to the header; 0 if the image will be rejected without decoding."""
+        try:
+            image = open_image(data, max_pixels=self.max_pixels)
+        except Exception:  # the task meets the same error and reports it
+            return 0
+        return image.height * image.width
+
+
+# Work
+
+
+@dataclass(slots=True)
+class ImageItem:
+    """One image of a request and its decoding options."""
+
+    name: str
+    data: bytes
+    top: int = 1
+    threshold: float | None = None
+    image: "Future[Tensor] | None" = None
+
+
+class FeatureVector(NamedTuple):
+    """The features of one image, or the error if it cannot be read."""
+
+    name: str
+    values: np.ndarray | None = None  # (D,)
+    error: str = ""
+
+
+class ImageWork:
+    """Decode a batch of images and run `forward` on those that can be read.
+
+    `forward` takes the predictor, images uint8 (B, C, H, W) and their items, and returns a
+    `result_type` for each; an unreadable image gets one with its error.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Predictor, Tensor, Sequence[ImageItem]], Sequence[Any]],
+        result_type: type[Prediction] | type[FeatureVector],
+        predictor: Predictor,
+        pool: DecodePool,
+        metrics: Metrics,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> None:
+        self.forward, self.result_type, self.batch_size = forward, result_type, batch_size
+        self.predictor, self.pool, self.metrics = predictor, pool, metrics
+
+    def __call__(self, items: Sequence[ImageItem]) -> list[Any]:
+        start = time.perf_counter()
+        results: list[Any] = self.decode(items)
+        tensors = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
+        deferred = sum(isinstance(result, Future) for result in results)
+        for index, result in enumerate(results):
+            if isinstance(result, DataError):
+                results[index] = self.result_type(name=items[index].name, error=str(result))
+        decoded = time.perf_counter()
+        if tensors:
+            batch = torch.stack(list(tensors.values()))  # (B, C, H, W)
+            outputs = self.forward(self.predictor, batch, [items[index] for index in tensors])
+            for index, output in zip(tensors, outputs, strict=True):
+                results[index] = output
+        self.metrics.prepare_seconds.observe(decoded - start)
+        self.metrics.run_seconds.observe(time.perf_counter() - decoded)
+        self.metrics.images.inc(len(tensors))
+        self.metrics.unreadable.inc(len(items) - len(tensors) - deferred)
+        return results
+
+    def decode(self, items: Sequence[ImageItem]) -> list["Tensor | BaseException | Future[Tensor]"]:
+        """Return uint8 (C, H, W) per image, its error, or its future if it is still decoding."""
+        futures: list[Future[Tensor]] = []
+        for item in items:
+            if item.image is None:
+                item.image = self.pool.submit(item.data, self.predictor.preprocess)
+            futures.append(item.image)
+        waiting, before = {*futures}, 0
+        while waiting and len(waiting) != before:  # as long as some complete
+            before = len(waiting)
+            waiting = wait(waiting, timeout=STALL_SECONDS).not_done
+        results: list[Tensor | BaseException | Future[Tensor]] = []
+        for future in futures:
+            if not future.done():
+                results.append(future)
+            elif future.cancelled():
+                results.append(CancelledError())  # the client has gone
+            else:
+                results.append(future.exception() or future.result())
+        return results
+
+
+def predict_batch(
+    predictor: Predictor, images: Tensor, items: Sequence[ImageItem]
+) -> list[Prediction]:
+    """Run the model once and decode the logits with each request's options."""
+    logits = predictor.logits(images)  # (B, K)
+    predictions: dict[int, Prediction] = {}
+    for top, threshold in {(item.top, item.threshold) for item in items}:
+        rows = [i for i, x in enumerate(items) if (x.top, x.threshold) == (top, threshold)]
+        selected = logits if len(rows) == len(items) else logits[rows]
+        names = [items[row].name for row in rows]
+        decoded = decode_logits(selected, names, predictor.metadata, top=top, threshold=threshold)
+        predictions |= zip(rows, decoded, strict=True)
+    return [predictions[row] for row in range(len(items))]
+
+
+def extract_batch(
+    predictor: Predictor, images: Tensor, items: Sequence[ImageItem]
+) -> list[FeatureVector]:
+    values = predictor.forward_features(images).numpy()  # (B, D)
+    return [FeatureVector(x.name, row) for x, row in zip(items, values, strict=True)]
+
+
+class SingleWork:
+    """A function that runs alone, after its images are decoded."""
+
+    batch_size = 1
+
+    def __init__(self, function: Callable[[], Any], images: "Sequence[Future[Any]]" = ()) -> None:
+        self.function, self.images = function, images
+
+    def __call__(self, items: Sequence[Any]) -> list[Any]:
+        pending = [future for future in self.images if not future.done()]
+        return pending[:1] or [self.function()]
+
+
+# Batch size
+
+
+def tune_batch_size(predictor: Predictor, seconds: float = TUNING_SECONDS) -> int:
+    """Return the smallest batch size with nearly the best throughput; larger ones add latency."""
+    deadline, throughput = time.perf_counter() + seconds, {}
+    for size in CANDIDATE_SIZES:
+        try:
+            run_blank(predictor, size)  # warm up
+            times = []
+            while len(times) < 3 or (len(times) < 10 and sum(times) < seconds / 20):
+                start = time.perf_counter()
+                run_blank(predictor, size)
+                times.append(time.perf_counter() - start)
+            throughput[size] = size / min(times)
+        except (RuntimeError, MemoryError):  # out of memory
+            if not throughput:
+                raise
+            break
+        if time.perf_counter() > deadline:
+            break
+    best = max(throughput.values())
+    return next(size for size in throughput if throughput[size] >= NEAR_BEST * best)
+
+
+def run_blank(predictor: Predictor, size: int) -> int:
+    """Run the model on a batch of blank images; return the batch size."""
+    shape = predictor.metadata.preprocessing.size
+    predictor.logits(torch.zeros(size, predictor.channels, *shape, dtype=torch.uint8))
+    return size

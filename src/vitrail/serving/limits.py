@@ -1,0 +1,313 @@
+"""What a request may do and bring: access checks, admission, and bodies within limits.
+
+Admission reserves queue slots and bytes before a body is read, so the memory held by requests is
+bounded however many arrive; rejected clients are told at once when to retry. All of it runs on the
+event loop.
+
+A body is one encoded image, or a form (multipart/form-data, RFC 7578) whose `pictures` fields are
+files. Nothing in a request is ever used as a file name.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from hmac import compare_digest
+from typing import NamedTuple
+
+from python_multipart.multipart import parse_options_header
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.metrics import CLIENT_CLOSED_REQUEST, RequestRecord, record_of
+
+PUBLIC_PATHS = frozenset(("/", "/docs", "/openapi.json", "/health", "/ready"))  # need no token
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # answered until the end
+FORM_FIELD = "pictures"
+FORM_TYPE = "multipart/form-data"
+MAX_NAME_LENGTH = 200
+MAX_PART_HEADER = 4096  # bytes
+MAX_OTHER_FIELDS = 16
+USAGE = (
+    f"send the bytes of one image as image/jpeg or another type, or a form with the field "
+    f"{FORM_FIELD!r} (curl -F {FORM_FIELD}=@cat.jpg)"
+)
+DRAIN_SECONDS = 2.0  # for a client to see an error while it is still sending
+MAX_UNREAD = 2**18  # bytes of a body that may stay unread without closing the connection
+DEFAULT_THROUGHPUT = 50.0  # images per second, until it is measured
+MAX_RETRY_AFTER = 60  # seconds
+
+
+class ApiError(Exception):
+    """An error response: a status and one line. `reason` is its label in the metrics."""
+
+    def __init__(
+        self, status: int, text: str, *, reason: str = "other", headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(text)
+        self.status, self.text, self.reason, self.headers = status, text, reason, headers
+
+
+class ClientDisconnectedError(Exception):
+    """The client has closed the connection."""
+
+
+def shutting_down() -> ApiError:
+    text = "the server is shutting down; try again in a moment"
+    return ApiError(503, text, reason="stopping", headers={"Retry-After": "5"})
+
+
+class ErrorResponse(JSONResponse):
+    """`{"error": "one line"}`.
+
+    If a large body is still arriving, it is discarded for a while, so that the client reads the
+    response instead of a broken connection; then the connection is closed.
+    """
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__({"error": " ".join(error.text.split())}, error.status, error.headers)
+        self.reason = error.reason
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        record.reason = self.reason
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length")
+        if length is None:
+            large = b"transfer-encoding" in headers
+        else:
+            large = not length.isdigit() or int(length) > MAX_UNREAD
+        if record.body_complete or not large:
+            await super().__call__(scope, receive, send)
+            return
+        raw_headers = [*self.raw_headers, (b"connection", b"close")]
+        status = self.status_code
+        await send({"type": "http.response.start", "status": status, "headers": raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while (await receive()).get("more_body"):
+                    continue
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
+
+
+class NoResponse(Response):
+    """No response at all, for a client that has disconnected."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record_of(scope).status = CLIENT_CLOSED_REQUEST
+
+
+# Access
+
+
+def check_request(
+    scope: Scope,
+    headers: Mapping[bytes, bytes],
+    *,
+    config: ServerConfig,
+    host_names: frozenset[str] | None,
+    admission: "AdmissionController",
+    draining: bool,
+) -> None:
+    """Reject a request by its head alone; `host_names` is `config.host_names`."""
+    path = scope["path"]
+    if host_names is not None and not config.accepts_host(host_of(headers), host_names):
+        text = "Host header not accepted; use localhost, or start with --allow-host NAME"
+        raise ApiError(403, text, reason="host")
+    if draining and path not in PROBE_PATHS:
+        raise shutting_down()
+    if config.token and path not in PUBLIC_PATHS:
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        expected = config.token.encode()
+        if scheme.lower() != b"bearer" or not compare_digest(token.strip(), expected):
+            text = "this server requires a token; send the header Authorization: Bearer TOKEN"
+            raise ApiError(401, text, reason="token", headers={"WWW-Authenticate": "Bearer"})
+    if scope["method"] == "POST":
+        if is_cross_origin(headers, config.allow_origins):
+            text = "cross-origin request rejected; allow the site with --allow-origin"
+            raise ApiError(403, text, reason="origin")
+        if admission.is_full:
+            raise admission.overloaded("queue")
+
+
+def host_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the Host header without port; a client that sends none is no browser: localhost."""
+    host = headers.get(b"host", b"localhost").decode("latin-1").lower()
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def is_cross_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> bool:
+    """Whether a browser sends this for a page of another site that is not allowed."""
+    origin = headers.get(b"origin")
+    if "*" in allowed:
+        return False
+    if origin is None:
+        return headers.get(b"sec-fetch-site") == b"cross-site"
+    same = origin.rpartition(b"/")[2] == headers.get(b"host")
+    return not same and origin.decode("latin-1") not in allowed
+
+
+# Admission
+
+
+class AdmissionController:
+    """Counts the images and bytes of admitted requests; `throughput` is in images per second."""
+
+    def __init__(self, limits: Limits, throughput: Callable[[], float]) -> None:
+        self.limits, self.throughput = limits, throughput
+        self.images = self.heavy = self.bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.images >= self.limits.queue
+
+    def reserve(self, size: int, *, heavy: bool = False) -> "Reservation":
+        """Admit a request of so many bytes; it counts as one image until its body is parsed."""
+        if self.is_full:
+            raise self.overloaded("queue")
+        if heavy and self.heavy >= self.limits.heavy:
+            raise self.overloaded("heavy")
+        if self.bytes + size > self.limits.memory:
+            raise self.overloaded("memory")
+        return Reservation(self, size, heavy)
+
+    def overloaded(self, reason: str) -> ApiError:
+        seconds = math.ceil(self.images / (self.throughput() or DEFAULT_THROUGHPUT))
+        seconds = min(MAX_RETRY_AFTER, max(1, seconds))
+        text = f"the server is overloaded; try again in {seconds} s"
+        return ApiError(503, text, reason=reason, headers={"Retry-After": str(seconds)})
+
+
+class Reservation:
+    """The queue slots and bytes of one request, until `release`."""
+
+    def __init__(self, controller: AdmissionController, size: int, heavy: bool) -> None:
+        self.controller, self.images, self.bytes, self.heavy = controller, 1, size, int(heavy)
+        controller.images += self.images
+        controller.bytes += self.bytes
+        controller.heavy += self.heavy
+
+    def resize(self, images: int) -> None:
+        """Reserve a slot for each image, now that their number is known."""
+        more = images - self.images
+        if self.controller.images + more > self.controller.limits.queue:
+            raise self.controller.overloaded("queue")
+        self.controller.images += more
+        self.images = images
+
+    def release(self) -> None:
+        self.controller.images -= self.images
+        self.controller.bytes -= self.bytes
+        self.controller.heavy -= self.heavy
+        self.images = self.bytes = self.heavy = 0
+
+
+# Bodies
+
+
+class Upload(NamedTuple):
+    """One encoded image of a request."""
+
+    name: str  # the client's file name, never used as one here
+    data: bytes
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def check_headers(request: Request, limits: Limits) -> int:
+    """Reject unsupported types and large bodies before they are read; return the size to expect."""
+    kind = media_type(request)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "compressed bodies are not supported; send it as is", reason="type")
+    if kind not in ("", FORM_TYPE, "application/octet-stream") and not kind.startswith("image/"):
+        raise ApiError(415, f"unsupported type {kind[:60]}; {USAGE}", reason="type")
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit()):
+        return limits.body  # chunked
+    if int(length) > limits.body:
+        raise body_too_large(limits)
+    return int(length)
+
+
+def body_too_large(limits: Limits) -> ApiError:
+    text = f"the body exceeds {limits.body:,} bytes; send smaller images, or fewer at once"
+    return ApiError(413, text, reason="size")
+
+
+async def read_body(request: Request, limits: Limits, record: RequestRecord) -> bytes:
+    """Read the whole body, within the time and size limits."""
+    chunks: list[bytes] = []
+    try:
+        async with asyncio.timeout(limits.timeout):
+            while not record.body_complete:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnectedError
+                chunks.append(message.get("body", b""))
+                record.bytes += len(chunks[-1])
+                record.body_complete = not message.get("more_body", False)
+                if record.bytes > limits.body:
+                    raise body_too_large(limits)
+    except TimeoutError:
+        text = f"the body did not arrive within {limits.timeout:g} s"
+        raise ApiError(408, text, reason="slow", headers={"Connection": "close"}) from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def parse_uploads(request: Request, body: bytes, limits: Limits) -> list[Upload]:
+    """Return the images of a body."""
+    if media_type(request) == FORM_TYPE:
+        uploads = parse_form(request.headers["content-type"], body, limits)
+    else:
+        uploads = [Upload("picture", body)] if body else []
+    if not uploads:
+        raise ApiError(400, f"the request contains no image; {USAGE}", reason="empty")
+    return uploads
+
+
+def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
+    """Return the files of the field `pictures`; other fields are ignored."""
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 0 < len(boundary) <= 200:
+        raise invalid_form("no boundary in the Content-Type header")
+    uploads, others, delimiter = [], 0, b"\r\n--" + boundary
+    form = b"\r\n" + body
+    position = form.find(delimiter)
+    while position >= 0:
+        position += len(delimiter)
+        if form.startswith(b"--", position):
+            return uploads
+        header_end = form.find(b"\r\n\r\n", position, position + MAX_PART_HEADER)
+        if not form.startswith(b"\r\n", position) or header_end < 0:
+            raise invalid_form("a part has no headers")
+        end = form.find(delimiter, header_end + 4)
+        if end < 0:
+            break
+        for line in form[position:header_end].split(b"\r\n"):
+            key, _, value = line.partition(b":")
+            if key.strip().lower() == b"content-disposition":
+                options = parse_options_header(value.strip())[1]
+                break
+        else:
+            raise invalid_form("a part has no Content-Disposition header")
+        if options.get(b"name", b"").decode(errors="replace") == FORM_FIELD:
+            if len(uploads) == limits.images:
+                text = f"more than {limits.images} images; send fewer at once"
+                raise ApiError(413, text, reason="size")
+            name = options.get(b"filename", b"").decode(errors="replace")[:MAX_NAME_LENGTH]
+            data = form[header_end + 4 : end]
+            uploads.append(Upload(name or f"picture {len(uploads) + 1}", data))
+        elif (others := others + 1) > MAX_OTHER_FIELDS:
+            raise invalid_form(f"more than {MAX_OTHER_FIELDS} other fields")
+        position = end
+    raise invalid_form("it is truncated")
+
+
+def invalid_form(why: str) -> ApiError:
+    return ApiError(400, f"invalid multipart form: {why}", reason="form")

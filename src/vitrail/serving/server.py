@@ -1,0 +1,153 @@
+"""The server process: models, socket, signals, exit status. Loads without the `serve` extra."""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import ConfigError
+from vitrail.extras import require
+from vitrail.prediction.predictor import Predictor
+from vitrail.serving.config import ServerConfig
+
+if TYPE_CHECKING:
+    from vitrail.serving.protocol import DrainingServer
+    from vitrail.serving.state import AppState
+
+BACKLOG = 1024  # connections that the system queues
+KEEP_ALIVE = 15  # seconds that a connection may be idle
+STUCK_STATUS = 70  # EX_SOFTWARE of sysexits.h
+REQUIRED = ("fastapi", "httptools", "prometheus_client", "python_multipart", "uvicorn")
+SWITCH_INTERVAL = 5e-4  # seconds; Python's default of 5 ms delays the event loop
+
+
+def serve(
+    models: Mapping[str, str],
+    config: ServerConfig,
+    *,
+    predictor: Callable[[str], Predictor] = Predictor,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Serve models until a signal arrives. `predictor` loads one; `log` gets progress lines."""
+    check_installed()
+    from vitrail.serving.app import make_app
+    from vitrail.serving.state import AppState
+
+    with bind(config) as listener:  # first, because it fails fastest
+        state = AppState(config)
+        try:
+            # In a thread that ends: OpenMP keeps a pool for every thread that has computed, and
+            # with more of them than cores the batch thread's pool would be swapped out.
+            with ThreadPoolExecutor(1) as executor:
+                for name, reference in models.items():
+                    arguments = (state, name, reference, predictor, log)
+                    executor.submit(load_model, *arguments, several=len(models) > 1).result()
+            listener.listen(BACKLOG)
+            host, port = listener.getsockname()[:2]
+            if config.is_public:
+                names = ", ".join(sorted(config.host_names or ()))
+                print(
+                    "vitrail: anybody who can reach this machine may use the server; "
+                    "set a token with --token\n"
+                    f"vitrail: accepted Host headers: IP addresses, {names}; "
+                    "add others with --allow-host, or set a token",
+                    file=sys.stderr,
+                )
+            host = "127.0.0.1" if host == "0.0.0.0" else host
+            log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            sys.setswitchinterval(SWITCH_INTERVAL)
+            make_server(make_app(state), state).run([listener])
+        finally:
+            state.close()
+    if state.unrecoverable or state.pool.busy or state.batcher.abandoned:
+        # The interpreter would wait for stuck threads; a supervisor restarts on this status.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(STUCK_STATUS if state.unrecoverable else 0)
+
+
+def check_installed() -> None:
+    require(*REQUIRED, extra="serve", feature="serving")
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Return a bound socket; it listens only once the models are loaded."""
+    host, port = config.host or "0.0.0.0", config.port
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise ConfigError(f"cannot resolve address {host!r}; try 127.0.0.1, or 0.0.0.0") from None
+    listener = socket.socket(family, kind)
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {why}; choose another with --port or --host"
+        ) from None
+    return listener
+
+
+def load_model(
+    state: "AppState",
+    name: str,
+    reference: str,
+    predictor: Callable[[str], Predictor],
+    log: Callable[[str], None],
+    *,
+    several: bool,
+) -> None:
+    """Load a model and register it; `several` says that it is not the only one."""
+    from vitrail.serving.registry import examples_from, find_examples
+    from vitrail.serving.teaching import folder_for, load_memory
+
+    config = state.config
+    loaded, memory = predictor(reference), None
+    if loaded.channels not in (1, 3):
+        raise ConfigError(
+            f"{reference} takes images of {loaded.channels} channels, and the server decodes gray "
+            "and color images only; use vitrail.Predictor in Python, which takes arrays"
+        )
+    if config.allow_teach:
+        memory, notes = load_memory(loaded, reference, config.using)
+        state.teach_folders[name] = folder_for(config.teach_to, name, reference, several=several)
+        for note in notes:
+            log(f"{name}: {note}")
+    if data := examples_from(config, reference):
+        state.examples[name] = find_examples(loaded.metadata, data)
+    state.add_model(name, loaded, memory)
+    classes = len(loaded.classes)
+    log(f"{name}: {classes:,} class{'es' * (classes != 1)}, engine {loaded.engine.name}")
+
+
+def make_server(app: Any, state: "AppState") -> "DrainingServer":
+    """Return a uvicorn server that drains on a signal and runs the watchdog."""
+    from uvicorn import Config
+
+    from vitrail.serving.protocol import DrainingServer, LimitedProtocol
+
+    def drain() -> None:
+        state.draining = True
+
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by us
+    config = Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, round(state.config.grace)),
+    )
+    return DrainingServer(config, drain, state.check_threads)

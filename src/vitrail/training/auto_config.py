@@ -1,0 +1,633 @@
+"""Automatic configuration: every setting that is left open, decided from the data and the machine.
+
+Each decision is recorded with its reason. The constants come from the experiments in
+docs/notebook.md. Fine-tuning within a time budget is planned by `plan_finetuning`, a pure function
+of measured costs.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+
+from vitrail import distributed
+from vitrail.data.datasets import Dataset
+from vitrail.data.decode import open_image
+from vitrail.data.preprocessing import Augmentation, Mixing
+from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import percent
+from vitrail.models.build import Model, eval_mode
+from vitrail.models.config import Config, VitConfig, pair
+from vitrail.training.config import ModelSettings, Precision, Settings, set_fields
+from vitrail.training.memory import (
+    USABLE,
+    activation_bytes,
+    bytes_per_weight,
+    free_bytes,
+    largest_divisor,
+    largest_micro_batch,
+)
+from vitrail.training.schedules import Stages
+
+SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
+SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
+FAST_DECODE = 1.5e-3  # seconds per image below which no data loading processes are needed
+SMALL_DATASET = 20_000  # images, below which a dataset needs strong augmentation
+LARGE_DATASET = 100_000
+MIXING_AFTER = 15  # epochs, after which mixing helps on a small dataset
+# At the cost of four blocks of two thirds of the width, two wide ones learn more in a short time.
+WIDE_SHAPES = {
+    "ViT-Femto": {"depth": 2, "width": 96, "mlp_width": 384, "heads": 3},
+    "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
+}
+WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
+SMALL_ENCODER = 3_000_000  # weights up to which a model is fine-tuned as it is trained
+LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
+FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
+# AdamW on pre-trained weights: 8e-4 for ViT-Ti, inversely proportional to the width.
+TRANSFER_RATE, TRANSFER_WIDTH, TRANSFER_DECAY = 8e-4, 192, 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetStats:
+    """What the automatic configuration needs to know about a training set."""
+
+    images: int
+    classes: int
+    side: int  # median of the shorter sides, in pixels
+    seconds: float  # to read and decode one image
+    channels: int  # 1 for grayscale, 3 for color, or those of the arrays
+    multi_label: bool
+
+
+def dataset_stats(dataset: Dataset) -> DatasetStats:
+    """Estimate the statistics of a dataset from a few evenly spaced images."""
+    sides, channels, started = [], [], time.monotonic()
+    for index in sample_indices(dataset):
+        try:
+            data = dataset[index].data
+            if isinstance(data, np.ndarray):
+                sides.append(min(data.shape[:2]))
+                channels.append(1 if data.ndim == 2 else data.shape[2])
+            else:
+                image = open_image(data)
+                sides.append(min(image.height, image.width))
+                pixels = image.pixels(channels=3, min_size=(32, 32))
+                channels.append(1 if (np.ptp(pixels.astype(np.int16), axis=2) <= 2).all() else 3)
+        except DataError:
+            continue
+    if not sides:
+        raise DataError(
+            f"none of {min(SAMPLED_IMAGES, len(dataset))} sampled images can be read; "
+            "`vitrail check` lists the reasons"
+        )
+    return DatasetStats(
+        images=len(dataset),
+        classes=len(dataset.classes),
+        side=int(np.median(sides)),
+        seconds=(time.monotonic() - started) / len(sides),
+        channels=max(channels),
+        multi_label=dataset.multi_label,
+    )
+
+
+def sample_indices(dataset: Dataset) -> list[int]:
+    count = min(SAMPLED_IMAGES, len(dataset))
+    return np.linspace(0, len(dataset) - 1, count, dtype=int).tolist()
+
+
+# Settings
+
+
+@dataclass
+class AutoConfig:
+    """Settings being completed, and the reason for each decision."""
+
+    settings: Settings
+    stats: DatasetStats
+    gpu: bool
+    start: Config | None  # the model to fine-tune
+    reasons: list[str] = field(default_factory=list)
+    probe_images: int | None = None  # training images for the initial head; None for all
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    precision: torch.dtype = torch.float32
+    shards: int = 1  # of a batch, for CPU data parallelism
+
+    def explain(self, what: str, why: str) -> None:
+        self.reasons.append(f"{what}: {why}")
+
+    def choose_model(self) -> None:
+        stats, model = self.stats, self.settings.model
+        if model.channels is None:
+            model = replace(model, channels=stats.channels)
+            if stats.channels == 1:
+                self.explain("1 channel", "the images are grayscale")
+            elif stats.channels != 3:
+                self.explain(f"{stats.channels} channels", "as in the arrays")
+        if model.name is not None:
+            self.settings = replace(self.settings, model=model)
+            return
+        if stats.side <= SMALL_IMAGE:
+            size, patch = max(8, 4 * round(stats.side / 4)), 4
+            name, why = "ViT-Femto/4", f"images of {stats.side} pixels"
+        elif self.gpu and stats.images >= LARGE_DATASET:
+            size, patch = 224, 16
+            name, why = "ViT-S/16", f"{stats.images:,} images and a GPU"
+        else:
+            size, patch = (128, 16) if stats.side >= 112 else (64, 8)
+            name = f"ViT-Pico/{patch}"
+            why = f"a small model is best for {stats.images:,} images"
+        classify = self.settings.objective == "classify"
+        defaults = {"image_size": size, "patch_size": patch, "pool": "mean"}
+        if name != "ViT-S/16":
+            defaults["stem"] = "conv"
+            if classify and model.stem in (None, "conv"):
+                defaults["init"] = "quick"
+        shape = WIDE_SHAPES.get(name.partition("/")[0], {})
+        if all(getattr(model, key) is None for key in shape):
+            defaults |= shape
+        changed = {key: value for key, value in defaults.items() if getattr(model, key) is None}
+        model = replace(model, name=name, **changed)  # pyright: ignore[reportArgumentType]
+        blocks = (
+            f", {shape['depth']} blocks of width {shape['width']}" if "depth" in changed else ""
+        )
+        self.explain(f"{name}{blocks}, {model.image_size} pixels", why)
+        if "init" in changed:
+            self.explain("quick init", "whitening stem filters, sin-cos position embeddings")
+        self.settings = replace(self.settings, model=model)
+        size, patch = model.image_size, model.patch_size
+        if self.settings.image_sizes or not classify or not size or not patch:
+            return
+        half = round(size / 2 / patch) * patch
+        if size > SMALL_IMAGE and half >= 3 * patch:
+            self.settings = replace(self.settings, image_sizes=((0.0, half), (0.5, size)))
+            self.explain(f"{half} pixels in the first half of the run", "a quarter of the cost")
+
+    def choose_transfer(self, *, new_head: bool, budget: "FinetuneBudget | None") -> None:
+        """Linear probing, then as much fine-tuning as fits, unless an optimizer is set."""
+        settings, stats, start = self.settings, self.stats, self.start
+        assert start is not None
+        auto = settings.optim.kind is None and settings.objective == "classify"
+        if settings.head_init is None:
+            probe = auto and new_head and stats.classes > 1 and not stats.multi_label
+            settings = replace(settings, head_init="probe" if probe else "zeros")
+            if probe:
+                self.explain("head init: closed-form linear probe", "fine-tuning starts from it")
+        free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
+        square = len(set(pair(start.image_size))) == 1
+        if auto and free and square and budget is not None and isinstance(start, VitConfig):
+            plan = plan_finetuning(start, budget)
+            model = settings.model
+            if plan.image_size != pair(start.image_size)[0]:
+                model = replace(model, image_size=plan.image_size)
+            freeze = frozen_patterns(plan.frozen_blocks, budget.weights)
+            optim = replace(settings.optim, freeze=freeze)
+            settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
+            trained = f"the last {start.depth - plan.frozen_blocks} blocks"
+            what = trained if plan.frozen_blocks else "all weights"
+            sizes = [str(size) for _, size in plan.image_sizes] or [str(plan.image_size)]
+            self.explain(f"fine-tuning {what} at {', then '.join(sizes)} pixels", plan.reason)
+            if settings.head_init == "probe" and plan.probe_images < budget.train:
+                self.probe_images = plan.probe_images
+                images = f"{plan.probe_images:,} of {budget.train:,} training images"
+                self.explain(f"linear probe of {images}", "all of them would take too long")
+        self.settings = settings
+
+    def choose_length(self) -> None:
+        settings, images = self.settings, self.stats.images
+        if settings.batch_size is None:
+            if self.start is not None and is_small(self.start):
+                usual = 16
+            elif images < SMALL_DATASET:
+                usual = 32
+            else:
+                usual = 64 if self.stats.side <= SMALL_IMAGE else 128
+            size = max(1, min(usual, images))
+            settings = replace(settings, batch_size=size)
+            self.explain(f"batch size {size}", f"{images:,} training images")
+        if settings.epochs is None and settings.steps is None and settings.minutes is None:
+            epochs = float(min(100, max(3, round(8 * math.sqrt(SMALL_DATASET / images)))))
+            if self.start is not None:
+                epochs = 4.0
+            settings = replace(settings, epochs=epochs)
+            self.explain(f"{epochs:g} epochs", "more for small datasets; or set --minutes")
+        self.settings = settings
+
+    def choose_workers(self) -> None:
+        """Load data in-process beside a CPU that computes with all its cores.
+
+        The threads of a matrix product wait for each other; one that shares its core with a loader
+        delays all.
+        """
+        settings = self.settings
+        if settings.machine.workers is None and not self.gpu and self.stats.seconds < FAST_DECODE:
+            self.settings = replace(settings, machine=replace(settings.machine, workers=0))
+            self.explain("data loading: in-process", "all cores are needed for compute")
+
+    def choose_optimizer(self) -> None:
+        settings, start, optim = self.settings, self.start, self.settings.optim
+        if optim.kind is None:
+            small = start is None or is_small(start)
+            muon = small and settings.objective == "classify" and not optim.freeze
+            optim = replace(optim, kind="muon" if muon else "adamw")
+            if muon:
+                self.explain("Muon", "small models reach an accuracy in about half the time")
+            elif isinstance(start, VitConfig) and settings.objective == "classify":
+                rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
+                decay = optim.layer_decay or TRANSFER_DECAY
+                optim = replace(optim, learning_rate=optim.learning_rate or rate, layer_decay=decay)
+                self.explain(
+                    f"AdamW, learning rate {optim.learning_rate:g}, layer decay {decay:g}",
+                    f"usual for pre-trained weights of width {start.width}",
+                )
+        if optim.kind == "muon":
+            defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
+            if start is None and optim.schedule is None:
+                defaults |= {"schedule": "constant-linear", "cooldown": 0.6}
+        else:
+            defaults = {"weight_decay": 0.0, "schedule": "cosine"}
+        missing = {name: value for name, value in defaults.items() if getattr(optim, name) is None}
+        optim = replace(optim, **missing)  # pyright: ignore[reportArgumentType]
+        if optim.learning_rate is None:
+            kind = str(optim.kind)
+            scratch = LEARNING_RATES.get(kind, 1e-3)
+            rate = scratch if start is None else FINETUNE_RATES.get(kind, 2e-4)
+            optim = replace(optim, learning_rate=rate)
+            self.explain(f"learning rate {rate:g}", f"usual for {optim.kind}")
+        if start is None and uses_whitening(settings.model) and not optim.freeze:
+            optim = replace(optim, freeze=(WHITENING_FILTERS,))
+        self.settings = replace(settings, optim=optim)
+
+    def choose_loss(self) -> None:
+        settings, multi_label = self.settings, self.stats.multi_label
+        if settings.loss.kind is None:
+            kind = "sigmoid" if multi_label else "softmax"
+            self.settings = replace(settings, loss=replace(settings.loss, kind=kind))
+            if multi_label:
+                self.explain("sigmoid loss", "images have several labels")
+        elif settings.loss.kind == "softmax" and multi_label:
+            raise ConfigError(
+                "loss.kind='softmax' needs one label per image, and these have several; "
+                "use 'sigmoid'"
+            )
+
+    def choose_execution(self, config: Config, device: torch.device) -> None:
+        """Decide augmentation, precision and CPU data parallelism for the model that was built."""
+        settings, stats = self.settings, self.stats
+        fine_tuning = self.start is not None
+        augmentation, mixing = choose_augmentation(settings, stats, fine_tuning=fine_tuning)
+        self.augmentation, self.mixing = augmentation, mixing
+        self.explain("augmentation", describe_augmentation(augmentation, mixing))
+        self.precision, why = choose_precision(settings.machine.precision, device, config)
+        self.explain(str(self.precision).removeprefix("torch."), why)
+        self.shards = choose_shards(config, settings, self.precision, device)
+        if self.shards > 1:
+            self.explain(f"CPU data parallelism: {self.shards} shards", "no waiting between cores")
+        if settings.until_accuracy is not None:
+            accuracy = percent(settings.until_accuracy)
+            why = "val is then used for model selection"
+            self.explain(f"early stopping at {accuracy} val accuracy", why)
+
+
+def complete_settings(
+    settings: Settings,
+    stats: DatasetStats,
+    *,
+    gpu: bool,
+    start: Config | None,
+    new_head: bool = True,
+    budget: "FinetuneBudget | None" = None,
+) -> AutoConfig:
+    """Set everything that is None; `start` is the model to fine-tune, if there is one.
+
+    `new_head`: the classes differ from those of `start`; `budget`: the time for fine-tuning it.
+    """
+    auto = AutoConfig(settings, stats, gpu, start)
+    if start is None:
+        auto.choose_model()
+    else:
+        auto.choose_transfer(new_head=new_head, budget=budget)
+    auto.choose_length()
+    auto.choose_workers()
+    auto.choose_optimizer()
+    auto.choose_loss()
+    return auto
+
+
+def is_small(start: Config) -> bool:
+    return isinstance(start, VitConfig) and 12 * start.depth * start.width**2 <= SMALL_ENCODER
+
+
+def uses_whitening(model: ModelSettings) -> bool:
+    """Return whether the first convolution is initialized with whitening filters."""
+    return model.init == "quick" and model.stem == "conv"
+
+
+def choose_augmentation(
+    settings: Settings, stats: DatasetStats, *, fine_tuning: bool = False
+) -> tuple[Augmentation, Mixing]:
+    """Complete augmentation and mixing by the size of the dataset."""
+    augmentation = Augmentation(crop="inception", crop_area=(0.35, 1.0))
+    if stats.side <= SMALL_IMAGE:
+        crop = "padded" if stats.images < SMALL_DATASET else "whole"
+        augmentation = Augmentation(crop=crop, padding=3)
+    long = not fine_tuning and settings.objective == "classify"  # long enough to overfit
+    small = stats.images < SMALL_DATASET and not stats.multi_label
+    explicit = settings.mix.mixup is not None or settings.mix.cutmix is not None
+    mixing = Mixing()
+    if long and small and not explicit:
+        mixing = Mixing(cutmix=1.0, chance=0.5, after=MIXING_AFTER)
+    return (
+        replace(augmentation, **set_fields(settings.augment)),
+        replace(mixing, **set_fields(settings.mix)),
+    )
+
+
+def describe_augmentation(augmentation: Augmentation, mixing: Mixing) -> str:
+    """Return `random crops of 35 % or more, flips, cutmix 1 after 15 epochs`."""
+    parts = []
+    if augmentation.crop == "inception":
+        parts.append(f"random resized crops of {augmentation.crop_area[0]:.0%} or more")
+    if augmentation.crop == "padded":
+        parts.append(f"random crops with a padding of {augmentation.padding} pixels")
+    if augmentation.flip:
+        parts.append("flips")
+    if augmentation.policy != "none":
+        parts.append(augmentation.policy)
+    if augmentation.color_jitter:
+        parts.append(f"color jitter {augmentation.color_jitter:g}")
+    if augmentation.erasing:
+        parts.append(f"random erasing {augmentation.erasing:.0%}")
+    after = f" after {mixing.after:g} epochs" if mixing.after else ""
+    if mixing.mixup:
+        parts.append(f"mixup {mixing.mixup:g}{after}")
+    if mixing.cutmix:
+        parts.append(f"cutmix {mixing.cutmix:g}{after}")
+    return ", ".join(parts) or "none"
+
+
+def image_size_stages(settings: Settings, config: Config) -> Stages:
+    """Return the image sizes of the run; the last is that of the model."""
+    final = pair(config.image_size)[0]
+    if not settings.image_sizes:
+        return ((0.0, final),)
+    if not isinstance(config, VitConfig):
+        raise ConfigError("image_sizes are for Vision Transformers only; leave them out here")
+    stride = config.stride[0]
+    for _, pixels in settings.image_sizes:
+        if pixels % stride or pixels > final:
+            raise ConfigError(
+                f"image_sizes: {pixels} pixels are not a multiple of {stride} up to {final}; "
+                f"try {max(stride, round(pixels / stride) * stride)}"
+            )
+    if settings.image_sizes[-1][1] != final:
+        raise ConfigError(
+            f"image_sizes end at {settings.image_sizes[-1][1]} pixels, and the model's image size "
+            f"is {final}; end with {final}, or set model.image_size"
+        )
+    return settings.image_sizes
+
+
+# Fine-tuning within a time budget. From most to least expensive:
+#
+#     full       all weights, at the checkpoint's image size: the paper's fine-tuning
+#     growing    all weights; images of three quarters of the size first, the full size last
+#     small      the same, at a smaller size than the checkpoint's
+#     last       the last blocks only, at the smallest size; the others need no backward pass
+#
+# Crops make objects larger in training than in evaluation, so a model that was trained at a smaller
+# size is better at the full one than at its own (FixRes, Touvron et al. 2019, arXiv:1906.06423).
+# The constants come from trials on dev splits (docs/notebook.md, "Transfer on real weights").
+
+FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
+ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is used
+TRAIN_SIZE = 3 / 4  # of the image size, for most of the run
+FULL_SIZE_FROM = 0.9  # of the run
+MIN_EPOCHS = 0.4  # of all weights, at the smallest size; below, the last blocks learn more
+MIN_SIZE = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
+LAST_BLOCKS = 1 / 3  # of the depth
+BACKWARD = 2.0  # cost of a backward pass in forward passes
+TIMED_IMAGES = 16  # per timed forward pass
+END_SECONDS = 4.0  # for the first steps, saving and the report
+PROBE_FRACTION = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
+MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneBudget:
+    """Measured costs, from which fine-tuning is planned."""
+
+    seconds: float  # until the run has to end
+    forward: float  # seconds per image, at the checkpoint's image size
+    read: float  # seconds per image, to read and decode it
+    train: int  # images
+    evaluated: int  # images that are evaluated at the end, including dev
+    weights: tuple[str, ...] = ()  # names of the model's parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetunePlan:
+    """How to fine-tune, and why."""
+
+    name: str  # full, growing, small or last
+    image_size: int
+    probe_images: int  # training images for the probe
+    image_sizes: Stages = ()
+    frozen_blocks: int = 0  # the first ones, with everything before them
+    epochs: float = 0.0  # that fit, approximately
+    reason: str = ""
+
+
+def plan_finetuning(config: VitConfig, budget: FinetuneBudget) -> FinetunePlan:
+    """Return the most thorough fine-tuning that fits into the budget."""
+    native = pair(config.image_size)[0]
+    stride = config.stride[0]
+    sizes = [s for s in range(stride, native + 1, stride) if s >= MIN_SIZE * native]
+
+    def forward_seconds(size: int) -> float:
+        return budget.forward * (encoder_cost(config, size) / encoder_cost(config, native))
+
+    def training_size(size: int) -> int:
+        """Return the image size for most of a run that ends at `size`."""
+        return max(stride, round(TRAIN_SIZE * size / stride) * stride)
+
+    def probe_images(size: int) -> int:
+        image = forward_seconds(size) + budget.read
+        free = budget.seconds - END_SECONDS - budget.evaluated * image
+        return min(budget.train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
+
+    def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
+        """Return the epochs that fit, if a fraction of the blocks is trained."""
+        forward = forward_seconds(size)
+        passes = (probe_images(size) + budget.evaluated) * (forward + budget.read)
+        if growing:
+            first = forward_seconds(training_size(size))
+            forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
+        step = forward * (1 + BACKWARD * trained) + budget.read
+        return max(0.0, budget.seconds - END_SECONDS - passes) / (budget.train * step)
+
+    if (count := epochs(native, growing=False)) >= FULL_EPOCHS:
+        return FinetunePlan(
+            name="full",
+            image_size=native,
+            epochs=count,
+            probe_images=probe_images(native),
+            reason=f"about {count:.0f} epochs fit",
+        )
+    smallest, frozen = min(sizes), 0
+    fit = {size: epochs(size) for size in sizes}
+    size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=smallest)
+    if size > smallest or fit[size] >= MIN_EPOCHS:
+        name = "growing" if size == native else "small"
+        reason = f"about {fit[size]:.1f} epochs fit"
+        if size < native:
+            reason += f", {fit[native]:.1f} at {native} pixels"
+    else:
+        name = "last"
+        frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
+        fit[size] = epochs(size, trained=1 - frozen / config.depth)
+        reason = f"about {fit[size]:.1f} epochs fit, {epochs(size):.1f} of all weights"
+    first = training_size(size)
+    return FinetunePlan(
+        name=name,
+        image_size=size,
+        image_sizes=((0.0, first), (FULL_SIZE_FROM, size)) if first < size else (),
+        frozen_blocks=frozen,
+        epochs=fit[size],
+        probe_images=probe_images(size),
+        reason=reason,
+    )
+
+
+def encoder_cost(config: VitConfig, size: int) -> float:
+    """Return the multiply-adds of the encoder for one image, up to a constant factor."""
+    tokens = (size // config.stride[0]) ** 2 + config.num_prefix
+    return tokens * (4 * config.width + 2 * config.mlp_width + 2 * tokens)
+
+
+@torch.no_grad()
+def seconds_per_image(model: Model, device: torch.device) -> float:
+    """Measure the time of a forward pass at the model's own image size, per image."""
+    config = model.config
+    images = torch.zeros(TIMED_IMAGES, config.channels, *pair(config.image_size), device=device)
+    model.to(device)
+    with eval_mode(model):
+        model.features(images[:2])
+        started = time.monotonic()
+        model.features(images).sum().item()  # waits for the device
+        return (time.monotonic() - started) / TIMED_IMAGES
+
+
+def frozen_patterns(blocks: int, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `optim.freeze` for the first blocks and everything before them."""
+    before = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
+    patterns = (*before, "registers", *(f"encoder.blocks.{block}.*" for block in range(blocks)))
+    return tuple(p for p in patterns if blocks and any(fnmatchcase(n, p) for n in names))
+
+
+# The machine: precision, CPU data parallelism, micro-batches
+
+# With avx512_bf16 a step of ViT-S/16 takes 0.7 times as long as in float32, of ViT-Ti/16 0.96 to
+# 1.2 times (docs/notebook.md): narrow models spend the gain on conversions.
+AVX512_MIN_WIDTH = 384
+MAX_SHARDS = 4  # with more cores, each shard has several
+MAX_SHARDED_WEIGHTS = 100_000_000  # beyond, another copy of the gradients is too expensive
+RANDOM_LAYERS = ("dropout", "drop_path", "patch_dropout")  # threads would draw in any order
+GRADIENT_BYTES = 4  # per weight and shard
+
+
+def choose_precision(
+    setting: Precision, device: torch.device, config: Config
+) -> tuple[torch.dtype, str]:
+    """Return the dtype of the matrix products, and the reason."""
+    if setting != "auto":
+        return getattr(torch, setting), "as configured"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "faster on this GPU, with the range of float32"
+        return torch.float16, "faster on this GPU, with gradient scaling"
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        if able.get("amx_bf16"):
+            return torch.bfloat16, "this CPU has AMX"
+        wide = isinstance(config, VitConfig) and config.width >= AVX512_MIN_WIDTH
+        if able.get("avx512_bf16") and wide:
+            return torch.bfloat16, "this CPU has AVX-512 BF16, and the model is wide"
+        return torch.float32, "bfloat16 is not faster for this model on this CPU"
+    return torch.float32, f"no faster precision is known on {device.type}"
+
+
+def choose_shards(
+    config: Config, settings: Settings, precision: torch.dtype, device: torch.device
+) -> int:
+    """Return the shards of a batch for CPU data parallelism; 1 disables it."""
+    setting, obstacle = settings.machine.parts, ""
+    if distributed.world_size() > 1:
+        obstacle = "each process has its own shard of the batch already"
+    elif device.type != "cpu" or precision == torch.float16:
+        obstacle = "it is for float32 and bfloat16 on a CPU"
+    elif not isinstance(config, VitConfig) or settings.objective != "classify":
+        obstacle = "it is for Vision Transformers with objective='classify'"
+    elif settings.loss.teacher or any(getattr(config, name) for name in RANDOM_LAYERS):
+        obstacle = "a teacher and dropout need the whole batch"
+    if setting is not None and setting > 1 and obstacle:
+        raise ConfigError(f"machine.parts={setting} is not possible: {obstacle}; leave it out")
+    if setting is not None:
+        return setting
+    weights = 12 * config.depth * config.width**2 if isinstance(config, VitConfig) else 0
+    if obstacle or weights > MAX_SHARDED_WEIGHTS:
+        return 1
+    return min(MAX_SHARDS, torch.get_num_threads())
+
+
+def choose_accumulation(
+    settings: Settings, model: Model, device: torch.device, log: Callable[[str], None]
+) -> int:
+    """Return the micro-batches per step that fit into memory; may enable checkpointing."""
+    assert settings.batch_size is not None
+    processes = distributed.world_size()
+    batch, remainder = divmod(settings.batch_size, processes)
+    if remainder or not batch:
+        raise ConfigError(
+            f"batch_size={settings.batch_size} is not divisible by {processes} processes; "
+            f"try {max(1, batch) * processes}"
+        )
+    if (setting := settings.machine.micro_batch) is not None:
+        micro = min(setting, batch)
+        if micro < 1 or batch % micro:
+            raise ConfigError(
+                f"machine.micro_batch={setting} does not divide the {batch} images per process "
+                f"and step; try {largest_divisor(batch, micro)}"
+            )
+        return batch // micro
+    shape = (1, model.config.channels, *pair(model.config.image_size))
+    per_image = activation_bytes(model, shape)
+    shards = choose_shards(model.config, settings, torch.float32, device)
+    per_weight = bytes_per_weight(settings) + GRADIENT_BYTES * (shards if shards > 1 else 0)
+    state = per_weight * sum(p.numel() for p in model.parameters())
+    available = free_bytes(device)
+    free = max(0, available - state)
+    short = distributed.broadcast_object(per_image > USABLE * free)
+    if short and getattr(model, "checkpointing", None) is False:
+        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+        per_image = activation_bytes(model, shape)
+        short = distributed.broadcast_object(per_image > USABLE * free)
+        log("  activation checkpointing enabled to fit in memory")
+    if short:
+        log(
+            f"note: {available / 2**30:.1f} GiB of memory are free, and training may need "
+            f"{(state + per_image) / 2**30:.1f} GiB; try --optim.kind adafactor, smaller images, "
+            "or --optim.freeze"
+        )
+    micro = distributed.broadcast_object(largest_micro_batch(batch, per_image, free))
+    if micro < batch:
+        log(
+            f"  gradient accumulation over {batch // micro} micro-batches of {micro}: a batch of "
+            f"{batch} needs {batch * per_image / 2**30:.1f} GiB"
+        )
+    return batch // micro

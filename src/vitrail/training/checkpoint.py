@@ -1,0 +1,412 @@
+"""The resumable state of a run, written atomically; run locks, graceful stops, and NaN diagnosis.
+
+    RUN/state/step-1200/state.json       step, schedule, names; and a digest of each file
+                        .metadata        which part of which tensor is where   (torch's)
+                        __0_0.distcp     the tensors that process 0 wrote      (torch's)
+
+A state is written under a hidden name, synced to disk, and renamed. Tensors are saved by name, so
+that a run can be resumed with any number of processes, with DDP or FSDP. Torch's `get_state_dict`
+is not used: it takes a step with zero gradients if an optimizer has not taken one, and a restored
+state must be bit-exact.
+
+All processes see the same folder; what fails in one of them is raised in all.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitrail import distributed
+from vitrail.errors import CheckpointError, DataError
+
+NOTE = "state.json"
+KEEP = 2  # states: the newest, and the one before in case a disk loses writes
+LOCK = ".lock"
+MACHINE_OPTIONS = ("fused", "foreach", "capturable", "differentiable")  # not part of the state
+
+
+def save_state(
+    folder: Path,
+    *,
+    objective: nn.Module,
+    optimizers: list[Optimizer],
+    average: dict[str, Tensor] | None,
+    extra: dict[str, Any],
+) -> None:
+    """Add a state to the run in `folder`; all processes call this. `extra` has the step."""
+    names = parameter_names(objective)
+    tensors = model_tensors(objective, average)
+    values: dict[str, Any] = {}  # scalars: as a file each would cost as much as a matrix
+    for number, optimizer in enumerate(optimizers):
+        for param, slots in optimizer.state.items():  # empty before the first step
+            for key, value in slots.items():
+                name = f"optimizer.{number}.{key}.{names[param]}"
+                if not isinstance(value, Tensor):
+                    values[name] = value
+                elif value.ndim:
+                    tensors[name] = value
+                else:
+                    values[name] = {"number": value.item(), "dtype": dtype_name(value)}
+    note = {
+        "extra": extra,
+        "optimizers": [named_groups(optimizer, names) for optimizer in optimizers],
+        "values": values,
+        "tensors": {name: signature(tensor) for name, tensor in tensors.items()},
+    }
+    add_state(folder / "state", extra["step"], note, tensors)
+
+
+def load_state(
+    folder: Path,
+    *,
+    objective: nn.Module,
+    optimizers: list[Optimizer],
+    average: dict[str, Tensor] | None,
+) -> dict[str, Any]:
+    """Restore the newest undamaged state; all processes call this.
+
+    Returns the `extra` of `save_state`, and under "damaged" what was wrong with newer states.
+    """
+    path, note, damaged = newest_valid_state(folder / "state")
+    tensors = model_tensors(objective, average)
+    for name, tensor in tensors.items():
+        if note["tensors"].get(name) != signature(tensor):
+            saved = note["tensors"].get(name, "missing")
+            raise CheckpointError(
+                f"checkpoint mismatch: {path} has {name} {saved}, expected {signature(tensor)}; "
+                "resume with the settings it was saved with"
+            )
+    names = parameter_names(objective)
+    groups = [[group["params"] for group in named_groups(o, names)] for o in optimizers]
+    if groups != [[group["params"] for group in saved] for saved in note["optimizers"]]:
+        raise CheckpointError(
+            f"checkpoint mismatch: {path} was saved with other optimizers or frozen weights; "
+            "resume with the settings it was saved with"
+        )
+    states = empty_optimizer_states(note, optimizers, names)
+    for number, state in enumerate(states):
+        for param, slots in state.items():
+            for key, value in slots.items():
+                if isinstance(value, Tensor) and value.ndim:
+                    tensors[f"optimizer.{number}.{key}.{names[param]}"] = value
+    on_all_processes(f"cannot read {path}", lambda: distributed.load_tensors(path, tensors))
+    for optimizer, state, saved_groups in zip(optimizers, states, note["optimizers"], strict=True):
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+            for key in saved.keys() - {"params"}:
+                is_tuple = isinstance(group.get(key), tuple)  # JSON has only lists
+                group[key] = tuple(saved[key]) if is_tuple else saved[key]
+    return note["extra"] | ({"damaged": damaged} if damaged else {})
+
+
+def has_state(folder: Path) -> bool:
+    return bool(list_states(folder / "state"))
+
+
+def remove_state(folder: Path) -> None:
+    """Remove all states of the run in `folder`; the first process does it, without a barrier."""
+    if distributed.is_main():
+        for path in list_states(folder / "state"):
+            remove(path)
+        shutil.rmtree(folder / "state", ignore_errors=True)
+
+
+def model_tensors(objective: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    weights = distributed.unwrap(objective).state_dict()
+    tensors = {f"objective.{name}": tensor.detach() for name, tensor in weights.items()}
+    return tensors | {f"average.{name}": tensor for name, tensor in (average or {}).items()}
+
+
+def parameter_names(objective: nn.Module) -> dict[Tensor, str]:
+    return {param: name for name, param in distributed.unwrap(objective).named_parameters()}
+
+
+def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[str, Any]]:
+    """Return an optimizer's parameter groups, with names for parameters."""
+    return [
+        {key: value for key, value in group.items() if key not in MACHINE_OPTIONS}
+        | {"params": [names[param] for param in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+
+
+def signature(tensor: Tensor) -> list[Any]:
+    """Return a tensor's shape and dtype for JSON."""
+    return [*tensor.shape, dtype_name(tensor)]
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def empty_optimizer_states(
+    note: dict[str, Any], optimizers: list[Optimizer], names: dict[Tensor, str]
+) -> list[dict[Tensor, dict[str, Any]]]:
+    """Return the saved state of each optimizer, with tensors yet to be filled."""
+    group_of = {p: group for o in optimizers for group in o.param_groups for p in group["params"]}
+    params = {name: param for param, name in names.items()}
+    states: list[dict[Tensor, dict[str, Any]]] = [{} for _ in optimizers]
+    for full_name, saved in (note["tensors"] | note["values"]).items():
+        if not full_name.startswith("optimizer."):
+            continue
+        _, number, key, name = full_name.split(".", 3)
+        param, value = params[name], saved
+        if full_name in note["tensors"]:
+            *shape, dtype = saved
+            if tuple(shape) == tuple(param.shape):  # sharded like the parameter
+                value = torch.empty_like(param.detach(), dtype=getattr(torch, dtype))
+            else:
+                value = torch.empty(shape, dtype=getattr(torch, dtype), device=param.device)
+        elif isinstance(saved, dict):
+            # Torch keeps step counters on the CPU, unless the optimizer is fused or capturable.
+            group = group_of[param]
+            on_cpu = key == "step" and not (group.get("fused") or group.get("capturable"))
+            device, dtype = "cpu" if on_cpu else param.device, getattr(torch, saved["dtype"])
+            value = torch.tensor(saved["number"], dtype=dtype, device=device)
+        states[int(number)].setdefault(param, {})[key] = value
+    return states
+
+
+# Atomic folders
+
+
+def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Add a state and remove those it replaces; on failure nothing changes."""
+    json.dumps(note)  # raises before anything is written
+    what = f"cannot save the run's state in {folder}"
+    partial_path = folder / f".step-{step}.partial"
+
+    def make_room() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(".step-*.partial"):  # of killed processes
+            shutil.rmtree(leftover)
+        partial_path.mkdir()
+
+    def own_digests() -> dict[str, str]:
+        files = sorted(partial_path.glob(f"__{distributed.rank()}_*"))
+        first = [partial_path / ".metadata"] if distributed.is_main() else []
+        return digests_of([*first, *files])
+
+    try:
+        on_all_processes(what, make_room, only_first=True)
+        on_all_processes(what, lambda: distributed.save_tensors(partial_path, tensors))
+        digests = on_all_processes(what, own_digests)
+        note["files"] = {name: digest for part in digests for name, digest in part.items()}
+        on_all_processes(what, lambda: publish(partial_path, note), only_first=True)
+    except CheckpointError:
+        if distributed.is_main():
+            shutil.rmtree(partial_path, ignore_errors=True)
+        raise
+
+
+def publish(partial_path: Path, note: dict[str, Any]) -> None:
+    """Write the note, sync, rename, and remove the states that are replaced."""
+    folder = partial_path.parent
+    before = list_states(folder)
+    note["saves"] = save_count(before[0]) + 1 if before else 1
+    note["digest"] = digest_of_note(note)
+    with (partial_path / NOTE).open("w", encoding="utf-8") as file:
+        json.dump(note, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(partial_path)
+    name = partial_path.name.removeprefix(".").removesuffix(".partial")
+    taken = (folder / name).exists()  # a run that was stopped right after it was resumed
+    partial_path.rename(folder / (f"{name}.{note['saves']}" if taken else name))
+    sync(folder)
+    for path in list_states(folder)[KEEP:]:
+        with suppress(OSError):  # the new state is complete
+            remove(path)
+
+
+def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
+    """Return the newest undamaged state, its note, and the errors of newer ones."""
+    damaged: list[str] = []
+    for path in distributed.broadcast_object(list_states(folder)):
+        try:
+            note = on_all_processes(f"{path} is damaged", partial(read_note, path))[0]
+            check = partial(check_files, path, note["files"])
+            on_all_processes(f"{path} is damaged", check)
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            return path, note, damaged
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0]}, and no other state is intact; delete {folder} to start over"
+        )
+    raise CheckpointError(f"{folder} has no saved state to resume from; start over")
+
+
+def list_states(folder: Path) -> list[Path]:
+    """Return all states, the newest first; after a rollback, steps are not in that order."""
+    paths = [path for path in folder.glob("step-*") if (path / NOTE).is_file()]
+    return sorted(paths, key=save_count, reverse=True)
+
+
+def save_count(path: Path) -> int:
+    """Return the number of saves up to this state; 0 if it cannot be read."""
+    try:
+        return int(json.loads((path / NOTE).read_text(encoding="utf-8"))["saves"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return 0
+
+
+def remove(path: Path) -> None:
+    """Rename first, so that a partly deleted state is never used."""
+    hidden = path.with_name(f".{path.name}.partial")
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def digests_of(files: list[Path]) -> dict[str, str]:
+    digests = {}
+    for path in files:
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def digest_of_note(note: dict[str, Any]) -> str:
+    rest = {key: value for key, value in note.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads((path / NOTE).read_text(encoding="utf-8"))
+        if note["digest"] == digest_of_note(note):
+            return note
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise CheckpointError(f"digest mismatch in {NOTE}")
+
+
+def check_files(path: Path, digests: dict[str, str]) -> None:
+    """Verify the digests; processes share the work."""
+    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
+    for name, digest in digests_of([path / name for name in mine]).items():
+        if digest != digests[name]:
+            raise CheckpointError(f"digest mismatch in {name}")
+
+
+def sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def on_all_processes(
+    what: str, function: Callable[[], Any], *, only_first: bool = False
+) -> list[Any]:
+    """Return the result of each process; if one fails, all raise."""
+    result, problem = None, None
+    if distributed.is_main() or not only_first:
+        try:
+            result = function()
+        except (OSError, CheckpointError) as error:
+            problem = distributed.error_reason(error)
+    results = distributed.all_gather_object((result, problem))
+    for _, reason in results:
+        if reason is not None:
+            raise CheckpointError(f"{what}: {reason}")
+    return [result for result, _ in results]
+
+
+# Locks, signals, NaN
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the run's folder; the system releases it if the process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"cannot write into {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(
+                f"another run is writing into {folder}; wait for it, or choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+class StopSignal:
+    """True once Ctrl-C or SIGTERM was received; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+@contextmanager
+def graceful_stop() -> Iterator[StopSignal]:
+    """Turn SIGINT and SIGTERM into a flag that the loop checks after each step."""
+    stop = StopSignal()
+    try:
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@torch.no_grad()
+def first_nonfinite(objective: nn.Module, images: Tensor, targets: Tensor) -> str:
+    """Name the first weight or module output that is not finite, for this batch."""
+    if not bool(torch.isfinite(images).all()):
+        return "the images"
+    for name, parameter in objective.named_parameters():
+        if not bool(torch.isfinite(distributed.full_tensor(parameter)).all()):
+            return f"the weight {name.removeprefix('model.')}"
+    nonfinite: list[str] = []
+
+    def check(name: str, output: object) -> None:
+        if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+            nonfinite.append(name)
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: check(name, out))
+        for name, module in objective.named_modules()
+        if name and not any(module.children())
+    ]
+    try:
+        objective(images, targets)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return f"the output of {nonfinite[0].removeprefix('model.')}" if nonfinite else "the gradients"

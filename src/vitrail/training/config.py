@@ -1,0 +1,344 @@
+"""Everything that can be configured about a training run, as frozen dataclasses.
+
+The same classes define recipe files (TOML) and command-line options. A field that is None is chosen
+automatically from the data (`auto_config.py`), and the reason is logged. This file does not import
+torch, so that `--help` is fast.
+"""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.data.preprocessing import Crop, Flavor, MixStyle, Policy
+from vitrail.errors import ConfigError
+from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
+
+if TYPE_CHECKING:
+    from vitrail.training.data_module import DataSplits
+
+ObjectiveKind = Literal["classify", "masked-patches"]
+OptimizerKind = Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
+ScheduleKind = Literal["linear", "cosine", "rsqrt", "constant-linear", "staircase", "constant"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Strategy = Literal["ddp", "fsdp"]
+MaskedTarget = Literal["mean-color", "colors-4x4", "pixels"]
+HeadInit = Literal["probe", "zeros"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The model; fields that are set override those of the named model."""
+
+    name: str | None = None
+    """A name from `vitrail models`; chosen to fit the data if not given."""
+    image_size: int | None = None
+    """Height and width of the input images in pixels."""
+    patch_size: int | None = None
+    """Height and width of a patch in pixels."""
+    depth: int | None = None
+    """Number of encoder blocks."""
+    width: int | None = None
+    """Embedding dimension."""
+    mlp_width: int | None = None
+    """Hidden dimension of each MLP."""
+    heads: int | None = None
+    """Number of attention heads."""
+    channels: int | None = None
+    """Input channels: 3 for color, 1 for grayscale."""
+    stem: StemKind | None = None
+    """Patch embedding: one linear projection, a few convolutions, or a ResNet."""
+    resnet_blocks: tuple[int, ...] | None = None
+    """Hybrid: units in each stage of the ResNet below the Transformer."""
+    blocks: tuple[int, ...] | None = None
+    """BiT: units in each stage."""
+    width_factor: int | None = None
+    """BiT: width multiplier."""
+    tokens_mlp: int | None = None
+    """Mixer: hidden dimension of the token-mixing MLPs."""
+    channels_mlp: int | None = None
+    """Mixer: hidden dimension of the channel-mixing MLPs."""
+    position: PositionKind | None = None
+    """Kind of position embedding."""
+    position_place: PositionPlace | None = None
+    """Where position embeddings are added."""
+    pool: Pool | None = None
+    """Input of the head: the class token, the mean of the patches, or attention pooling."""
+    representation: int | None = None
+    """Width of the tanh layer before the head; 0 disables it."""
+    dropout: float | None = None
+    """Dropout rate after dense layers."""
+    drop_path: float | None = None
+    """Stochastic depth rate of the last block; it grows linearly with depth."""
+    patch_dropout: float | None = None
+    """Fraction of the patches dropped in training."""
+    layer_scale: float | None = None
+    """Initial value of LayerScale."""
+    distillation: bool | None = None
+    """Add a distillation token that is trained by a teacher (DeiT)."""
+    numerics: Library | None = None
+    """GELU, epsilons and position interpolation of this library; a checkpoint has its own."""
+    init: InitScheme | None = None
+    """Weight initialization, google's if not given; quick is for short training."""
+    head_bias: float = 0.0
+    """Initial bias of the head: -10 or -6.9 with a sigmoid loss over many classes."""
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields of the model's configuration that are set."""
+        not_config = ("name", "init", "head_bias")
+        return {name: value for name, value in set_fields(self).items() if name not in not_config}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    """Optimizer, learning rate schedule, weight decay, and frozen weights."""
+
+    kind: OptimizerKind | None = None
+    """Muon updates the encoder's matrices and leaves the rest to AdamW."""
+    learning_rate: float | None = None
+    """Peak learning rate, after warmup."""
+    muon_learning_rate: float = 0.02
+    """Peak learning rate of the matrices that Muon updates."""
+    schedule: ScheduleKind | None = None
+    """How the learning rate decays."""
+    warmup_steps: int | None = None
+    """Steps of linear warmup; it multiplies the decay, as in the authors' code."""
+    warmup: float = 0.05
+    """Warmup as a fraction of the run, if warmup_steps is not given."""
+    end: float = 0.0
+    """Final learning rate of a linear schedule."""
+    timescale: int = 10_000
+    """rsqrt: steps after which the rate has fallen to 1 / sqrt(2) of its peak."""
+    cooldown: float | None = None
+    """rsqrt, constant-linear: final fraction of the run that decays to zero; 0.2 if not given."""
+    stairs: tuple[float, ...] = (0.3, 0.6, 0.9)
+    """staircase: fractions of the run after which the rate is divided by ten."""
+    weight_decay: float | None = None
+    """Decoupled weight decay, for kernels only."""
+    betas: tuple[float, float] | None = None
+    """Adam's betas, 0.9 0.999 if not given; Lion's, 0.9 0.99."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    momentum: float = 0.9
+    """SGD's momentum; Muon's is 0.8."""
+    clip_norm: float | None = None
+    """Clip the global gradient norm to this value."""
+    layer_decay: float | None = None
+    """Learning rate factor per block of distance from the head; 1 for none."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of weights to freeze, such as stem.* or *.mlp.*"""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "muon_learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"optim.{name}={value} must be a positive number")
+        if self.weight_decay is not None and self.weight_decay < 0:
+            raise ConfigError(f"optim.weight_decay={self.weight_decay} must not be negative")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"optim.layer_decay={self.layer_decay} must be in (0, 1]")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"optim.warmup={self.warmup} must be a fraction of the run, below 1")
+        if self.cooldown is not None and not 0 <= self.cooldown <= 1:
+            raise ConfigError(f"optim.cooldown={self.cooldown} must be a fraction, from 0 to 1")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ConfigError(f"optim.warmup_steps={self.warmup_steps} must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """Training loss."""
+
+    kind: Literal["softmax", "sigmoid"] | None = None
+    """Cross-entropy over all classes, or binary cross-entropy for each class."""
+    label_smoothing: float = 0.0
+    """Fraction of the target that is spread over all classes."""
+    teacher: str = ""
+    """Distillation: the teacher, any model reference."""
+    teaching: Literal["soft", "hard"] = "hard"
+    """Distillation targets: the teacher's probabilities, or its argmax."""
+    teacher_weight: float = 0.5
+    """Weight of the distillation loss against the labels."""
+    temperature: float = 3.0
+    """Soft distillation: softmax temperature."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1 or not 0 <= self.teacher_weight <= 1:
+            raise ConfigError("loss.label_smoothing and loss.teacher_weight must be fractions")
+        if self.temperature <= 0:
+            raise ConfigError(f"loss.temperature={self.temperature} must be above zero")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentSettings:
+    """Augmentation of training images; what is not given depends on the size of the dataset."""
+
+    crop: Crop | None = None
+    """Random resized crop (inception), padded random crop, or the whole image."""
+    crop_area: tuple[float, float] | None = None
+    """Smallest and largest area fraction of an inception crop."""
+    padding: int | None = None
+    """Padding in pixels of the padded crop."""
+    flip: bool | None = None
+    """Random horizontal flip."""
+    policy: Policy | None = None
+    """Augmentation policy."""
+    count: int | None = None
+    """RandAugment: number of operations."""
+    magnitude: float | None = None
+    """RandAugment: magnitude, up to 30, or 10 in timm's flavors."""
+    flavor: Flavor | None = None
+    """RandAugment: which implementation."""
+    spread: float | None = None
+    """RandAugment: standard deviation of the magnitude."""
+    color_jitter: float | None = None
+    """Strength of brightness, contrast and saturation jitter."""
+    erasing: float | None = None
+    """Probability of random erasing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixSettings:
+    """Mixup and CutMix."""
+
+    mixup: float | None = None
+    """Mixup alpha; 0 disables it."""
+    cutmix: float | None = None
+    """CutMix alpha; 0 disables it."""
+    chance: float | None = None
+    """Probability that a batch is mixed."""
+    style: MixStyle | None = None
+    """Mixup as in timm, or as in big_vision, where an image keeps the larger share."""
+    after: float | None = None
+    """Epochs before mixing starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings:
+    """Masked patch prediction, appendix B.1.2 of the paper."""
+
+    share: float = 0.5
+    """Fraction of the patches that are corrupted."""
+    predict: MaskedTarget = "mean-color"
+    """Target: 3-bit mean color of the patch, 3-bit colors of 4 x 4 cells, or its pixels."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"masked.share={self.share} must be a fraction of the patches above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings:
+    """How the run is computed; results are the same up to rounding and per-micro-batch RNG."""
+
+    workers: int | None = None
+    """Data loading processes."""
+    micro_batch: int | None = None
+    """Images per forward pass on one device; gradients are accumulated over the batch."""
+    parts: int | None = None
+    """CPU data parallelism: shards of a batch computed concurrently; 1 disables it."""
+    precision: Precision = "auto"
+    """Precision of matrix products."""
+    compile: bool = False
+    """Use torch.compile if a few measured steps show that it is faster; takes a minute."""
+    checkpointing: bool = False
+    """Activation checkpointing: recompute activations to save memory."""
+    strategy: Strategy = "ddp"
+    """Several processes: replicate the model (ddp) or shard it (fsdp)."""
+    device: str = ""
+    """cpu, cuda or mps; chosen if not given."""
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and self.parts < 1:
+            raise ConfigError(f"machine.parts={self.parts} must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of one training run."""
+
+    epochs: float | None = None
+    """Passes over the training set."""
+    steps: int | None = None
+    """Optimizer steps, in place of epochs."""
+    minutes: float | None = None
+    """Time budget of the run, including the final evaluation."""
+    until_accuracy: float | None = None
+    """Stop at this val accuracy; --dev holds out a val split from train."""
+    batch_size: int | None = None
+    """Images per step, over all devices."""
+    seed: int = 0
+    """Random seed."""
+    image_sizes: tuple[tuple[float, int], ...] = ()
+    """Progressive resizing: pairs of (fraction of the run, pixels), such as 0 32 0.5 64."""
+    average: float = 0.0
+    """Decay of an exponential moving average of the weights, which is the result; 0 for none."""
+    repeats: int = 1
+    """Repeated augmentation: times an image is repeated in a row."""
+    dev: float | None = None
+    """Fraction of the training images to hold out for evaluation, if there is no val split."""
+    strict: bool = False
+    """Fail on the first unreadable image instead of skipping it."""
+    evaluate_every: float | None = None
+    """Epochs between evaluations."""
+    save_minutes: float = 5.0
+    """Minutes between checkpoints."""
+    retries: int = 0
+    """Rollbacks with half the learning rate after the loss diverged."""
+    objective: ObjectiveKind = "classify"
+    """Classification, or self-supervised masked patch prediction."""
+    head_init: HeadInit | None = None
+    """Fine-tuning: initialize a new head with a closed-form linear probe, or with zeros."""
+    preprocessing: str | None = None
+    """Preprocessing of google, big_vision, timm, torchvision or transformers."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    mix: MixSettings = field(default_factory=MixSettings)
+    masked: MaskedSettings = field(default_factory=MaskedSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "minutes", "batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}={value} must be above zero")
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError("epochs and steps both set the length of the run; give one of them")
+        if self.until_accuracy is not None and not 0 < self.until_accuracy <= 1:
+            raise ConfigError(
+                f"until_accuracy={self.until_accuracy} must be a fraction, such as 0.9"
+            )
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average={self.average} must be 0, or a decay below 1")
+        if self.dev is not None and not 0 <= self.dev < 1:
+            raise ConfigError(f"dev={self.dev} must be a fraction of the training images, below 1")
+        if self.seed < 0 or self.repeats < 1 or self.retries < 0:
+            raise ConfigError("seed and retries must be 0 or more, and repeats 1 or more")
+        starts = [start for start, _ in self.image_sizes]
+        if starts and (starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= 1):
+            raise ConfigError(
+                f"image_sizes={self.image_sizes} must start at 0 and increase, below 1; "
+                "such as 0 32 0.5 64"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A training run: data, settings, initialization, and output folder."""
+
+    data: str
+    out: Path
+    settings: Settings
+    start: str = ""  # model reference to fine-tune; "" trains from scratch
+    resume: bool = False
+    overwrite: bool = False  # replace an earlier run in `out`
+    splits: "DataSplits | None" = None  # in place of those that `data` refers to
+
+
+def set_fields(settings: Any) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,118 @@
+"""CPU data parallelism: one shard of the batch per core, instead of all cores on each operation.
+
+Threads that share an operation wait for each other at its end, and some operations do not scale at
+all: attention takes two threads as long as one. So each core runs forward and backward on a shard
+of the batch with a replica of the objective that shares its weights, and the gradients are summed
+in a fixed order (see docs/benchmarks.md for the speedup).
+
+From outside it is a single operation with a gradient: the loop, gradient accumulation and loss
+scaling are unaffected.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from vitrail.data.loader import start_pool, torch_threads_for
+from vitrail.models.config import Config, VitConfig
+from vitrail.training.objectives import Classification
+
+MIN_SHARD = 60_000  # token values per shard; below, Python overhead dominates
+
+
+class CpuDataParallel(nn.Module):
+    """An objective whose loss is a mean over images; `forward` is that loss."""
+
+    def __init__(self, objective: Classification, shards: int) -> None:
+        super().__init__()
+        self.objective = objective
+        self.replicas = Replicas(objective, shards)
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        shards = len(self.replicas.objectives)
+        if not worth_sharding(self.objective.model.config, images.shape, shards):
+            return self.objective(images, targets)
+        weights = [p for p in self.objective.parameters() if p.requires_grad]
+        return ShardedLoss.apply(self.replicas, images, targets, *weights)
+
+
+def worth_sharding(config: Config, shape: torch.Size | tuple[int, ...], shards: int) -> bool:
+    """Return whether each shard of a batch (B, C, H, W) is enough work for a core."""
+    assert isinstance(config, VitConfig)
+    height, width = config.stride
+    patches = (shape[2] // height) * (shape[3] // width)
+    return shape[0] // shards * patches * config.width >= MIN_SHARD
+
+
+class Replicas:
+    """Objectives that share the weights of the original, and a thread for each.
+
+    Not a module: its parameters must not be found a second time.
+    """
+
+    def __init__(self, objective: nn.Module, shards: int) -> None:
+        self.original = objective
+        self.objectives = []
+        for _ in range(shards):  # same storage, separate gradients
+            memo = {
+                id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad)
+                for p in objective.parameters()
+            }
+            self.objectives.append(copy.deepcopy(objective, memo=memo))
+        each = max(1, torch.get_num_threads() // shards)
+        self.threads = start_pool(shards, torch_threads=each, name="shard")
+
+    def loss_and_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of the whole batch, and the gradient of each trainable weight."""
+        count = len(self.objectives)
+        shards = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
+        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        tasks = [
+            self.threads.submit(self.run, objective, *shard, len(shard[0]) / len(images), precision)
+            for objective, shard in zip(self.objectives, shards, strict=True)
+        ]
+        (loss, total), *others = [task.result() for task in tasks]
+        with torch_threads_for(sum(gradient.numel() for gradient in total)):
+            for other_loss, gradients in others:
+                loss = loss + other_loss
+                torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]
+        return loss, total
+
+    def run(
+        self,
+        objective: nn.Module,
+        images: Tensor,
+        targets: Tensor,
+        weight: float,
+        precision: torch.dtype | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the weighted loss and gradients of one shard; autocast is per thread."""
+        originals = self.original.parameters()
+        for own, original in zip(objective.parameters(), originals, strict=True):
+            own.data = original.data  # normally a no-op
+        trainable = [p for p in objective.parameters() if p.requires_grad]
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            loss = objective(images, targets) * weight
+        gradients = torch.autograd.grad(loss, trainable, materialize_grads=True)
+        return loss.detach(), list(gradients)
+
+
+class ShardedLoss(torch.autograd.Function):
+    """The loss of a batch; its gradients are computed in the forward pass, shard by shard."""
+
+    @staticmethod
+    def forward(ctx: Any, replicas: Replicas, *args: Tensor) -> Tensor:
+        loss, ctx.gradients = replicas.loss_and_gradients(*args[:2])
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "backward can be called once"
+        if grad.item() != 1:
+            torch._foreach_mul_(gradients, grad.item())  # pyright: ignore[reportPrivateImportUsage]
+        return None, None, None, *gradients

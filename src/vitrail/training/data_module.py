@@ -1,0 +1,254 @@
+"""The data of a run: the splits of a dataset, and the micro-batches of each step."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail import distributed
+from vitrail.data.datasets import (
+    Dataset,
+    ImageDataset,
+    LabelSets,
+    Splits,
+    assign_splits,
+    open_dataset,
+    split_counts,
+    stratified_subset,
+)
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.mixup import mixup_big_vision, mixup_or_cutmix
+from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
+from vitrail.data.sampler import TrainSampler
+from vitrail.data.transforms import TrainTransform, normalize
+from vitrail.errors import ConfigError, DataError
+from vitrail.formatting import comma_list
+from vitrail.training.config import Settings
+from vitrail.training.schedules import Schedule
+
+# Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
+DEV_FRACTIONS = {20_000: 0.1, 100_000: 0.02}  # training images below which this fraction is dev
+DEV_FRACTION_LARGE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSplits:
+    """The training set, and the held-out splits: val, test, or both."""
+
+    reference: str
+    train: ImageDataset
+    held_out: dict[str, ImageDataset]  # by split; the first is evaluated during training
+    notes: list[str] = field(default_factory=list)
+
+
+def open_splits(reference: str, settings: Settings) -> DataSplits:
+    """Open the splits of a dataset; raise for what cannot work, note what is unusual."""
+    fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
+    counts = split_counts(reference, splits=fractions)
+    if "train" not in counts:
+        raise DataError(
+            f"{reference} has no train split; it has: {', '.join(counts) or 'no images'}"
+        )
+    train = open_dataset(reference, "train", splits=fractions)
+    held_out = {
+        name: open_dataset(reference, name, splits=fractions)
+        for name in ("val", "test")
+        if name in counts
+    }
+    notes = list(train.notes)
+    if settings.objective == "classify":
+        if len(train.classes) < 2:
+            raise DataError(
+                f"{reference} has one class, {train.classes[0]!r}; classification needs two or more"
+                if train.classes
+                else f"{reference} has no classes; put the images of each class into its own folder"
+            )
+        notes += check_classes(reference, train, held_out)
+    if settings.batch_size is not None and settings.batch_size > len(train):
+        raise ConfigError(
+            f"batch_size={settings.batch_size} is more than the {len(train):,} training images; "
+            f"try {max(1, len(train) // 4)}"
+        )
+    if settings.until_accuracy is not None:
+        check_early_stopping(settings, reference, held_out)
+    if not held_out:
+        notes.append("no split to evaluate on; --dev 0.1 holds out a tenth of the images")
+    return DataSplits(reference=reference, train=train, held_out=held_out, notes=notes)
+
+
+def check_early_stopping(
+    settings: Settings, reference: str, held_out: dict[str, ImageDataset]
+) -> None:
+    """Raise if `until_accuracy` has no val split: test must not be used for model selection."""
+    option = f"until_accuracy={settings.until_accuracy}"
+    if settings.objective != "classify":
+        raise ConfigError(
+            f"{option} needs classes, and objective={settings.objective!r} has none; leave it out"
+        )
+    if "val" not in held_out:
+        test = ", and test must not be used for model selection" if "test" in held_out else ""
+        raise ConfigError(
+            f"{option} needs a val split, which {reference} does not have{test}; "
+            "--dev 0.1 holds out a tenth of train as val"
+        )
+
+
+def check_classes(
+    reference: str, train: ImageDataset, held_out: dict[str, ImageDataset]
+) -> list[str]:
+    """Raise for held-out classes that train lacks; note training classes that are not evaluated."""
+    notes = []
+    in_train = classes_present(train)
+    for name, samples in held_out.items():
+        if samples.classes != train.classes:
+            raise DataError(
+                f"{reference}: the classes of {name} differ from those of train; "
+                "both need the same class folders"
+            )
+        in_split = classes_present(samples)
+        if unknown := [samples.classes[c] for c in np.flatnonzero(in_split & ~in_train)]:
+            raise DataError(
+                f"{reference}: train has no image of {comma_list(unknown, quoted=True)}, "
+                f"which {name} contains; add some, or remove the class"
+            )
+        if missing := [train.classes[c] for c in np.flatnonzero(in_train & ~in_split)]:
+            notes.append(
+                f"{name} has no image of {comma_list(missing, quoted=True)}, so its accuracy is "
+                "not measured; add some, or --dev 0.1 evaluates on a tenth of train"
+            )
+    return notes
+
+
+def classes_present(samples: ImageDataset) -> np.ndarray:
+    """Return for each class whether the samples contain it."""
+    labels = samples.labels()
+    indices = labels.classes if isinstance(labels, LabelSets) else labels
+    return np.bincount(np.asarray(indices, np.int64), minlength=len(samples.classes)) > 0
+
+
+def hold_out_dev(
+    splits: DataSplits, fraction: float | None = None
+) -> tuple[ImageDataset, str, ImageDataset]:
+    """Return the images to train on during model selection, and the name and images of dev.
+
+    A dataset with val beside test is split already; otherwise a fraction of each class of train is
+    held out, which may be no image at all where classes have one or two.
+    """
+    train, held_out = splits.train, splits.held_out
+    for name in ("dev", "val"):
+        if name in held_out and (name == "dev" or "test" in held_out):
+            return train, name, held_out[name]
+    limits = DEV_FRACTIONS.items()
+    usual = next((share for limit, share in limits if len(train) < limit), DEV_FRACTION_LARGE)
+    names = [train.name(index) for index in range(len(train))]
+    in_dev = assign_splits(names, train.labels(), Splits(val=fraction or usual, test=0.0)) > 0
+    return train.subset(np.flatnonzero(~in_dev)), "dev", train.subset(np.flatnonzero(in_dev))
+
+
+def subsample(samples: ImageDataset, count: int) -> ImageDataset:
+    """Return at most `count` images, stratified by class, deterministically."""
+    labels = samples.class_ids()
+    count = max(count, len(np.unique(labels)))
+    if count >= len(samples):
+        return samples
+    return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))
+
+
+@dataclass
+class BatchStream:
+    """Call it with a step for that step's micro-batches; consecutive steps share one loader."""
+
+    dataset: Dataset
+    preprocessing: Preprocessing
+    augmentation: Augmentation
+    channels: int
+    schedule: Schedule
+    skipped: dict[str, str] = field(default_factory=dict)  # unreadable images, and why
+    expected: tuple[int, int] = (-1, 0)  # next step and image size of the running loader
+    running: Iterator[Batch] = field(default_factory=lambda: iter(()))
+
+    def __call__(self, step: int) -> Iterator[Batch]:
+        size = self.schedule.image_size(step)
+        if self.expected != (step, size):
+            self.running = iter(self.loader(step, size))
+        self.expected = (step + 1, size)
+        return self.running
+
+    def restart(self) -> None:
+        """Start a new loader at the next call."""
+        self.expected = (-1, 0)
+
+    def loader(self, step: int, size: int) -> Loader:
+        settings, accumulate = self.schedule.settings, self.schedule.accumulate
+        assert settings.batch_size is not None
+        order = TrainSampler(
+            samples=len(self.dataset),
+            batch_size=settings.batch_size // accumulate,
+            seed=settings.seed,
+            start_step=step * accumulate,
+            repeats=settings.repeats,
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
+        )
+        transform = TrainTransform(
+            preprocessing=at_size(self.preprocessing, size),
+            augmentation=self.augmentation,
+            channels=self.channels,
+        )
+        return Loader(
+            self.dataset,
+            transform,
+            order,
+            seed=settings.seed,
+            workers=settings.machine.workers,
+            strict=settings.strict,
+            skipped=self.skipped,
+        )
+
+
+def at_size(preprocessing: Preprocessing, size: int | None) -> Preprocessing:
+    """Return the preprocessing for images of another height, with the same aspect ratio."""
+    height, width = preprocessing.size
+    if size is None or size == height:
+        return preprocessing
+    resize_to = preprocessing.resize_to
+    if resize_to is not None:
+        resize_to = (resize_to[0] * size // height, resize_to[1] * size // height)
+    return replace(preprocessing, size=(size, width * size // height), resize_to=resize_to)
+
+
+def batch_preparation(
+    preprocessing: Preprocessing,
+    mixing: Mixing,
+    num_classes: int,
+    device: torch.device,
+    *,
+    steps_per_epoch: float,
+) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
+    """Return the function that normalizes and mixes a batch of bytes on the device."""
+    first_mixed_step = mixing.after * steps_per_epoch
+
+    def prepare(batch: Batch, rng: np.random.Generator, step: int) -> tuple[Tensor, Tensor]:
+        images = normalize(batch.images.to(device, non_blocking=True), preprocessing)
+        labels = batch.labels.to(device, non_blocking=True)
+        if not (mixing.mixup or mixing.cutmix) or step < first_mixed_step:
+            return images, labels
+        if mixing.style == "big_vision":
+            if rng.random() >= mixing.chance:
+                return images, labels
+            return mixup_big_vision(
+                images, labels, classes=num_classes, alpha=mixing.mixup, rng=rng
+            )
+        return mixup_or_cutmix(
+            images,
+            labels,
+            classes=num_classes,
+            mixup_alpha=mixing.mixup,
+            cutmix_alpha=mixing.cutmix,
+            prob=mixing.chance,
+            rng=rng,
+        )
+
+    return prepare

@@ -1,0 +1,314 @@
+"""The model at step 0: created or loaded, with whitening stem filters or a linear-probe head.
+
+Fine-tuning starts from a linear probe (LP-FT, Kumar et al. 2022, arXiv:2202.10054): a new head is
+initialized with the closed-form probe of the frozen backbone, scaled to calibrated logits, so that
+the first steps do not distort the features to make up for a bad head. The probe is also the result
+to beat: a run that ends below it on held-out images returns the probe instead.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from vitrail import distributed
+from vitrail.checkpoints.adapt import HEADS, with_head
+from vitrail.checkpoints.files import write_file
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.data.datasets import ImageDataset
+from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.transforms import EvalTransform, normalize
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.results import EvaluationResult
+from vitrail.formatting import percent
+from vitrail.models.build import Model, build, create
+from vitrail.models.config import pair
+from vitrail.models.init import whiten
+from vitrail.models.patch_embed import ConvStem
+from vitrail.models.vit import VisionTransformer
+from vitrail.probing.features import features_of
+from vitrail.probing.ridge import fit, fit_path
+from vitrail.training.auto_config import (
+    AutoConfig,
+    DatasetStats,
+    FinetuneBudget,
+    complete_settings,
+    dataset_stats,
+    sample_indices,
+    seconds_per_image,
+    uses_whitening,
+)
+from vitrail.training.callbacks import Callback
+from vitrail.training.config import Settings
+from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
+
+ADAPTABLE = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
+REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
+PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is finished
+
+
+def build_model(
+    settings: Settings,
+    splits: DataSplits,
+    start: str,
+    device: torch.device,
+    log: Callable[[str], None],
+    *,
+    started: float | None = None,
+) -> tuple[Model, AutoConfig]:
+    """Complete the settings, and create the model or load it; a time budget runs from `started`.
+
+    The model's metadata have the preprocessing and the classes.
+    """
+    train = splits.train
+    stats = dataset_stats(train)
+    classes = tuple(train.classes) if settings.objective == "classify" else ()
+    gpu = device.type == "cuda"
+    if settings.model.distillation and not settings.loss.teacher:
+        raise ConfigError("model.distillation needs a teacher; set loss.teacher")
+    if start:
+        if settings.model.name is not None:
+            raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
+        lines: list[str] = []
+        model = load_pretrained(start, settings, len(classes), lines.append)
+        auto = complete_settings(
+            settings,
+            stats,
+            gpu=gpu,
+            start=model.config,
+            new_head=get_metadata(model).class_names != classes,
+            budget=finetune_budget(settings, splits, stats, model, device, started),
+        )
+        if auto.settings.model.image_size != settings.model.image_size:
+            lines.clear()
+            model = load_pretrained(start, auto.settings, len(classes), lines.append)
+        for line in lines:
+            log(line)
+        preprocessing = get_metadata(model).preprocessing
+    else:
+        auto = complete_settings(settings, stats, gpu=gpu, start=None)
+        chosen = auto.settings.model
+        assert chosen.name is not None
+        model = create(
+            chosen.name,
+            init=chosen.init or "google",
+            head_bias=chosen.head_bias,
+            generator=torch.Generator().manual_seed(settings.seed),
+            **(chosen.changes() | {"num_classes": len(classes)}),
+        )
+        preprocessing = Preprocessing(
+            size=pair(model.config.image_size),
+            mean=(0.5,) * model.config.channels,
+            std=(0.5,) * model.config.channels,
+        )
+    if settings.preprocessing is not None:
+        size, channels = pair(model.config.image_size), model.config.channels
+        preprocessing = preset(settings.preprocessing, size, channels)
+    if not start and isinstance(model, VisionTransformer) and uses_whitening(auto.settings.model):
+        whiten(cast(ConvStem, model.stem), sample_images(train, preprocessing))
+    multi_label = train.multi_label and bool(classes)
+    model.metadata = Metadata(
+        preprocessing=preprocessing, class_names=classes, multi_label=multi_label
+    )
+    return model, auto
+
+
+def finetune_budget(
+    settings: Settings,
+    splits: DataSplits,
+    stats: DatasetStats,
+    model: Model,
+    device: torch.device,
+    started: float | None,
+) -> FinetuneBudget | None:
+    """Measure what fine-tuning costs; None where the run has a fixed length."""
+    if settings.minutes is None or settings.optim.kind is not None:
+        return None
+    forward = (
+        distributed.broadcast_object(seconds_per_image(model, device)) / distributed.world_size()
+    )
+    elapsed = 0.0 if started is None else time.monotonic() - started
+    train, _, dev = hold_out_dev(splits)
+    evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
+    return FinetuneBudget(
+        seconds=60 * settings.minutes - distributed.broadcast_object(elapsed),
+        forward=forward,
+        read=distributed.broadcast_object(stats.seconds),
+        train=len(train),
+        evaluated=sum(evaluated.values()),
+        weights=tuple(name for name, _ in model.named_parameters()),
+    )
+
+
+def sample_images(dataset: ImageDataset, preprocessing: Preprocessing) -> Tensor:
+    """Return a few evenly spaced images, preprocessed: (B, C, H, W)."""
+    transform = EvalTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
+    images = []
+    for index in sample_indices(dataset):
+        with suppress(DataError):
+            images.append(transform(dataset[index].data))
+    return normalize(torch.stack(images), preprocessing)
+
+
+def load_pretrained(
+    start: str, settings: Settings, num_classes: int, log: Callable[[str], None]
+) -> Model:
+    """Load a model with a head for these classes, at the configured image size."""
+    changes = settings.model.changes()
+    for name in changes:
+        if name not in (*ADAPTABLE, *REGULARIZATION):
+            raise ConfigError(
+                f"model.{name} is fixed by {start} and cannot be changed when fine-tuning; "
+                f"what can: {', '.join((*ADAPTABLE, *REGULARIZATION))}"
+            )
+    model = load(
+        start,
+        num_classes=num_classes,
+        preprocessing=settings.preprocessing,
+        log=log,
+        **{name: changes[name] for name in ADAPTABLE if name in changes},
+    )
+    regularization = {name: changes[name] for name in REGULARIZATION if name in changes}
+    if not regularization:
+        return model
+    changed = build(model.config.change(**regularization))
+    changed.load_state_dict(model.state_dict(), assign=True)
+    changed.metadata = model.metadata
+    return changed
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProbeHead:
+    """A closed-form head: the initialization of a run, and the result that it has to beat."""
+
+    init: dict[str, Tensor]  # head weights, fitted without dev
+    final: dict[str, Tensor]  # the same, fitted to all training images
+    dev: str = ""  # the split it was evaluated on; "" if no image could be held out
+    accuracy: float = 0.0  # on dev
+    loss: float = 0.0  # on dev
+    images: int = 0  # in dev
+
+    def beats(self, tuned: EvaluationResult) -> bool:
+        """Return whether the probe is better on dev than the fine-tuned model; loss breaks ties."""
+        return (self.accuracy, -self.loss) > (tuned.accuracy, -tuned.loss)
+
+    def save(self, folder: Path) -> None:
+        tensors = {f"init.{name}": x for name, x in self.init.items()}
+        tensors |= {f"final.{name}": x.clone() for name, x in self.final.items()}
+        numbers = [self.accuracy, self.loss, float(self.images)]
+        tensors["numbers"] = torch.tensor(numbers, dtype=torch.float64)
+        write_file(folder / PROBE_HEAD, tensors, {"dev": self.dev})
+
+
+def read_probe_head(folder: Path) -> ProbeHead | None:
+    """Return what `ProbeHead.save` wrote; None if it is missing."""
+    try:
+        with safe_open(folder / PROBE_HEAD, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            dev = (file.metadata() or {}).get("dev", "")
+    except (OSError, ValueError, RuntimeError):
+        return None
+    accuracy, loss, images = tensors.pop("numbers").tolist()
+    heads = {
+        group: {n.partition(".")[2]: x for n, x in tensors.items() if n.startswith(f"{group}.")}
+        for group in ("init", "final")
+    }
+    return ProbeHead(**heads, dev=dev, accuracy=accuracy, loss=loss, images=int(images))
+
+
+def probe_init(
+    model: Model, splits: DataSplits, auto: AutoConfig, callback: Callback, resume_from: Path | None
+) -> tuple[DataSplits, ProbeHead | None]:
+    """Hold dev out of the training set and initialize the head with a probe of the rest.
+
+    A resumed run reads the probe from its folder, and has the head in its state.
+    """
+    train, name, dev = hold_out_dev(splits)
+    dev_from_train = train is not splits.train
+    if len(dev):
+        splits = replace(splits, train=train, held_out={name: dev} | splits.held_out)
+    if resume_from is not None:
+        return splits, read_probe_head(resume_from)
+    probe = fit_probe_head(
+        model,
+        train if auto.probe_images is None else subsample(train, auto.probe_images),
+        dev if len(dev) else None,
+        name,
+        dev_from_train=dev_from_train,
+        preprocessing=get_metadata(model).preprocessing,
+        workers=auto.settings.machine.workers,
+        strict=auto.settings.strict,
+        progress=callback.on_progress,
+    )
+    set_weights(model, probe.init)
+    if probe.dev:
+        accuracy = f"{percent(probe.accuracy)} (n={probe.images:,})"
+        callback.log(f"linear probe of the frozen model: {name} accuracy {accuracy}")
+    return splits, probe
+
+
+def fit_probe_head(
+    model: Model,
+    train: ImageDataset,
+    dev: ImageDataset | None,
+    dev_name: str,
+    *,
+    dev_from_train: bool,
+    **options: Any,
+) -> ProbeHead:
+    """Fit a probe to frozen features of `train` and evaluate it on `dev`.
+
+    If dev was held out of the training set, the final probe is fitted to both. `options` are those
+    of `features_of`.
+    """
+    features = features_of(model, train, **options)
+    classes = len(features.classes)
+    path = fit_path(features.values, features.labels, classes)
+    probe = path.probes[path.best]
+    init = head_weights(model, *probe.linear(), path.scale)
+    if dev is None:
+        return ProbeHead(init=init, final=init)
+    held_out = features_of(model, dev, **options)
+    logits = path.scale * probe.scores(held_out.values)
+    labels = torch.from_numpy(held_out.labels)
+    final = init
+    if dev_from_train:
+        values = np.concatenate([features.values, held_out.values])
+        all_labels = np.concatenate([features.labels, held_out.labels])
+        refit = fit(values, all_labels, classes, probe.l2)
+        final = head_weights(model, *refit.linear(), path.scale)
+    return ProbeHead(
+        init=init,
+        final=final,
+        dev=dev_name,
+        accuracy=float((logits.argmax(1) == labels).double().mean()),
+        loss=float(F.cross_entropy(logits, labels)),
+        images=len(held_out),
+    )
+
+
+def head_weights(model: Model, weight: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
+    """Return the head's weights for logits of scale * (features @ weight.T + bias)."""
+    changed = with_head(model, scale * weight, scale * bias)
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in changed.state_dict().items()
+        if name.split(".")[0] in HEADS
+    }
+
+
+@torch.no_grad()
+def set_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy weights into a model in place; others are unchanged."""
+    own = module.state_dict()
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)

@@ -1,0 +1,300 @@
+"""Optimizers and their parameter groups.
+
+Weight decay applies to kernels only, as in the authors' code. Layer-wise decay gives blocks that
+are further from the head a smaller learning rate (Bao et al. 2022). Each group has its `peak`
+learning rate, and `set_learning_rates` follows the schedule. Muon is in `muon.py`.
+"""
+
+# pyright: reportPrivateImportUsage=false
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from vitrail.distributed import distribute_like, full_tensor
+from vitrail.errors import ConfigError, unknown
+from vitrail.training.config import OptimSettings
+from vitrail.training.muon import Muon
+
+NamedParameters = list[tuple[str, nn.Parameter]]
+Group = dict[str, Any]
+
+# Blocks of a Vision Transformer or a Mixer, with the positions that enter them; units of a BiT.
+BLOCK = re.compile(r"(?:encoder\.)?(?:blocks|positions)\.(\d+)\.")
+UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
+BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
+IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
+FUSED_QKV = ".qkv.weight"  # three matrices
+ADAM_BETAS, LION_BETAS = (0.9, 0.999), (0.9, 0.99)  # of their papers
+FUSED_DEVICES = {"cpu", "cuda", "mps"}  # torch itself raises only at the first step
+
+
+def make_optimizers(
+    named: Iterable[tuple[str, nn.Parameter]], optim: OptimSettings, depth: int
+) -> list[Optimizer]:
+    """Create the optimizers of the trainable parameters of a model of `depth` blocks.
+
+    There is one optimizer, or two for Muon. Parameters that are not part of the model, such as
+    those of a decoder, are treated like the head.
+    """
+    assert optim.kind is not None, "set by auto_config"
+    assert optim.learning_rate is not None, "set by auto_config"
+    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    distances = distances_from_head([name for name, _ in trainable], depth)
+    if optim.kind != "muon":
+        groups = parameter_groups(trainable, optim.learning_rate, optim, distances)
+        return [OPTIMIZERS[optim.kind](groups, optim)]
+    matrices = [(name, p) for name, p in trainable if is_muon_parameter(name, p)]
+    if not matrices:
+        raise ConfigError(
+            "optim.kind=muon is for matrices of blocks and convolutions, and none of them is "
+            "trained; use optim.kind=adamw"
+        )
+    names = {name for name, _ in matrices}
+    others = [item for item in trainable if item[0] not in names]
+    rest = parameter_groups(others, optim.learning_rate, optim, distances)
+    single = [(name, p) for name, p in matrices if not name.endswith(FUSED_QKV)]
+    fused = [(name, p) for name, p in matrices if name.endswith(FUSED_QKV)]
+    rate = optim.muon_learning_rate
+    groups = parameter_groups(single, rate, optim, distances)
+    groups += [group | {"parts": 3} for group in parameter_groups(fused, rate, optim, distances)]
+    return [Muon(groups), *([adamw(rest, optim)] if rest else [])]
+
+
+def set_learning_rates(optimizers: Iterable[Optimizer], factor: float) -> None:
+    """Set all learning rates to `factor` times their peaks."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Freeze the weights whose names match a pattern; return their names."""
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            parts = [name.split(".") for name in named]
+            depths = range(1, max(len(part) for part in parts))
+            modules = [".".join([*p[:n], "*"]) for n in depths for p in parts if n < len(p)]
+            top = dict.fromkeys(".".join([p[0], "*"]) if len(p) > 1 else p[0] for p in parts)
+            known = [*dict.fromkeys(modules), *named]
+            raise unknown("weights in optim.freeze", pattern, known, f"there are {', '.join(top)}")
+    frozen = [name for name in named if any(fnmatchcase(name, p) for p in patterns)]
+    if frozen and len(frozen) == len(named):
+        raise ConfigError(
+            f"optim.freeze={' '.join(patterns)} freezes every weight; leave out head.*"
+        )
+    for name in frozen:
+        named[name].requires_grad_(False)
+    return frozen
+
+
+def distances_from_head(names: Collection[str], depth: int) -> dict[str, int]:
+    """Return the blocks between each weight and the head: 0 for the head and the last norm.
+
+    The units of a BiT's stages are counted like blocks.
+    """
+    units = {name: (int(m[1]), int(m[2])) for name in names if (m := UNIT.match(name))}
+    order = sorted(set(units.values()), reverse=True)
+    depth = len(order) or depth
+    distances = {}
+    for name in names:
+        if name in units:
+            distances[name] = 1 + order.index(units[name])
+        elif match := BLOCK.match(name):
+            distances[name] = depth - int(match[1])
+        else:
+            distances[name] = depth + 1 if name.startswith(BEFORE_BLOCKS) else 0
+    return distances
+
+
+def parameter_groups(
+    named: NamedParameters, rate: float, optim: OptimSettings, distances: Mapping[str, int]
+) -> list[Group]:
+    """Group parameters by peak learning rate and weight decay."""
+    groups: dict[tuple[float, float], Group] = {}
+    for name, parameter in named:
+        peak = rate * (optim.layer_decay or 1.0) ** distances[name]
+        decay = (optim.weight_decay or 0.0) if is_kernel(name, parameter) else 0.0
+        group = {"params": [], "lr": peak, "peak": peak, "weight_decay": decay}
+        groups.setdefault((peak, decay), group)["params"].append(parameter)
+    return list(groups.values())
+
+
+def is_kernel(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether it is the weight of a dense layer or a convolution."""
+    return name.endswith(".weight") and parameter.ndim >= 2
+
+
+def is_muon_parameter(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether Muon updates it: a matrix of a block, or a convolution."""
+    return parameter.ndim == 4 or (parameter.ndim == 2 and bool(IN_BLOCK.fullmatch(name)))
+
+
+def adamw(groups: list[Group], optim: OptimSettings) -> Optimizer:
+    return AdamW(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **fused(groups))
+
+
+def adam(groups: list[Group], optim: OptimSettings) -> Optimizer:
+    """Adam with L2 regularization, not decoupled weight decay."""
+    return Adam(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **fused(groups))
+
+
+def sgd(groups: list[Group], optim: OptimSettings) -> Optimizer:
+    """SGD; torch's fused kernel does not support DTensors (FSDP)."""
+    plain = all(type(p) is nn.Parameter for group in groups for p in group["params"])
+    return SGD(groups, momentum=optim.momentum, **(fused(groups) if plain else {"foreach": True}))
+
+
+OPTIMIZERS: dict[str, Callable[[list[Group], OptimSettings], Optimizer]] = {
+    "adamw": adamw,
+    "adam": adam,
+    "sgd": sgd,
+    "lion": lambda groups, optim: Lion(groups, betas=optim.betas or LION_BETAS),
+    "adafactor": lambda groups, optim: Adafactor(groups, betas=optim.betas or ADAM_BETAS),
+}
+
+
+def fused(groups: list[Group]) -> dict[str, bool]:
+    """Use torch's fused kernels where they exist, and foreach operations elsewhere."""
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    return {"fused": True} if devices <= FUSED_DEVICES else {"foreach": True}
+
+
+class Lion(Optimizer):
+    """weight -= lr * (sign(b1 * momentum + (1 - b1) * gradient) + weight_decay * weight).
+
+    Chen et al. 2023 (arXiv:2302.06675), algorithm 2. It needs a learning rate 3 to 10 times smaller
+    than AdamW's, a larger weight decay, and half of its memory.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            gradients = [p.grad for p in params]
+            for parameter in params:
+                if "momentum" not in self.state[parameter]:
+                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+            momenta = [self.state[p]["momentum"] for p in params]
+            updates = list(torch._foreach_mul(momenta, beta1))
+            torch._foreach_add_(updates, gradients, alpha=1 - beta1)
+            for update in updates:
+                update.sign_()  # one by one: foreach sign does not support DTensors
+            if group["weight_decay"]:
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            torch._foreach_add_(params, updates, alpha=-lr)
+            torch._foreach_lerp_(momenta, gradients, 1 - beta2)
+
+
+MIN_FACTORED_DIM = 32  # smaller dimensions are not factored
+DECAY_EXPONENT = 0.8  # second moments decay with 1 - t^-0.8, at most the second beta
+EPS = 1e-30  # added to squared gradients
+MOMENTUM_DTYPE = torch.bfloat16
+
+
+class Adafactor(Optimizer):
+    """Adafactor as in big_vision: second moments factored into row and column means.
+
+    Shazeer & Stern 2018 (arXiv:1804.04235), modified by Zhai et al. 2022 (arXiv:2106.04560): an
+    external learning rate, a cap on the decay of the second moments, and bfloat16 momentum. Two
+    bytes per weight, where Adam needs eight. Updates are clipped to an rms of `clip`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        clip: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "clip": clip, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for values in self.state.values():  # torch loads all states in the dtype of the weights
+            if "momentum" in values:
+                values["momentum"] = values["momentum"].to(MOMENTUM_DTYPE)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, parameter.grad, group)
+
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, cap) = self.state[parameter], group["betas"]
+        if not state:
+            state.update(initial_state(parameter))
+        state["step"] += 1
+        decay = min(cap, 1 - state["step"].item() ** -DECAY_EXPONENT)
+        update = gradient * inverse_rms(gradient, state, decay)
+        if group["clip"]:
+            rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
+            update /= (rms / group["clip"]).clamp(min=1.0)
+        momentum = torch.lerp(state["momentum"].to(update.dtype), update, 1 - beta1)
+        state["momentum"].copy_(momentum)
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(momentum, alpha=-group["lr"])
+
+
+def initial_state(parameter: Tensor) -> dict[str, Tensor]:
+    """Zeros: row and column means for matrices, full second moments for all else."""
+    state = {
+        "step": torch.zeros((), dtype=torch.float32),  # on the CPU, to avoid synchronization
+        "momentum": torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE),
+    }
+    dims = factored_dims(parameter.shape)
+    if dims is None:
+        return state | {"squares": torch.zeros_like(parameter)}
+    for name, dim in zip(("rows", "columns"), dims, strict=True):
+        shape = [1 if i == dim else n for i, n in enumerate(parameter.shape)]
+        state[name] = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+    return state
+
+
+def factored_dims(shape: torch.Size) -> tuple[int, int] | None:
+    """Return the two largest dimensions, if both are large enough."""
+    if len(shape) < 2:
+        return None
+    *_, second, first = sorted(range(len(shape)), key=lambda dim: shape[dim])
+    return (first, second) if shape[second] >= MIN_FACTORED_DIM else None
+
+
+def inverse_rms(gradient: Tensor, state: dict[str, Tensor], decay: float) -> Tensor:
+    """Update the second moments in `state`; return one over their root."""
+    squares = gradient.square() + EPS
+    if "squares" in state:
+        return state["squares"].lerp_(squares, 1 - decay).rsqrt()
+    dims = factored_dims(gradient.shape)
+    assert dims is not None
+    for name, dim in zip(("rows", "columns"), dims, strict=True):
+        mean = full_tensor(squares.sum(dim=dim, keepdim=True)) / gradient.shape[dim]
+        state[name].lerp_(mean, 1 - decay)
+    rows, columns = state["rows"], state["columns"]
+    rows = rows / rows.mean(dim=dims[1], keepdim=True)
+    return distribute_like(rows.rsqrt() * columns.rsqrt(), gradient)

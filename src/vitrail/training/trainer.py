@@ -1,0 +1,657 @@
+"""A training run: `RunConfig` → `build` → `Trainer.fit` → a bundle.
+
+`run` is what the commands call, and `train` is `vitrail.train`. The run's folder is a bundle with
+settings.toml, metrics.jsonl, report.html and, until the run is finished, the resumable state.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import distributed
+from vitrail.checkpoints.bundle import contains_model
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.save import save
+from vitrail.data.provenance import DataProvenance
+from vitrail.data.storage import same_location
+from vitrail.errors import ConfigError, TrainingError
+from vitrail.evaluation.results import EvaluationResult
+from vitrail.formatting import comma_list, duration, percent
+from vitrail.models.build import Model
+from vitrail.models.build import build as build_empty
+from vitrail.models.config import pair
+from vitrail.models.registry import name_of
+from vitrail.reports.run import Report, write_report
+from vitrail.training import checkpoint
+from vitrail.training.auto_config import choose_accumulation, image_size_stages
+from vitrail.training.budget import (
+    TimeBudget,
+    compile_if_faster,
+    correct_schedule,
+    plan_time_budget,
+)
+from vitrail.training.callbacks import Callback, MetricsLog
+from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
+from vitrail.training.config import RunConfig, Settings
+from vitrail.training.cpu_parallel import CpuDataParallel
+from vitrail.training.data_module import BatchStream, DataSplits, batch_preparation, open_splits
+from vitrail.training.evaluator import Evaluator
+from vitrail.training.loop import (
+    DivergedError,
+    Prepare,
+    StepResult,
+    TrainState,
+    autocast_for,
+    make_state,
+    seed_micro_batch,
+    train_loop,
+)
+from vitrail.training.memory import memory_options
+from vitrail.training.model_init import (
+    PROBE_HEAD,
+    ProbeHead,
+    build_model,
+    load_pretrained,
+    probe_init,
+    set_weights,
+)
+from vitrail.training.objectives import Classification, make_objective
+from vitrail.training.optim import freeze
+from vitrail.training.recipes import (
+    REPORT,
+    check_same_run,
+    clear_run,
+    drop_alternatives,
+    is_run,
+    override,
+    read_recipe,
+    read_run,
+    to_toml,
+    write_run,
+)
+from vitrail.training.schedules import Schedule
+
+DIVERGED = 3.0  # times the initial loss
+LOSS_WINDOW = 10  # steps over which the initial and the recent loss are compared
+EVALUATIONS = 20  # at most, in a run of a fixed length
+OOM_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The outcome of a run."""
+
+    folder: Path
+    step: int
+    seconds: float
+    finished: bool  # False: it was stopped, and can be resumed
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # by split
+
+
+def train(
+    data: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    start: str | PathLike[str] = "",
+    recipe: str | PathLike[str] = "",
+    resume: bool = False,
+    callback: Callback | None = None,
+    **changes: Any,
+) -> Result:
+    """Train a model on images, or fine-tune `start`, any model reference; the bundle is `out`.
+
+    >>> result = train("pictures", "runs/first", minutes=10)
+    >>> result.outcomes["val"].accuracy
+    >>> train("pictures", "runs/second", start="hf:google/vit-base-patch16-224", epochs=4)
+    >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
+
+    `changes` are settings, which override those of `recipe`; what is not given is chosen from the
+    data. `resume` continues a run that was stopped; `changes` may then not make it another run.
+    `callback` receives the run's events.
+    """
+    if not isinstance(start, str | PathLike):
+        raise ConfigError(
+            f"start is a {type(start).__name__}, which a resumed run could not load again; "
+            "save it with vitrail.save, and give that folder"
+        )
+    folder, data, start, recipe = Path(out), fspath(data), fspath(start), fspath(recipe)
+    if resume and recipe:
+        raise ConfigError("a run is resumed with its own settings; leave the recipe out")
+    if resume:
+        before, own_data, own_start = read_run(folder)
+        if not same_location(data, own_data):
+            raise ConfigError(f"{out} was trained on {own_data}, not {data}; give that to resume")
+        if start and not same_location(start, own_start):
+            init = own_start or "random initialization"
+            raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
+        settings, start = override(before, changes), own_start
+        check_same_run(before, settings)
+    else:
+        settings = read_recipe(recipe) if recipe else Settings()
+        names = [name for name, value in changes.items() if value is not None]
+        for name, value in changes.items():
+            nested = value if isinstance(value, Mapping) else {}
+            names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
+        settings = override(drop_alternatives(settings, names), changes)
+    config = RunConfig(data=data, out=folder, settings=settings, start=start, resume=resume)
+    return run(config, callback)
+
+
+def run(
+    config: RunConfig, callback: Callback | None = None, *, started: float | None = None
+) -> Result:
+    """Train a model. `started` is when the time budget began (time.monotonic)."""
+    started = time.monotonic() if started is None else started
+    device = distributed.init(config.settings.machine.device)
+    try:
+        if distributed.is_restart() and has_state(config.out):
+            config = replace(config, resume=True)
+        first = distributed.is_main()
+        callback = callback if first and callback is not None else Callback()
+        with lock_folder(config.out) if first else nullcontext(), graceful_stop() as stop:
+            check_folder(config)
+            trainer = build(config, callback, device, started=started)
+            trainer.stop = stop
+            if trainer.settings.machine.compile:
+                resumed = config.resume and has_state(config.out) and is_run(config.out)
+                before = read_run(config.out)[0] if resumed else None
+                compile_if_faster(trainer, before=before)
+            if config.overwrite and first and not config.resume:
+                clear_run(config.out)  # only now that the new run can start
+            distributed.barrier()
+            return trainer.fit()
+    finally:
+        distributed.shutdown()
+
+
+def check_folder(config: RunConfig) -> None:
+    """Raise if the folder has another run, or nothing to resume."""
+    out, unfinished = config.out, has_state(config.out)
+    if config.overwrite and not config.resume and (is_run(out) or not out.exists()):
+        return
+    if unfinished and not config.resume:
+        raise ConfigError(
+            f"{out} has an unfinished run; use --resume to continue it, or choose another --out"
+        )
+    if contains_model(out) and not unfinished:
+        what = "is finished" if config.resume else "already has a model"
+        raise ConfigError(f"{out} {what}; choose another --out for a new run")
+
+
+# Construction
+
+
+def build(
+    config: RunConfig, callback: Callback, device: torch.device, *, started: float | None = None
+) -> "Trainer":
+    """Open the data, complete the settings, and create the model and its training state."""
+    splits = config.splits or open_splits(config.data, config.settings)
+    for note in splits.notes:
+        callback.log(f"note: {note}")
+    model, auto = build_model(
+        config.settings, splits, config.start, device, callback.log, started=started
+    )
+    settings = auto.settings
+    teacher = load(settings.loss.teacher) if settings.loss.teacher else None
+    auto.choose_execution(model.config, device)
+    (height, width), train = pair(model.config.image_size), splits.train
+    count = sum(p.numel() for p in model.parameters())
+    callback.log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
+    callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
+    for reason in auto.reasons:
+        callback.log(f"  {reason}")
+    if settings.machine.checkpointing:
+        if not hasattr(model, "checkpointing"):
+            raise ConfigError(
+                f"{name_of(model.config)} does not support machine.checkpointing; leave it out"
+            )
+        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+    probe = None
+    if config.start and settings.head_init == "probe":
+        resume_from = config.out if config.resume and has_state(config.out) else None
+        splits, probe = probe_init(model.to(device), splits, auto, callback, resume_from)
+    schedule = make_schedule(settings, model, splits, device, callback)
+    if frozen := freeze(model, settings.optim.freeze):
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
+    objective = make_objective(model, settings, teacher=teacher)
+    objective.to(device).train()
+    wrapped = distributed.parallelize(objective, settings.machine.strategy)
+    if auto.shards > 1 and isinstance(objective, Classification):
+        wrapped = CpuDataParallel(objective, auto.shards)
+    state = make_state(objective, wrapped, schedule)
+    if auto.precision == torch.float16:  # too little range for gradients
+        state.scaler = torch.amp.GradScaler(device.type)
+    preprocessing = get_metadata(model).preprocessing
+    return Trainer(
+        config=config,
+        callback=callback,
+        settings=settings,
+        reasons=auto.reasons,
+        splits=splits,
+        model=model,
+        state=state,
+        batches=BatchStream(
+            dataset=splits.train,
+            preprocessing=preprocessing,
+            augmentation=auto.augmentation,
+            channels=model.config.channels,
+            schedule=schedule,
+        ),
+        prepare=batch_preparation(
+            preprocessing,
+            auto.mixing,
+            len(splits.train.classes),
+            device,
+            steps_per_epoch=len(splits.train) / (settings.batch_size or 1),
+        ),
+        evaluator=Evaluator(
+            splits=splits,
+            objective=objective,
+            ema=state.ema,
+            preprocessing=preprocessing,
+            settings=settings,
+            device=device,
+        ),
+        precision=auto.precision,
+        device=device,
+        probe=probe,
+        started=time.monotonic() if started is None else started,
+    )
+
+
+def make_schedule(
+    settings: Settings, model: Model, splits: DataSplits, device: torch.device, callback: Callback
+) -> Schedule:
+    samples, batch = len(splits.train), settings.batch_size
+    assert batch is not None
+    if settings.minutes is not None and (settings.steps or settings.epochs):
+        callback.log("note: minutes set the length of the run; epochs and steps are ignored")
+    steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
+    every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
+    schedule = Schedule(
+        settings=settings,
+        length=steps,
+        accumulate=choose_accumulation(settings, model, device, callback.log),
+        processes=distributed.world_size(),
+        stages=image_size_stages(settings, model.config),
+        evaluate_every=max(1, round(every * samples / batch)),
+    )
+    if settings.minutes is None:
+        schedule.lr_factor(0)  # raises if the warmup does not fit
+        if settings.average**steps > 0.1:
+            callback.log(
+                f"note: with average={settings.average:g}, {steps:,} steps are too few: the "
+                "average stays close to the initialization"
+            )
+    return schedule
+
+
+# The run
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """A run that is ready to start: logging, evaluation, checkpoints and stopping."""
+
+    config: RunConfig
+    callback: Callback
+    settings: Settings  # complete
+    reasons: list[str]  # for what was chosen automatically
+    splits: DataSplits
+    model: Model
+    state: TrainState
+    batches: BatchStream
+    prepare: Prepare
+    evaluator: Evaluator
+    precision: torch.dtype
+    device: torch.device
+    probe: ProbeHead | None = None  # initialization of the head, and the result to beat
+    stop: StopSignal = field(default_factory=StopSignal)
+    started: float
+    used: float = 0.0  # seconds, of earlier parts of a resumed run
+    saved: float = 0.0  # time of the last checkpoint
+    losses: list[float] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by part of the run
+    reached: bool = False  # settings.until_accuracy
+    budget: TimeBudget | None = None
+    metrics: MetricsLog = field(default_factory=lambda: MetricsLog(None))
+
+    @property
+    def folder(self) -> Path:
+        return self.config.out
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.state.schedule
+
+    @property
+    def batch_size(self) -> int:
+        assert self.settings.batch_size is not None
+        return self.settings.batch_size
+
+    @property
+    def micro_batch(self) -> int:
+        """Images per forward pass on one device."""
+        return self.batch_size // distributed.world_size() // self.schedule.accumulate
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.batch_size / len(self.splits.train)
+
+    def elapsed(self) -> float:
+        return self.used + time.monotonic() - self.started
+
+    def fit(self) -> Result:
+        """Take all steps, or those that are left, and write the bundle and the report."""
+        self.timings["preparing"] = time.monotonic() - self.started
+        try:
+            self.begin()
+            finished = self.train_steps()
+            outcomes = self.finish() if finished else {}
+            if not finished:
+                self.save_checkpoint()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not any(message in str(error) for message in OOM_MESSAGES):
+                raise
+            raise ConfigError(self.out_of_memory()) from None
+        finally:
+            self.callback.on_train_end()
+            self.metrics.close()
+        return Result(
+            folder=self.folder,
+            step=self.state.step,
+            seconds=self.elapsed(),
+            finished=finished,
+            outcomes=outcomes,
+        )
+
+    def begin(self) -> None:
+        """Restore the state, plan the time budget, and write the run's files."""
+        if self.config.resume and has_state(self.folder):
+            self.restore_checkpoint()
+            self.callback.log(f"resumed at step {self.state.step:,}")
+        if self.settings.minutes is not None:
+            self.budget = plan_time_budget(self, elapsed=self.elapsed())
+        first, step = distributed.is_main(), self.state.step
+        if first:
+            write_run(
+                self.folder,
+                self.settings,
+                data=self.config.data,
+                start=self.config.start,
+                processes=self.schedule.processes,
+                micro_batch=self.micro_batch,
+            )
+            if self.probe is not None and not step:
+                self.probe.save(self.folder)
+        log_folder = self.folder if first else None
+        self.metrics = MetricsLog(log_folder, after_step=step, steps=self.schedule.length)
+        if not has_state(self.folder):
+            self.save_checkpoint()  # to roll back to; and a full disk fails early
+        self.saved = time.monotonic()
+        self.metrics.start_step()
+        self.callback.on_train_begin(step, self.schedule.steps)
+
+    def out_of_memory(self) -> str:
+        """Return the error message: how to resume, or start over, with less memory."""
+        batch = self.batch_size // distributed.world_size()
+        checkpointing = bool(getattr(self.model, "checkpointing", False))
+        options = memory_options(batch, self.micro_batch, checkpointing=checkpointing)
+        advice = f"try {', or '.join(options)}"
+        if has_state(self.folder):  # not while the time of a step is measured
+            advice = f"the state is saved in {self.folder}: resume with {', or '.join(options)}"
+        if not options:
+            advice = (
+                "start another run with smaller images, --optim.kind adafactor or --optim.freeze"
+            )
+        return f"out of memory at step {self.state.step:,}; {advice}"
+
+    def train_steps(self) -> bool:
+        """Take all steps, with rollbacks after divergence; return whether the run is complete."""
+        retries = self.settings.retries
+        while True:
+            try:
+                train_loop(
+                    self.state,
+                    batches=self.batches,
+                    prepare=self.prepare,
+                    on_step=self.on_step,
+                    autocast=autocast_for(self.precision, self.device),
+                )
+                return self.reached or self.state.step >= self.schedule.steps
+            except DivergedError as error:
+                reason = self.explain_divergence(error)
+                if not retries:
+                    raise TrainingError(reason) from None
+                retries -= 1
+                self.roll_back(reason)
+
+    def on_step(self, state: TrainState, result: StepResult) -> bool:
+        """Log, evaluate and save between two steps; False ends the run, for now or for good."""
+        self.check_divergence(result)
+        schedule, step = self.schedule, state.step
+        row = self.metrics.end_step(state, result, elapsed=self.elapsed(), epoch=self.epochs(step))
+        self.callback.on_step(row)
+        if self.budget is not None:
+            self.budget.observe(schedule.image_size(step - 1), self.metrics.step_seconds)
+            if distributed.broadcast_object(self.budget.due()):
+                correct_schedule(self.budget, schedule, step)
+        if distributed.all_reduce_any(bool(self.stop)):
+            return False
+        last, every = step >= schedule.steps, schedule.evaluate_every
+        if not last and every and step % every == 0:
+            self.reached = self.evaluate()
+        due = time.monotonic() - self.saved > 60 * self.settings.save_minutes
+        if not last and distributed.broadcast_object(due):
+            self.save_checkpoint()
+        self.metrics.start_step()
+        return not self.reached
+
+    def check_divergence(self, result: StepResult) -> None:
+        """Raise if the recent loss is far above the initial one."""
+        self.losses.append(result.loss)
+        if len(self.losses) <= 2 * LOSS_WINDOW:
+            return
+        initial, recent = max(self.losses[:LOSS_WINDOW]), min(self.losses[-LOSS_WINDOW:])
+        if not recent <= DIVERGED * initial + 1:  # also for NaN
+            message = f"loss {result.loss:g}, initially {initial:g}"
+            raise DivergedError(message, self.state.step - 1, result.indices)
+
+    def evaluate(self) -> bool:
+        """Evaluate during training; return whether the target accuracy is reached."""
+        started, size = time.monotonic(), self.schedule.image_size(self.state.step - 1)
+        with self.timed("evaluating"):
+            row = self.evaluator.during_training(size)
+        self.log_evaluation(row)
+        final_size = size == self.schedule.stages[-1][1]
+        if self.budget is not None:
+            self.budget.evaluation = time.monotonic() - started
+            if final_size:
+                self.budget.final = self.evaluator.final_cost() * self.budget.evaluation
+        target = self.settings.until_accuracy
+        return target is not None and final_size and row.get("val/accuracy", 0.0) >= target
+
+    def log_evaluation(self, metrics: dict[str, float]) -> None:
+        if not metrics:
+            return
+        step = self.state.step
+        row = {"step": step, "epoch": round(self.epochs(step), 4), **metrics}
+        row["seconds"] = round(self.elapsed(), 3)
+        self.metrics.add(row)
+        self.callback.on_evaluate(row)
+
+    def explain_divergence(self, error: DivergedError) -> str:
+        """Return where the first non-finite value is, with which images, and what to do."""
+        step = error.step
+        batch = next(replace(self.batches, expected=(-1, 0), skipped={})(step))
+        rng = seed_micro_batch(self.settings.seed, step, 0)
+        images, targets = self.prepare(batch, rng, step)
+        where = checkpoint.first_nonfinite(self.state.objective, images, targets)
+        names = [self.splits.train.name(index) for index in error.indices]
+        return (
+            f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
+            f"batch: {comma_list(names)}; the last good state is saved in {self.folder}:"
+            " resume with a smaller --optim.learning-rate, or use --retries 3"
+        )
+
+    def roll_back(self, reason: str) -> None:
+        """Restore the last good state, and halve the learning rate."""
+        scale, elapsed = self.state.lr_scale / 2, self.elapsed()
+        self.restore_checkpoint()
+        self.state.lr_scale, self.used = scale, elapsed
+        self.losses.clear()
+        self.batches.restart()
+        self.callback.log(
+            f"{reason}; rolled back to step {self.state.step:,} with learning rate x {scale:g}"
+        )
+
+    def finish(self) -> dict[str, EvaluationResult]:
+        """Evaluate, write the bundle and the report, and remove the state."""
+        self.timings["steps"] = self.metrics.total_seconds
+        with self.timed("evaluating"):
+            outcomes, row = self.evaluator.final(self.keep_better_of_probe())
+        self.log_evaluation(row)
+        self.write_bundle(outcomes)
+        if distributed.is_main():
+            self.write_report(outcomes)
+        distributed.barrier()
+        if distributed.is_main():
+            checkpoint.remove_state(self.folder)
+            (self.folder / PROBE_HEAD).unlink(missing_ok=True)
+        return outcomes
+
+    def keep_better_of_probe(self) -> dict[str, EvaluationResult]:
+        """Compare with the linear probe on dev, and return to the probe if that is better.
+
+        Returns the outcome on dev. Sharded weights (FSDP) are kept as they are.
+        """
+        probe, evaluator = self.probe, self.evaluator
+        if probe is None or not probe.dev or self.settings.machine.strategy == "fsdp":
+            return {}
+        tuned = evaluator.evaluate(probe.dev)
+        winner = "linear probe" if probe.beats(tuned) else "fine-tuned model"
+        self.callback.log(
+            f"{probe.dev} accuracy (n={probe.images:,}): fine-tuned {percent(tuned.accuracy)}, "
+            f"linear probe {percent(probe.accuracy)}; keeping the {winner}"
+        )
+        if not probe.beats(tuned):
+            return {probe.dev: tuned}
+        self.state.ema = evaluator.ema = None
+        num_classes = self.model.config.num_classes
+        start = load_pretrained(self.config.start, self.settings, num_classes, lambda line: None)
+        set_weights(self.model, start.state_dict() | probe.init)
+        held_out = evaluator.evaluate(probe.dev)  # before the head is fitted to dev too
+        set_weights(self.model, probe.final)
+        return {probe.dev: held_out}
+
+    def write_bundle(self, outcomes: dict[str, EvaluationResult]) -> None:
+        """Write the model as it is now; all processes call this."""
+        with self.state.ema.applied() if self.state.ema else nullcontext():
+            weights = distributed.gather_state_dict(self.state.objective)
+        if not distributed.is_main():
+            return
+        model = build_empty(self.model.config)
+        model.load_state_dict(weights, assign=True)  # already a copy
+        model.metadata = self.model.metadata
+        provenance: dict[str, object] = {
+            **DataProvenance.of(self.config.data, self.splits.train).to_dict(),
+            "steps": self.state.step,
+            "seconds": round(self.elapsed(), 1),
+            "seed": self.settings.seed,
+        }
+        if self.config.start:
+            provenance["from"] = self.config.start
+        provenance |= {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
+        save(model, self.folder, provenance=provenance)
+
+    def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
+        config, train, step = self.model.config, self.splits.train, self.state.step
+        height, width = pair(config.image_size)
+        report = Report(
+            title=self.folder.resolve().name,
+            facts={
+                "model": name_of(config),
+                "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
+                "image size": f"{height} x {width} pixels",
+                "data": self.config.data,
+                "training images": f"{len(train):,} of {len(train.classes):,} classes",
+                "steps": f"{step:,} ({self.epochs(step):.1f} epochs)",
+                "time": duration(self.elapsed()),
+            },
+            choices=self.reasons,
+            rows=self.metrics.rows,
+            outcomes=outcomes,
+            sources=dict(self.splits.held_out),
+            class_names=train.classes,
+            settings_toml=to_toml(self.settings),
+            timings=self.timings,
+            skipped=self.batches.skipped,
+            next_steps=[
+                f"vitrail evaluate {self.folder} {self.config.data} --out {self.folder}/evaluation",
+                f"vitrail inspect {self.folder} --out {self.folder}/inspection",
+                f"vitrail convert {self.folder} model.safetensors --to timm",
+            ],
+        )
+        write_report(self.folder / REPORT, report)
+
+    # Checkpoints
+
+    def save_checkpoint(self) -> None:
+        state = self.state
+        extra = {
+            "step": state.step,
+            "seconds": self.elapsed(),
+            "rate_scale": state.lr_scale,
+            "plan": self.schedule.state_dict(),
+        }
+        if state.scaler is not None:
+            extra["scaler"] = state.scaler.state_dict()
+        with self.timed("saving"):
+            checkpoint.save_state(self.folder, **self.saved_parts(), extra=extra)
+            if state.step:
+                self.write_bundle({})  # usable while the run goes on
+        self.saved = time.monotonic()
+
+    def restore_checkpoint(self) -> None:
+        state, schedule = self.state, self.schedule
+        peaks = [[g["peak"] for g in o.param_groups] for o in state.optimizers]
+        extra = checkpoint.load_state(self.folder, **self.saved_parts())
+        for line in extra.get("damaged", ()):
+            self.callback.log(f"note: {line}")
+        for optimizer, peak in zip(state.optimizers, peaks, strict=True):
+            for group, value in zip(optimizer.param_groups, peak, strict=True):
+                group["peak"] = value  # the settings may have changed it
+        state.step, self.used = extra["step"], extra["seconds"]
+        self.started = time.monotonic()
+        state.lr_scale = extra["rate_scale"]
+        accumulate = schedule.accumulate
+        schedule.load_state_dict(extra["plan"])
+        if schedule.accumulate != accumulate:
+            self.callback.log(
+                f"  micro-batches of {self.micro_batch}, as before the run was stopped; "
+                "--machine.micro-batch changes that"
+            )
+        if state.scaler is not None and "scaler" in extra:
+            state.scaler.load_state_dict(extra["scaler"])
+
+    def saved_parts(self) -> dict[str, Any]:
+        ema = self.state.ema
+        return {
+            "objective": self.state.objective,
+            "optimizers": self.state.optimizers,
+            "average": ema.values if ema is not None else None,
+        }
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds to a part of the run."""
+        started = time.monotonic()
+        yield
+        self.timings[part] = self.timings.get(part, 0.0) + time.monotonic() - started

@@ -1,0 +1,82 @@
+from itertools import islice
+
+import pytest
+
+from vitrail import ConfigError
+from vitrail.data.sampler import EvalSampler, TrainSampler, epoch_order, sample_rng
+
+
+def take(order, steps):
+    return list(islice(order, steps))
+
+
+def test_epoch_is_a_permutation():
+    batches = take(TrainSampler(samples=10, batch_size=4), 5)  # 20 places: two epochs
+    places = [place for batch in batches for place in batch]
+    for epoch in (0, 1):
+        assert sorted(p.index for p in places if p.epoch == epoch) == list(range(10))
+
+
+def test_epochs_differ():
+    assert list(epoch_order(50, 0, 0)) != list(epoch_order(50, 0, 1))
+    assert list(epoch_order(50, 0, 0)) != list(epoch_order(50, 1, 0))
+    assert list(epoch_order(50, 3, 7)) == list(epoch_order(50, 3, 7))
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 17])
+def test_start_step_continues_the_stream(start):
+    whole = take(TrainSampler(samples=13, batch_size=4, seed=3), 25)
+    late = take(TrainSampler(samples=13, batch_size=4, seed=3, start_step=start), 25 - start)
+    assert late == whole[start:]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_batches_do_not_depend_on_the_number_of_processes(world):
+    alone = take(TrainSampler(samples=13, batch_size=8, seed=1), 10)
+    shares = [
+        take(TrainSampler(samples=13, batch_size=8, seed=1, rank=rank, world_size=world), 10)
+        for rank in range(world)
+    ]
+    together = [[place for share in step for place in share] for step in zip(*shares, strict=True)]
+    assert together == alone
+
+
+def test_batch_larger_than_the_dataset():
+    (batch,) = take(TrainSampler(samples=3, batch_size=8), 1)
+    assert [place.epoch for place in batch] == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 16])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_eval_sampler_covers_every_sample_once(samples, world):
+    orders = [
+        EvalSampler(samples=samples, batch_size=4, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    seen = [place.index for order in orders for batch in order for place in batch]
+    assert sorted(seen) == list(range(samples))
+    assert all(len(list(order)) == len(order) for order in orders)
+
+
+def test_repeated_augmentation():
+    batches = take(TrainSampler(samples=5, batch_size=6, repeats=3), 5)  # two epochs of 15
+    places = [place for batch in batches for place in batch]
+    assert [place.repeat for place in places] == [0, 1, 2] * 10
+    for start in range(0, 30, 3):
+        assert len({(place.epoch, place.index) for place in places[start : start + 3]}) == 1
+    assert sorted(p.index for p in places[:15]) == sorted(list(range(5)) * 3)
+    assert len({sample_rng(0, place).random() for place in places}) == 30
+
+
+def test_invalid_samplers_are_rejected():
+    with pytest.raises(ConfigError, match="not divisible by 3 processes; try 12"):
+        TrainSampler(samples=5, batch_size=10, world_size=3)
+    with pytest.raises(ConfigError, match="training set is empty"):
+        TrainSampler(samples=0, batch_size=10)
+
+
+def test_sample_rng_depends_on_sample_and_epoch():
+    first, second = take(TrainSampler(samples=2, batch_size=2), 2)
+    draws = {sample_rng(0, place).random() for place in first + second}
+    assert len(draws) == 4
+    assert sample_rng(0, first[0]).random() == sample_rng(0, first[0]).random()

@@ -1,0 +1,337 @@
+"""Evaluation splits never overlap the training data silently; classes match by name; ReaL."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tiny_runs import tiny_run, write_colors, write_folder
+from vitrail import ConfigError, DataError
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.cli import main
+from vitrail.data.datasets import LabelSets, Sample, Splits, open_dataset
+from vitrail.data.provenance import image_bytes
+from vitrail.data.tar_shards import pack
+from vitrail.evaluation.dataset import (
+    ClassMatch,
+    match_classes,
+    open_evaluation_split,
+    read_real_labels,
+    real_correct,
+)
+from vitrail.evaluation.results import Predictions
+from vitrail.export.guard import pictures_for
+
+DIVIDED = "the set states no splits and was divided: 80% train, 10% val, 10% test by seed 0"
+SOME = "the model was trained on some of these images"
+CHANGED = (
+    "the train split has changed since training; the model may have been trained on a few of these "
+    "images"
+)
+UNKNOWN = "the model's training data is not recorded; if it contained some of these images"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder without splits, and models trained on two different train splits of it."""
+    home = tmp_path_factory.mktemp("home")
+    write_folder(home / "pictures", 20)
+    tiny_run(home / "pictures", home / "usual")
+    tiny_run(home / "pictures", home / "tenth", dev=0.1)
+    return home
+
+
+def evaluation_images(model, data, split=None):
+    """The images of the evaluation split, as bytes, and the notes."""
+    source, notes = open_evaluation_split(data, split, get_metadata(vitrail.load(model)))
+    return {image_bytes(source, row) for row in range(len(source))}, notes
+
+
+def train_images(data, **splits):
+    return {sample.data for sample in open_dataset(data, splits=Splits(**splits))}
+
+
+def test_dataset_without_splits_is_evaluated_in_full(home, tmp_path):
+    other = write_folder(tmp_path / "pictures", seed=1)
+    images, notes = evaluation_images(home / "usual", other)
+    assert len(images) == 30
+    assert notes == ["split: all"]
+
+
+def test_training_dataset_is_evaluated_on_its_held_out_split(home):
+    images, notes = evaluation_images(home / "usual", home / "pictures")
+    assert len(images) == 6
+    assert not images & train_images(home / "pictures")
+    assert notes == ["split: test", DIVIDED]
+
+
+def test_dev_split_of_training_is_the_held_out_split(home):
+    images, notes = evaluation_images(home / "tenth", home / "pictures")
+    assert len(images) == 6
+    assert not images & train_images(home / "pictures", val=0.1, test=0.0)
+    assert notes[0] == "split: val"
+    with pytest.raises(DataError, match="has no split 'test'; it has: train, val"):
+        evaluation_images(home / "tenth", home / "pictures", "test")  # some are train images
+
+
+@pytest.mark.parametrize("model", ["usual", "tenth"])
+@pytest.mark.parametrize("place", ["pictures/", "./pictures", "more/../pictures", "link", "copy"])
+def test_training_dataset_is_recognized_at_any_path(home, tmp_path, monkeypatch, model, place):
+    plain = evaluation_images(home / model, home / "pictures")
+    shutil.copytree(home / "pictures", tmp_path / "copy")
+    for name in ("pictures", "link"):
+        (tmp_path / name).symlink_to(home / "pictures")
+    (tmp_path / "more").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert evaluation_images(home / model, place) == plain
+
+
+def test_training_dataset_is_recognized_after_resizing(home, tmp_path):
+    larger = tmp_path / "larger"
+    shutil.copytree(home / "pictures", larger)
+    for picture in larger.glob("*/*.png"):
+        Image.open(picture).resize((9, 9)).save(picture)
+    metadata = get_metadata(vitrail.load(home / "usual"))
+    there = replace(metadata, provenance={**metadata.provenance, "data": f"{larger}/"})
+    source, notes = open_evaluation_split(larger, None, there)
+    assert len(source) == 6
+    assert notes[-1] == CHANGED
+    assert open_evaluation_split(larger, "train", there)[1][-1] == SOME
+
+
+def test_added_image_does_not_move_train_images_into_the_split(home, tmp_path):
+    more = tmp_path / "more"
+    shutil.copytree(home / "pictures", more)
+    new = write_folder(tmp_path / "new", 1, seed=1) / "red" / "0.png"
+    shutil.copy(new, more / "red" / "new.png")
+    images, notes = evaluation_images(home / "usual", more)
+    assert len(images) == 6
+    assert not images & train_images(home / "pictures")
+    assert notes[-1] == CHANGED
+
+
+def test_evaluating_on_train_images_gives_a_warning(home):
+    for split in ("all", "train"):
+        _, notes = evaluation_images(home / "tenth", f"{home}/pictures/", split)
+        assert "was trained on" in notes[-1]
+    assert evaluation_images(home / "usual", home / "pictures", "all")[1] == ["split: all", SOME]
+
+
+def test_train_images_are_recognized_in_another_folder(home, tmp_path):
+    """Shards state the default splits; a model with another split was trained on some of test."""
+    assert len(list(pack(str(home / "pictures"), tmp_path / "shards"))) == 3
+    assert evaluation_images(home / "usual", tmp_path / "shards")[1] == ["split: test"]
+    assert evaluation_images(home / "tenth", tmp_path / "shards")[1] == ["split: test", SOME]
+    assert evaluation_images(home / "usual", tmp_path / "shards", "train")[1][-1] == SOME
+    for picture in (home / "pictures").glob("*/*.png"):
+        place = tmp_path / "renamed" / picture.parent.name / f"picture {picture.stem}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place)
+    assert evaluation_images(home / "usual", tmp_path / "renamed", "all")[1][-1] == SOME
+
+
+def test_unknown_training_data_gives_a_warning(home):
+    model = vitrail.load(home / "usual")
+    known = dict(get_metadata(model).provenance)
+    recorded = [{}, {"data": "elsewhere", "fingerprint": known["fingerprint"]}, {"samples": 3}]
+    for provenance in recorded:
+        metadata = replace(get_metadata(model), provenance=provenance)
+        source, notes = open_evaluation_split(home / "pictures", None, metadata)
+        assert len(source) == 60
+        assert notes[-1].startswith(UNKNOWN)
+
+
+def test_dataset_with_only_a_train_split_is_split_as_in_training(tmp_path):
+    folder = write_folder(tmp_path / "set" / "train").parent
+    tiny_run(folder, tmp_path / "own", dev=0.3)
+    images, notes = evaluation_images(tmp_path / "own", folder)
+    assert len(images) == 9
+    assert notes[0] == "split: val"
+    assert not [note for note in notes if "trained on" in note]
+    tiny_run(folder, tmp_path / "all")
+    assert "exactly these images" in evaluation_images(tmp_path / "all", folder)[1][-1]
+
+
+def test_arrays_are_recognized(tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    tiny_run(data, tmp_path / "run")
+    moved = data.rename(tmp_path / "moved.npz")
+    assert evaluation_images(tmp_path / "run", moved)[1] == ["split: test"]
+    assert evaluation_images(tmp_path / "run", moved, "all")[1][-1] == SOME
+
+
+def test_int8_accuracy_is_measured_on_the_held_out_split(home, monkeypatch):
+    monkeypatch.chdir(home)
+    model = vitrail.load(home / "tenth")
+    for data in (None, "pictures/"):
+        source, _, notes = pictures_for(model, data)
+        assert len(source) == 6
+        assert notes[0] == "split: val"
+
+
+def test_command_evaluates_on_the_held_out_split(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    assert main(["evaluate", "tenth", "pictures/"]) == 0
+    output = capsys.readouterr().out
+    assert "6 images" in output
+    assert "note: split: val" in output
+
+
+# Class matching
+
+
+class LabelSource:
+    """Labels of some classes, without images."""
+
+    def __init__(self, classes, labels):
+        self.classes = tuple(classes)
+        self._labels = labels
+        self.multi_label = isinstance(labels, LabelSets)
+
+    def __len__(self):
+        return len(self._labels)
+
+    def __getitem__(self, index):
+        return Sample(b"", self._labels[index], self.name(index))
+
+    def name(self, index):
+        return str(index)
+
+    def labels(self):
+        return self._labels
+
+
+PETS = LabelSource(["cat", "dog"], np.array([0, 1, 1]))
+
+
+def test_same_names_in_the_same_order():
+    assert match_classes(["cat", "dog"], 2, PETS) == (PETS, None, [])
+
+
+def test_other_order_permutes_the_columns():
+    match = match_classes(["dog", "cat"], 2, PETS)
+    assert (match.source, match.columns) == (PETS, [1, 0])
+
+
+def test_subset_of_classes_is_relabeled():
+    match = match_classes(["ape", "dog", "bee", "cat"], 4, PETS)
+    assert match.columns is None
+    assert match.source.classes == ("ape", "dog", "bee", "cat")
+    assert match.source.labels().tolist() == [3, 1, 1]
+    assert [match.source[i].label for i in range(3)] == [3, 1, 1]
+    assert match.notes == ["the dataset has 2 of the model's 4 classes"]
+
+
+def test_restrict_excludes_other_classes():
+    match = match_classes(["ape", "dog", "bee", "cat"], 4, PETS, restrict=True)
+    assert (match.source, match.columns) == (PETS, [3, 1])
+    assert match.notes == ["2 of the model's classes are excluded"]
+
+
+def test_multi_labels_are_relabeled():
+    sets = LabelSets(np.array([0, 1, 1]), np.array([2, 2, 3]))  # {cat, dog}, {}, {dog}
+    match = match_classes(["dog", "ape", "cat"], 3, LabelSource(["cat", "dog"], sets)).source
+    assert list(match.labels()) == [(2, 0), (), (0,)]
+    assert [match[i].label for i in range(3)] == [(2, 0), (), (0,)]
+
+
+def test_unknown_class_is_an_error():
+    with pytest.raises(ConfigError, match="unknown to the model: 'dog'; it has 'cat', 'cow'"):
+        match_classes(["cat", "cow"], 2, PETS)
+
+
+def test_model_without_names_is_matched_by_order_with_a_note():
+    match = match_classes((), 2, PETS)
+    assert (match.source, match.columns) == (PETS, None)
+    assert "the model has no class names" in match.notes[0]
+
+
+def test_other_names_need_by_order():
+    with pytest.raises(ConfigError, match=r"the model has 'Katze', 'Hund' .* use --by-order"):
+        match_classes(["Katze", "Hund"], 2, PETS)
+    match = match_classes(["Katze", "Hund"], 2, PETS, by_order=True)
+    assert (match.source, match.columns) == (PETS, None)
+    assert "the class names differ" in match.notes[0]
+
+
+def test_other_number_of_unnamed_classes_is_an_error():
+    with pytest.raises(ConfigError, match="the model has 1,000 classes and the dataset 2: 'cat'"):
+        match_classes((), 1000, PETS)
+
+
+def test_model_without_a_head_is_an_error():
+    with pytest.raises(ConfigError, match=r"no classification head; .* `vitrail fewshot`"):
+        match_classes((), 0, PETS)
+
+
+# ImageNet-ReaL
+
+
+class ValidationSource(LabelSource):
+    """ImageNet validation images by number."""
+
+    def __init__(self, numbers):
+        super().__init__(["a", "b", "c"], np.zeros(len(numbers), int))
+        self.numbers = numbers
+
+    def name(self, index):
+        return f"val/n01440764/ILSVRC2012_val_{self.numbers[index]:08}.JPEG"
+
+
+def top1_predictions(best):
+    return Predictions(
+        classes=("a", "b", "c"),
+        logits=np.eye(3, dtype=np.float32)[best],
+        labels=np.zeros(len(best), int),
+        indices=np.arange(len(best)),
+    )
+
+
+def correct_of(path, source, predictions, columns=None):
+    return real_correct(read_real_labels(path), ClassMatch(source, columns, []), predictions)
+
+
+def write_real_labels(tmp_path, entries):
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_real_correct_if_any_label_is_predicted(tmp_path):
+    path = write_real_labels(tmp_path, [[0, 2], [], [1]])
+    correct = correct_of(path, ValidationSource([3, 2, 1, 1]), top1_predictions([1, 0, 2, 1]))
+    assert correct.tolist() == [True, True, False]
+
+
+def test_real_needs_validation_file_names(tmp_path):
+    with pytest.raises(DataError, match="no ReaL label for '0'"):
+        correct_of(
+            write_real_labels(tmp_path, [[0]]),
+            LabelSource(["a"], np.zeros(1)),
+            top1_predictions([0]),
+        )
+
+
+def test_real_number_beyond_the_list(tmp_path):
+    with pytest.raises(DataError, match=r"no ReaL label for .*val_00000002\.JPEG'"):
+        correct_of(write_real_labels(tmp_path, [[0]]), ValidationSource([2]), top1_predictions([0]))
+
+
+@pytest.mark.parametrize("content", ['{"a": 1}', "[1, 2]", "no json"])
+def test_real_labels_must_be_a_list_of_lists(tmp_path, content):
+    path = tmp_path / "real.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"real\.json (must be a JSON list|cannot be read)"):
+        correct_of(path, ValidationSource([1]), top1_predictions([0]))
+
+
+def test_real_labels_are_indices_of_the_models_classes(tmp_path):
+    path = write_real_labels(tmp_path, [[2], [0]])
+    correct = correct_of(
+        path, ValidationSource([1, 2]), top1_predictions([0, 1]), columns=[2, 0, 1]
+    )
+    assert correct.tolist() == [True, True]

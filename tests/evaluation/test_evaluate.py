@@ -1,0 +1,454 @@
+"""`vitrail.evaluate` on a small trained model; inference, and test-time augmentation."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tiny_runs import tiny_run, write_colors, write_folder
+from vitrail import ConfigError, DataError
+from vitrail.checkpoints.adapt import with_head, with_temperature
+from vitrail.cli import main
+from vitrail.data.datasets import Sample
+from vitrail.data.preprocessing import preset
+from vitrail.evaluation import evaluate as evaluation
+from vitrail.evaluation.evaluate import Views, average_views, quick_evaluate
+
+PREPROCESSING = preset("google", (4, 4))
+IMAGES = torch.arange(2 * 1 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A dataset of colors, and a model trained on it."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_colors(folder / "colors.npz", test=41)
+    tiny_run(data, folder / "run", steps=30)
+    return folder / "run", data
+
+
+def test_result_is_independent_of_the_batch_size(trained):
+    model, data = trained
+    whole = vitrail.evaluate(model, data, batch_size=64)
+    assert whole.samples == 41
+    assert (
+        whole.accuracy == vitrail.load(model).metadata.provenance["test accuracy"]
+    )  # as in training
+    for batch_size in (1, 7, 40):
+        other = vitrail.evaluate(model, data, batch_size=batch_size)
+        assert other.accuracy == whole.accuracy
+        for name, estimate in whole.estimates.items():
+            assert other.estimates[name] == pytest.approx(estimate, abs=1e-6), name
+
+
+def run_command(*words, processes=1):
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launch = [*several, "-m", "vitrail"] if processes > 1 else ["-m", "vitrail"]
+    done = subprocess.run(
+        [sys.executable, *launch, *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_two_processes_return_exactly_the_result_of_one(trained):
+    words = ("evaluate", *trained, "--json", "--batch-size", "4")
+    assert run_command(*words, processes=2) == run_command(*words)
+
+
+def test_default_split_is_test(trained):
+    model, data = trained
+    assert vitrail.evaluate(model, data).notes == ("split: test",)
+    train = vitrail.evaluate(model, data, "train")
+    assert train.samples == 30
+    assert "trained on exactly these images" in train.notes[-1]
+
+
+def test_flip_and_crops_change_the_loss(trained):
+    model, data = trained
+    plain = vitrail.evaluate(model, data)
+    for views in ({"flip": True}, {"crops": 5}):
+        averaged = vitrail.evaluate(model, data, **views)
+        assert averaged.samples == 41
+        assert averaged.loss != plain.loss
+
+
+def test_restrict_limits_the_classes(trained, tmp_path):
+    model, _ = trained
+    data = write_colors(tmp_path / "two.npz", classes=2, test=40)
+    all_compete = vitrail.evaluate(model, data)
+    assert all_compete.predictions is not None
+    assert all_compete.predictions.logits.shape == (40, 3)
+    two = vitrail.evaluate(model, data, restrict=True)
+    assert two.predictions is not None
+    assert two.predictions.logits.shape == (40, 2)
+    assert two.accuracy >= all_compete.accuracy
+
+
+def test_multi_label_data_has_average_precision(tmp_path):
+    folder = write_folder(tmp_path / "pictures", 4)
+    lines = ["path,labels"]
+    lines += [f"{n}/{k}.png,{n}" for n in ("red", "green") for k in range(4)]
+    lines += [f"blue/{k}.png,blue|green" for k in range(4)]
+    (folder / "labels.csv").write_text("\n".join(lines))
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    result = vitrail.evaluate(model, folder, "all")
+    assert {"mean_average_precision", "f1_micro", "f1_macro"} <= result.estimates.keys()
+    assert result.calibration is None
+
+
+def test_perfect_model_has_no_temperature_to_save(trained, tmp_path, capsys):
+    model, data = map(str, trained)
+    assert main(["evaluate", model, data, "--save-temperature", str(tmp_path / "out")]) == 2
+    output = capsys.readouterr()
+    assert "all 41 images are classified correctly" in output.err
+    assert "top-1 accuracy" in output.out  # the metrics are printed first
+    assert not (tmp_path / "out").exists()
+
+
+def test_saved_temperature_calibrates_and_keeps_predictions(tmp_path, capsys):
+    data = write_colors(tmp_path / "colors.npz", test=60)
+    arrays = dict(np.load(data))
+    arrays["y_test"][:9] = (arrays["y_test"][:9] + 1) % 3  # wrong labels
+    np.savez(data, **arrays)
+    model = tiny_run(data, tmp_path / "run", steps=30).folder
+    words = [str(model), str(data), "--save-temperature", str(tmp_path / "calibrated")]
+    assert main(["evaluate", *words, "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    after = vitrail.evaluate(tmp_path / "calibrated", data)
+    assert after.accuracy == before["accuracy"]
+    assert after.calibration is not None
+    assert after.calibration.temperature == pytest.approx(1, abs=1e-3)
+    assert after.loss <= before["loss"]
+    scaled = vitrail.load(tmp_path / "calibrated")
+    stated = scaled.metadata.provenance["temperature"]
+    assert stated == pytest.approx(before["calibration"]["temperature"], abs=1e-5)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(scaled.eval()(images) * stated, vitrail.load(model).eval()(images))
+
+
+def test_calibrated_model_does_not_overwrite_another(trained, tmp_path, capsys):
+    vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
+    words = [*map(str, trained), "--save-temperature", str(tmp_path / "other")]
+    assert main(["evaluate", *words]) == 2
+    assert "already contains a model" in capsys.readouterr().err
+
+
+def test_temperatures_multiply(trained):
+    model = vitrail.load(trained[0])
+    twice = with_temperature(with_temperature(model, 2.0), 3.0)
+    assert twice.metadata.provenance["temperature"] == 6.0
+    torch.testing.assert_close(twice.head.weight * 6, model.head.weight)
+
+
+@pytest.mark.parametrize("changes", [{}, {"distillation": True}, {"representation": 5}])
+def test_new_head_leaves_the_model_unchanged(changes):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, **changes).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weight = torch.randn(4, model.config.num_features)
+    bias = torch.randn(4)
+    headed = with_head(model, weight, bias, ["a", "b", "c", "d"])
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(headed(images), model.features(images) @ weight.T + bias)
+    assert headed.metadata.class_names == ("a", "b", "c", "d")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_command_writes_page_json_and_csv(trained, tmp_path, capsys):
+    model, data = trained
+    assert main(["evaluate", str(model), str(data), "--out", str(tmp_path / "out")]) == 0
+    output = capsys.readouterr().out
+    assert "top-1 accuracy" in output
+    assert max(map(len, output.splitlines()[2:])) <= 200
+    lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "picture,label,predicted,confidence,right"
+    assert len(lines) == 42
+    correct = sum(line.endswith(",1") for line in lines)
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert correct / 41 == written["accuracy"]
+    assert "<html" in (tmp_path / "out" / "evaluation.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch-size", "0"], "batch_size=0 must be at least 1"),
+        (["--workers", "-1"], "workers=-1 at least 0"),
+        (["--flip", "--save-temperature", "x"], "cannot be combined with"),
+        (["--split", "dev"], "has no split 'val'; it has: train, test"),
+        (["--real", "nothing.json"], "nothing.json cannot be read"),
+    ],
+)
+def test_invalid_arguments_are_one_line(trained, capsys, options, message):
+    assert main(["evaluate", *map(str, trained), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_unreadable_images_are_skipped_or_strict(trained, tmp_path):
+    folder = write_folder(tmp_path / "folder", 4)
+    (folder / "red" / "0.png").write_bytes(b"no picture")
+    result = vitrail.evaluate(trained[0], folder)
+    assert result.samples == 11
+    assert list(result.skipped) == ["red/0.png"]
+    with pytest.raises(DataError, match=r"red/0\.png"):
+        vitrail.evaluate(trained[0], folder, strict=True)
+    (folder / "red").rename(folder / "purple")
+    with pytest.raises(ConfigError, match="classes unknown to the model: 'purple'"):
+        vitrail.evaluate(trained[0], folder)
+
+
+# Inference
+
+
+class Grays:
+    """Uniform images whose gray level is the class: 0, 1, 2, 0, …; some are unreadable."""
+
+    in_memory = True
+    multi_label = False
+    classes = ("dark", "middle", "light")
+
+    def __init__(self, length, broken=()):
+        self.length = length
+        self.broken = broken
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise DataError("it is broken")
+        pixels = np.full((6, 5, 3), 100 * (index % 3), np.uint8)
+        return Sample(pixels, index % 3, self.name(index))
+
+    def name(self, index):
+        return f"image {index}"
+
+    def labels(self):
+        return np.arange(self.length) % 3
+
+
+def predict_gray(images):
+    """Logits of the brightness: all correct, except that light is predicted as middle."""
+    brightness = images.mean((1, 2, 3)) + 1  # 0, 0.78 or 1.57
+    return torch.stack([0.4 - brightness, brightness - 0.4, brightness * 0], 1) * 5
+
+
+def evaluate_grays(source, predict=predict_gray, batch_size=4, **more):
+    options = {"channels": 3, "batch_size": batch_size} | more
+    return quick_evaluate(predict, source, PREPROCESSING, **options)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 11, 64])
+def test_every_image_counts_once(batch_size):
+    got = evaluate_grays(Grays(11), batch_size=batch_size)
+    assert got.samples == 11
+    assert got.confusion is not None
+    assert got.confusion.tolist() == [[4, 0, 0], [0, 4, 0], [0, 3, 0]]
+    assert got.accuracy == 8 / 11
+    assert sorted(m.index for m in got.mistakes) == [2, 5, 8]
+
+
+def test_unreadable_images_do_not_count():
+    got = evaluate_grays(Grays(11, broken=(0, 1, 2, 3, 5)))
+    assert got.samples == 6
+    assert got.skipped == {f"image {n}": "it is broken" for n in (0, 1, 2, 3, 5)}
+
+
+def test_strict_raises_on_an_unreadable_image():
+    with pytest.raises(DataError, match="image 5: it is broken"):
+        evaluate_grays(Grays(11, broken=(5,)), strict=True)
+
+
+def test_source_without_readable_images_is_an_error():
+    with pytest.raises(DataError, match="none of 2 images could be read: image 0: it is"):
+        evaluate_grays(Grays(2, broken=(0, 1)))
+
+
+def test_wrong_number_of_outputs_is_an_error():
+    with pytest.raises(ConfigError, match=r"shape \(7,\) per image .* has 3 classes"):
+        evaluate_grays(Grays(3), lambda images: torch.zeros(len(images), 7))
+
+
+def test_inference_has_no_gradients():
+    weight = torch.ones(1, requires_grad=True)
+    outputs = []
+    evaluate_grays(Grays(3), lambda images: outputs.append(weight * 2) or predict_gray(images))
+    assert not outputs[0].requires_grad
+
+
+def test_progress_reaches_the_total():
+    calls = []
+    evaluate_grays(Grays(11, broken=(2,)), progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(4, 11), (8, 11), (11, 11)]
+
+
+@pytest.mark.parametrize("broken", [(), (1, 3), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
+def test_all_processes_call_the_model_equally_often(monkeypatch, broken):
+    """Nine images in pairs over two processes: three batches and two."""
+    calls = []
+    monkeypatch.setattr(evaluation.distributed, "world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(evaluation.distributed, "rank", lambda rank=rank: rank)
+        shapes = []
+        calls.append(shapes)
+        try:
+            evaluate_grays(
+                Grays(9, broken), lambda x, s=shapes: s.append(x.shape[1:]) or predict_gray(x), 2
+            )
+        except DataError:
+            assert len(broken) == 9
+    assert [len(shapes) for shapes in calls] == [3, 3]
+    assert {tuple(shape) for shapes in calls for shape in shapes} == {(3, 4, 4)}
+
+
+TWO = """
+import sys
+import torch
+from torch import nn
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+sys.path[:0] = sys.argv[1:]
+from test_evaluate import Grays, evaluate_grays
+from vitrail import DataError
+from vitrail.distributed import exit_process
+
+dist.init_process_group("gloo")
+dist.init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+fully_shard(model[1]); fully_shard(model)
+got = evaluate_grays(Grays(9, (1, 3)), model, 2)  # the second process skips its whole first pair
+model(torch.ones(2, 3, 4, 4)).sum().backward()  # gathered parameters can be trained
+try:
+    evaluate_grays(Grays(9, (4,)), model, 2, strict=True)
+except DataError as error:
+    stopped = str(error)
+values = (got.samples, got.accuracy, got.confusion.tolist())
+print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, got.loss, flush=True)
+dist.destroy_process_group()
+exit_process(0)
+"""
+
+
+def test_two_fsdp_processes_return_the_result_of_one():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    shared |= {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", TWO, *map(str, Path(__file__).parents[:2])]
+    both = [
+        subprocess.Popen(
+            command,
+            env=os.environ | shared | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=200) for process in both]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    alone = evaluate_grays(Grays(9, (1, 3)), model, 9)
+    assert alone.confusion is not None
+    values = (alone.samples, alone.accuracy, alone.confusion.tolist())
+    mistakes = [m.index for m in alone.mistakes]
+    line = f"{values} {mistakes} {sorted(alone.skipped)} image 4: it is broken"
+    for out, errors in outputs:
+        values, _, loss = out.rpartition(" ")
+        assert values == line, errors
+        assert float(loss) == pytest.approx(alone.loss, abs=1e-6)
+
+
+# Test-time augmentation
+
+
+def test_single_view_is_the_unchanged_function():
+    def predict(images):
+        return images
+
+    assert average_views(predict, Views(), (6, 6), "softmax") is predict
+
+
+def test_five_crops_are_corners_and_center():
+    views = list(Views(crops=5).of(IMAGES, (4, 4)))
+    starts = [(0, 0), (0, 2), (2, 0), (2, 2), (1, 1)]
+    for view, (top, left) in zip(views, starts, strict=True):
+        assert torch.equal(view, IMAGES[..., top : top + 4, left : left + 4])
+
+
+def test_flip_doubles_the_views():
+    views = list(Views(flip=True, crops=5).of(IMAGES, (4, 4)))
+    assert len(views) == 10
+    assert torch.equal(views[1], views[0].flip(-1))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_probabilities_are_averaged(loss):
+    def predict(images):
+        return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1) / 10
+
+    got = average_views(predict, Views(flip=True), (6, 6), loss)(IMAGES)
+    probabilities = torch.softmax if loss == "softmax" else lambda x, dim: x.sigmoid()
+    mean = (probabilities(predict(IMAGES), 1) + probabilities(predict(IMAGES.flip(-1)), 1)) / 2
+    assert torch.allclose(probabilities(got, 1), mean, atol=1e-6)
+
+
+def test_crops_are_taken_from_the_resized_image():
+    timm = preset("timm", (224, 224))
+    larger = Views(crops=5).enlarged(timm)
+    assert larger == replace(timm, size=(248, 248), resize_to=(248, 248))
+    assert Views(flip=True).enlarged(timm) == timm
+
+
+def test_preprocessing_without_crop_is_enlarged_for_crops():
+    assert Views(crops=5).enlarged(preset("google", (224, 112))).size == (256, 128)
+
+
+@pytest.mark.parametrize("resize", ["direct", "short-side"])
+def test_exact_resize_is_enlarged_for_crops(resize):
+    exact = replace(preset("google", (224, 112)), resize=resize, resize_to=(224, 112))
+    larger = Views(crops=5).enlarged(exact)
+    assert larger == replace(exact, size=(256, 128), resize_to=(256, 128))
+    assert Views().enlarged(exact) == exact
+
+
+class WithoutFloat64(torch.Tensor):
+    """As on Apple's GPUs: no float64 before the tensor is on the CPU."""
+
+    def double(self):
+        raise TypeError("no float64 here")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_averaging_works_on_devices_without_float64(loss):
+    def predict(images):
+        return images[:, 0, 0].as_subclass(WithoutFloat64)
+
+    got = average_views(predict, Views(flip=True), (6, 6), loss)(IMAGES)
+    assert type(got) is torch.Tensor
+    assert got.shape == (2, 6)
+
+
+def test_unsupported_number_of_crops():
+    with pytest.raises(ConfigError, match="crops=3 is not supported; use 1 or 5"):
+        Views(crops=3)

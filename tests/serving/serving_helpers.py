@@ -1,0 +1,123 @@
+"""Small servers for tests: a tiny model, noise images, and work that can be blocked."""
+
+import asyncio
+import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.data.preprocessing import preset
+from vitrail.prediction.predictor import Predictor
+from vitrail.serving.app import make_app
+from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.server import make_server
+from vitrail.serving.state import AppState
+
+CLASSES = ("red", "green", "blue")
+COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
+
+
+def tiny_model(seed=0):
+    """A ViT with a random head."""
+    torch.manual_seed(seed)
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    model.metadata = Metadata(preprocessing=preset("google", (8, 8), 3), class_names=CLASSES)
+    return model.eval()
+
+
+def encoded_image(color="red", size=(8, 8), format="PNG", seed=0):
+    """A noisy image of one color, encoded."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 55, (*size, 3)) + np.array(COLORS[color])
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(buffer, format)
+    return buffer.getvalue()
+
+
+@contextmanager
+def make_state(models=None, *, batch_size=4, limits=None, **options):
+    """An `AppState` with models, by name."""
+    options = {"allow_hosts": ("testserver",), **options}  # the test client's Host header
+    limits = limits or Limits()
+    state = AppState(ServerConfig(batch_size=batch_size, log="off", limits=limits, **options))
+    try:
+        for name, model in (models or {"tiny": tiny_model()}).items():
+            state.add_model(name, Predictor(model, device="cpu"))
+        yield state
+    finally:
+        state.close()
+
+
+@contextmanager
+def server_port(state):
+    """The port of a real server, in a thread of this process."""
+    with running_server(state) as (_, port):
+        yield port
+
+
+@contextmanager
+def running_server(state):
+    """A real server in a thread of this process, and its port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = make_server(make_app(state), state)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+
+class Gate:
+    """Work that blocks until it is opened, and records its batches."""
+
+    def __init__(self, batch_size=4):
+        self.batch_size, self.batches = batch_size, []
+        self.started, self.open = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, items):
+        self.batches.append(list(items))
+        self.started.release()
+        assert self.open.wait(60)
+        return [(item, len(items)) for item in items]
+
+
+@contextmanager
+def blocked_batcher(state):
+    """Keep the batch thread busy until the gate is opened, or to the end."""
+    gate = Gate()
+
+    async def submit():
+        state.batcher.submit(gate, ["block"])
+
+    asyncio.run(submit())
+    assert gate.started.acquire(timeout=60)
+    try:
+        yield gate
+    finally:
+        gate.open.set()
+
+
+def wait_for(condition, seconds=60):
+    """Wait until a condition is true, or fail."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def metric(state, name, **labels):
+    """The current value of a Prometheus sample."""
+    return state.metrics.registry.get_sample_value(name, labels)

@@ -1,0 +1,244 @@
+"""Explanations of a served model."""
+
+import base64
+import io
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail import ConfigError, DataError, MixerConfig
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.pictures import as_seen
+from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.rollout import rollout
+from vitrail.models.mixer import MlpMixer
+from vitrail.models.vit import VisionTransformer
+from vitrail.serving.overlay import attention, explain, methods_of
+from vitrail.serving.schemas import AttentionResponse
+
+NAMES = ("sun", "moon", "star")
+
+
+def encoded(width, height):
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def served(config, **preprocessing_options):
+    """A model with random weights, in eval mode."""
+    torch.manual_seed(0)
+    model = VisionTransformer(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    preprocessing = Preprocessing(
+        size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **preprocessing_options
+    )
+    model.metadata = Metadata(preprocessing=preprocessing, class_names=NAMES)
+    return model
+
+
+@pytest.fixture
+def model(tiny):
+    return served(tiny)
+
+
+@pytest.fixture
+def data():
+    return encoded(40, 24)
+
+
+def mixer():
+    return MlpMixer(
+        MixerConfig(
+            depth=1, width=8, tokens_mlp=4, channels_mlp=8, patch_size=4, image_size=8,
+            num_classes=3,
+        )
+    )  # fmt: skip
+
+
+def pixels(png):
+    return np.asarray(Image.open(io.BytesIO(png)), dtype=int)
+
+
+def maps_of(result):
+    shape = (result.layers, result.heads, *result.grid)
+    return np.frombuffer(base64.b64decode(result.maps), np.uint8).reshape(shape)
+
+
+def test_every_informative_method_is_available(model):
+    assert set(methods_of(model)) == METHODS.keys() - {"random", "center"}
+    assert methods_of(model)[0] == "relevance"
+
+
+def test_methods_depend_on_the_model(tiny):
+    assert methods_of(served(replace(tiny, num_classes=0))) == ("rollout", "last layer")
+    assert methods_of(mixer()) == ()
+    assert methods_of(None) == ()
+
+
+def test_explanation_is_a_png_of_the_image_aspect_ratio(model, data):
+    for method in methods_of(model):
+        png = explain(model, data, method=method, label=None)
+        image = Image.open(io.BytesIO(png))
+        assert image.format == "PNG"
+        assert image.width / image.height == pytest.approx(40 / 24, abs=0.01)
+
+
+def test_label_defaults_to_the_predicted_class(model, data):
+    result = {name: pixels(explain(model, data, method="relevance", label=name)) for name in NAMES}
+    assert (result["sun"] != result["moon"]).any()
+    with torch.no_grad():
+        predicted = NAMES[int(model(as_seen(model, data)[None]).argmax())]
+    default = pixels(explain(model, data, method="relevance", label=None))
+    assert (default == result[predicted]).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "label", "message"),
+    [
+        ("relevence", None, "did you mean 'relevance'"),
+        ("random", None, "unknown method 'random'"),
+        ("relevance", "sunn", "did you mean 'sun'"),
+        ("rollout", "comet", "unknown class 'comet'; known: sun, moon, star"),
+        ("rollout", "sun", "rollout is the same for every class"),
+    ],
+)
+def test_invalid_method_or_class_is_rejected(model, data, method, label, message):
+    with pytest.raises(ConfigError, match=message):
+        explain(model, data, method=method, label=label)
+
+
+def test_model_without_attention_is_rejected(data):
+    with pytest.raises(ConfigError, match="has no attention"):
+        explain(mixer(), data, method="relevance", label=None)
+    with pytest.raises(ConfigError, match="has no attention"):
+        attention(mixer(), data)
+
+
+def test_unreadable_image_is_rejected(model):
+    with pytest.raises(DataError):
+        explain(model, b"not an image", method="rollout", label=None)
+    with pytest.raises(DataError):
+        attention(model, b"not an image")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pool": "cls"}, {"pool": "cls", "registers": 2}, {"pool": "mean"}, {"pool": "map"}]
+)
+def test_maps_follow_what_the_head_reads(tiny, data, changes):
+    model = served(replace(tiny, **changes))
+    result = attention(model, data)
+    image = as_seen(model, data)[None]
+    prefix = model.config.num_prefix
+    with torch.no_grad():
+        if changes["pool"] == "map":
+            read = model.pool.attention_map(model.encode(image))[0, :, 0].mean(0)  # (h * w,)
+        else:
+            read = torch.full((4,), 1 / 4)
+        expected = []
+        for maps in model.attention_maps(image):  # (1, H, N, N)
+            rows = maps[0, :, 0] if changes["pool"] == "cls" else read @ maps[0, :, prefix:]
+            expected.append(rows[:, prefix:].unflatten(1, (2, 2)))
+    expected = torch.stack(expected)  # (L, H, h, w)
+    peaks = torch.tensor(result.peaks)
+    torch.testing.assert_close(peaks, expected.amax(dim=(2, 3)), atol=1e-5, rtol=0)
+    shares = torch.tensor(maps_of(result) / 255.0) * peaks[:, :, None, None]
+    torch.testing.assert_close(shares.float(), expected, atol=3e-3, rtol=0)
+    assert (maps_of(result).max(axis=(2, 3)) == 255).all()
+
+
+def test_rollout_is_included(model, data):
+    result = attention(model, data)
+    rolled = np.frombuffer(base64.b64decode(result.rollout), np.uint8).reshape(result.grid)
+    expected = rollout(model, as_seen(model, data)[None])[0].numpy()
+    assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
+
+
+def test_attention_response_is_small_json(model, data):
+    result = attention(model, data)
+    assert AttentionResponse.model_validate_json(result.model_dump_json()) == result
+    assert (result.layers, result.heads, result.grid) == (2, 2, [2, 2])
+    assert len(result.model_dump_json()) < 1000
+
+
+def test_box_is_the_visible_part_of_the_image(tiny):
+    cut = served(tiny, resize="short-side", resize_to=(8, 8))
+    assert attention(served(tiny), encoded(40, 20)).box == [0, 0, 1, 1]
+    assert attention(cut, encoded(40, 20)).box == [0, 0.25, 1, 0.5]
+    assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
+
+
+def test_explanations_leave_the_model_unchanged(model, data):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explain(model, data, method="relevance", label="moon")
+    attention(model, data)
+    assert not any(module.training for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_explanations_are_thread_safe(model, data):
+    image = as_seen(model, data)[None]
+    with torch.inference_mode():
+        expected = model(image)
+    png, stop, wrong = [], threading.Event(), []
+    alone = explain(model, data, method="relevance", label="sun")
+
+    def predict():
+        while not stop.is_set():
+            with torch.inference_mode():
+                if not torch.equal(model(image), expected):
+                    wrong.append("different logits")
+
+    def look():
+        for _ in range(10):
+            png.append(explain(model, data, method="relevance", label="sun"))
+            attention(model, data)
+
+    predicting, looking = threading.Thread(target=predict), threading.Thread(target=look)
+    predicting.start()
+    looking.start()
+    looking.join()
+    stop.set()
+    predicting.join()
+    assert wrong == []
+    assert png == [alone] * 10
+
+
+def test_explanations_ignore_token_merging(model, data):
+    png, maps = explain(model, data, method="relevance", label="sun"), attention(model, data)
+    model.merge = 1
+    assert explain(model, data, method="relevance", label="sun") == png
+    assert attention(model, data) == maps
+    assert model.merge == 1
+
+
+def test_lag_of_the_convolutional_stem(tiny, data):
+    stem = served(replace(tiny, stem="conv"))
+    assert attention(served(tiny), data).lag == 0
+    assert attention(stem, data).lag == pytest.approx(3 / 8)
+    explain(stem, data, method="rollout", label=None)
+
+
+def test_unknown_class_error_does_not_list_many_classes(tiny, data):
+    many = served(replace(tiny, num_classes=21))
+    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
+    with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
+        explain(many, data, method="relevance", label="moon")
+
+
+def test_method_defaults_to_the_first(tiny, model, data):
+    png = explain(model, data, method=None, label="moon")
+    assert png == explain(model, data, method="relevance", label="moon")
+    bare = served(replace(tiny, num_classes=0))
+    bare.metadata = replace(bare.metadata, class_names=())
+    png = explain(bare, data, method=None, label=None)
+    assert png == explain(bare, data, method="rollout", label=None)

@@ -1,0 +1,244 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+from serving_helpers import CLASSES, encoded_image, make_state, tiny_model
+from starlette.testclient import TestClient
+
+import vitrail
+from tiny_runs import tiny_run, write_colors
+from vitrail.errors import ConfigError
+from vitrail.probing import teaching
+from vitrail.probing.memory import remember, save_memory
+from vitrail.serving import teaching as serving_teaching
+from vitrail.serving.app import make_app
+from vitrail.serving.config import Limits
+from vitrail.serving.limits import ApiError, Upload
+
+
+def files(color, count=6, seed=0):
+    return [("pictures", (f"{n}", encoded_image(color, seed=seed + n))) for n in range(count)]
+
+
+@pytest.fixture
+def taught():
+    """A server whose model remembers images of red and green."""
+    model = tiny_model()
+    with make_state({"tiny": model}, allow_teach=True) as state:
+        served = state.registry.get(None)
+        predictor = served.predictor
+        images = [
+            predictor.preprocess(encoded_image(color, seed=50 + n))
+            for color in ("red", "green")
+            for n in range(5)
+        ]
+        values = predictor.forward_features(torch.stack(images)).numpy()
+        memory = remember(model, values, np.repeat([0, 1], 5), ("red", "green"))
+        state.add_model("tiny", predictor, memory)
+        with TestClient(make_app(state)) as client:
+            yield state, client
+
+
+def test_taught_class_is_predicted_at_once(taught):
+    state, client = taught
+    before = state.registry.get(None)
+    assert client.get("/model").json()["teach"] is True
+    response = client.post("/teach?name=blue", files=files("blue")).json()
+    assert response["classes"] == ["red", "green", "blue"]
+    assert (response["pictures"], response["replaced"], response["engine"]) == (6, False, "torch")
+    assert response["accuracy"] > 0.6
+    assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
+    for color in CLASSES:
+        answer = client.post("/predict", content=encoded_image(color, seed=90)).json()["answers"][0]
+        assert answer["label"] == color
+    assert before.predictor.classes == CLASSES  # requests keep the version they started with
+    assert state.registry.get(None) is not before
+
+
+def test_teaching_again_replaces_the_class_and_reports_unreadable_images(taught):
+    _, client = taught
+    client.post("/teach?name=blue", files=files("red"))
+    pictures = [*files("blue"), ("pictures", ("broken", b"text"))]
+    response = client.post("/teach?name=blue", files=pictures).json()
+    assert response["replaced"] is True
+    assert response["pictures"] == 6
+    assert response["errors"][0]["name"] == "broken"
+    answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][0]
+    assert answer["label"] == "blue"
+
+
+@pytest.mark.parametrize(
+    ("query", "pictures", "status"),
+    [
+        ("", files("blue"), 422),
+        ("?name=", files("blue"), 422),
+        ("?name=%20%20", files("blue"), 422),
+        ("?name=a%00b", files("blue"), 422),
+        (f"?name={'x' * 101}", files("blue"), 422),
+        ("?name=blue", [("pictures", ("x", b"text"))], 422),
+        ("?name=blue", [("other", ("x", encoded_image()))], 400),
+    ],
+)
+def test_invalid_teach_request_changes_nothing(taught, query, pictures, status):
+    state, client = taught
+    before = state.registry.get(None)
+    assert client.post(f"/teach{query}", files=pictures).status_code == status
+    assert state.registry.get(None) is before
+
+
+def test_pixel_limit_applies_to_teaching(taught):
+    state, _ = taught
+    memory = state.registry.get(None).memory
+    with make_state(allow_teach=True, limits=Limits(pixels=100)) as strict:
+        strict.add_model("tiny", strict.registry.get(None).predictor, memory)
+        pictures = [
+            ("pictures", ("large", encoded_image(size=(20, 20)))),
+            *files("blue", count=1),
+        ]
+        response = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
+        assert response["pictures"] == 1
+        assert response["errors"][0]["name"] == "large"
+        assert "above the limit of 100 pixels" in response["errors"][0]["error"]
+
+
+def test_taught_model_is_saved_as_a_bundle(taught, tmp_path):
+    state, client = taught
+    state.teach_folders["tiny"] = tmp_path / "kept"
+    client.post("/teach?name=blue", files=files("blue"))
+    kept = vitrail.Predictor(tmp_path / "kept", device="cpu")
+    assert kept(encoded_image("blue", seed=90)).label == "blue"
+    assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can be taught further
+    (tmp_path / "file").write_text("")
+    state.teach_folders["tiny"] = tmp_path / "file" / "below"
+    before = state.registry.get(None)
+    rejected = client.post("/teach?name=gray", files=files("red"))
+    assert rejected.status_code == 503
+    assert str(tmp_path) not in rejected.text
+    assert state.registry.get(None) is before
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_failed_save_leaves_the_folder_unchanged(taught, tmp_path, monkeypatch, kept):
+    state, client = taught
+    folder = state.teach_folders["tiny"] = tmp_path / "kept"
+    folder.mkdir()
+    if kept:
+        assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+        (folder / "notes.txt").write_text("unrelated")
+    before, served = contents(folder), state.registry.get(None)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving_teaching, "save", full)  # fails after the memory was saved
+        assert client.post("/teach?name=gray", files=files("red")).status_code == 503
+    assert contents(folder) == before
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").mkdir()  # a directory blocks the move
+    before = contents(folder)
+    rejected = client.post("/teach?name=gray", files=files("red"))
+    assert rejected.status_code == 503
+    assert "was not added" in rejected.json()["error"]
+    assert contents(folder) == before
+    assert {path.name for path in folder.iterdir()} == {*before, "config.json"}
+    assert state.registry.get(None) is served
+    (folder / "config.json").rmdir()
+    assert client.post("/teach?name=gray", files=files("red")).status_code == 200
+    assert "gray" in vitrail.Predictor(folder, device="cpu").classes
+
+
+def test_taught_model_that_fails_to_load_is_not_saved(taught, tmp_path, monkeypatch):
+    state, client = taught
+    folder = state.teach_folders["tiny"] = tmp_path / "kept"
+
+    def fails(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(serving_teaching, "Predictor", fails)
+    assert client.post("/teach?name=blue", files=files("blue")).status_code == 500
+    assert not folder.exists()
+
+
+def test_abandoned_thread_does_not_undo_a_later_class(taught):
+    """It started before the other one and returns after it."""
+    state, client = taught
+    stuck, started, release = state.registry.get(None), threading.Event(), threading.Event()
+    rejected = []
+
+    def late(model, memory, taught):
+        started.set()
+        assert release.wait(20)
+        return teaching.fitted(model, memory, taught=taught)
+
+    def teach_slowly():
+        images = [state.pool.submit(encoded_image("red"), stuck.predictor.preprocess)]
+        uploads = [Upload("x", encoded_image("red"))]
+        try:
+            serving_teaching.teach(state.registry, "tiny", "gray", uploads, images, None)
+        except ApiError as refusal:
+            rejected.append(refusal.status)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_teaching, "fitted", late)
+        thread = threading.Thread(target=teach_slowly)
+        thread.start()
+        assert started.wait(20)
+    assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+    release.set()
+    thread.join(20)
+    assert rejected == [503]
+    assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
+
+
+def test_first_class_waits_for_a_second():
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    with make_state({"bare": model}, allow_teach=True) as state:
+        served = state.registry.get(None)
+        memory, notes = serving_teaching.load_memory(served.predictor, "bare", None)
+        assert notes == []
+        state.add_model("bare", served.predictor, memory)
+        client = TestClient(make_app(state))
+        first = client.post("/teach?name=red", files=files("red")).json()
+        assert "teach another one" in first["notes"][0]
+        second = client.post("/teach?name=blue", files=files("blue")).json()
+        assert second["classes"] == ["red", "blue"]
+        provenance = state.registry.get(None).predictor.metadata.provenance
+        assert provenance["taught"] == ["red", "blue"]
+        answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][
+            0
+        ]
+        assert answer["label"] == "blue"
+
+
+def test_memory_is_built_from_the_training_data(tmp_path):
+    data = write_colors(tmp_path / "colors.npz", train=30, test=6)
+    tiny_run(data, tmp_path / "run", steps=2)
+    predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
+    memory, notes = serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
+    assert memory.classes == CLASSES
+    assert "30 pictures of the 3 classes" in notes[0]
+    data.unlink()
+    with pytest.raises(ConfigError, match="--using"):
+        serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
+
+
+def test_taught_model_never_overwrites_another(tmp_path):
+    vitrail.save(tiny_model(), tmp_path / "one")
+    vitrail.save(tiny_model(), tmp_path / "other")
+    with pytest.raises(ConfigError, match="other already holds a model"):
+        serving_teaching.folder_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
+    with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
+        serving_teaching.folder_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+    values = np.zeros((2, tiny_model().config.num_features), np.float32)
+    save_memory(remember(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one")
+    own = serving_teaching.folder_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
+    assert own == tmp_path / "one"
+    free = serving_teaching.folder_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
+    assert free == tmp_path / "new" / "one"
+    assert serving_teaching.folder_for(None, "one", "one", several=False) is None

@@ -1,0 +1,62 @@
+"""metrics.jsonl and TensorBoard events."""
+
+import json
+
+import pytest
+
+from vitrail.training.callbacks import MetricsLog, read_rows
+from vitrail.training.recipes import METRICS
+
+
+def metrics_log(folder, after_step=0) -> MetricsLog:
+    return MetricsLog(folder, after_step=after_step, tensorboard=False)
+
+
+def test_rows_round_trip(tmp_path):
+    log = metrics_log(tmp_path)
+    rows = [{"step": 1, "loss": 2.5}, {"step": 2, "val/accuracy": 0.5}]
+    for row in rows:
+        log.add(row)
+    assert read_rows(tmp_path / METRICS) == rows == log.rows
+
+
+def test_rows_after_the_resumed_step_are_dropped(tmp_path):
+    first = metrics_log(tmp_path)
+    for step in range(1, 6):
+        first.add({"step": step})
+    again = metrics_log(tmp_path, after_step=3)
+    again.add({"step": 4, "loss": 1.0})
+    assert [row["step"] for row in read_rows(tmp_path / METRICS)] == [1, 2, 3, 4]
+
+
+def test_truncated_line_is_skipped(tmp_path):
+    (tmp_path / METRICS).write_text(json.dumps({"step": 1}) + '\n{"step": 2, "lo')
+    assert [row["step"] for row in metrics_log(tmp_path, after_step=9).rows] == [1]
+    assert (tmp_path / METRICS).read_text() == '{"step": 1}\n'
+
+
+def events(folder) -> dict[str, list[tuple[int, float]]]:
+    """Curves as TensorBoard shows them: the points of each name."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    curves = reader.EventAccumulator(str(folder / "tensorboard"))
+    curves.Reload()
+    names = curves.Tags()["scalars"]
+    return {name: [(point.step, point.value) for point in curves.Scalars(name)] for name in names}
+
+
+def test_tensorboard_scalars(tmp_path):
+    log = MetricsLog(tmp_path, after_step=0)
+    log.add({"step": 1, "loss": 2.5, "stage": "first"})
+    log.add({"step": 2, "loss": 1.5})
+    log.add({"step": 2, "val/accuracy": 0.5})
+    log.close()
+    assert events(tmp_path) == {"loss": [(1, 2.5), (2, 1.5)], "val/accuracy": [(2, 0.5)]}
+
+
+def test_tensorboard_hides_repeated_steps(tmp_path):
+    for after_step, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
+        log = MetricsLog(tmp_path, after_step=after_step)
+        for step in steps:
+            log.add({"step": step, "loss": float(after_step)})
+        log.close()
+    assert events(tmp_path) == {"loss": [(1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0)]}

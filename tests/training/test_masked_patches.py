@@ -1,0 +1,284 @@
+"""Masked patch prediction: corruption, targets, and learning."""
+
+import pytest
+import torch
+
+from vitrail import ConfigError, Metadata, Preprocessing, VisionTransformer, create
+from vitrail.data.transforms import normalize
+from vitrail.training.config import MaskedSettings
+from vitrail.training.masked_patches import (
+    MaskedPatches,
+    Pixels,
+    cell_means,
+    corrupt,
+    gather,
+    patchify,
+    random_others,
+    random_patches,
+)
+
+KINDS = ("mean-color", "colors-4x4", "pixels")
+
+
+@pytest.fixture
+def headless(tiny):
+    """A model of sixteen patches and no head."""
+    return tiny.change(image_size=16, num_classes=0)
+
+
+def objective(config, predict="mean-color", share=0.5, seed=0):
+    torch.manual_seed(seed)
+    return MaskedPatches(VisionTransformer(config), MaskedSettings(share=share, predict=predict))
+
+
+def awake(config, predict="mean-color", share=0.5):
+    made = objective(config, predict, share)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "expected"), [(0.5, 16, 8), (0.15, 16, 2), (0.01, 16, 1), (1.0, 9, 9)]
+)
+def test_each_image_has_the_configured_fraction_corrupted(share, count, expected):
+    indices = random_patches(torch.zeros(50, count, 3), share)
+    assert indices.shape == (50, expected)
+    assert all(len(row.unique()) == expected for row in indices)
+
+
+def test_patches_are_corrupted_uniformly():
+    torch.manual_seed(0)
+    counts = random_patches(torch.zeros(20_000, 10, 1), 0.5).flatten().bincount() / 20_000
+    torch.testing.assert_close(counts, torch.full((10,), 0.5), atol=0.02, rtol=0)
+
+
+def test_fractions_of_masked_swapped_and_kept_patches():
+    torch.manual_seed(0)
+    patches = torch.arange(400 * 100.0).reshape(400, 100, 1)  # each is one of a kind
+    indices = random_patches(patches, 0.5)
+    before, after = (
+        gather(patches, indices),
+        gather(corrupt(patches, indices, -torch.ones(1)), indices),
+    )
+    masked, same = after == -1, after == before
+    swapped = ~masked & ~same
+    for found, expected in ((masked, 0.8), (same, 0.1), (swapped, 0.1)):
+        assert found.float().mean().item() == pytest.approx(expected, abs=0.01)
+    from_elsewhere = (after // 100 != before // 100)[swapped]  # any picture of the batch
+    assert from_elsewhere.float().mean().item() == pytest.approx(399 / 400, abs=0.01)
+
+
+def test_other_patches_are_unchanged():
+    patches = torch.randn(4, 10, 3)
+    indices = random_patches(patches, 0.3)
+    untouched = torch.ones(4, 10, dtype=torch.bool).scatter(1, indices, False)
+    corrupted = corrupt(patches, indices, torch.zeros(3))
+    assert torch.equal(corrupted[untouched], patches[untouched])
+
+
+def test_swapped_patch_is_never_itself():
+    indices = torch.arange(3).expand(2, 3)
+    own = indices + 3 * torch.arange(2)[:, None]
+    drawn = torch.stack([random_others(torch.zeros(2, 3, 1), indices) for _ in range(200)])
+    assert not (drawn == own).any()
+    assert {tuple(d) for d in drawn[:, 0, :1].tolist()} == {(n,) for n in range(1, 6)}
+    assert random_others(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long)).item() == 0
+
+
+def test_only_corrupted_patches_have_a_loss(headless):
+    made = awake(headless)
+    outputs = []
+    made.model.encoder.register_forward_hook(lambda *args: outputs.append(args[2]))
+    images = torch.rand(3, 3, 16, 16)
+    torch.manual_seed(5)
+    loss = made(images)
+    (tokens,) = outputs
+    (gradient,) = torch.autograd.grad(loss, tokens)
+    changed = gradient.abs().sum(dim=-1) > 0
+    assert not changed[:, 0].any()  # the class token
+    torch.manual_seed(5)
+    indices = random_patches(torch.zeros(3, 16, 1), 0.5)
+    assert torch.equal(
+        changed[:, 1:], torch.zeros(3, 16, dtype=torch.bool).scatter(1, indices, True)
+    )
+
+
+def test_encoder_input_is_corrupted_at_the_predicted_patches(headless):
+    made, images = awake(headless), torch.rand(32, 3, 16, 16)
+    read = []
+    made.model.encoder.register_forward_pre_hook(lambda *args: read.append(args[1][0]))
+    torch.manual_seed(5)
+    made(images)
+    changed = (read[0] != made.model.tokens(images)).any(dim=-1)
+    torch.manual_seed(5)
+    indices = random_patches(torch.zeros(32, 16, 1), 0.5)
+    chosen = torch.zeros(32, 16, dtype=torch.bool).scatter(1, indices, True)
+    assert not changed[:, 0].any()  # the class token
+    assert not changed[:, 1:][~chosen].any()
+    assert changed[:, 1:][chosen].float().mean().item() == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize("predict", KINDS)
+def test_predictions_are_matched_to_their_patches(headless, predict):
+    made, images = awake(headless, predict), torch.randn(3, 3, 16, 16)
+    predictions = []
+    made.head.register_forward_hook(lambda *args: predictions.append(args[2]))
+    torch.manual_seed(5)
+    loss = made(images)
+    torch.manual_seed(5)
+    indices = random_patches(torch.zeros(3, 16, 1), 0.5)
+    targets = made.prediction.targets(images, headless, made.preprocessing)
+    losses = [
+        made.prediction.loss(
+            predictions[0][b, m][None, None], targets[b, indices[b, m]][None, None]
+        )
+        for b in range(3)
+        for m in range(8)
+    ]
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("mean_std", [((0.5,) * 3, (0.5,) * 3), ((0.1, 0.5, 0.9), (0.2, 0.3, 1.0))])
+def test_colors_are_recovered_from_normalized_images(headless, mean_std):
+    preprocessing = Preprocessing(size=(16, 16), mean=mean_std[0], std=mean_std[1])
+    pixels = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
+    pixels[0, :, :4, 4:8] = torch.tensor([255, 128, 31])[:, None, None]  # the second patch
+    pixels[0, :, 12:, 12:] = torch.tensor([32, 0, 254])[:, None, None]  # the last one
+    model = VisionTransformer(headless)
+    model.metadata = Metadata(preprocessing=preprocessing)
+    made = MaskedPatches(model, MaskedSettings())
+    images = normalize(pixels, preprocessing)
+    numbers = made.prediction.targets(images, headless, made.preprocessing)
+    expected = torch.zeros(1, 16, 1, dtype=torch.long)
+    expected[0, 1, 0] = 7 * 64 + 4 * 8 + 0
+    expected[0, 15, 0] = 1 * 64 + 0 * 8 + 7
+    assert torch.equal(numbers, expected)
+
+
+def test_mean_color_of_a_patch():
+    images = torch.rand(2, 3, 8, 12)
+    means = cell_means(images, (4, 6), 1)
+    torch.testing.assert_close(means[1, 3, 0], images[1, :, 4:, 6:].mean(dim=(1, 2)))
+
+
+@pytest.mark.parametrize("stride", [(8, 8), (4, 8), (14, 14), (2, 2), (6, 1)])
+def test_4x4_cells_do_not_cross_patches(stride):
+    images = torch.rand(1, 3, 2 * stride[0], 3 * stride[1])
+    cells = cell_means(images, stride, 4)
+    assert cells.shape == (1, 6, 16, 3)
+    fifth = images[:, :, stride[0] :, stride[1] : 2 * stride[1]]
+    expected = torch.nn.functional.adaptive_avg_pool2d(fifth, 4)
+    torch.testing.assert_close(cells[0, 4], expected[0].flatten(1).mT)
+
+
+def test_pixel_targets(headless):
+    images = torch.randn(2, 3, 16, 16)
+    targets = Pixels().targets(images, headless, Preprocessing(size=(16, 16)))
+    assert torch.equal(targets[1, 5], images[1, :, 4:8, 4:8].flatten())
+    assert torch.equal(patchify(images, (4, 4))[0, 3, 0], images[0, :, 12:, :4])
+
+
+def test_cell_predictions_match_their_targets(headless):
+    made = awake(headless, "colors-4x4").prediction
+    targets = torch.randint(512, (2, 8, 16))
+    right = 50.0 * torch.nn.functional.one_hot(targets, 512).flatten(2)
+    assert made.loss(right, targets) < 1e-6
+    assert made.loss(right, targets.roll(1, dims=2)) > 10
+
+
+@pytest.mark.parametrize(
+    ("predict", "start"), [("mean-color", 6.238), ("colors-4x4", 6.238), ("pixels", None)]
+)
+def test_initial_predictions_are_uniform(headless, predict, start):
+    images = torch.randn(2, 3, 16, 16)
+    loss = objective(headless, predict, share=1.0)(images)
+    assert loss.item() == pytest.approx(start or images.square().mean().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("predict", KINDS)
+@pytest.mark.parametrize("stem", ["patches", "conv"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_overfits_eight_images(headless, predict, stem, pool):
+    made = objective(headless.change(width=32, mlp_width=64, stem=stem, pool=pool), predict)
+    blocks = torch.rand(8, 3, 2, 2).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    images = 2 * blocks - 1
+    optimizer = torch.optim.Adam(made.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(100):
+        loss = made(images, torch.zeros(8))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) / 5 < losses[0] / 2
+
+
+VARIANTS = {
+    "cls": {},
+    "map": {"pool": "map"},
+    "representation": {"representation": 6},
+    "registers, distillation": {"registers": 2, "distillation": True},
+    "with a head": {"num_classes": 3},
+    "relative": {"position": "relative"},
+    "every layer": {"position_place": "every-layer"},
+    "hybrid": {"stem": "resnet", "patch_size": 1},
+    "oblong": {"patch_size": (4, 8)},
+    "gray": {"channels": 1},
+}
+
+
+@pytest.mark.parametrize("predict", KINDS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_trainable_weights_get_gradients(headless, name, predict):
+    config = headless.change(**VARIANTS[name])
+    made = awake(config, predict)
+    made(torch.rand(4, config.channels, 16, 16)).backward()
+    still = {n for n, p in made.named_parameters() if p.grad is None or not p.grad.any()}
+    frozen = {n for n, p in made.named_parameters() if not p.requires_grad}
+    assert still == frozen
+    unread = ("model.pool.", "model.representation.", "model.head.", "model.distillation_head.")
+    assert all(name.startswith(unread) for name in frozen)
+
+
+def test_other_image_sizes(headless):
+    made = awake(headless, "colors-4x4")
+    assert made(torch.rand(2, 3, 24, 8)).isfinite()
+
+
+def test_autocast_leaves_the_loss_exact(headless):
+    for kind in KINDS:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = awake(headless, kind)(torch.rand(2, 3, 16, 16))
+        assert loss.dtype == torch.float32
+        loss.backward()
+
+
+def test_masks_depend_on_the_torch_seed(headless):
+    made, images = awake(headless), torch.rand(2, 3, 16, 16)
+    losses = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(made(images).item())
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_number_of_colors_by_channels(headless):
+    assert awake(headless.change(channels=1)).head.out_features == 8
+    assert awake(headless.change(channels=2), "colors-4x4").head.out_features == 16 * 64
+
+
+@pytest.mark.parametrize("predict", ["mean-color", "colors-4x4"])
+def test_colors_of_four_channels_raise(headless, predict):
+    config = headless.change(channels=4)
+    with pytest.raises(ConfigError, match=r"4 channels have 8\^4 of them; use .*'pixels'"):
+        objective(config, predict)
+    assert awake(config, "pixels")(torch.rand(2, 4, 16, 16)).isfinite()
+
+
+def test_unsupported_models_raise(headless):
+    mixer = create("Mixer-S/16", depth=1, width=8, image_size=32, num_classes=0)
+    with pytest.raises(ConfigError, match=r"needs a Vision Transformer, .* MlpMixer"):
+        MaskedPatches(mixer, MaskedSettings())
+    with pytest.raises(ConfigError, match=r"patch_dropout=0.5 drops patches"):
+        objective(headless.change(patch_dropout=0.5))

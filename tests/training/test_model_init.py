@@ -1,0 +1,157 @@
+"""Linear probing, then fine-tuning: head initialization, and the probe as a lower bound."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitrail
+from tiny_runs import Recorder, tiny_run, write_colors
+from vitrail.data.datasets import open_dataset
+from vitrail.formatting import percent
+from vitrail.training.checkpoint import StopSignal
+from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
+from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
+
+HARMFUL = OptimSettings(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
+FLOAT32 = MachineSettings(precision="float32")
+
+
+@pytest.fixture
+def colors(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return write_colors(tmp_path / "colors.npz", train=90)
+
+
+@pytest.fixture
+def start(colors, tmp_path):
+    """A model with features and without a head."""
+    tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
+    model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
+    vitrail.save(model, tmp_path / "backbone")
+    return str(tmp_path / "backbone")
+
+
+def tune(colors, out, start, **changes):
+    changes = {"model": ModelSettings(), "head_init": "probe", "machine": FLOAT32} | changes
+    return tiny_run(colors, out, start=start, **changes)
+
+
+def weights(folder):
+    return vitrail.load(folder).state_dict()
+
+
+def test_initial_loss_is_that_of_the_probe(colors, tmp_path, start):
+    first = {}
+    for init in ("probe", "zeros"):
+        recorder = Recorder()
+        tune(colors, tmp_path / init, start, callback=recorder, steps=2, head_init=init)
+        first[init] = recorder.rows[0]["loss"]
+    assert first["zeros"] == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-5)
+    assert first["probe"] < 0.8 * first["zeros"]
+
+
+def test_head_reproduces_the_probe_metrics(colors, start):
+    model = vitrail.load(start)
+    train = open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
+    probe = fit_probe_head(model, train, dev, "dev", dev_from_train=False, workers=0)
+    images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
+    labels = torch.tensor([sample.label for sample in dev])
+    with torch.inference_mode():
+        logits = F.linear(model.features(images), *probe.init.values())
+    accuracy = (logits.argmax(1) == labels).double().mean()
+    assert probe.accuracy == pytest.approx(accuracy.item())
+    assert probe.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
+
+
+def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
+    recorder = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
+    assert any("keeping the linear probe" in line for line in recorder.lines)
+    before, after = weights(start), weights(tmp_path / "run")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    model = vitrail.load(start)
+    train = open_dataset(str(colors), "train")
+    whole = fit_probe_head(model, train, None, "", dev_from_train=False, workers=0)
+    # Refitted to all training images with the l2 that was chosen without dev.
+    assert after["head.weight"].shape == whole.final["head.weight"].shape
+    assert result.outcomes["test"].accuracy > 0.9
+    assert result.outcomes["dev"].accuracy > 0.9
+
+
+def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
+    monkeypatch.setattr(ProbeHead, "beats", lambda self, tuned: False)
+    recorder = Recorder()
+    tune(colors, tmp_path / "run", start, callback=recorder, steps=3)
+    assert any("keeping the fine-tuned model" in line for line in recorder.lines)
+    before, after = weights(start), weights(tmp_path / "run")
+    assert not torch.equal(after["stem.projection.weight"], before["stem.projection.weight"])
+
+
+def test_dev_is_held_out_of_train(colors, tmp_path, start):
+    result = tune(colors, tmp_path / "run", start, steps=2)
+    assert result.outcomes["dev"].samples == 9  # a tenth of 90
+    assert result.outcomes["test"].samples == 12
+
+
+def test_resume_is_bit_exact(colors, tmp_path, start, monkeypatch):
+    tune(colors, tmp_path / "alone", start)
+
+    class StopAfter(StopSignal):
+        asked = 0
+
+        def __bool__(self):
+            self.asked += 1
+            return self.asked >= 3
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
+        assert not tune(colors, tmp_path / "stopped", start).finished
+    assert (tmp_path / "stopped" / PROBE_HEAD).exists()
+    done = vitrail.train(colors, tmp_path / "stopped", resume=True)
+    assert done.finished
+    assert done.outcomes["dev"].samples == 9
+    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
+    assert all(torch.equal(alone[name], tensor) for name, tensor in resumed.items())
+    assert not (tmp_path / "stopped" / PROBE_HEAD).exists()
+
+
+def test_probe_head_round_trip(colors, tmp_path, start):
+    model, train = vitrail.load(start), open_dataset(str(colors), "train")
+    dev = open_dataset(str(colors), "test")
+    probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
+    probe.save(tmp_path)
+    again = read_probe_head(tmp_path)
+    assert again is not None
+    assert (again.dev, again.accuracy, again.loss, again.images) == (
+        *("val", probe.accuracy, probe.loss),
+        12,
+    )
+    for name, tensor in probe.final.items():
+        assert torch.equal(again.final[name], tensor)
+        assert not torch.equal(probe.init[name], tensor)  # it has learned from dev as well
+    assert read_probe_head(tmp_path / "nothing") is None
+
+
+def test_head_for_the_same_classes_is_kept(colors, tmp_path):
+    tiny_run(colors, tmp_path / "start", steps=60, machine=FLOAT32)
+    recorder = Recorder()
+    tiny_run(
+        colors,
+        tmp_path / "next",
+        start=str(tmp_path / "start"),
+        model=ModelSettings(),
+        optim=OptimSettings(),
+        steps=2,
+        callback=recorder,
+    )
+    assert not any("linear probe" in line for line in recorder.lines)
+    assert recorder.rows[0]["loss"] < 0.7
+
+
+def test_dev_accuracy_of_the_probe_excludes_dev_from_fitting(colors, tmp_path, start):
+    recorder = Recorder()
+    result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
+    (line,) = [line for line in recorder.lines if "keeping the linear probe" in line]
+    shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
+    assert shown in line

@@ -1,0 +1,471 @@
+"""Parameter groups and optimizers."""
+
+import copy
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from vitrail.errors import ConfigError
+from vitrail.models.build import build, create
+from vitrail.models.config import BitConfig, MixerConfig
+from vitrail.planning.trace import Ledger
+from vitrail.training.config import OptimSettings
+from vitrail.training.muon import Muon, orthogonalize
+from vitrail.training.optim import (
+    Adafactor,
+    distances_from_head,
+    freeze,
+    is_kernel,
+    make_optimizers,
+    set_learning_rates,
+)
+
+KINDS = ["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
+
+
+@pytest.fixture
+def model(tiny):
+    return build(tiny.change(layer_scale=0.1, registers=1, representation=8))
+
+
+@pytest.fixture
+def mixer():
+    return build(
+        MixerConfig(depth=2, width=8, tokens_mlp=4, channels_mlp=16, patch_size=4, image_size=8)
+    )
+
+
+@pytest.fixture
+def bit():
+    return build(BitConfig(blocks=(2, 1), image_size=32, num_classes=3))
+
+
+def net(seed=0):
+    """A weight of each sort: a factored matrix, small ones, a kernel, a norm and a token."""
+    torch.manual_seed(seed)
+    names = {
+        "stem.projection.weight": (4, 3, 2, 2),
+        "cls_token": (1, 4),
+        "encoder.blocks.0.attention.qkv.weight": (12, 4),
+        "encoder.blocks.0.norm1.weight": (4,),
+        "encoder.blocks.1.mlp.fc1.weight": (40, 36),
+        "head.weight": (3, 4),
+        "head.bias": (3,),
+    }
+    return {name: nn.Parameter(torch.randn(shape)) for name, shape in names.items()}
+
+
+def gradients(named, seed):
+    torch.manual_seed(seed)
+    for parameter in named.values():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def settings(kind, **changes):
+    return OptimSettings(
+        kind=kind, learning_rate=0.01, weight_decay=0.1, layer_decay=0.7, **changes
+    )
+
+
+def take_steps(named, optimizers, seeds):
+    for seed in seeds:
+        gradients(named, seed)
+        set_learning_rates(optimizers, 1 / (1 + seed))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+# Weight decay, layer-wise decay and rates
+
+
+def decayed(optimizers, named):
+    decay = {p: g["weight_decay"] for o in optimizers for g in o.param_groups for p in g["params"]}
+    return {name for name, parameter in named.items() if decay[parameter]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_decay_is_for_kernels_only(kind, model):
+    named = dict(model.named_parameters())
+    decayed_names = decayed(make_optimizers(named.items(), settings(kind), 2), named)
+    blocks = ["attention.qkv", "attention.merge", "mlp.fc1", "mlp.fc2"]
+    kernels = {f"encoder.blocks.{i}.{name}.weight" for i in (0, 1) for name in blocks}
+    assert decayed_names == kernels | {
+        "stem.projection.weight",
+        "representation.weight",
+        "head.weight",
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "learned-2d"},
+        {"position": "relative"},
+        {"pool": "map"},
+        {"stem": "resnet", "patch_size": 1},
+        {"stem": "conv"},
+        {"distillation": True},
+    ],
+    ids=str,
+)
+def test_kernels_exclude_positions_tokens_and_norms(tiny, changes):
+    model = build(tiny.change(image_size=32, **changes))
+    dense = (nn.Linear, nn.Conv2d)
+    names = {"PatchProjection", "StandardizedConv2d"}
+    expected = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, dense) or type(module).__name__ in names
+    }
+    assert {name for name, p in model.named_parameters() if is_kernel(name, p)} == expected
+
+
+def test_layer_decay_follows_the_distance_from_the_head(model):
+    distances = distances_from_head([name for name, _ in model.named_parameters()], 2)
+    expected = {"head.": 0, "representation.": 0, "encoder.norm.": 0}
+    expected |= {"encoder.blocks.1.": 1, "encoder.blocks.0.": 2}
+    expected |= {"stem.": 3, "position.": 3, "cls_token": 3, "registers": 3}
+    for name, distance in distances.items():
+        assert [d for start, d in expected.items() if name.startswith(start)] == [distance], name
+
+
+def test_objective_parameters_are_treated_like_the_head():
+    names = ["mask_token", "decoder.weight", "encoder.blocks.0.norm1.bias"]
+    assert list(distances_from_head(names, 2).values()) == [0, 0, 2]
+
+
+def test_positions_in_the_encoder_belong_to_their_block(tiny):
+    names = [name for name, _ in build(tiny.change(position="relative")).named_parameters()]
+    distances = distances_from_head(names, 2)
+    assert distances["encoder.positions.0.table"] == distances["encoder.blocks.0.norm1.bias"] == 2
+    assert distances["encoder.positions.1.table"] == distances["encoder.blocks.1.norm1.bias"] == 1
+
+
+def test_layer_decay_of_a_mixer(mixer):
+    distances = distances_from_head([name for name, _ in mixer.named_parameters()], 2)
+    assert distances["blocks.1.token_mixing.fc1.weight"] == 1
+    assert distances["blocks.0.norm1.weight"] == 2
+    assert distances["stem.weight"] == 3
+    assert distances["norm.weight"] == distances["head.weight"] == 0
+
+
+def test_layer_decay_of_a_bit(bit):
+    distances = distances_from_head([name for name, _ in bit.named_parameters()], 0)
+    assert distances["stages.1.0.conv1.weight"] == 1
+    assert distances["stages.0.1.conv1.weight"] == 2
+    assert distances["stages.0.0.shortcut.weight"] == 3
+    assert distances["root.weight"] == 4
+    assert distances["norm.weight"] == distances["head.weight"] == 0
+
+
+def test_every_parameter_is_in_one_group(model):
+    named = dict(model.named_parameters())
+    [optimizer] = make_optimizers(named.items(), settings("adamw"), 2)
+    distances = distances_from_head(named, 2)
+    peaks = {p: g["peak"] for g in optimizer.param_groups for p in g["params"]}
+    assert len(peaks) == sum(len(g["params"]) for g in optimizer.param_groups) == len(named)
+    for name, parameter in named.items():
+        assert peaks[parameter] == pytest.approx(0.01 * 0.7 ** distances[name])
+    assert all(group["lr"] == group["peak"] for group in optimizer.param_groups)
+    assert len(optimizer.param_groups) == 8  # with and without decay, for each distance
+
+
+def test_number_of_groups(model):
+    plain = OptimSettings(kind="adamw", learning_rate=0.01)
+    [optimizer] = make_optimizers(model.named_parameters(), plain, 2)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_learning_rates_follow_the_schedule(model):
+    optimizers = make_optimizers(model.named_parameters(), settings("muon"), 2)
+    set_learning_rates(optimizers, 0.25)
+    set_learning_rates(optimizers, 0.5)  # of the peak, not of what was set before
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            assert group["lr"] == 0.5 * group["peak"]
+
+
+def test_torch_optimizers_are_fused():
+    for kind in ("adamw", "adam", "sgd"):
+        [optimizer] = make_optimizers(net().items(), settings(kind), 2)
+        assert all(group["fused"] for group in optimizer.param_groups)
+
+
+def test_foreach_without_fused_kernel():
+    named = {name: nn.Parameter(p.to("meta")) for name, p in net().items()}
+    for kind in ("adamw", "adam", "sgd"):
+        [optimizer] = make_optimizers(named.items(), settings(kind), 2)
+        assert not any(group["fused"] for group in optimizer.param_groups)
+
+
+# Muon's share
+
+
+def muons(model, depth=2, **changes):
+    named = dict(model.named_parameters())
+    optim = settings("muon", muon_learning_rate=0.5, **changes)
+    ours, rest = make_optimizers(named.items(), optim, depth)
+    names = {parameter: name for name, parameter in named.items()}
+    assert isinstance(ours, Muon)
+    assert isinstance(rest, torch.optim.AdamW)
+    turned = {names[p]: g for g in ours.param_groups for p in g["params"]}
+    left = {names[p]: g for g in rest.param_groups for p in g["params"]}
+    assert turned.keys() | left.keys() == named.keys()
+    assert not turned.keys() & left.keys()
+    return turned, left
+
+
+def test_muon_parameters_of_a_vit(model):
+    turned, left = muons(model)
+    parts = {"attention.qkv": 3, "attention.merge": 1, "mlp.fc1": 1, "mlp.fc2": 1}
+    assert {name: group["parts"] for name, group in turned.items()} == {
+        f"encoder.blocks.{i}.{name}.weight": count for i in (0, 1) for name, count in parts.items()
+    } | {"stem.projection.weight": 1}
+    assert turned["encoder.blocks.0.mlp.fc1.weight"]["peak"] == pytest.approx(0.5 * 0.7**2)
+    assert left["head.weight"]["peak"] == 0.01
+
+
+def test_muon_parameters_of_a_mixer(mixer):
+    turned, _ = muons(mixer)
+    kinds = {name.split(".", 2)[2] for name in turned if name.startswith("blocks.")}
+    assert kinds == {f"{m}_mixing.fc{i}.weight" for m in ("token", "channel") for i in (1, 2)}
+
+
+def test_muon_parameters_of_a_bit(bit):
+    turned, left = muons(bit)
+    assert {name for name, p in bit.named_parameters() if p.ndim == 4} == turned.keys()
+    assert "head.weight" in left
+
+
+def test_muon_without_matrices_raises(model):
+    freeze(model, ["stem.*", "encoder.*"])
+    with pytest.raises(ConfigError, match=r"optim\.kind=adamw"):
+        make_optimizers(model.named_parameters(), settings("muon"), 2)
+
+
+# Each optimizer does what its paper says
+
+
+def one_by_one(kind, values, grads, t, rate, memory):
+    """One step in double precision, for one parameter."""
+    (b1, b2), decay = (0.9, 0.99 if kind == "lion" else 0.999), memory["decay"]
+    grads = grads.double()
+    if kind == "adam":
+        grads = grads + decay * values
+    if kind in ("adam", "adamw"):
+        m = memory["m"] = b1 * memory.get("m", 0) + (1 - b1) * grads
+        v = memory["v"] = b2 * memory.get("v", 0) + (1 - b2) * grads**2
+        step = m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + 1e-8)
+        return values - rate * (step + (decay * values if kind == "adamw" else 0))
+    if kind == "sgd":
+        memory["m"] = 0.9 * memory.get("m", 0) + grads + decay * values
+        return values - rate * memory["m"]
+    m = memory.get("m", torch.zeros_like(grads))
+    if kind == "lion":
+        memory["m"] = b2 * m + (1 - b2) * grads
+        return values - rate * ((b1 * m + (1 - b1) * grads).sign() + decay * values)
+    keep, squares = min(b2, 1 - t**-0.8), grads**2 + 1e-30
+    average = memory["v"] = keep * memory.get("v", 0) + (1 - keep) * squares
+    if grads.ndim == 2 and min(grads.shape) >= 32:  # means of an average are averages of means
+        rows, columns = average.mean(1, keepdim=True), average.mean(0, keepdim=True)
+        average = rows * columns / average.mean()
+    step = grads / average.sqrt()
+    step = step / max(1, step.square().mean().sqrt().item())
+    m = 0.9 * m + 0.1 * step
+    memory["m"] = m.bfloat16().double()
+    return values - rate * (m + decay * values)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "muon"])
+def test_five_steps_match_the_formula(kind):
+    named = net()
+    optimizers = make_optimizers(named.items(), settings(kind), 2)
+    distances = distances_from_head(named, 2)
+    values = {name: parameter.detach().double() for name, parameter in named.items()}
+    memory = {name: {"decay": 0.1 if is_kernel(name, p) else 0.0} for name, p in named.items()}
+    for t in range(1, 6):
+        gradients(named, t)
+        set_learning_rates(optimizers, 1 / t)
+        for name, p in named.items():
+            assert p.grad is not None
+            p.grad *= 3**t  # more than what is remembered: Adafactor clips its updates
+            rate = 0.01 * 0.7 ** distances[name] / t
+            values[name] = one_by_one(kind, values[name], p.grad, t, rate, memory[name])
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, parameter in named.items():
+        # An element whose Lion or bfloat16 momentum is about to turn may round the other way.
+        atol = 3e-5 if kind == "adafactor" else 1e-6
+        torch.testing.assert_close(parameter.detach().double(), values[name], atol=atol, rtol=1e-5)
+
+
+def test_muon_with_adamw():
+    named, before = net(), net()
+    optimizers = make_optimizers(named.items(), settings("muon"), 2)
+    gradients(named, 0)
+    name = "encoder.blocks.1.mlp.fc1.weight"
+    gradient = named[name].grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    rate = 0.02 * 0.7
+    expected = before[name] * (1 - rate * 0.1) - rate * orthogonalize([gradient])[0]
+    torch.testing.assert_close(named[name].detach(), expected.detach(), atol=1e-6, rtol=1e-5)
+    moved = named["head.bias"] - before["head.bias"]
+    torch.testing.assert_close(moved.abs(), torch.full((3,), 0.01), atol=1e-6, rtol=1e-4)
+
+
+def test_adafactor_state_is_factored():
+    named = net()
+    [optimizer] = make_optimizers(named.items(), settings("adafactor"), 2)
+    take_steps(named, [optimizer], [0])
+    matrix = optimizer.state[named["encoder.blocks.1.mlp.fc1.weight"]]
+    assert sorted(matrix) == ["columns", "momentum", "rows", "step"]
+    assert matrix["rows"].numel() + matrix["columns"].numel() == 40 + 36
+    assert matrix["momentum"].dtype == torch.bfloat16
+    assert "squares" in optimizer.state[named["stem.projection.weight"]]
+
+
+# What all of them promise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizer_state_dict_is_bit_exact(kind):
+    named, other = net(), net(1)
+    optimizers = make_optimizers(named.items(), settings(kind), 2)
+    take_steps(named, optimizers, [0, 1, 2])
+    saved = copy.deepcopy([optimizer.state_dict() for optimizer in optimizers])
+    others = make_optimizers(other.items(), settings(kind), 2)
+    with torch.no_grad():
+        for name, parameter in other.items():
+            parameter.copy_(named[name])
+    for optimizer, state in zip(others, saved, strict=True):
+        optimizer.load_state_dict(state)
+    take_steps(named, optimizers, [3, 4])
+    take_steps(other, others, [3, 4])
+    assert all(torch.equal(named[name], other[name]) for name in named)
+    states = [
+        {key: value.dtype for memory in o.state.values() for key, value in memory.items()}
+        for o in (*optimizers, *others)
+    ]
+    assert states[: len(optimizers)] == states[len(optimizers) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizer_state_is_tensors(kind):
+    named = net()
+    optimizers = make_optimizers(named.items(), settings(kind), 2)
+    take_steps(named, optimizers, [0])
+    for optimizer in optimizers:
+        assert optimizer.state
+        for memory in optimizer.state.values():
+            assert all(isinstance(value, torch.Tensor) for value in memory.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e10])
+def test_extreme_gradients_give_finite_weights(kind, scale):
+    named = net()
+    optimizers = make_optimizers(named.items(), settings(kind), 2)
+    for seed in range(3):
+        gradients(named, seed)
+        for parameter in named.values():
+            assert parameter.grad is not None
+            parameter.grad *= scale
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in named.values())
+    if scale == 0:
+        assert torch.equal(named["head.bias"], net()["head.bias"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_optimizer_reduces_the_loss(kind):
+    torch.manual_seed(0)
+    model = create("ViT-Mu/4", image_size=8, depth=1, num_classes=3)
+    optim = OptimSettings(kind=kind, learning_rate=0.05 if kind == "sgd" else 3e-3)
+    optimizers = make_optimizers(model.named_parameters(), optim, 1)
+    images, labels = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(3), abs=1e-5)
+    assert losses[-1] < 0.7 * losses[0]
+    assert sum(later < earlier for earlier, later in pairwise(losses)) > 20
+
+
+# Freezing
+
+
+def test_freeze_leaves_the_rest_trainable(model):
+    names = [name for name, _ in model.named_parameters()]
+    frozen = freeze(model, ("stem.*", "*.mlp.*", "cls_token"))
+    starts = [name for name in names if name.startswith("stem.") or ".mlp." in name]
+    assert sorted(frozen) == sorted([*starts, "cls_token"])
+    assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(frozen)
+    [optimizer] = make_optimizers(model.named_parameters(), settings("adamw"), 2)
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(names) - len(frozen)
+
+
+def test_freeze_without_patterns(model):
+    assert freeze(model, ()) == []
+
+
+def test_freeze_is_idempotent(model):
+    assert freeze(model, ("stem.*",)) == freeze(model, ("stem.*",))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "suggestion"),
+    [
+        ("stm.*", r"did you mean 'stem\.\*'\?"),
+        ("encoder", r"did you mean 'encoder\.\*'\?"),
+        ("encoder.block.0.*", r"did you mean 'encoder\.blocks\.0\.\*'\?"),
+        ("cls_tokn", r"did you mean 'cls_token'\?"),
+        ("nothing at all", r"there are cls_token, .*stem\.\*, .*head\.\*"),
+    ],
+)
+def test_unknown_freeze_pattern_suggests(model, pattern, suggestion):
+    with pytest.raises(ConfigError, match=rf"^unknown weights in optim\.freeze .*{suggestion}"):
+        freeze(model, ("head.*", pattern))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_freezing_everything_raises(model):
+    with pytest.raises(ConfigError, match="freezes every weight"):
+        freeze(model, ("head.*", "*"))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+SIDE = 64
+MATRIX = 4 * SIDE * SIDE  # bytes
+
+
+def bytes_for_a_moment(matrices: int) -> int:
+    ledger = Ledger()
+    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+        parameters = [nn.Parameter(torch.empty(SIDE, SIDE)) for _ in range(matrices)]
+        for parameter in parameters:
+            parameter.grad = torch.empty(SIDE, SIDE)
+        optimizer = Adafactor(parameters)
+        optimizer.step()  # makes what is remembered
+        begin = len(ledger.blocks)
+        optimizer.step()
+        changes = [ledger.bytes[b] * s for b, s in zip(ledger.blocks, ledger.signs, strict=True)]
+    return int(np.cumsum(changes[begin:]).max())
+
+
+def test_adafactor_allocates_one_matrix_at_a_time():
+    few, many = bytes_for_a_moment(2), bytes_for_a_moment(12)
+    assert few == many
+    assert MATRIX < few < 6 * MATRIX

@@ -1,0 +1,109 @@
+"""`vitrail.train` accepts what the command accepts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from tiny_runs import SETTINGS
+from vitrail.cli import parse
+from vitrail.training import trainer
+from vitrail.training.recipes import write_run
+
+RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
+
+
+@pytest.fixture
+def configs(monkeypatch):
+    """The configs that are changes; nobody carries them out."""
+    configs = []
+    monkeypatch.setattr(trainer, "run", lambda config, callback: configs.append(config))
+    return configs
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    path = tmp_path / "birds.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "args"),
+    [
+        ({"steps": 7}, ["--steps", "7"]),
+        ({"epochs": 2.5}, ["--epochs=2.5"]),
+        ({"optim": {"warmup": 0.2}}, ["--optim.warmup", "0.2"]),
+        ({"optim": {"warmup_steps": 4}}, ["--optim.warmup_steps", "4"]),
+        ({"batch_size": 4, "optim": {"kind": "sgd"}}, ["--batch-size=4", "--optim.kind=sgd"]),
+    ],
+    ids=lambda changes: " ".join(changes) if isinstance(changes, list) else "",
+)
+def test_keywords_override_a_recipe_like_options(configs, recipe, changes, args):
+    vitrail.train("pictures", "run", recipe=recipe, **changes)
+    [config] = configs
+    assert config.settings == parse(["train", "pictures", "--recipe", str(recipe), *args]).settings
+
+
+def test_alternatives_replace_those_of_the_recipe(configs, recipe):
+    vitrail.train("pictures", "run", recipe=str(recipe), steps=7, optim={"warmup": 0.2})
+    settings = configs[0].settings
+    assert (settings.steps, settings.epochs) == (7, None)
+    assert (settings.optim.warmup, settings.optim.warmup_steps) == (0.2, None)
+
+
+def test_none_overrides_nothing(configs, recipe):
+    vitrail.train("pictures", "run", recipe=recipe, steps=None)
+    assert configs[0].settings.epochs == 3
+
+
+def test_steps_and_epochs_together_raise(configs):
+    with pytest.raises(vitrail.ConfigError, match="both set the length of the run"):
+        vitrail.train("pictures", "run", steps=7, epochs=2)
+
+
+def test_start_may_be_a_path(configs, tmp_path):
+    vitrail.train(tmp_path / "pictures", tmp_path / "run", start=tmp_path / "model")
+    assert configs[0].start == str(tmp_path / "model")
+
+
+def test_model_object_as_start_raises(configs):
+    with pytest.raises(
+        vitrail.ConfigError, match=r"start is a VisionTransformer, .* vitrail\.save"
+    ):
+        vitrail.train("pictures", "run", start=vitrail.create("ViT-Mu/4", num_classes=3))
+
+
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """A run of which nothing but its settings is left."""
+    (tmp_path / "run").mkdir()
+    write_run(tmp_path / "run", SETTINGS, data="pictures", start="first")
+    return tmp_path / "run"
+
+
+def test_resume_with_changed_settings(configs, stopped):
+    changes = {"machine": {"micro_batch": 2}, "optim": {"learning_rate": 1e-5}}
+    vitrail.train("pictures", stopped, resume=True, **changes)
+    [config] = configs
+    assert (config.resume, config.start) == (True, "first")
+    machine = replace(SETTINGS.machine, micro_batch=2)
+    optim = replace(SETTINGS.optim, learning_rate=1e-5)
+    assert config.settings == replace(SETTINGS, machine=machine, optim=optim)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 9}, "steps=9 cannot be changed when a run is resumed"),
+        ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
+        ({"recipe": "deit-s16"}, "leave the recipe out"),
+        ({"start": "second"}, "started from first, not second; leave start out"),
+    ],
+)
+def test_resume_as_another_run_raises(configs, stopped, changes, message):
+    with pytest.raises(vitrail.ConfigError) as failure:
+        vitrail.train("pictures", stopped, resume=True, **changes)
+    assert message in str(failure.value)
+    assert not configs

@@ -1,0 +1,476 @@
+"""Training runs from settings to bundle."""
+
+import itertools
+import json
+import tomllib
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tiny_runs import CLASSES, SETTINGS, TINY, Recorder, tiny_run, write_colors
+from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
+from vitrail.models.registry import configuration
+from vitrail.training import budget as budgets
+from vitrail.training.auto_config import choose_precision
+from vitrail.training.budget import END_SECONDS, TimeBudget
+from vitrail.training.callbacks import Callback, read_rows
+from vitrail.training.config import (
+    LossSettings,
+    MachineSettings,
+    MaskedSettings,
+    MixSettings,
+    ModelSettings,
+    OptimSettings,
+    RunConfig,
+)
+from vitrail.training.recipes import read_recipe, read_run
+from vitrail.training.trainer import build
+
+
+@pytest.fixture
+def colors(tmp_path):
+    return write_colors(tmp_path / "colors.npz")
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return vitrail.load(folder).state_dict()
+
+
+def equal(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_run_writes_a_complete_bundle(colors, tmp_path):
+    result = tiny_run(colors, tmp_path / "run", steps=60)
+    model = vitrail.load(tmp_path / "run")
+    assert model.metadata.class_names == CLASSES
+    assert model.metadata.provenance["data"] == str(colors)
+    assert model.metadata.provenance["test accuracy"] == result.outcomes["test"].accuracy
+    assert result.finished
+    assert result.outcomes["test"].samples == 12
+    assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    bundle = {"model.safetensors", "config.json", "README.md"}
+    run = {"settings.toml", "metrics.jsonl", "report.html", ".lock"}
+    assert files - {"tensorboard"} == bundle | run  # events, where TensorBoard is installed
+
+
+def test_settings_of_a_run_are_complete(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", batch_size=None, optim=OptimSettings())
+    settings, data, start = read_run(tmp_path / "run")
+    assert (data, start) == (str(colors), "")
+    assert settings.batch_size
+    assert settings.optim.kind
+    assert settings.optim.learning_rate
+    assert settings.model.channels == 3
+
+
+def test_metrics_of_a_short_run(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", steps=10, evaluate_every=1.0)
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 11))
+    assert [row["step"] for row in rows if "test/accuracy" in row] == [5, 10]
+
+
+def test_seed_determines_the_weights(colors, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        tiny_run(colors, tmp_path / name, seed=seed)
+    a, b, c = (weights(tmp_path / name) for name in "abc")
+    assert equal(a, b)
+    assert not equal(a, c)
+
+
+def test_accumulation_matches_the_full_batch(colors, tmp_path):
+    optim = OptimSettings(kind="sgd", learning_rate=0.1, clip_norm=1.0)
+    tiny_run(colors, tmp_path / "whole", optim=optim)
+    tiny_run(colors, tmp_path / "parts", optim=optim, machine=MachineSettings(micro_batch=2))
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, False),
+        ({"mix": MixSettings(cutmix=1.0, after=0.0)}, True),
+        ({"model": replace(TINY, dropout=0.2)}, True),
+        ({"model": replace(TINY, drop_path=0.5)}, True),
+        ({"model": replace(TINY, patch_dropout=0.5)}, True),
+        ({"objective": "masked-patches"}, True),
+    ],
+    ids=["nothing", "cutmix", "dropout", "stochastic depth", "patch dropout", "masks"],
+)
+def test_random_draws_depend_on_the_micro_batch(colors, tmp_path, changes, drawn):
+    changes = {"optim": OptimSettings(kind="sgd", learning_rate=0.1), "steps": 4} | changes
+    tiny_run(colors, tmp_path / "whole", **changes)
+    tiny_run(colors, tmp_path / "parts", machine=MachineSettings(micro_batch=2), **changes)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    distance = max(float((whole[name] - parts[name]).abs().max()) for name in whole)
+    assert distance > 1e-3 if drawn else distance < 1e-5
+
+
+def test_micro_batch_is_recorded_but_not_a_setting(colors, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
+    tiny_run(colors, tmp_path / "run")
+    path = tmp_path / "run" / "settings.toml"
+    run = tomllib.loads(path.read_text())["run"]
+    assert run == {"data": str(colors), "from": "", "processes": 1, "micro_batch": 1}
+    assert read_run(tmp_path / "run")[0].machine.micro_batch is None
+    assert read_recipe(str(path)).machine.micro_batch is None
+
+
+def test_time_budget_ends_on_time(colors, tmp_path, monkeypatch):
+    ticks = itertools.count(step=0.01)  # each look at the clock is a hundredth of a second later
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr(budgets, "TimeBudget", partial(TimeBudget, clock=lambda: next(ticks)))
+    recorder = Recorder()
+    result = tiny_run(colors, tmp_path / "run", callback=recorder, steps=None, minutes=0.15)
+    assert any("time budget of 0.15 minutes: about" in line for line in recorder.lines)
+    assert (
+        9 - END_SECONDS - 1 < result.seconds <= 9
+    )  # what is kept for the ending takes no time here
+    assert recorder.rows[-1]["learning_rate"] < 0.2 * max(
+        row["learning_rate"] for row in recorder.rows
+    )
+
+
+def test_early_stopping_at_target_accuracy(colors, tmp_path):
+    goal, recorder = {"until_accuracy": 0.6, "dev": 0.2}, Recorder()
+    result = tiny_run(
+        colors, tmp_path / "run", steps=400, evaluate_every=1.0, callback=recorder, **goal
+    )
+    assert result.finished
+    assert result.step < 400
+    assert result.outcomes["val"].accuracy >= 0.6
+    assert not any("test/accuracy" in row for row in recorder.evaluations[:-1])  # only in the end
+    assert any("early stopping at 60.0 % val accuracy" in line for line in recorder.lines)
+    assert "early stopping at 60.0 % val accuracy" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_early_stopping_needs_a_val_split(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", until_accuracy=0.6)
+    assert f"until_accuracy=0.6 needs a val split, which {colors} does not have" in message
+    assert "test must not be used for model selection; --dev 0.1 holds" in message
+    arrays = dict(np.load(colors))
+    np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
+    message = error_of(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
+    assert "does not have; --dev 0.1 holds" in message
+
+
+def test_progressive_resizing(colors, tmp_path):
+    recorder = Recorder()
+    tiny_run(colors, tmp_path / "run", callback=recorder, image_sizes=((0.0, 4), (0.5, 8)))
+    assert [row["image_size"] for row in recorder.rows] == [4] * 4 + [8] * 4
+
+
+def test_ema_weights_are_the_result(colors, tmp_path):
+    tiny_run(colors, tmp_path / "plain")
+    tiny_run(colors, tmp_path / "averaged", average=0.9)
+    assert not equal(weights(tmp_path / "plain"), weights(tmp_path / "averaged"))
+
+
+def test_frozen_weights_are_unchanged(colors, tmp_path):
+    tiny_run(colors, tmp_path / "start", steps=2)
+    frozen = replace(SETTINGS.optim, freeze=("stem.*", "encoder.*"))
+    tiny_run(
+        colors,
+        tmp_path / "next",
+        start=str(tmp_path / "start"),
+        model=ModelSettings(),
+        optim=frozen,
+    )
+    before, after = weights(tmp_path / "start"), weights(tmp_path / "next")
+    changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert "head" in changed
+    assert not changed & {"stem", "encoder"}
+
+
+def test_finetuning_starts_from_the_given_weights(colors, tmp_path):
+    tiny_run(colors, tmp_path / "start", steps=60)
+    recorder = Recorder()
+    tiny_run(
+        colors,
+        tmp_path / "next",
+        start=str(tmp_path / "start"),
+        model=ModelSettings(image_size=12),
+        callback=recorder,
+        steps=3,
+    )
+    assert any("2 x 2 -> 3 x 3" in line for line in recorder.lines)
+    assert vitrail.load(tmp_path / "next").config.image_size == 12
+    assert recorder.rows[0]["loss"] < 1.0  # a fresh model would begin at log 3
+
+
+def test_masked_pretraining_then_finetuning(colors, tmp_path):
+    recorder = Recorder()
+    tiny_run(
+        colors,
+        tmp_path / "masked",
+        objective="masked-patches",
+        masked=MaskedSettings(predict="pixels"),
+        callback=recorder,
+        steps=30,
+        evaluate_every=2.0,
+    )
+    assert vitrail.load(tmp_path / "masked").config.num_classes == 0
+    assert "test/loss" in recorder.evaluations[0]
+    result = tiny_run(
+        colors, tmp_path / "tuned", start=str(tmp_path / "masked"), model=ModelSettings()
+    )
+    assert result.outcomes["test"].samples == 12
+
+
+def test_distillation_run(colors, tmp_path):
+    tiny_run(colors, tmp_path / "teacher", steps=40)
+    loss = LossSettings(teacher=str(tmp_path / "teacher"), teacher_weight=1.0, teaching="soft")
+    result = tiny_run(colors, tmp_path / "student", steps=60, loss=loss)
+    assert result.outcomes["test"].accuracy > 0.8
+
+
+def test_multi_label_run(tmp_path):
+    rows = ["file,labels,split"]
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for index in range(20):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path / f"{index}.png")
+        rows.append(
+            f"{index}.png,{'a|b' if index % 2 else 'b'},{'train' if index < 16 else 'test'}"
+        )
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    recorder = Recorder()
+    result = tiny_run(tmp_path, tmp_path / "run", callback=recorder)
+    assert any("sigmoid loss" in line for line in recorder.lines)
+    assert result.outcomes["test"].confusion is None
+
+
+def test_divergence_names_step_layer_and_images(colors, tmp_path):
+    with pytest.raises(vitrail.TrainingError) as failure:
+        tiny_run(
+            colors, tmp_path / "run", optim=OptimSettings(kind="sgd", learning_rate=1e30), steps=30
+        )
+    assert not isinstance(failure.value, CheckpointError)  # nothing is wrong with a file
+    message = str(failure.value)
+    assert "training diverged at step" in message
+    assert "first non-finite value: " in message
+    assert "train/" in message
+    assert (tmp_path / "run" / "state").exists()
+    assert "\n" not in message
+
+
+def test_diverged_run_resumes_at_a_smaller_rate(colors, tmp_path):
+    def optim(rate):
+        return OptimSettings(kind="sgd", learning_rate=rate, warmup_steps=0)
+
+    with pytest.raises(TrainingError, match="resume with a smaller"):
+        tiny_run(colors, tmp_path / "run", optim=optim(1e30))
+    assert tiny_run(colors, tmp_path / "run", optim=optim(1e-2), resume=True).finished
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+def test_retries_halve_the_learning_rate(colors, tmp_path):
+    recorder = Recorder()
+    optim = OptimSettings(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
+    with pytest.raises(TrainingError):
+        tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, callback=recorder)
+    assert any("with learning rate x 0.5" in line for line in recorder.lines)
+    assert any("with learning rate x 0.25" in line for line in recorder.lines)
+
+
+def test_rolled_back_run_finishes(colors, tmp_path, monkeypatch):
+    from vitrail.training.objectives import Classification
+
+    calls, forward = [], Classification.forward
+
+    def explode_once(self, images, targets):
+        calls.append(len(images))
+        return forward(self, images, targets) * (torch.nan if len(calls) == 4 else 1.0)
+
+    monkeypatch.setattr(Classification, "forward", explode_once)
+    recorder = Recorder()
+    result = tiny_run(colors, tmp_path / "run", retries=1, callback=recorder)
+    assert result.finished
+    assert any("at step 3 " in line and "rolled back to step 0" in line for line in recorder.lines)
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize(
+    ("instructions", "model", "expected"),
+    [
+        ("amx_bf16", "ViT-Ti/16", torch.bfloat16),
+        ("avx512_bf16", "ViT-Ti/16", torch.float32),
+        ("avx512_bf16", "ViT-S/16", torch.bfloat16),
+        ("avx512_bf16", "BiT-R50x1", torch.float32),
+        ("avx2", "ViT-S/16", torch.float32),
+    ],
+)
+def test_choose_precision_on_cpu(instructions, model, expected, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
+    config = configuration(model)
+    assert choose_precision("auto", torch.device("cpu"), config)[0] == expected
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_training(colors, tmp_path, precision):
+    result = tiny_run(
+        colors, tmp_path / "run", steps=40, machine=MachineSettings(precision=precision)
+    )
+    assert result.outcomes["test"].accuracy > 0.6
+    assert {t.dtype for t in weights(tmp_path / "run").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1"])
+def test_other_model_families(colors, tmp_path, name):
+    model = ModelSettings(name=name, image_size=32)
+    result = tiny_run(colors, tmp_path / "run", model=model, steps=2, batch_size=2)
+    assert result.outcomes["test"].samples == 12
+
+
+def test_overwrite_happens_after_the_new_run_is_built(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", seed=1)
+    before = weights(tmp_path / "run")
+    with pytest.raises(DataError):
+        tiny_run(tmp_path / "typo", tmp_path / "run", overwrite=True)
+    assert equal(weights(tmp_path / "run"), before)
+    tiny_run(colors, tmp_path / "run", seed=2, overwrite=True)
+    assert not equal(weights(tmp_path / "run"), before)
+
+
+def test_overwriting_the_start_model(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run", steps=40)
+    start = str(tmp_path / "run")
+    tuned = tiny_run(
+        colors, tmp_path / "run", start=start, overwrite=True, model=ModelSettings(), steps=2
+    )
+    assert tuned.finished
+
+
+def test_dev_zero_trains_on_everything(tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    arrays = dict(np.load(data))
+    np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
+    recorder = Recorder()
+    tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=recorder)
+    assert any("30 training images" in line for line in recorder.lines)
+
+
+def error_of(*args, **settings) -> str:
+    with pytest.raises(VitrailError) as error:
+        tiny_run(*args, **settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_folder_with_a_model_raises(colors, tmp_path):
+    tiny_run(colors, tmp_path / "run")
+    assert "already has a model; choose another --out" in error_of(colors, tmp_path / "run")
+    assert "is finished" in error_of(colors, tmp_path / "run", resume=True)
+
+
+def test_single_class_raises(tmp_path):
+    data = write_colors(tmp_path / "one.npz", classes=1)
+    assert "one class, 'red'; classification needs two" in error_of(data, tmp_path / "run")
+
+
+def test_contradictory_settings_raise(colors, tmp_path):
+    message = error_of(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
+    assert "until_accuracy=0.9 needs classes" in message
+    message = error_of(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
+    assert "needs a teacher; set loss.teacher" in message
+
+
+def test_empty_folder_raises(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in error_of(tmp_path / "empty", tmp_path / "run")
+
+
+def test_batch_larger_than_the_dataset_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", batch_size=64)
+    assert message == "batch_size=64 is more than the 30 training images; try 7"
+
+
+def test_image_size_not_divisible_by_patch_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", model=replace(TINY, image_size=10))
+    assert "not a whole number of 4-pixel patches; try" in message
+
+
+def test_long_warmup_raises(colors, tmp_path):
+    message = error_of(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
+    assert "optim.warmup_steps=100 is not less than steps=8" in message
+
+
+def test_start_without_weights_raises(colors, tmp_path):
+    np.savez(tmp_path / "other.npz", weight=np.zeros(3))
+    with pytest.raises((CheckpointError, ConfigError)):
+        tiny_run(colors, tmp_path / "run", start=str(tmp_path / "other.npz"), model=ModelSettings())
+    with pytest.raises(CheckpointError, match="is an architecture without weights"):
+        tiny_run(colors, tmp_path / "run", start="ViT-B/16", model=ModelSettings())
+
+
+def test_loaded_model_is_in_train_mode(colors, tmp_path):
+    tiny_run(colors, tmp_path / "first", model=replace(TINY, dropout=0.5))
+    settings = replace(SETTINGS, model=ModelSettings())
+    order = RunConfig(
+        data=str(colors), out=tmp_path, settings=settings, start=str(tmp_path / "first")
+    )
+    objective = build(order, Callback(), torch.device("cpu")).state.objective
+    assert all(module.training for module in objective.modules())
+    images = torch.randn(2, 3, 8, 8)
+    assert not torch.equal(objective.logits(images), objective.logits(images))
+
+
+def test_finetuning_with_other_numerics(colors, tmp_path):
+    tiny_run(colors, tmp_path / "first", model=replace(TINY, numerics="timm"))
+    start, recorder = str(tmp_path / "first"), Recorder()
+    asked = ModelSettings(numerics="google")
+    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, callback=recorder)
+    assert any(line.startswith("  numerics    timm -> google") for line in recorder.lines)
+    assert vitrail.load(start).config.numerics == vitrail.NUMERICS["timm"]
+    assert vitrail.load(tmp_path / "tuned").config.numerics == vitrail.NUMERICS["google"]
+
+
+def test_missing_classes_are_noted_or_raise(tmp_path):
+    from PIL import Image
+
+    def make(root, *folders):
+        for folder in folders:
+            (root / folder).mkdir(parents=True)
+            for number in range(3):
+                color = tuple(np.random.default_rng(number).integers(0, 255, 3).tolist())
+                Image.new("RGB", (8, 8), color).save(root / folder / f"{number}.png")
+        return root
+
+    recorder = Recorder()
+    noted = make(tmp_path / "a", "train/cat", "train/dog", "val/cat")
+    tiny_run(noted, tmp_path / "run", callback=recorder, batch_size=2)
+    assert any("val has no image of 'dog'" in line and "--dev" in line for line in recorder.lines)
+    invalid = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
+    message = error_of(invalid, tmp_path / "other", batch_size=2)
+    assert "train has no image of 'cow'" in message
+
+
+def test_broken_images_are_skipped_unless_strict(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 4)):
+        for kind in ("a", "b"):
+            folder = tmp_path / "set" / split / kind
+            folder.mkdir(parents=True)
+            for n in range(count):
+                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(folder / f"{n}.png")
+    (tmp_path / "set" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    tiny_run(tmp_path / "set", tmp_path / "run", steps=20)
+    assert "a/0.png" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(DataError, match=r"a/0\.png"):
+        tiny_run(tmp_path / "set", tmp_path / "strict", steps=20, strict=True)
+
+
+def test_outcomes_are_json_serializable(colors, tmp_path):
+    result = tiny_run(colors, tmp_path / "run")
+    assert json.dumps(result.outcomes["test"].to_dict())

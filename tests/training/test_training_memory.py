@@ -1,0 +1,134 @@
+"""Memory of a step, and what a run does when memory is short."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitrail import ConfigError, create
+from vitrail.training import auto_config, memory
+from vitrail.training.auto_config import choose_accumulation
+from vitrail.training.config import MachineSettings, OptimSettings, Settings
+from vitrail.training.memory import activation_bytes, free_bytes, largest_micro_batch
+
+SETTINGS = Settings(
+    batch_size=8, optim=OptimSettings(kind="adamw"), machine=MachineSettings(parts=1)
+)
+
+
+def chosen(monkeypatch, free: int, settings=SETTINGS):
+    """Parts of a batch, the model, and what was said, with so many bytes for activations."""
+    model, lines = create("ViT-Femto/4", num_classes=3), []
+    each = memory.bytes_per_weight(settings)
+    own = each * sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(auto_config, "free_bytes", lambda device: own + free)
+    return choose_accumulation(settings, model, torch.device("cpu"), lines.append), model, lines
+
+
+def test_enough_memory_changes_nothing(monkeypatch):
+    accumulate, model, lines = chosen(monkeypatch, 2**40)
+    assert (accumulate, model.checkpointing, lines) == (1, False, [])
+
+
+def test_checkpointing_is_enabled_when_memory_is_short(monkeypatch):
+    activations = memory.activation_bytes(create("ViT-Femto/4", num_classes=3), (1, 3, 32, 32))
+    _, model, lines = chosen(monkeypatch, int(0.9 * activations / memory.USABLE))
+    assert model.checkpointing
+    assert "activation checkpointing enabled" in lines[0]
+    assert not any("note" in line for line in lines)
+
+
+def test_insufficient_memory_is_logged(monkeypatch):
+    accumulate, _, lines = chosen(monkeypatch, 0)
+    assert accumulate == 8
+    assert "--optim.kind adafactor" in next(line for line in lines if line.startswith("note"))
+
+
+def test_explicit_micro_batch_is_used(monkeypatch):
+    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=4))
+    accumulate, model, _ = chosen(monkeypatch, 0, settings)
+    assert (accumulate, model.checkpointing) == (2, False)
+
+
+def test_indivisible_micro_batch_suggests(monkeypatch):
+    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=6))
+    with pytest.raises(
+        ConfigError, match=r"machine\.micro_batch=6 does not divide the 8 .*; try 4"
+    ):
+        chosen(monkeypatch, 0, settings)
+
+
+@pytest.mark.parametrize(
+    ("share", "micro_batch", "checkpointing", "options"),
+    [
+        (8, 8, False, ["--machine.micro-batch 4", "--machine.checkpointing"]),
+        (30, 15, False, ["--machine.micro-batch 6", "--machine.checkpointing"]),
+        (8, 4, True, ["--machine.micro-batch 2 --machine.checkpointing"]),
+        (8, 1, False, ["--machine.checkpointing"]),
+        (8, 1, True, []),
+    ],
+)
+def test_memory_options_are_valid_and_new(share, micro_batch, checkpointing, options):
+    assert memory.memory_options(share, micro_batch, checkpointing=checkpointing) == options
+
+
+@pytest.mark.parametrize(("kind", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 6)])
+def test_bytes_per_weight_by_optimizer(kind, each):
+    settings = Settings(optim=OptimSettings(kind=kind))
+    assert memory.bytes_per_weight(settings) == each
+    assert memory.bytes_per_weight(replace(settings, average=0.9)) == each + 4
+
+
+@pytest.mark.parametrize("layout", memory.CGROUP_LIMITS)
+def test_cgroup_limits_are_respected(monkeypatch, tmp_path, layout):
+    limit, usage, reclaimable = layout
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.cgroup_free_bytes() == []
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text("1000\n")
+    (tmp_path / usage).write_text("400\n")
+    (tmp_path / limit).with_name("memory.stat").write_text(f"other 7\n{reclaimable} 50\n")
+    assert memory.cgroup_free_bytes() == [650]
+    assert memory.free_bytes(torch.device("cpu")) == 650
+    (tmp_path / limit).write_text("max\n")
+    assert memory.cgroup_free_bytes() == []
+
+
+def test_activation_bytes_scale_with_the_batch():
+    model = create("ViT-Femto/4", num_classes=3)
+    one, four = (activation_bytes(model, (n, 3, 32, 32)) for n in (1, 4))
+    assert 3.4 < four / one < 4.1
+    tokens = 65 * 4  # and each block keeps some tens of values for each channel of each token
+    assert 10 * tokens * 64 * 4 < one < 60 * tokens * 64 * 4
+
+
+def test_activation_bytes_leaves_the_model_unchanged():
+    model = create("ViT-Mu/4", num_classes=3)
+    before = model.head.weight
+    activation_bytes(model, (1, 3, 32, 32))
+    assert model.head.weight is before
+    assert before.grad is None
+    assert model.training
+    activation_bytes(model.eval(), (1, 3, 32, 32))
+    assert not model.training
+
+
+def test_meta_device_gives_similar_activation_bytes():
+    model = create("ViT-Femto/4", num_classes=3, stem="conv")
+    real = activation_bytes(model, (2, 3, 32, 32))
+    assert activation_bytes(model.to("meta"), (2, 3, 32, 32)) == pytest.approx(real, rel=0.15)
+
+
+def test_checkpointing_reduces_activation_bytes():
+    model = create("ViT-Femto/4", num_classes=3)
+    all_of_it = activation_bytes(model, (2, 3, 32, 32))
+    model.checkpointing = True
+    assert activation_bytes(model, (2, 3, 32, 32)) < all_of_it / 3
+
+
+def test_largest_micro_batch_divides_and_fits():
+    assert largest_micro_batch(512, 10, 10_000) == 512
+    assert largest_micro_batch(512, 100, 10_000) == 32  # 60 would fit; 32 divides
+    assert largest_micro_batch(7, 100, 500) == 1
+    assert largest_micro_batch(4, 10**12, 10) == 1  # too little for one: try all the same
+    assert free_bytes(torch.device("cpu")) > 2**20
