@@ -113,7 +113,7 @@ def check_run(run: PaperRun, devices: int = DEVICES) -> tuple[int, float]:
         raise ConfigError(f"batch_size={batch} is not divisible by {devices} devices")
     Schedule(settings=run.settings, length=run.steps).lr_factor(
         0
-    )  # raises if the warmup does not fit
+    )  # checks the warmup
     head = config.num_features * config.num_classes
     if isinstance(config, VitConfig):
         head += config.width * config.representation
