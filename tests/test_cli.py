@@ -103,6 +103,6 @@ def test_public_names_are_all_there():
 
 def test_resuming_where_there_is_no_run_says_so(tmp_path, capsys):
     assert main(["train", "--resume", "--out", str(tmp_path / "none")]) == 2
-    assert "holds no run to resume" in capsys.readouterr().err
+    assert "no run to resume in" in capsys.readouterr().err
     assert main(["train", "--resume"]) == 2
     assert "--resume needs --out" in capsys.readouterr().err

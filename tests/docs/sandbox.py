@@ -130,7 +130,7 @@ def train_models() -> None:
     vitrail.train("pictures/", "runs/pictures", steps=30, **settings)
     for name in COPIES:
         shutil.copytree("runs/pictures", name)
-    vitrail.train("pictures/", "runs/stopped", steps=4, watch=Interruption(), **settings)
+    vitrail.train("pictures/", "runs/stopped", steps=4, callback=Interruption(), **settings)
     places = {name: f"pictures/{name}" for name in COLORS}
     vitrail.teach("hub", places, "taught", only=True)
 

@@ -52,9 +52,11 @@ def test_reliability_bins_and_ece_equal_scikit_learn(seed):
     counts = counts[counts > 0]
     bins = reliability_bins(confidence, correct)
     full = bins[0] > 0
-    for got, expected in zip(bins, (counts, mean_confidence, accuracy), strict=True):
-        np.testing.assert_allclose(got[full], expected)
-        assert np.isnan(got[~full]).all() or not got[~full].any()
+    np.testing.assert_array_equal(bins[0][full], counts)
+    np.testing.assert_allclose(bins[1][full], mean_confidence)
+    np.testing.assert_allclose(bins[2][full], accuracy)
+    assert np.isnan(bins[1][~full]).all()
+    assert np.isnan(bins[2][~full]).all()
     ece = counts @ np.abs(accuracy - mean_confidence) / len(confidence)
     assert expected_calibration_error(*bins) == pytest.approx(ece)
 

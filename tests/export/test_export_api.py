@@ -112,7 +112,7 @@ def test_what_is_no_model_of_ours_cannot_be_exported(tmp_path):
         shapes = vitrail.create("ViT-Mu/4")
     with pytest.raises(CheckpointError, match="shapes but no values"):
         export_model(shapes, tmp_path / "model.onnx")
-    with pytest.raises(CheckpointError, match="a Linear is no model of vitrail"):
+    with pytest.raises(CheckpointError, match="a Linear is not a vitrail model"):
         export_model(torch.nn.Linear(2, 2), tmp_path / "model.onnx")
 
 

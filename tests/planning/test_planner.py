@@ -92,7 +92,7 @@ def test_ddp_sums_gradients_in_copies(alone):
 
 
 def test_cores_that_share_a_batch_have_gradients_of_their_own(alone, monkeypatch):
-    monkeypatch.setattr("vitrail.training.cores.ENOUGH", 0)
+    monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 0)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     shared = counted(batch_size=8).memory.parts
@@ -147,5 +147,5 @@ def test_a_probe_takes_real_steps_on_the_data(gray):
 
 
 def test_a_probe_that_cannot_be_tells_why(gray):
-    with pytest.raises(ConfigError, match="more than the 40 training pictures"):
+    with pytest.raises(ConfigError, match="more than the 40 training images"):
         plan(Wish(model="ViT-Mu/4", data=str(gray), batch_size=64))

@@ -105,7 +105,7 @@ def test_chosen_image_gets_bars_and_timing(page, stub):
     assert page.locator("#guesses .name").all_text_contents() == ["sun", "moon", "star"]
     assert page.locator("#guesses .amount").all_text_contents() == ["97 %", "2.0 %", "1.0 %"]
     until(page, "document.querySelector('.bar i').style.width === '97%'")
-    assert page.locator("#metadata").text_content() == "12 ms · engine torch"
+    assert page.locator("#facts").text_content() == "12 ms · engine torch"
     (method, _, query, kind, body) = stub.requests("/predict")[-1]
     assert (method, kind, body) == ("POST", "image/png", data)  # as it is, and without its name
     assert query == {"top": "5", "threshold": "0.6"}
@@ -114,7 +114,7 @@ def test_chosen_image_gets_bars_and_timing(page, stub):
 @pytest.mark.parametrize(
     ("chances", "labels", "headline", "sentence"),
     [
-        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "admission for doubt"),
+        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "room for doubt"),
         ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
         ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
     ],
@@ -343,7 +343,7 @@ def test_large_photos_are_rotated_and_resized_before_upload(page, stub):
     above, below = (np.asarray(sent)[row, 500].sum() for row in (200, 1800))
     assert above > 1.5 * below  # what was left is above now
     expected = "scaled from 1500 \u00d7 3000 to 1024 \u00d7 2048 pixels before sending"
-    assert expected in page.locator("#metadata").text_content()
+    assert expected in page.locator("#facts").text_content()
 
 
 def test_model_can_be_switched(browser, stub):

@@ -46,13 +46,13 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def where(out: Path) -> str:
-    """How far a killed run had come: its states, whole and partial."""
+    """Return the states of a killed run, complete and partial."""
     state = out / "state"
     return ", ".join(sorted(p.name for p in state.iterdir())) if state.exists() else "no state"
 
 
 def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]]:
-    """How many of the kills hit a running process, and which weights came out different."""
+    """Return how many kills hit a running process, and which weights differ."""
     import torch
 
     import vitrail

@@ -360,7 +360,7 @@ def test_other_files_in_the_trials_folder_are_kept(colors, start, tmp_path):
     assert [path.name for path in mine.parent.iterdir()] == ["mine.txt"]
 
 
-# What is message, and what is said
+# Errors and output
 
 
 def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):

@@ -20,7 +20,7 @@ from vitrail.training.trainer import Result
 
 
 def record_features(monkeypatch, seconds) -> list[set[str]]:
-    """Let a original at a picture take so long; what the probes then original at."""
+    """Set the measured seconds per image; return the datasets of the probes."""
     datasets, original = [], adapt.features_of
 
     def recording(model, source, **options):
@@ -37,7 +37,7 @@ def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkey
     datasets, recorder = record_features(monkeypatch, 60.0), Recorder()
     result = search(config_of(colors, tmp_path / "out", start, minutes=71.5), recorder)
     part, dev = datasets
-    assert (len(part), len(dev)) == (11, 3)  # a quarter of what 12 test pictures leave
+    assert (len(part), len(dev)) == (11, 3)  # a quarter of what 12 test images leave
     assert not part & dev
     assert "probes use 11 of 27 images to fit the time budget" in recorder.lines
     assert result.images == 3
@@ -80,7 +80,7 @@ def test_subsample_is_deterministic_and_stratified(colors):
 
 def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quick, monkeypatch):
     runs = quick(probes=1.0)
-    record_features(monkeypatch, 10.0)  # two minutes for the test pictures
+    record_features(monkeypatch, 10.0)  # two minutes for the test images
     search(config_of(colors, tmp_path / "out", start, minutes=10.0))
     first, second = (config.settings.minutes for config in runs.configs[:2])
     assert first == pytest.approx(8 / 6, rel=0.1)  # two trials in a third of what is free
@@ -98,11 +98,11 @@ def test_long_final_evaluation_is_logged_and_added(colors, start, tmp_path, quic
 
 
 def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick, monkeypatch):
-    def stopped(*provenance, **options):
+    def stopped(*args, **kwargs):
         raise KeyboardInterrupt
 
     quick(probes=1.0)
-    monkeypatch.setattr(adapt, "quick_outcome", stopped)
+    monkeypatch.setattr(adapt, "quick_evaluate", stopped)
     with pytest.raises(KeyboardInterrupt):
         search(config_of(colors, tmp_path / "out", start))
     model = vitrail.load(tmp_path / "out")

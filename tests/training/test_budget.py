@@ -16,7 +16,7 @@ SETTINGS = Settings(optim=OptimSettings(learning_rate=1.0, warmup_steps=0))
 
 
 class Machine:
-    """Time passes when steps are taken, and they take what `cost` says."""
+    """A simulated clock: each step takes `cost` seconds."""
 
     def __init__(self, cost):
         self.now, self.cost = 1000.0, cost
@@ -25,7 +25,7 @@ class Machine:
         return self.now
 
     def run(self, budget: TimeBudget, plan: Schedule, evaluation: float) -> float:
-        """Take all steps; seconds from the beginning to the end of the final evaluation."""
+        """Take all steps; return the seconds to the end of the final evaluation."""
         step, started = 0, self.now
         while step < plan.steps:
             size = plan.image_size(step)
@@ -108,7 +108,7 @@ COMPILED = type(TINY_SETTINGS.machine)(compile=True)
 
 @pytest.fixture
 def fake_times(monkeypatch):
-    """Trials with given seconds, and a compiler that notes what it was given."""
+    """Fake the times of compiled and eager steps, and the compiler."""
 
     def install(fast, plain):
         seconds = iter((fast, plain))
@@ -125,7 +125,7 @@ def fake_times(monkeypatch):
 
 
 class CountingModule(nn.Module):
-    """What a compiler modules; counts its steps."""
+    """Stands for a compiled module; counts its steps."""
 
     def __init__(self, module):
         super().__init__()

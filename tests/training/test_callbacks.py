@@ -36,7 +36,7 @@ def test_truncated_line_is_skipped(tmp_path):
 
 
 def events(folder) -> dict[str, list[tuple[int, float]]]:
-    """Curves as TensorBoard shows them: the points of each name."""
+    """Return the scalars that TensorBoard shows, by name."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     curves = reader.EventAccumulator(str(folder / "tensorboard"))
     curves.Reload()

@@ -70,7 +70,7 @@ OPTIMIZERS = {
 
 
 class Run:
-    """A few weights that learn, as the loop has them."""
+    """A tiny training run."""
 
     def __init__(self, kind: str = "adamw fused", *, frozen: str = "", seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ class Run:
         return self
 
     def bits(self):
-        """Everything that must be the same, in a form that can be compared with ==."""
+        """Return everything that must be restored, comparable with ==."""
         return exact(
             {
                 "weights": self.objective.state_dict(),
@@ -207,7 +207,7 @@ def test_newest_state_is_the_last_saved(tmp_path):
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 def test_save_killed_at_any_point_leaves_a_valid_state(tmp_path, monkeypatch):
@@ -345,7 +345,7 @@ def test_loading_a_state_executes_no_code(tmp_path, capsys):
     Run().save(tmp_path)
     path = tmp_path / "state" / "step-0"
     (path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    note = json.loads((path / "state.json").read_text())  # by somebody who knows the format
+    note = json.loads((path / "state.json").read_text())  # with valid digests
     note["files"] |= checkpoint.digests_of([path / ".metadata"])
     note["digest"] = checkpoint.digest_of_note(note)
     (path / "state.json").write_text(json.dumps(note))

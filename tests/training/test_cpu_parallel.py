@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def any_size(monkeypatch):
-    """However little a part is."""
+    """Shard batches of any size."""
     monkeypatch.setattr(cpu_parallel, "MIN_SHARD", 0)
 
 

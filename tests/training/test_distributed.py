@@ -49,7 +49,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Path]:
-    """A data set, and a run of one process on it."""
+    """A dataset, and a single-process run on it."""
     folder = tmp_path_factory.mktemp("alone")
     data = write_colors(folder / "colors.npz")
     train(data, folder / "run", *OPTIONS, processes=1)

@@ -19,7 +19,7 @@ from vitrail.training.config import ModelSettings
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Noisy pictures of which one channel is strongest."""
+    """Noisy images in which one channel is strongest."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("six") / "bands.npz"
     parts = {}
@@ -71,7 +71,7 @@ def test_wrong_channels_raise(run):
         predictor(np.zeros((8, 8, 3), np.uint8))
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
-    with pytest.raises(ConfigError, match=r"picture files are gray \(1\) or RGB \(3\)"):
+    with pytest.raises(ConfigError, match=r"image files are gray \(1\) or RGB \(3\)"):
         predictor(file.getvalue())
 
 

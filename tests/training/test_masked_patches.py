@@ -22,7 +22,7 @@ KINDS = ("mean-color", "colors-4x4", "pixels")
 
 @pytest.fixture
 def headless(tiny):
-    """A model of sixteen patches and no head."""
+    """A model with sixteen patches and no head."""
     return tiny.change(image_size=16, num_classes=0)
 
 
@@ -65,7 +65,7 @@ def test_fractions_of_masked_swapped_and_kept_patches():
     swapped = ~masked & ~same
     for found, expected in ((masked, 0.8), (same, 0.1), (swapped, 0.1)):
         assert found.float().mean().item() == pytest.approx(expected, abs=0.01)
-    from_elsewhere = (after // 100 != before // 100)[swapped]  # any picture of the batch
+    from_elsewhere = (after // 100 != before // 100)[swapped]  # any image of the batch
     assert from_elsewhere.float().mean().item() == pytest.approx(399 / 400, abs=0.01)
 
 

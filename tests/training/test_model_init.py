@@ -24,7 +24,7 @@ def colors(tmp_path, monkeypatch):
 
 @pytest.fixture
 def start(colors, tmp_path):
-    """A model with features and without a head."""
+    """A trained backbone without a head."""
     tiny_run(colors, tmp_path / "start", steps=20, machine=FLOAT32)
     model = vitrail.load(tmp_path / "start", num_classes=0, log=lambda line: None)
     vitrail.save(model, tmp_path / "backbone")

@@ -15,7 +15,7 @@ def random(*shape, seed=0):
 
 
 def exact(matrix):
-    """U Vᵀ in double precision, and what five steps make of singular values by the polynomial."""
+    """Return U f(S) Vᵀ in double precision, f being five steps of the polynomial."""
     u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = s / s.norm()
     a, b, c = COEFFICIENTS

@@ -118,7 +118,7 @@ def test_teacher_gets_its_own_normalization(tiny):
 def test_teacher_gets_its_own_image_size(tiny):
     student, teacher = random_model(tiny), random_model(tiny.change(image_size=16), seed=1)
     objective = Distillation(student, SOFTMAX, teacher)
-    for size in (8, 12, 20):  # a run may begin with smaller pictures
+    for size in (8, 12, 20):  # progressive resizing
         images = torch.randn(2, 3, size, size)
         resized = F.interpolate(images, (16, 16), mode="bilinear", antialias=True)
         torch.testing.assert_close(objective.teacher(images), teacher(resized))
@@ -155,7 +155,7 @@ def test_teacher_with_other_class_names_raises(tiny):
         CheckpointError, match="class 1 is 'cat' for the teacher and 'bee' for the student; use"
     ):
         Distillation(student, SOFTMAX, teacher)
-    Distillation(student, SOFTMAX, random_model(tiny))  # names that nobody knows are no other names
+    Distillation(student, SOFTMAX, random_model(tiny))  # unknown names are accepted
     Distillation(student, SOFTMAX, random_model(tiny, class_names=("ant", "bee", "cat")))
 
 

@@ -46,7 +46,7 @@ def bit():
 
 
 def net(seed=0):
-    """A weight of each sort: a factored matrix, small ones, a kernel, a norm and a token."""
+    """Return one weight of each kind."""
     torch.manual_seed(seed)
     names = {
         "stem.projection.weight": (4, 3, 2, 2),
@@ -204,7 +204,7 @@ def test_foreach_without_fused_kernel():
         assert not any(group["fused"] for group in optimizer.param_groups)
 
 
-# Muon's share
+# Parameters of Muon
 
 
 def muons(model, depth=2, **changes):
@@ -249,7 +249,7 @@ def test_muon_without_matrices_raises(model):
         make_optimizers(model.named_parameters(), settings("muon"), 2)
 
 
-# Each optimizer does what its paper says
+# Formulas of the papers
 
 
 def one_by_one(kind, values, grads, t, rate, memory):
@@ -331,7 +331,7 @@ def test_adafactor_state_is_factored():
     assert "squares" in optimizer.state[named["stem.projection.weight"]]
 
 
-# What all of them promise
+# Contracts of all optimizers
 
 
 @pytest.mark.parametrize("kind", KINDS)

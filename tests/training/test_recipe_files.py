@@ -29,7 +29,7 @@ def written(folder: Path, name: str, text: str) -> str:
 
 
 def error_of(folder: Path, text: str) -> str:
-    """What is message about a file my.toml."""
+    """Return the error message for a file my.toml."""
     with pytest.raises(ConfigError) as error:
         read_recipe(written(folder, "my.toml", text))
     assert "\n" not in str(error.value)
@@ -249,7 +249,7 @@ SHARES = strategies.floats(0, 0.99, exclude_max=True)
 
 
 def anything(kind):
-    """Values of a setting's type, in ranges that every setting of it allows."""
+    """Values of a type, in ranges that every setting of it allows."""
     parts = get_args(kind)
     if get_origin(kind) is Literal:
         return strategies.sampled_from(parts)
@@ -267,7 +267,7 @@ def anything(kind):
 
 @strategies.composite
 def nested(draw):
-    """Some settings, at random, as nested plain values."""
+    """Random settings as nested plain values."""
     apart = {"epochs", "image_sizes"}  # excludes `steps`; must rise
     names = draw(strategies.sets(strategies.sampled_from(sorted(FIELD_TYPES.keys() - apart))))
     values = {}

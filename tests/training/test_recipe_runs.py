@@ -30,7 +30,7 @@ def size_for(settings) -> int:
 
 
 def tiny_model(settings, *, distillation=True):
-    """The recipe's kind of model with as little of everything as there can be."""
+    """Return the smallest model of the recipe's kind."""
     config = configuration(settings.model.name or "ViT-B/16")
     changes = settings.model.changes() | {"image_size": size_for(settings), "num_classes": CLASSES}
     if isinstance(config, BitConfig):

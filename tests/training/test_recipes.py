@@ -1,4 +1,4 @@
-"""Recipes: every packaged one is right, and whatever a user writes is read or refused."""
+"""The packaged recipes."""
 
 import subprocess
 import sys
@@ -49,8 +49,8 @@ TABLE_3 = """
     paper-imagenet-vit-l16         ViT-L/16         300   3e-3   cosine    0.3   0.1
     paper-imagenet-vit-l32         ViT-L/32         300   3e-3   cosine    0.3   0.1
 """
-# Table 4 of the paper; warm-up of the authors' code; shares kept apart to choose a learning rate.
-#   data set    steps  warm-up   dev   grid
+# Table 4 of the paper; warmup of the authors' code; fractions held out to choose a learning rate.
+#   dataset     steps  warmup    dev   grid
 TABLE_4 = {
     "imagenet": (20_000, 500, 0.01, [0.003, 0.01, 0.03, 0.06]),
     "cifar10": (10_000, 500, 0.02, [0.001, 0.003, 0.01, 0.03]),

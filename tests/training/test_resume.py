@@ -45,7 +45,7 @@ def test_resume_is_bit_exact(colors, tmp_path, monkeypatch, changes):
     tiny_run(colors, tmp_path / "alone", **changes)
 
     class StopAfter(StopSignal):
-        """Says stop when asked for the third time."""
+        """Stops after the third step."""
 
         asked = 0
 
@@ -74,7 +74,7 @@ def test_unfinished_run_is_not_overwritten(colors, tmp_path, monkeypatch):
 
 
 class StopImmediately(StopSignal):
-    """Says stop after the first step."""
+    """Stops after the first step."""
 
     def __bool__(self):
         return True

@@ -15,13 +15,13 @@ POINTS = (0, 1, 10, 18, 19, 20, 70, 120, 180, 199)
 
 
 def rates(**settings):
-    """The learning rates (not their factors) at the points, which count from 0."""
+    """Return the learning rates at steps counted from 0."""
     optim = OptimSettings(learning_rate=RATE, warmup_steps=WARMUP, **settings)
     return [RATE * lr_factor(optim, point, STEPS) for point in POINTS]
 
 
 def authors(decayed):
-    """`decayed` of the step counted from 1, times the warm-up."""
+    """Return `decayed` of the step counted from 1, times the warmup."""
     return [decayed(s) * min(1, s / WARMUP) for s in (point + 1 for point in POINTS)]
 
 

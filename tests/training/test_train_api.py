@@ -16,7 +16,7 @@ RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 
 @pytest.fixture
 def configs(monkeypatch):
-    """The configs that are changes; nobody carries them out."""
+    """Record the configurations instead of running them."""
     configs = []
     monkeypatch.setattr(trainer, "run", lambda config, callback: configs.append(config))
     return configs
@@ -77,7 +77,7 @@ def test_model_object_as_start_raises(configs):
 
 @pytest.fixture
 def stopped(tmp_path) -> Path:
-    """A run of which nothing but its settings is left."""
+    """A run folder with nothing but settings.toml."""
     (tmp_path / "run").mkdir()
     write_run(tmp_path / "run", SETTINGS, data="pictures", start="first")
     return tmp_path / "run"

@@ -125,7 +125,7 @@ def test_micro_batch_is_recorded_but_not_a_setting(colors, tmp_path, monkeypatch
 
 
 def test_time_budget_ends_on_time(colors, tmp_path, monkeypatch):
-    ticks = itertools.count(step=0.01)  # each look at the clock is a hundredth of a second later
+    ticks = itertools.count(step=0.01)  # each call advances the clock by 10 ms
     monkeypatch.setattr("time.monotonic", lambda: next(ticks))
     monkeypatch.setattr(budgets, "TimeBudget", partial(TimeBudget, clock=lambda: next(ticks)))
     recorder = Recorder()

@@ -17,7 +17,7 @@ SETTINGS = Settings(
 
 
 def chosen(monkeypatch, free: int, settings=SETTINGS):
-    """Parts of a batch, the model, and what was said, with so many bytes for activations."""
+    """Return accumulation, model and log, with `free` bytes for activations."""
     model, lines = create("ViT-Femto/4", num_classes=3), []
     each = memory.bytes_per_weight(settings)
     own = each * sum(p.numel() for p in model.parameters())

@@ -76,7 +76,7 @@ def indices(part):
     return set(range(len(part)) if part.rows is None else part.rows.tolist())
 
 
-# What is drawn
+# Draws
 
 
 @pytest.mark.parametrize("count", [20, 30, 1000])
@@ -114,11 +114,11 @@ def test_representative_draw_with_more_classes_than_images():
     assert len(drawn) == 10
 
 
-# What chooses
+# Choices
 
 
 class FakeMethod:
-    """A method that remembers what it was calls, and likes some settings better."""
+    """Records its calls and returns given accuracies."""
 
     setting = "rate"
 
@@ -174,7 +174,7 @@ def test_finetuning_uses_fit_to_choose_and_train_to_test(model, colors, tmp_path
 
 
 def failing(monkeypatch, error):
-    """Runs that fail at a rate of 0.1."""
+    """Let runs fail at a rate of 0.1."""
     run = vtab.run
 
     def failing_run(config, callback):
@@ -207,7 +207,7 @@ def test_matching_head_is_not_reused(colors, tmp_path):
     benchmark, _ = make_benchmark(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
     measure(replace(benchmark, make_callback=lambda: recorder), [colors])
     assert not (tmp_path / "out" / "headless").exists()
-    assert len(recorder.evaluations) == 1  # the test pictures are looked at once, at the end
+    assert len(recorder.evaluations) == 1  # the test set is evaluated once, at the end
     assert recorder.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
 
 
@@ -252,7 +252,7 @@ def test_probe_uses_fit_to_choose_and_train_to_test(model, colors, tmp_path, mon
 
 
 def test_test_labels_do_not_affect_the_choice(model, tmp_path):
-    """Other test labels change the score, and not the choice."""
+    """Other test labels change the score, but not the choice."""
     write_colors(tmp_path / "colors.npz")
     with np.load(tmp_path / "colors.npz") as parts:
         parts = dict(parts)
@@ -279,7 +279,7 @@ def test_notes_are_logged_once_per_task(model, colors, tmp_path, monkeypatch):
     assert sum(divided in line for line in lines) == 1
 
 
-# What is not done twice
+# Reuse of trials
 
 
 def test_second_call_reuses_all_trials(model, colors, tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ def test_table_fits_in_80_columns():
     assert any("56.1 % ± 62.0" in line for line in lines)
 
 
-# The file of tasks
+# Tasks files
 
 
 def test_paths_are_relative_to_the_tasks_file(tmp_path):

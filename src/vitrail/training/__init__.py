@@ -13,7 +13,7 @@ cpu_parallel.py    one shard of the batch per core
 memory.py          what a step needs and what is free
 evaluator.py       evaluation on the held-out splits
 checkpoint.py      the resumable state; locks, signals, the cause of NaN
-callbacks.py       events of a run, metrics.jsonl; report.py report.html
+callbacks.py       events of a run, metrics.jsonl
 adapt.py           search from a linear probe to full fine-tuning
 vtab.py            the VTAB-1k protocol on many tasks
 """
