@@ -107,12 +107,13 @@ def subset_report(
 ) -> Report:
     """Report on means by model and number of images."""
     counts = sorted({key[1] for key in means})
+    *first, last = (f"{count:,}" for count in counts)
     names = list(dict.fromkeys(key[0] for key in means))
     here = {n: [mean.point(k[1]) for k, mean in means.items() if k[0] == n] for n in names}
     return results.report(
         verdict,
-        {**values, "counts": ", ".join(f"{count:,}" for count in counts)},
-        head=("model", *(f"{count:,}" for count in counts)),
+        {**values, "counts": f"{', '.join(first)} and {last}"},
+        head=("model", *first, last),
         rows=[
             (name, *(means[name, n].text if (name, n) in means else "" for n in counts))
             for name in names
