@@ -111,9 +111,7 @@ def check_run(run: PaperRun, devices: int = DEVICES) -> tuple[int, float]:
     assert batch is not None
     if batch % devices:
         raise ConfigError(f"batch_size={batch} is not divisible by {devices} devices")
-    Schedule(settings=run.settings, length=run.steps).lr_factor(
-        0
-    )  # checks the warmup
+    Schedule(settings=run.settings, length=run.steps).lr_factor(0)  # checks the warmup
     head = config.num_features * config.num_classes
     if isinstance(config, VitConfig):
         head += config.width * config.representation
