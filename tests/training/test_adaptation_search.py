@@ -15,7 +15,7 @@ import vitrail
 from tiny_runs import CLASSES, Recorder, write_colors
 from vitrail.cli import main
 from vitrail.cli.ladder import report
-from vitrail.data.datasets import DatasetIndex, ImageDataset, Rows, open_dataset
+from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dataset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.build import create
@@ -132,11 +132,9 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
         in_memory = True
 
     labels = np.arange(images) % 4
-    names = Rows([("train", images)])
-    collection = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
-    train, _, dev = hold_out_dev(
-        DataSplits(reference="x", train=ImageDataset(collection), held_out={})
-    )
+    names = RowNames([("train", images)])
+    index = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
+    train, _, dev = hold_out_dev(DataSplits(reference="x", train=ImageDataset(index), held_out={}))
     assert len(dev) == dev_images
     assert len(train) + len(dev) == images
     assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
@@ -377,7 +375,7 @@ def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):
     config = config_of(tmp_path / "set", tmp_path, start)
     AdaptationSearch(config, recorder, torch.device("cpu"), 0.0, None)
     message = [line for line in recorder.lines if line.startswith("note: ")]
-    assert message == ["note: 1 files are no pictures and were left out: .txt 1"]
+    assert message == ["note: files that are not images skipped: 1 (.txt 1)"]
 
 
 @pytest.mark.parametrize(
