@@ -99,8 +99,8 @@ def test_stream_continues_past_unreadable_images(predictor, folder):
         False,
         True,
     ]
-    assert predictions[0].name == "picture 1"
-    assert "there is no file" in predictions[2].error
+    assert predictions[0].name == "image 1"
+    assert "File not found: " in predictions[2].error
     assert predictions[3].guesses == predictor(folder / "1.png").guesses
     assert not any(prediction.label for prediction in predictions if prediction.error)
 
@@ -123,19 +123,19 @@ def test_stream_prefetches_at_most_two_batches(predictor, folder):
 @pytest.mark.parametrize("options", ["call", "features"])
 def test_unreadable_image_raises_outside_stream(predictor, options):
     ask = predictor if options == "call" else predictor.features
-    with pytest.raises(DataError, match="picture 2: an empty file"):
+    with pytest.raises(DataError, match="image 2: empty file"):
         ask([np.zeros((9, 9, 3), np.uint8), b""])
 
 
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        (np.zeros((4, 4, 3)), "float64 values of shape"),
+        (np.zeros((4, 4, 3)), "float64 array of shape"),
         (np.zeros((4, 4, 2), np.uint8), "have 2 channels"),
-        (np.zeros((0, 4, 3), np.uint8), "are no pixels"),
-        (torch.zeros(4, 4, dtype=torch.uint8), "are no pixels"),
-        (7, "a int is no picture"),
-        ("nowhere.jpg", "there is no file nowhere.jpg"),
+        (np.zeros((0, 4, 3), np.uint8), "is not an image"),
+        (torch.zeros(4, 4, dtype=torch.uint8), "is not an image"),
+        (7, "int is not an image"),
+        ("nowhere.jpg", "File not found: nowhere.jpg"),
     ],
 )
 def test_invalid_image_is_a_one_line_error(predictor, images, reason):
@@ -270,6 +270,6 @@ def test_image_too_thin_to_resize_is_rejected(model):
     thin.transform = EvalTransform(
         preprocessing=Preprocessing(size=(8, 8), resize="short-side", resize_to=(9, 9))
     )
-    with pytest.raises(DataError, match="1000 x 1 pixels is too thin"):
+    with pytest.raises(DataError, match="1000 x 1 pixels is above 100"):
         thin(np.zeros((1, 1000, 3), np.uint8))
     assert thin(np.zeros((10, 1000, 3), np.uint8)).label

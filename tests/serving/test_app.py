@@ -77,11 +77,11 @@ def test_unreadable_image_does_not_fail_the_others(client):
         "answers"
     ]
     assert [bool(answer["label"]) for answer in answers] == [True, False]
-    assert "not a picture" in answers[1]["error"]
+    assert "not an image" in answers[1]["error"]
 
 
 def test_request_without_readable_image_is_422(client):
-    assert "not a picture" in error(client.post("/predict", content=b"text", headers=PNG), 422)
+    assert "not an image" in error(client.post("/predict", content=b"text", headers=PNG), 422)
     several = client.post("/features", files=files(b"text", b"text"))
     assert error(several, 422).startswith("none of 2 images could be read: ")
 

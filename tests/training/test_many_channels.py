@@ -67,7 +67,7 @@ def test_every_channel_affects_the_features(run, data):
 
 def test_wrong_channels_raise(run):
     predictor = vitrail.Predictor(run)
-    with pytest.raises(DataError, match="have 3 channels; give 1 or 6"):
+    with pytest.raises(DataError, match="have 3 channels; expected 1 or 6"):
         predictor(np.zeros((8, 8, 3), np.uint8))
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
@@ -98,7 +98,7 @@ def test_data_check_reports_channels(data, tmp_path):
 
 
 def test_packing_raises(data, tmp_path):
-    with pytest.raises(DataError, match="pictures of 6 channels cannot be packed"):
+    with pytest.raises(DataError, match="images of 6 channels cannot be packed"):
         list(pack(str(data), tmp_path / "shards"))
 
 

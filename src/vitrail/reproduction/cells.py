@@ -145,7 +145,7 @@ def halved(samples: ImageDataset, half: Half) -> ImageDataset:
     """The pictures of every other class, as a set of its own."""
     if not half:
         return samples
-    first, collection = 0 if half == "even" else 1, samples.collection
+    first, collection = 0 if half == "even" else 1, samples.index
     if len(samples.classes) < 4:
         raise ConfigError(
             f"{len(samples.classes)} classes are too few to be halved; give --target as well"
@@ -155,8 +155,8 @@ def halved(samples: ImageDataset, half: Half) -> ImageDataset:
         labels=np.asarray(collection.labels) // 2,
         classes=collection.classes[first::2],
     )
-    places = np.flatnonzero(samples.numbers() % 2 == first)
-    return ImageDataset(own, samples.rows).take(places)
+    places = np.flatnonzero(samples.class_ids() % 2 == first)
+    return ImageDataset(own, samples.rows).subset(places)
 
 
 def part(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
@@ -165,11 +165,11 @@ def part(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
     if count < len(samples.classes):
         raise ConfigError(f"{count} pictures are fewer than {len(samples.classes)} classes")
     rng = np.random.default_rng(seed)
-    return samples.take(stratified_subset(samples.numbers(), count, rng))
+    return samples.subset(stratified_subset(samples.class_ids(), count, rng))
 
 
 def without(samples: ImageDataset, others: ImageDataset) -> ImageDataset:
-    return ImageDataset(samples.collection, np.setdiff1d(places(samples), places(others)))
+    return ImageDataset(samples.index, np.setdiff1d(places(samples), places(others)))
 
 
 def places(samples: ImageDataset) -> np.ndarray:
