@@ -1,12 +1,12 @@
 """What came out of the race, in words, tables and a figure. Nothing is run here."""
 
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from timing import claim
-from vitrail.reproduction.figures import Line, Mark, Panel, chart
 
 Run = dict[str, Any]  # what a runner prints
 
@@ -106,21 +106,23 @@ def budgets(ours: Sequence[Entry], peers: Sequence[Entry]) -> str:
 
 
 def figure(panels: dict[str, tuple[Sequence[Entry], Sequence[Entry]]]) -> str:
-    """Accuracy over seconds of training, a panel for each set: ours, and the peers."""
-    drawn = []
-    for title, (ours, peers) in panels.items():
-        points = sorted((entry.seconds, entry.accuracy) for entry in ours)
-        longest = sorted(peers, key=lambda peer: peer.seconds)  # of each, the last one is drawn
-        curves = {"vitrail": points} | {peer.name: peer.curve() for peer in longest}
-        drawn.append(
-            Panel(
-                title=title,
-                lines=[
-                    Line(name, [Mark(round(seconds), accuracy) for seconds, accuracy in curve])
-                    for name, curve in curves.items()
-                ],
-                x_label="seconds of training",
-                y_label="accuracy; for vitrail, each point is a run",
-            )
-        )
-    return chart(drawn)
+    """Return accuracy over seconds of training as SVG, a panel for each dataset."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style = {"svg.fonttype": "none", "svg.hashsalt": "vitrail", "font.size": 9, "axes.grid": True}
+    with matplotlib.rc_context(style):
+        drawing = Figure(figsize=(4.4 * len(panels), 3.8), layout="constrained")
+        axes = drawing.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (title, (ours, peers)) in zip(axes, panels.items(), strict=True):
+            points = sorted((entry.seconds, entry.accuracy) for entry in ours)
+            longest = sorted(peers, key=lambda peer: peer.seconds)  # the last of each is drawn
+            curves = {"vitrail": points} | {peer.name: peer.curve() for peer in longest}
+            for name, curve in curves.items():
+                seconds, accuracy = zip(*curve, strict=True)
+                axis.plot(seconds, [100 * x for x in accuracy], marker="o", label=name)
+            axis.set(title=title, xlabel="seconds of training", ylabel="accuracy (%)")
+            axis.legend(title="each point of vitrail is a run")
+        buffer = io.StringIO()
+        drawing.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

@@ -3,7 +3,7 @@
     python examples/compare_positions.py                 photographs of hands that come along
     python examples/compare_positions.py pictures/       your own: a folder for each class
 
-Every model has the same time, one run each. `vitrail reproduce table8` does it with seeds.
+Every model has the same time, one run each. `vitrail reproduce table8` runs several seeds.
 """
 
 import sys

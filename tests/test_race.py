@@ -246,4 +246,4 @@ def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
     for course in race_sets.COURSES.values():
         claim = f"To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as quick"
         assert f"**{claim}" in text
-    assert (tmp_path / "docs" / "race.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "docs" / "race.svg").read_text()

@@ -1,4 +1,4 @@
-"""The Vision Transformer as real software. These are the public names; torch loads on first use."""
+"""Vision Transformers from training to serving: public names, which import torch on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -73,10 +73,23 @@ WHERE = {
     "DataError": "errors",
     "TrainingError": "errors",
 }
+RENAMED = {  # names of 0.1
+    "Answer": ("Prediction", "prediction.results", "Prediction"),
+    "Facts": ("Metadata", "checkpoints.metadata", "Metadata"),
+    "Guard": ("AccuracyGuard", "prediction.engines", "AccuracyGuard"),
+    "Watch": ("Callback", "training.callbacks", "Watch"),
+    "open_source": ("open_dataset", "data.datasets", "open_dataset"),
+}
 __all__ = [*WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in RENAMED:
+        from vitrail.errors import warn_renamed
+
+        new, module, attribute = RENAMED[name]
+        warn_renamed(f"vitrail.{name}", f"vitrail.{new}")
+        return getattr(import_module(f"vitrail.{module}"), attribute)
     if name not in WHERE:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     return getattr(import_module(f"vitrail.{WHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""Every error a user can cause, and how each is worded.
+"""Every error a user can cause, and the warnings for names of 0.1.
 
     VitrailError
     ├── ConfigError       a setting is impossible, or does not exist
@@ -7,15 +7,22 @@
     └── TrainingError     training broke off; what it had reached by then is kept
 
 The command line prints these as one line; a bug in our own code keeps its traceback.
-A message says what was given, why it cannot work, and what would.
+A message says what was given, why it cannot work, and what would. Names of 0.1 work for one more
+release, with a DeprecationWarning.
 """
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class VitrailError(Exception):
-    """Anything the person at the keyboard can mend."""
+    """Base class of all errors that a user can fix."""
 
 
 class ConfigError(VitrailError):
@@ -35,10 +42,45 @@ class TrainingError(VitrailError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> ConfigError:
-    """`unknown model 'B/61'; did you mean 'B/16'?`, or what exists, or where that is told."""
+    """`unknown model 'B/61'; did you mean 'B/16'?`, or the known names, or where to find them."""
     known = list(known)
     by_lower = {item.lower(): item for item in known}
     close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.7)
     everything = where or f"known: {', '.join(known)}"
     hint = f"did you mean {by_lower[close[0]]!r}?" if close else everything
     return ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    message = f"{old} is now {new}; the old name will be removed in 0.3"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_attribute(old: str, new: str) -> Any:
+    """A property that forwards to an attribute's new name."""
+
+    def get(self: object) -> Any:
+        warn_renamed(f".{old}", f".{new}")
+        return getattr(self, new)
+
+    def set(self: object, value: object) -> None:
+        warn_renamed(f".{old}", f".{new}")
+        setattr(self, new, value)
+
+    return property(get, set)
+
+
+def renamed_keyword(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for functions that had a keyword of another name."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            if old in keywords:
+                warn_renamed(f"{old}=", f"{new}=")
+                keywords[new] = keywords.pop(old)
+            return function(*args, **keywords)
+
+        return call
+
+    return decorate

@@ -21,7 +21,7 @@ from vitrail.cli import COMMANDS, main, parse
 # A pattern of commands: why it is not run, and what runs it instead.
 NOT_RUN = {
     r"torchrun ": "it is for several processes: tests/training/test_distributed.py",
-    r"vitrail reproduce ": "it is many runs: tests/reproduction/test_reproduce_command.py",
+    r"vitrail reproduce ": "many training runs: tests/reproduction/test_reproduce_command.py",
 }
 FOUND = all_commands()
 LEFT_OUT = [c for c in FOUND if any(re.match(pattern, c.text) for pattern in NOT_RUN)]

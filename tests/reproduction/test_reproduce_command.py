@@ -1,17 +1,15 @@
-"""`vitrail reproduce`: from a name to a report, a page and one line for what cannot be."""
+"""`vitrail reproduce`: from a name to a report and a page; errors are one line."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
+from reproduction import runner
+from reproduction.jobs import Datasets, Job
+from reproduction.report import Figure, Report, Table
 from tiny_runs import SETTINGS, tiny_run, write_colors
-from vitrail.cli import main
-from vitrail.reproduction import catalog
-from vitrail.reproduction.cells import Cell
-from vitrail.reproduction.experiments import Experiment, Sets
-from vitrail.reproduction.means import by_seed, fewshot
-from vitrail.reproduction.report import Picture, Report, Table
+from vitrail.cli import main, reproduce
 
 
 @pytest.fixture(scope="module")
@@ -21,105 +19,120 @@ def colors(tmp_path_factory):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """An experiment of two runs in the place of a long one."""
+    """Replace an experiment by one with two small runs."""
 
-    def cells(sets):
+    def jobs(datasets):
         return {
-            ("one", seed): Cell(data=sets.pretrain, settings=replace(SETTINGS, seed=seed))
+            ("one", seed): Job(data=datasets.pretrain, settings=replace(SETTINGS, seed=seed))
             for seed in range(2)
         }
 
-    def report(results, sets):
-        mean = by_seed(results, fewshot)["one",]
+    def report(results):
+        mean = results.fewshot["one",]
         return Report(
             name="table8",
             title="A tiny one",
             claim="It learns.",
-            did=f"It learned {sets.pretrain_name}.",
-            found=f"5-shot {mean.text} %.",
+            method=f"It was trained on {results.datasets.names['pretrain']}.",
+            result=f"5-shot {mean.text} %.",
             verdict="holds",
-            tables=[Table(caption="in percent", head=("run", "5-shot"), rows=[("one", mean.text)])],
-            pictures=[Picture(file="tiny.svg", caption="none", content="<svg></svg>")],
+            tables=[Table("in percent", ("run", "5-shot"), [("one", mean.text)])],
+            figures=[Figure("tiny.svg", "none", b"<svg></svg>")],
         )
 
-    tiny = Experiment(
-        name="table8", title="A tiny one", claim="It learns.", cells=cells, report=report
-    )
-    monkeypatch.setitem(catalog.EXPERIMENTS, "table8", tiny)
+    monkeypatch.setitem(runner.EXPERIMENTS, "table8", report)
+    monkeypatch.setattr(runner, "list_jobs", lambda name, datasets: jobs(datasets))
 
 
-def test_an_experiment_is_run_told_and_written(tiny, colors, tmp_path, capsys):
+def test_an_experiment_is_run_printed_and_written(tiny, colors, tmp_path, capsys):
     words = ["reproduce", "table8", "--data", str(colors), "--out", str(tmp_path / "out")]
     assert main([*words, "--docs", str(tmp_path / "docs")]) == 0
-    told = capsys.readouterr()
-    assert "  one, seed 0: test " in told.out
-    assert "It learned colors." in told.out
-    assert "0 of 2 runs done, about 0:" in told.err
+    output = capsys.readouterr()
+    assert "  one, seed 0: test " in output.out
+    assert "It was trained on colors." in output.out
+    assert "0 of 2 runs finished, about 0:" in output.err
     assert (tmp_path / "out" / "table8" / "report.md").exists()
     page = (tmp_path / "docs" / "reproduction.md").read_text()
     assert "![none](reproduction/tiny.svg)" in page
     assert (tmp_path / "docs" / "reproduction" / "tiny.svg").exists()
     assert main([*words, "--json"]) == 0  # and is not run again
-    told = capsys.readouterr()
-    assert json.loads(told.out)["verdict"] == "holds"
-    assert told.err == ""
-    assert json.loads(told.out)["command"] == "vitrail reproduce table8 --data colors.npz"
+    output = capsys.readouterr()
+    assert json.loads(output.out)["verdict"] == "holds"
+    assert output.err == ""
+    assert json.loads(output.out)["command"] == "vitrail reproduce table8 --data colors.npz"
 
 
-def test_full_scale_is_built_without_data_or_memory(tmp_path, capsys, monkeypatch):
+def test_full_scale_needs_no_data(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "heads", "--scale", "full", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "checked"
-    assert any("torchrun" in word for row in found["tables"][1]["rows"] for word in row)
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "checked"
+    assert any("torchrun" in word for row in report["tables"][1]["rows"] for word in row)
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_of_ones_own_stand_beside_the_published(colors, tmp_path, capsys):
+def test_weights_are_measured_next_to_the_published(colors, tmp_path, capsys):
     tiny_run(colors, tmp_path / "run")
     words = ["reproduce", "table2", "--weights", f"ViT-H/14={tmp_path / 'run'}"]
     assert main([*words, "--data", f"CIFAR-10={colors}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert any(
-        "99.50" in cell for table in found["tables"] for row in table["rows"] for cell in row
-    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["tables"][-1]["rows"][0][:3] == ["ViT-H/14 (JFT)", "CIFAR-10", "99.50 ± 0.06"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["tabel8"], "unknown experiment 'tabel8'; did you mean 'table8'?"),
-        (["table8", "--workers", "0"], "--workers 0 runs nothing; give 1 or more"),
-        (["table8", "--data", "a", "b"], "--data a b: one set is pre-trained on; give one"),
+        (["table8", "--workers", "0"], "--workers 0: must be 1 or more"),
+        (["table8", "--data", "a", "b"], "--data a b: give one pre-training dataset"),
         (["table8", "--data", "nowhere.npz"], "Dataset not found: nowhere.npz"),
         (
             ["table2", "--weights", "ViT", "--data", "a=b"],
-            "ViT is no NAME=VALUE, such as --weights",
+            "ViT is not NAME=VALUE, such as --weights",
         ),
-        (["table2", "--weights", "ViT=b", "--data", "a"], "a is no NAME=VALUE, such as --data"),
-        (["table2", "--weights", "ViT=b"], "--weights need pictures; give --data NAME=DATA"),
-        (["heads", "--scale", "full", "--docs", "d"], "a page of what was run here; leave it out"),
-        (["heads", "--weights", "a=b", "--data", "c=d"], "beside table2 and table5, and heads"),
-        (["table2", "--weights", "a=b", "--scale", "full"], "leave --scale out"),
+        (["table2", "--weights", "ViT=b", "--data", "a"], "a is not NAME=VALUE, such as --data"),
+        (["table2", "--weights", "ViT=b"], "--weights needs --data NAME=DATA"),
+        (["heads", "--scale", "full", "--docs", "d"], "--docs cannot be combined with"),
+        (
+            ["heads", "--weights", "a=b", "--data", "c=d"],
+            "works with table2 and table5",
+        ),
+        (
+            ["table2", "--weights", "a=b", "--scale", "full"],
+            "cannot be combined with --scale full",
+        ),
     ],
 )
-def test_what_cannot_be_reproduced_is_told_in_one_line(
-    words, message, tmp_path, capsys, monkeypatch
-):
+def test_errors_are_one_line(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", *words]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
-def test_a_set_of_few_classes_cannot_be_halved(colors, tmp_path, capsys):
+def test_too_few_classes_cannot_be_split(colors, tmp_path, capsys):
     words = ["reproduce", "transfer", "--data", str(colors), "--out", str(tmp_path)]
     assert main(words) == 2
-    assert "3 classes are too few to be halved; give --target as well" in capsys.readouterr().err
+    assert "3 classes are too few to split in half; give --target" in capsys.readouterr().err
 
 
-def test_names_of_sets_are_short():
-    assert Sets("../data/fashion_mnist.npz").pretrain_name == "fashion_mnist"
-    assert Sets("builtin:sign-digits").source_name == "every other class of sign-digits"
-    assert Sets("a.npz", "b.npz").target_name == "b"
+def test_datasets_have_short_names():
+    assert Datasets("../data/fashion_mnist.npz").names["pretrain"] == "fashion_mnist"
+    assert Datasets("builtin:sign-digits").names["source"] == "every other class of sign-digits"
+    assert Datasets("a.npz", "b.npz").names == {"pretrain": "a", "source": "a", "target": "b"}
+
+
+def test_an_installed_package_refers_to_the_checkout(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "CHECKOUT", tmp_path)
+    assert main(["reproduce", "table1"]) == 2
+    error = capsys.readouterr().err
+    assert "run `vitrail reproduce` from a checkout" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "figure5"])
+def test_wide_tables_fit_the_terminal(name, capsys):
+    assert main(["reproduce", name, "--scale", "full"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80

@@ -167,3 +167,17 @@ def test_resumed_run_keeps_the_compile_decision(tmp_path, fake_times, fast, monk
     assert [module.steps for module in modules] == (
         [1, TINY_SETTINGS.steps - 1] if fast < 1 else [0, 0]
     )
+
+
+def test_a_run_ends_with_the_step_that_uses_up_its_time():
+    """An evaluation that takes longer than expected is noticed at once, not a correction later."""
+    machine = Machine(lambda size, elapsed: 1.0)
+    budget, plan = begin(machine, ((0.0, 32),), {32: 1.0})
+    machine.now += 280.0
+    budget.correct(plan, 1)  # corrections are 7.5 seconds apart
+    machine.now += 5.0
+    assert not budget.due()
+    budget.final = 20.0
+    assert budget.due()
+    budget.correct(plan, 3)
+    assert plan.steps == 3

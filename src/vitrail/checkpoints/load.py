@@ -26,7 +26,7 @@ from vitrail.checkpoints.files import (
 from vitrail.checkpoints.metadata import ASSUMED, Family, Metadata, get_metadata, recognize_family
 from vitrail.checkpoints.rules import Rule, Table, read
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
-from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, unknown
 from vitrail.models.build import Model
 from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, Size, from_dict, pair
 from vitrail.models.registry import configuration, name_of
@@ -57,6 +57,7 @@ class Loaded:
     family: Family | None = None  # that determined the preprocessing, if it is not stated
 
 
+@renamed_keyword("tell", "log")
 def load(
     reference: Reference,
     *,

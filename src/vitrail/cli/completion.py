@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
+from vitrail.cli.reproduce import ALL, NAMES
 from vitrail.cli.welcome import GROUPS
 from vitrail.models.registry import CONFIGURATIONS
-from vitrail.reproduction.names import ALL, NAMES
 from vitrail.training.recipes import recipe_names
 
 Shell = Literal["bash", "zsh", "fish"]

@@ -1,142 +1,165 @@
-"""`vitrail reproduce`: the paper's tables and figures, here and now."""
+"""`vitrail reproduce`: the experiments in the `reproduction/` folder of a checkout."""
 
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
+import vitrail
 from vitrail.cli.arguments import DataOptions
 from vitrail.cli.live import clock
-from vitrail.cli.text import MANNER, WIDTH, aside, printable, tell
+from vitrail.cli.text import MANNER, WIDTH, aside, paragraph, printable, tell
 from vitrail.errors import ConfigError, unknown
 from vitrail.formatting import percent
-from vitrail.reproduction.names import ALL, NAMES
-
-if TYPE_CHECKING:
-    from vitrail.reproduction.cells import Cell, Result
-    from vitrail.reproduction.report import Report
 
 BUILTIN = "builtin:sign-digits"
+ALL = "all"
+NAMES = (  # in the order of the paper
+    *("table1", "table2", "figure3", "figure4", "figure5", "table5", "table6", "figure6"),
+    *("figure7", "transfer", "selfsupervised", "figure8", "heads", "table8", "figure10"),
+    "figure11",
+)
+CHECKOUT = Path(vitrail.__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(DataOptions):
-    """Repeat an experiment of the paper at the scale of a laptop, or check it at its own.
+    """Reproduce an experiment of the paper at laptop scale, or check it at the paper's scale.
 
-    table1, table2, table5, table6: published numbers, and what can be checked of them. figure3,
-    figure4, figure5, figure8, heads, table8, transfer, selfsupervised: many small runs, at most a
-    quarter of an hour each. figure6, figure7, figure10, figure11: a look into models so trained.
-    all: everything, one after the other. What is stopped goes on when asked again.
+    table1, table2, table5, table6: published numbers, and what can be computed of them. figure3,
+    figure4, figure5, figure8, heads, table8, transfer, selfsupervised: many small training runs, at
+    most 15 minutes each. figure6, figure7, figure10, figure11: inspection of such models. all:
+    everything in turn. Interrupted experiments resume. Needs a checkout of the repository.
     """
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """table1, figure3, heads, ... or all."""
     scale: Literal["laptop", "full"] = "laptop"
-    """full: the paper's own runs, built without memory; with what they need and their commands."""
+    """full: the paper's own runs, built without memory, with their cost and their commands."""
     data: tuple[str, ...] = (BUILTIN,)
-    """What is pre-trained on, such as a .npz of Fashion-MNIST. With --weights: NAME=DATA, such as
+    """Pre-training dataset, such as a .npz of Fashion-MNIST. With --weights: NAME=DATA, such as
     CIFAR-10=cifar/."""
     target: str = ""
-    """What that is carried over to: figure3, transfer, selfsupervised. Without it, models learn
-    every other class of the data and are carried over to the other half."""
+    """Target dataset of figure3, transfer and selfsupervised. Without it, models are pre-trained on
+    every other class of the data and transferred to the remaining classes."""
     weights: tuple[str, ...] = ()
-    """table2, table5: NAME=MODEL, such as ViT-H/14=model.npz, to be judged on --data."""
+    """table2, table5: NAME=MODEL, such as ViT-H/14=model.npz, to be evaluated on --data."""
     out: Path = Path("runs/reproduction")
-    """The folder of reports and of the runs behind them; what it holds is not run again."""
+    """Folder of the reports and of their training runs; finished runs are reused."""
     docs: Path | None = None
-    """Write the reports that the folder holds as one page, reproduction.md, into this folder."""
+    """Write all reports of the folder as one page, reproduction.md, into this folder."""
     workers: int | None = None
-    """Runs at the same time, each on its share of the cores: one for each core if not given."""
+    """Parallel training runs, which share the cores. Default: one per core."""
     json: bool = False
-    """Print one JSON object for each experiment; progress goes to standard error."""
+    """Print one JSON object per experiment; progress goes to standard error."""
 
     def run(self) -> None:
         if self.name not in (*NAMES, ALL):
             raise unknown("experiment", self.name, (*NAMES, ALL))
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers {self.workers} runs nothing; give 1 or more")
+            raise ConfigError(f"--workers {self.workers}: must be 1 or more")
         if self.weights and self.scale == "full":
-            raise ConfigError("--weights are judged as they are; leave --scale out")
+            raise ConfigError("--weights cannot be combined with --scale full")
         if self.docs is not None and (self.weights or self.scale == "full"):
-            raise ConfigError("--docs makes a page of what was run here; leave it out")
+            raise ConfigError("--docs cannot be combined with --weights or --scale full")
         if self.weights and self.data == (BUILTIN,):
-            raise ConfigError("--weights need pictures; give --data NAME=DATA: CIFAR-10=cifar/")
-        from vitrail.data.loader import available_cores
-        from vitrail.reproduction import catalog
+            raise ConfigError("--weights needs --data NAME=DATA, such as CIFAR-10=cifar/")
+        if self.weights and self.name not in ("table2", "table5"):
+            raise ConfigError(f"--weights works with table2 and table5, not with {self.name}")
+        if not (CHECKOUT / "reproduction" / "__init__.py").exists():
+            raise ConfigError(
+                "the experiments are not part of the installed package; run `vitrail reproduce` "
+                "from a checkout (pip install -e .), which has them in its reproduction/ folder"
+            )
+        if str(CHECKOUT) not in sys.path:
+            sys.path.append(str(CHECKOUT))
+        from reproduction import paper_scale, tables
+        from reproduction.jobs import Datasets
+        from reproduction.results import Results
+        from reproduction.runner import Runner
 
+        names = NAMES if self.name == ALL else (self.name,)
         if self.weights:
             weights = dict(pair(word, "weights ViT-H/14=model.npz") for word in self.weights)
             data = dict(pair(word, "data CIFAR-10=cifar/") for word in self.data)
-            self.show(catalog.with_weights(self.name, weights, data))
+            measurements = tables.measure_weights(weights, data, self.name)
+            make_report = getattr(tables, self.name)
+            self.show(make_report(Results(self.name, Datasets("")), measurements))
             return
         if self.scale == "full":
-            for name in catalog.names_of(self.name):
-                self.show(catalog.full_scale(name))
+            for name in names:
+                self.show(paper_scale.full_report(name))
             return
-        lab = catalog.Lab(
-            sets=catalog.Sets(only(self.data), self.target),
-            folder=self.out,
-            workers=self.workers or available_cores(),
-            tell=self.tell,
-            progress=Left(),
+        if len(self.data) != 1:
+            raise ConfigError(f"--data {' '.join(self.data)}: give one pre-training dataset")
+        runner = Runner(
+            self.out, self.workers, on_result=self.on_result, on_progress=ProgressLine()
         )
-        for name in catalog.names_of(self.name):
-            report = lab.carry_out(name)
-            self.show(report)
+        for name in names:
+            self.show(runner.run(name, Datasets(self.data[0], self.target)))
             if not self.json:
-                print(f"\ndone: {self.out / name / 'report.md'}")
+                print(f"\nwrote {self.out / name / 'report.md'}")
         if self.docs is not None:
-            written = catalog.write_docs(lab.written(), self.docs)
-            print(f"done: {written}", file=sys.stderr if self.json else sys.stdout)
+            page = runner.write_docs(self.docs)
+            print(f"wrote {page}", file=sys.stderr if self.json else sys.stdout)
 
-    def show(self, report: "Report") -> None:
-        from vitrail.reproduction.page import plain, words
+    def show(self, report: Any) -> None:
+        from reproduction.report import heading, numeric_columns, to_dict
 
         if self.json:
-            values = {key: value for key, value in vars(report).items() if key != "pictures"}
-            print(json.dumps(plain(values | {"tables": [vars(t) for t in report.tables]})))
+            print(json.dumps(to_dict(report)))
             return
-        for line in words(report, WIDTH):
-            print(line)
+        from rich.console import Console
+        from rich.table import Table
 
-    def tell(self, name: str, cell: "Cell", result: "Result") -> None:
-        found = f"5-shot {percent(result.fewshot)}"
+        console = Console(width=WIDTH, highlight=False, markup=False, emoji=False, no_color=True)
+        blocks = [heading(report), f"Paper: {report.claim}", f"Method: {report.method}"]
+        for block in blocks:
+            print(*paragraph(block), sep="\n")
+        for content in report.tables:
+            print("", *paragraph(content.caption), "", sep="\n")
+            grid = Table(box=None, pad_edge=False, padding=(0, 1))
+            right = numeric_columns(content.rows, len(content.head))
+            for title, is_number in zip(content.head, right, strict=True):
+                grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
+            for row in content.rows:
+                grid.add_row(*row)
+            console.print(grid)
+        print("", *paragraph(f"Result: {report.result}"), sep="\n")
+        print(f"Verdict: {report.verdict}")
+
+    def on_result(self, name: str, result: Any) -> None:
+        text = f"5-shot {percent(result.fewshot)}"
         if result.accuracy is not None:
-            found = f"test {percent(result.accuracy)}, {found}"
-        line = f"  {printable(name)}: {found}, {result.seconds:.0f} s"
+            text = f"test {percent(result.accuracy)}, {text}"
+        line = f"  {printable(name)}: {text}, {result.seconds:.0f} s"
         (aside if self.json else tell)(line)
 
 
-class Left:
-    """How many runs are done and how long the others take: one line that changes on a terminal."""
+class ProgressLine:
+    """Finished runs and the remaining time: one line, which is updated on a terminal."""
 
     def __init__(self) -> None:
-        self.told: Any = None
+        self.last: Any = None
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
         if MANNER.quiet:
             return
-        line = f"{done} of {total} runs done"
+        line = f"{done} of {total} runs finished"
         if done < total:
             line += f", about {clock(seconds)} left"
         if sys.stderr.isatty():
             print(f"\r{line:<{WIDTH - 1}}\r", end="", file=sys.stderr, flush=True)
-        elif (done, total) != self.told:
-            self.told = (done, total)
+        elif (done, total) != self.last:
+            self.last = (done, total)
             print(line, file=sys.stderr, flush=True)
-
-
-def only(data: tuple[str, ...]) -> str:
-    if len(data) != 1:
-        raise ConfigError(f"--data {' '.join(data)}: one set is pre-trained on; give one")
-    return data[0]
 
 
 def pair(word: str, example: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not (name and equals and value):
-        raise ConfigError(f"{word} is no NAME=VALUE, such as --{example}")
+        raise ConfigError(f"{word} is not NAME=VALUE, such as --{example}")
     return name, value

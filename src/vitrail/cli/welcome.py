@@ -41,7 +41,7 @@ GROUPS = {
         "convert": "a checkpoint in somebody else's format",
     },
     "The paper": {
-        "reproduce": "its tables and figures, here and now",
+        "reproduce": "its tables and figures at laptop scale",
     },
     "This machine": {
         "doctor": "what it is, what is fast on it, what is wrong",

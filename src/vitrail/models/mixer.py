@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.errors import DataError
+from vitrail.errors import DataError, renamed_attribute
 from vitrail.models.config import MixerConfig, pair
 from vitrail.models.encoder import drop_path, run_block
 from vitrail.models.init import initialize
@@ -38,6 +38,7 @@ class MlpMixer(nn.Module):
     """Normalized images (B, C, H, W) to logits (B, K). The image size is fixed."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
+    facts = renamed_attribute("facts", "metadata")
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.errors import renamed_attribute
 from vitrail.models.config import BitConfig, Numerics, VitConfig, pair
 from vitrail.models.encoder import run_block
 from vitrail.models.init import initialize
@@ -190,6 +191,7 @@ class BiT(nn.Module):
     """BiT ResNet-v2: normalized images (B, C, H, W) to logits (B, K)."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
+    facts = renamed_attribute("facts", "metadata")
 
     def __init__(self, config: BitConfig) -> None:
         super().__init__()

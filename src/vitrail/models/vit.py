@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, renamed_attribute
 from vitrail.models.config import StemKind, VitConfig
 from vitrail.models.encoder import Encoder
 from vitrail.models.init import initialize
@@ -33,6 +33,7 @@ class VisionTransformer(nn.Module):
     """Normalized images (B, C, H, W) to logits (B, K)."""
 
     metadata: Any | None = None  # preprocessing, class names and provenance, set by `vitrail.load`
+    facts = renamed_attribute("facts", "metadata")
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()

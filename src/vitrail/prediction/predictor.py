@@ -36,7 +36,7 @@ from vitrail.data.transforms import (
     normalize,
     read_image,
 )
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, renamed_attribute, renamed_keyword
 from vitrail.evaluation.evaluate import Runner
 from vitrail.models.build import Model
 from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
@@ -65,7 +65,7 @@ class Predictor:
     Args:
         model: A model, any reference that `load` accepts, or an .onnx file of `vitrail export`.
             A model object is not copied: it is moved to the device and keeps its train/eval mode.
-            Call its `eval()` first to use the predictor from as_sequence threads.
+            Call its `eval()` first to use the predictor from several threads.
         engine: torch, onnx, onnx-int8, or auto, which times them and takes the fastest.
         merge: Tokens to merge per layer; None keeps the model's setting.
         guard: How much accuracy int8 may cost, and the data to measure it on.
@@ -73,6 +73,9 @@ class Predictor:
         log: Called with each line about what was chosen.
     """
 
+    facts = renamed_attribute("facts", "metadata")
+
+    @renamed_keyword("tell", "log")
     def __init__(
         self,
         model: Model | Reference,

@@ -91,8 +91,9 @@ class TimeBudget:
         return max(1, int(free / self.average_step(stages, progress)))
 
     def due(self) -> bool:
-        """Return whether it is time to correct the schedule."""
-        return self.clock() - self.corrected >= self.seconds / CORRECTIONS
+        """Return whether it is time to correct the schedule, or to end the run."""
+        since = self.clock() - self.corrected
+        return since >= self.seconds / CORRECTIONS or self.remaining() <= 0
 
     def correct(self, schedule: Schedule, step: int) -> None:
         """Let the schedule end when the time does."""

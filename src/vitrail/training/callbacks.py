@@ -44,6 +44,35 @@ class Callback:
         """The last step was taken, or the run was stopped."""
 
 
+class Watch(Callback):
+    """The callback of 0.1, with its method names; use `Callback`."""
+
+    def log(self, line: str) -> None:
+        self.say(line)
+
+    def on_progress(self, done: int, total: int) -> None:
+        self.progress(done, total)
+
+    def on_train_begin(self, step: int, steps: int) -> None:
+        self.begin(step, steps)
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        self.step(row)
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        self.evaluated(row)
+
+    def on_train_end(self) -> None:
+        self.end()
+
+    def say(self, line: str) -> None: ...
+    def progress(self, done: int, images: int) -> None: ...
+    def begin(self, step: int, steps: int) -> None: ...
+    def step(self, row: Mapping[str, Any]) -> None: ...
+    def evaluated(self, row: Mapping[str, Any]) -> None: ...
+    def end(self) -> None: ...
+
+
 class MetricsLog:
     """Timing and metrics of each step; metrics.jsonl and TensorBoard events if there is a folder.
 

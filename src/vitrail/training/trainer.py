@@ -21,7 +21,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location
-from vitrail.errors import ConfigError, TrainingError
+from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.build import Model
@@ -95,6 +95,7 @@ class Result:
     outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # by split
 
 
+@renamed_keyword("watch", "callback")
 def train(
     data: str | PathLike[str],
     out: str | PathLike[str],

@@ -1,0 +1,330 @@
+"""Experiments that inspect trained models: figures 6, 7, 10 and 11.
+
+The paper shows images without numbers, so every claim gets a measure and a rule, which are in
+experiments.toml.
+
+Shapes: B images, h x w patches, N = h * w, M pairs of patches, L layers, H heads.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reproduction.jobs import Datasets, test_split
+from reproduction.report import TEXT, Report, Verdict
+from reproduction.results import Results
+from reproduction.stats import bootstrap_mean, rules_verdict
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.data.datasets import open_dataset
+from vitrail.data.thumbnails import to_png
+from vitrail.evaluation.results import Estimate
+from vitrail.inspection import drawing
+from vitrail.inspection.attention import places, study
+from vitrail.inspection.findings import Study
+from vitrail.inspection.layers import lag, with_attention
+from vitrail.inspection.pictures import Picture, from_source, spaced
+from vitrail.inspection.relevance import METHODS
+from vitrail.inspection.scoring import fresh, insertion_deletion, predicted, sanity
+from vitrail.inspection.weights import filters, position_similarity
+from vitrail.models.vit import VisionTransformer
+
+VIT, HYBRID = "ViT, patch 4", "hybrid"
+SHORT = f"{VIT}, short"
+STUDIED, SCORED, DRAWN = 128, 64, 8  # test images for attention distance, insertion, rollout maps
+SHUFFLES, SIGNIFICANCE = 199, 0.05  # of the Mantel test
+VARIANCE = 0.9  # that components explain
+EVERYWHERE, LOCAL, SPREAD, GROWTH = 90, 50, 10, 5  # percent of the distance of a uniform head
+PATTERN_MARGIN = 0.1  # of a rank correlation: less is no difference
+
+
+def load_model(results: Results, name: str) -> VisionTransformer:
+    folder = next(result.folder for key, result in results.jobs.items() if key[0] == name)
+    return with_attention(load(folder).eval(), "figures")
+
+
+def test_pictures(
+    model: VisionTransformer, datasets: Datasets, count: int
+) -> tuple[list[Picture], Tensor]:
+    """Return evenly spaced test images as they are, and preprocessed (B, C, H, W)."""
+    source = open_dataset(datasets.pretrain, test_split(datasets.pretrain))
+    pictures = list(from_source(model, source, spaced(len(source), count), {}))
+    return pictures, torch.stack([picture.image for picture in pictures])
+
+
+def claim_parts(
+    name: str, holds: Mapping[str, bool], values: Mapping[str, Any]
+) -> tuple[Verdict, dict[str, Any], list[tuple[str, ...]]]:
+    """Return verdict, values and table of a claim whose parts hold or not."""
+    rows = []
+    for part, text in TEXT[name]["parts"].items():
+        filled = (text["paper"], text["here"].format_map(values), text["rule"])
+        rows.append((*filled, "yes" if holds[part] else "no"))
+    listed = "; ".join(f"{here} ({answer})" for _, here, _, answer in rows)
+    return rules_verdict(list(holds.values())), {**values, "parts": listed}, rows
+
+
+def figure6(results: Results) -> Report:
+    model = load_model(results, VIT)
+    pictures, images = test_pictures(model, results.datasets, SCORED)
+    classes = predicted(model, images)
+    maps = {name: METHODS[name](model, images, classes) for name in ("rollout", "center", "random")}
+    scores = {}
+    for name, values in maps.items():
+        each = zip(images.split(1), values.split(1), classes.split(1), strict=True)
+        scores[name] = np.array([insertion_deletion(model, *one).insertion_area for one in each])
+    areas = {name: bootstrap_mean(values) for name, values in scores.items()}
+    random, center = (
+        bootstrap_mean(scores["rollout"] - scores[name]) for name in ("random", "center")
+    )
+    labels = [picture.label for picture in pictures]
+    shown = [labels.index(label) for label in dict.fromkeys(labels)][:DRAWN]
+    names = get_metadata(model).names(model.config.num_classes)
+    tiles, captions = [], []
+    for row in (shown[start : start + 4] for start in range(0, len(shown), 4)):
+        tiles += [drawing.fitted(pictures[n].pixels) for n in row]
+        captions += [labels[n] for n in row]
+        for n in row:
+            one, values = pictures[n], maps["rollout"][n].numpy()
+            tiles.append(drawing.overlay(one.pixels, values, one.box, "heat", lag=lag(model)))
+            captions.append(f"predicted: {names[int(classes[n])]}")
+    sheet = drawing.strip(tiles, captions, width=4 * 260).quantize(256)
+    over_random, over_center = interval(random, "+"), interval(center, "+")
+    return results.report(
+        verdict_of_areas(random, center),
+        {
+            "images": len(pictures),
+            "areas": areas,
+            "leads": (random, center),
+            "over_random": over_random,
+            "over_center": over_center,
+            "sanity": sanity(model, "rollout", images, classes),
+        },
+        [
+            *((name, interval(area)) for name, area in areas.items()),
+            ("rollout minus random", over_random),
+            ("rollout minus center", over_center),
+        ],
+        figures={"figure6.png": to_png(sheet)},
+    )
+
+
+def verdict_of_areas(over_random: Estimate, over_center: Estimate) -> Verdict:
+    if over_random.low > 0:
+        return "holds" if over_center.low > 0 else "holds in part"
+    return "does not hold" if over_random.high < 0 else "inconclusive"
+
+
+def interval(estimate: Estimate, sign: str = "") -> str:
+    value, low, high = (format(number, f"{sign}.3f") for number in estimate)
+    return f"{value} ({low} to {high})"
+
+
+def distance_study(
+    model: VisionTransformer, images: Tensor
+) -> tuple[Study, np.ndarray, np.ndarray, float]:
+    """Return the study of attention between patches, its distances (L, H) in pixels and in percent
+    of a uniform head's, and the distance of that."""
+    result = study(model, images.split(32))
+    pixels = result.distance.get("patches, renormalized", result.distance["patches"])
+    where = places(model.config.grid, model.config.stride, 0)  # (N, 2)
+    uniform = float(torch.cdist(where, where).mean())
+    return result, pixels, 100 * pixels / uniform, uniform
+
+
+def lower_half(percent: np.ndarray) -> np.ndarray:
+    return percent[: math.ceil(len(percent) / 2)]
+
+
+def growth(percent: np.ndarray) -> float:
+    """Return the mean of the upper half of the layers minus that of the lower."""
+    upper = percent[len(lower_half(percent)) :]
+    return float(upper.mean() - lower_half(percent).mean()) if len(upper) else 0.0
+
+
+def distance_parts(percent: np.ndarray) -> dict[str, bool]:
+    """Return which claims on attention distance hold."""
+    first = percent[0]
+    return {
+        "global": bool(first.max() >= EVERYWHERE and np.ptp(first) >= SPREAD),
+        "local": bool(lower_half(percent).min() <= LOCAL),
+        "growth": growth(percent) >= GROWTH,
+    }
+
+
+def span(values: np.ndarray) -> str:
+    return f"{values.min():.0f} to {values.max():.0f}"
+
+
+def components_for(explained: np.ndarray) -> int:
+    """Return how many components, largest first, explain enough of the variance."""
+    return int(np.searchsorted(np.cumsum(explained), VARIANCE - 1e-12)) + 1
+
+
+def figure7(results: Results) -> Report:
+    model = load_model(results, VIT)
+    (tiles,) = position_similarity(model)
+    _, images = test_pictures(model, results.datasets, STUDIED)
+    both = model, with_attention(fresh(model), "figures")
+    explained = [filters(one, 10**6).explained for one in both]
+    few, many = map(components_for, explained)
+    (result, pixels, percent, uniform), (_, old_pixels, old, _) = (
+        distance_study(one, images) for one in both
+    )
+    grid = grid_structure(tiles.similarity)
+    distances = {"trained": pixels, "at initialization": old_pixels}
+    distances["uniform head"] = np.full((len(pixels), 1), uniform)
+    holds = {name: p < SIGNIFICANCE for name, (_, p) in grid.items()}
+    values = {
+        "images": len(images),
+        **{"few": few, "many": many, "count": len(explained[0])},
+        **{name: value for name, (value, _) in grid.items()},
+        **{"first": span(percent[0]), "first_before": span(old[0])},
+        **{"shortest": lower_half(percent).min(), "shortest_before": lower_half(old).min()},
+        **{"grows": growth(percent), "grows_before": growth(old), "distances": distances},
+    }
+    sheets = {
+        "filters": drawing.filter_sheet(filters(model)),
+        "positions": drawing.position_sheet(tiles),
+        "distance": drawing.distance_plot(replace(result, distance=distances)),
+    }
+    holds = {"filters": few < many, **holds, **distance_parts(percent)}
+    return results.report(
+        *claim_parts("figure7", holds, values),
+        figures={f"figure7-{name}.png": to_png(sheet) for name, sheet in sheets.items()},
+    )
+
+
+def figure11(results: Results) -> Report:
+    studies, distances, percent = {}, {}, {}
+    for name in (VIT, HYBRID):
+        model = load_model(results, name)
+        _, images = test_pictures(model, results.datasets, STUDIED)
+        studies[name], distances[name], percent[name], _ = distance_study(model, images)
+    rows = []
+    for layer in range(max(map(len, percent.values()))):
+        heads = [one[layer] if layer < len(one) else None for one in percent.values()]
+        cells = ["—" if one is None else f"{one.mean():.0f} % ({span(one)})" for one in heads]
+        rows.append((str(layer), *cells))
+    lowest = [float(lower_half(one).min()) for one in percent.values()]
+    means = [float(lower_half(one).mean()) for one in percent.values()]
+    deepest = max(studies.values(), key=lambda one: len(one.entropy))
+    values = {"images": deepest.images, "lowest": lowest, "means": means, "percent": percent}
+    sheet = drawing.distance_plot(replace(deepest, distance=distances))
+    return results.report(
+        verdict_of_locality(*lowest),
+        values,
+        rows,
+        head=("layer", *percent),
+        figures={"figure11.png": to_png(sheet)},
+    )
+
+
+def verdict_of_locality(vit: float, hybrid: float) -> Verdict:
+    """Compare the most local heads, in percent of the uniform distance."""
+    if abs(hybrid - vit) < GROWTH or min(vit, hybrid) > EVERYWHERE:
+        return "inconclusive"
+    return "holds" if hybrid > vit else "does not hold"
+
+
+def grid_structure(similarity: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Compare similarities (h, w, h, w) with the grid: nearness, rows, columns → value, p-value.
+
+    nearness  Spearman's rank correlation of similarity with nearness over all pairs of patches
+    rows      similarity within a row above that of other pairs at equal distance; columns alike
+
+    The p-values are those of a Mantel test: patches are permuted, and everything is measured again.
+    """
+    height, width = similarity.shape[:2]
+    table = similarity.reshape(height * width, -1).astype(np.float64)  # (N, N)
+    one, other = np.triu_indices(len(table), 1)  # (M,) each
+    down, across = one // width - other // width, one % width - other % width
+    apart, diagonal = np.hypot(down, across), (down != 0) & (across != 0)
+    nearness, rng = ranks(-apart), np.random.default_rng(0)
+    measured = []
+    for shuffle in range(1 + SHUFFLES):
+        order = rng.permutation(len(table)) if shuffle else np.arange(len(table))
+        pairs = table[order[one], order[other]]  # (M,)
+        lines = (beyond_distance(pairs, apart, step == 0, diagonal) for step in (down, across))
+        measured.append((correlation(ranks(pairs), nearness), *lines))
+    p_values = (np.array(measured) >= measured[0]).mean(axis=0).tolist()  # itself among them
+    names = ("nearness", "rows", "columns")
+    return dict(zip(names, zip(measured[0], p_values, strict=True), strict=True))
+
+
+def beyond_distance(
+    pairs: np.ndarray, apart: np.ndarray, line: np.ndarray, diagonal: np.ndarray
+) -> float:
+    """Return how much more similar pairs of one line are than diagonal pairs at equal distance.
+
+    The means of diagonal pairs are interpolated over distance. Pairs outside of their range are
+    left out; 0 if none remains.
+    """
+    distances, group = np.unique(apart[diagonal], return_inverse=True)
+    if not len(distances):
+        return 0.0
+    means = np.bincount(group, pairs[diagonal]) / np.bincount(group)
+    inside = line & (apart >= distances[0]) & (apart <= distances[-1])
+    gaps = pairs[inside] - np.interp(apart[inside], distances, means)
+    return float(gaps.mean()) if len(gaps) else 0.0
+
+
+def pattern_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Return Spearman's rank correlation of two similarity tables (h, w, h, w)."""
+    count = one.shape[0] * one.shape[1]
+    pairs = np.triu_indices(count, 1)
+    first, second = (ranks(table.reshape(count, count)[pairs]) for table in (one, other))
+    return correlation(first, second)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks; equal values share their mean."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2)[group]
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    one, other = one - one.mean(), other - other.mean()
+    size = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / size if size > 0 else 0.0
+
+
+def figure10(results: Results) -> Report:
+    tiles = {}
+    for (name, seed), result in results.jobs.items():
+        (one,) = position_similarity(with_attention(load(result.folder), "figures"))
+        tiles[name, seed] = replace(one, title=f"{name}, seed {seed}")
+    grids = {key: grid_structure(one.similarity) for key, one in tiles.items()}
+    own, twin = (SHORT, 0), (SHORT, 1)
+    patterns = {
+        key: pattern_correlation(tiles[twin].similarity, one.similarity)
+        for key, one in tiles.items()
+        if key != twin
+    }
+    least = min((key for key in patterns if key != own), key=lambda key: patterns[key])
+    nearness = [grid["nearness"] for grid in grids.values()]
+    holds = {
+        "nearness": all(p < SIGNIFICANCE for _, p in nearness),
+        "pattern": patterns[own] - patterns[least] >= PATTERN_MARGIN,
+    }
+    values = {
+        **{"low": min(nearness)[0], "high": max(nearness)[0], "other": least[0]},
+        **{"own": patterns[own], "least": patterns[least], "grids": grids, "patterns": patterns},
+    }
+    rows = []
+    for (name, seed), grid in grids.items():
+        result, near = results.jobs[name, seed], f"{grid['nearness'][0]:.2f}"
+        lines = (f"{grid[key][0]:+.2f}" for key in ("rows", "columns"))
+        pattern = f"{patterns[name, seed]:.2f}" if (name, seed) != twin else "—"
+        seen = (f"{result.images:,}", f"{100 * (result.accuracy or 0.0):.1f} %")
+        rows.append((name, str(seed), *seen, near, *lines, pattern))
+    sheets = [drawing.position_sheet(one) for one in tiles.values()]
+    width = 2 * max(sheet.width for sheet in sheets) + 60
+    sheet = drawing.strip(sheets, [""] * len(sheets), width=width)
+    verdict, values, _ = claim_parts("figure10", holds, values)
+    return results.report(verdict, values, rows, figures={"figure10.png": to_png(sheet)})

@@ -1,0 +1,281 @@
+"""One training run of an experiment as a value, and its result on disk.
+
+A job that several experiments need runs once: its folder is named by a digest of everything it
+depends on. The folder is the bundle of the run, with its checkpoint until the run is finished, and
+cell.json, written last. Names of files and keys are those of 0.1, whose results are reused.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from reproduction.report import TEXT
+from vitrail.checkpoints.bundle import contains_model
+from vitrail.checkpoints.files import read_json, write_json
+from vitrail.checkpoints.load import load
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
+from vitrail.data.provenance import fingerprint
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.config import Config, from_dict, to_dict
+from vitrail.models.registry import configuration
+from vitrail.planning.cost import training_flops
+from vitrail.probing.features import features_of
+from vitrail.probing.shots import try_shots
+from vitrail.training.callbacks import Callback
+from vitrail.training.checkpoint import has_state
+from vitrail.training.config import ModelSettings, RunConfig, Settings
+from vitrail.training.data_module import DataSplits
+from vitrail.training.recipes import read_recipe, read_run, settings_from_dict
+from vitrail.training.trainer import run
+
+RESULT = "cell.json"
+VERSION = 2  # of what is measured
+SHOTS, DRAWS = 5, 10
+POOL = 50  # test images per class from which shots are drawn; the probe is evaluated on the others
+PROTOCOL: dict[str, Any] = TEXT["protocol"]
+RECIPE = read_recipe(str(Path(__file__).with_name("small.toml")))
+
+Key = tuple[Any, ...]  # identifies a job within an experiment; the last item is the seed
+ClassHalf = Literal["", "even", "odd"]
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """References of the pre-training and the target dataset.
+
+    Without a target, models are pre-trained on every other class and transferred to the rest.
+    """
+
+    pretrain: str
+    target: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Short names for reports: `fashion_mnist` for ../data/fashion_mnist.npz."""
+        pretrain, target = (
+            Path(data.rpartition(":")[2]).stem or data for data in (self.pretrain, self.target)
+        )
+        source = pretrain if self.target else f"every other class of {pretrain}"
+        return {"pretrain": pretrain, "source": source, "target": target or "the other classes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one training run depends on; equal jobs have equal results."""
+
+    data: str
+    settings: Settings
+    images: int | None = None  # size of the training subset, stratified by class
+    test_images: int | None = None
+    half: ClassHalf = ""  # of the classes: every other one, from the first or from the second
+    start: "Job | None" = None  # whose model is fine-tuned
+
+    @property
+    def config(self) -> Config:
+        """The model, except for its classes and channels, which the data decides."""
+        model = self.settings.model
+        before = self.start.config if self.start else configuration(model.name or "")
+        return before.change(**model.changes())
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of training."""
+        return training_flops(
+            self.config, (self.settings.steps or 0) * (self.settings.batch_size or 0)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The measurements of a finished job."""
+
+    folder: Path  # the bundle
+    accuracy: float | None  # on the test images; None without classes
+    fewshot: float  # 5-shot accuracy of a linear probe, mean over draws
+    images: int  # seen in training
+    test_images: int
+    seconds: float
+    config: Config
+
+
+def small_model(name: str, **changes: Any) -> ModelSettings:
+    """Return a model of [models] in experiments.toml, with changes."""
+    values = {"image_size": PROTOCOL["image_size"], **TEXT["models"][name], **changes}
+    return settings_from_dict({"model": values}).model
+
+
+def pretraining(
+    datasets: Datasets,
+    model: ModelSettings,
+    seed: int,
+    *,
+    steps: int = PROTOCOL["steps"],
+    rate: float = PROTOCOL["rate"],
+    images: int | None = None,
+    objective: str = "classify",
+    transfer: bool = False,
+) -> Job:
+    """Return the training of a model from scratch.
+
+    `transfer`: the model is fine-tuned later, on another dataset or on the other classes.
+    """
+    optim = replace(RECIPE.optim, learning_rate=rate)
+    settings = replace(
+        RECIPE, seed=seed, steps=steps, objective=objective, model=model, optim=optim
+    )
+    half: ClassHalf = "even" if transfer and not datasets.target else ""
+    tested = PROTOCOL["test_images"]
+    return Job(
+        data=datasets.pretrain, settings=settings, images=images, test_images=tested, half=half
+    )
+
+
+def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
+    """Return the runs of an experiment in experiments.toml, for all seeds."""
+    return {
+        (*run["key"], seed): pretraining(
+            datasets,
+            small_model(run["model"], **run.get("change", {})),
+            seed,
+            **run.get("train", {}),
+        )
+        for run in TEXT[name].get("runs", ())
+        for seed in run.get("seeds", range(TEXT[name].get("seeds", 0)))
+    }
+
+
+def finetuning(datasets: Datasets, start: Job | None, model: ModelSettings, seed: int) -> Job:
+    """Return the training on a few target images, from a pre-trained model or from scratch.
+
+    As in the paper with a cosine schedule and without weight decay, but with Adam: a hundred steps
+    of SGD hardly move such a small model.
+    """
+    rate, steps, batch = (PROTOCOL[f"fine_{name}"] for name in ("rate", "steps", "batch"))
+    optim = replace(RECIPE.optim, learning_rate=rate, schedule="cosine", weight_decay=0.0)
+    return Job(
+        data=datasets.target or datasets.pretrain,
+        settings=replace(
+            RECIPE, seed=seed, steps=steps, batch_size=batch, model=model, optim=optim
+        ),
+        images=PROTOCOL["fine_images"],
+        test_images=PROTOCOL["test_images"],
+        half="" if datasets.target else "odd",
+        start=start,
+    )
+
+
+def digest(job: Job) -> str:
+    """Return a short hash of a job and everything it depends on."""
+    values = {
+        "protocol": VERSION,
+        "data": data_fingerprints(job.data),
+        "settings": asdict(job.settings),
+        "pictures": job.images,
+        "judged": job.test_images,
+        "half": job.half,
+        "start": digest(job.start) if job.start else None,
+    }
+    return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def data_fingerprints(data: str) -> list[str]:
+    return [fingerprint(open_dataset(data, split)) for split in ("train", test_split(data))]
+
+
+def test_split(data: str) -> str:
+    split = evaluation_split(data)
+    if split is None:
+        raise DataError(f"{data} has no test split, which the experiments evaluate on")
+    return split
+
+
+def open_data(job: Job) -> DataSplits:
+    """Open the images of a job; the seed selects the subset, and smaller ones are nested."""
+    train, test = (
+        select_half(open_dataset(job.data, split), job.half)
+        for split in ("train", test_split(job.data))
+    )
+    return DataSplits(
+        reference=job.data,
+        train=subset(train, job.images, job.settings.seed),
+        held_out={"test": subset(test, job.test_images, 0)},
+    )
+
+
+def select_half(samples: ImageDataset, half: ClassHalf) -> ImageDataset:
+    """Return the images of every other class as a dataset of its own."""
+    if not half:
+        return samples
+    first, index, count = int(half == "odd"), samples.index, len(samples.classes)
+    if count < 4:
+        raise ConfigError(f"{count} classes are too few to split in half; give --target as well")
+    rows = np.flatnonzero(samples.class_ids() % 2 == first)
+    labels = np.asarray(index.labels) // 2
+    halved = replace(index, labels=labels, classes=index.classes[first::2])
+    return ImageDataset(halved, samples.rows).subset(rows)
+
+
+def subset(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
+    """Return a random stratified subset."""
+    if count is None or count >= len(samples):
+        return samples
+    if count < len(samples.classes):
+        raise ConfigError(f"{count} images are fewer than {len(samples.classes)} classes")
+    rng = np.random.default_rng(seed)
+    return samples.subset(stratified_subset(samples.class_ids(), count, rng))
+
+
+def probe_split(test: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
+    """Split test images into those a probe is fitted to and those it is evaluated on."""
+    pool = subset(test, min(POOL * len(test.classes), len(test) // 3), 1)
+    rows, pool_rows = (np.arange(len(s)) if s.rows is None else s.rows for s in (test, pool))
+    return pool, ImageDataset(test.index, np.setdiff1d(rows, pool_rows))
+
+
+def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None = None) -> bool:
+    """Train, measure and write the result; False if interrupted (the run can be resumed)."""
+    data = open_data(job)
+    resume = has_state(folder)
+    if resume or not contains_model(folder):
+        settings = read_run(folder)[0] if resume else job.settings
+        config = RunConfig(
+            data=job.data, out=folder, settings=settings, start=start, resume=resume, splits=data
+        )
+        if not run(config, callback).finished:
+            return False
+    model = load(folder)
+    provenance = get_metadata(model).provenance
+    test = data.held_out["test"]
+    # The shots are test images, since the model may have memorized its training images.
+    pool, rest = (features_of(model, part, cache=False) for part in probe_split(test))
+    trials = next(try_shots(pool, rest, shots=(SHOTS,), seeds=DRAWS))
+    best = next(trial for trial in trials if trial.probe == "ridge, best")
+    values = {
+        "accuracy": provenance.get("test accuracy"),
+        "fewshot": best.mean,
+        "draws": list(best.accuracies),
+        "judged": len(test),
+        "images": provenance["steps"] * (read_run(folder)[0].batch_size or 1),
+        "seconds": provenance["seconds"],
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "config": to_dict(model.config),
+    }
+    write_json(folder / RESULT, values)
+    return True
+
+
+def read_result(folder: Path) -> Result | None:
+    """Read the result of a finished job."""
+    if not (folder / RESULT).exists():
+        return None
+    values = read_json(folder / RESULT)
+    same = {key: values[key] for key in ("accuracy", "fewshot", "images", "seconds")}
+    config = from_dict(values["config"])
+    return Result(folder=folder, test_images=values["judged"], config=config, **same)

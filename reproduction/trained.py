@@ -1,0 +1,294 @@
+"""Experiments that compare trained models: figures 3, 4, 5 and 8, table 8, heads and transfer.
+
+Every experiment has two functions: its jobs, and its report on their results. Grids and text are in
+experiments.toml, whose braces refer to the values that the report functions pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from reproduction.figures import Point
+from reproduction.jobs import Datasets, Job, Key, finetuning, pretraining, select_half, small_model
+from reproduction.published import DATA, TABLE6, TABLE8
+from reproduction.report import TEXT, Report
+from reproduction.results import Results
+from reproduction.stats import Mean, average, equality_verdict, parts_verdict, pooled_means, slope
+from vitrail.data.datasets import open_dataset
+from vitrail.planning.cost import cost_of, training_flops
+from vitrail.training.config import ModelSettings
+
+Means = Mapping[Key, Mean]
+Curve = Sequence[tuple[float, float]]  # FLOPs, accuracy
+FAMILIES = {
+    family: [name.split()[1] for name in TEXT["models"] if name.startswith(family)]
+    for family in ("ViT", "hybrid", "BiT", "Mixer")
+}
+PRETRAINED, SCRATCH = "pre-trained", "from scratch"
+LABELS, MASKED = "labels", "masked patches"
+CLASS_TOKEN, MEAN_POOL = "class token", "mean of patches"
+EQUAL = 0.02  # of accuracy: heads that differ by less are equally good
+
+
+def subset_sizes(datasets: Datasets, transfer: bool) -> list[tuple[str, int, int | None]]:
+    """Return models, numbers of images, and the same for jobs: None for all, as elsewhere."""
+    grid, half = TEXT["figure4"], "even" if transfer and not datasets.target else ""
+    whole = len(select_half(open_dataset(datasets.pretrain, "train"), half))
+    counts = [max(grid["min_images"], round(share * whole)) for share in grid["fractions"]]
+    return [
+        (model, counts[place], None if counts[place] == whole else counts[place])
+        for model, places in grid["models"].items()
+        for place in places
+    ]
+
+
+def figure4_jobs(datasets: Datasets) -> dict[Key, Job]:
+    return {
+        (name, count, seed): pretraining(datasets, small_model(name), seed, images=images)
+        for seed in range(TEXT["figure4"]["seeds"])
+        for name, count, images in subset_sizes(datasets, transfer=False)
+    }
+
+
+def figure3_jobs(datasets: Datasets) -> dict[Key, Job]:
+    grid, jobs = TEXT["figure3"], {}
+    for seed in range(grid["seeds"]):
+        for name, count, images in subset_sizes(datasets, transfer=True):
+            model = small_model(name)
+            start = pretraining(datasets, model, seed, images=images, transfer=True)
+            for draw in range(grid["draws"] if name in grid["models"] else 0):
+                job = finetuning(datasets, start, ModelSettings(), grid["draws"] * seed + draw)
+                jobs[name, count, draw, seed] = job
+    return jobs
+
+
+def figure4(results: Results) -> Report:
+    means = results.fewshot
+    small, large = leads_at_ends(means, "ViT M", "BiT S"), leads_at_ends(means, "ViT L", "BiT M")
+    first, last = map(average, zip(small, large, strict=True))
+    flops = {key[0]: cost_of(result.config).forward for key, result in results.jobs.items()}
+    compute = ", ".join(f"{name} {value / 1e6:.0f} MFLOPs" for name, value in flops.items())
+    values = {"small": small, "large": large, "compute": compute}
+    verdict = parts_verdict([-first, last, last - first])
+    return subset_report(results, verdict, values, means)
+
+
+def figure3(results: Results) -> Report:
+    draws: dict[Key, list[Any]] = {}  # two fine-tunings of one model are not two models
+    for (name, count, _, seed), result in results.jobs.items():
+        draws.setdefault((name, count, seed), []).append(result.accuracy)
+    means = pooled_means({key: sum(values) / len(values) for key, values in draws.items()})
+    first, last = leads_at_ends(means, "ViT L", "ViT M")
+    sizes: dict[str, float] = TEXT["figure3"]["dataset_sizes"]
+    rows = {data: DATA["table5"]["accuracy"][data]["ImageNet"] for data in sizes}
+    published = {
+        model: [Point(sizes[data], row[n] / 100) for data, row in rows.items() if n < len(row)]
+        for n, model in enumerate(DATA["table5"]["models"])
+    }
+    values = {"first": first, "last": last, "means": means}
+    verdict = parts_verdict([-first, last, last - first])
+    return subset_report(results, verdict, values, means, lines=[published])
+
+
+def leads_at_ends(means: Means, one: str, other: str) -> list[Mean]:
+    """Return the lead of one model over another with the smallest and with the largest set."""
+    counts = sorted({key[1] for key in means})
+    return [means[one, count] - means[other, count] for count in (counts[0], counts[-1])]
+
+
+def subset_report(
+    results: Results,
+    verdict: Any,
+    values: Mapping[str, Any],
+    means: Means,
+    lines: Sequence[Any] = (),
+) -> Report:
+    """Report on means by model and number of images."""
+    counts = sorted({key[1] for key in means})
+    *first, last = (f"{count:,}" for count in counts)
+    names = list(dict.fromkeys(key[0] for key in means))
+    here = {n: [mean.point(k[1]) for k, mean in means.items() if k[0] == n] for n in names}
+    return results.report(
+        verdict,
+        {**values, "counts": f"{', '.join(first)} and {last}"},
+        head=("model", *first, last),
+        rows=[
+            (name, *(means[name, n].text if (name, n) in means else "" for n in counts))
+            for name in names
+        ],
+        lines=[*lines, here],
+    )
+
+
+def figure5(results: Results) -> Report:
+    means, few = results.accuracy, results.fewshot
+    flops = {key[:2]: training_flops(r.config, r.images) for key, r in results.jobs.items()}
+    curves = {
+        family: sorted((flops[family, size], means[family, size].mean) for size in sizes)
+        for family, sizes in FAMILIES.items()
+    }
+    gaps = {name: leads(curves["ViT"], curves[name]) for name in ("BiT", "hybrid", "Mixer")}
+    found = {name: sum(gap) / len(gap) for name, gap in gaps.items() if gap}
+    found |= {"first": -gaps["hybrid"][0]} if gaps["hybrid"] else {}
+    one = next(iter(means.values()))  # the CI is that of a difference between two models
+    tested = {k: replace(one - one, values=(x,) * len(one.values)) for k, x in found.items()}
+    parts = [tested[name] for name in ("BiT", "first") if name in tested]
+    texts = dict.fromkeys([*gaps, "first"], "an unknown number of")
+    published = {
+        family: sorted(
+            Point(row.exaflops, row.average / 100)
+            for row in TABLE6
+            if row.family == family.replace("BiT", "ResNet")
+        )
+        for family in ("ViT", "hybrid", "BiT")
+    }
+    here = {
+        family: [means[family, size].point(flops[family, size] / 1e12) for size in sizes]
+        for family, sizes in FAMILIES.items()
+    }
+    return results.report(
+        parts_verdict(parts) if len(parts) == 2 else "inconclusive",
+        {"leads": texts | {k: mean.signed for k, mean in tested.items()}, "flops": flops},
+        [
+            (" ".join(key), f"{flops[key] / 1e12:.2f}", means[key].text, few[key].text)
+            for key in means
+        ],
+        lines=[published, here],
+    )
+
+
+def leads(one: Curve, other: Curve) -> list[float]:
+    """Return the lead of one family at nine budgets, evenly spaced in log FLOPs over the range
+    that both cover; accuracies are interpolated linearly. Empty without a common range."""
+    low, high = max(one[0][0], other[0][0]), min(one[-1][0], other[-1][0])
+    if low >= high:
+        return []
+    budgets = np.linspace(np.log(low), np.log(high), 9)
+    curves = (np.transpose(curve) for curve in (one, other))
+    first, second = (np.interp(budgets, np.log(x), y) for x, y in curves)
+    return (first - second).tolist()
+
+
+def figure8(results: Results) -> Report:
+    means, few = results.accuracy, results.fewshot
+    costs = {key[:-1]: cost_of(result.config) for key, result in results.jobs.items()}
+    order = sorted(means, key=lambda key: costs[key].forward)
+    lines = {
+        axis: [(costs[key].forward / 1e6, means[key]) for key in order if key[0] in ("base", axis)]
+        for axis in dict.fromkeys(key[0] for key in means if key[0] != "base")
+    }
+    slopes = {axis: slope(line) for axis, line in lines.items()}
+    rows = []
+    for key in means:
+        size = (f"{costs[key].parameters:,}", f"{costs[key].forward / 1e6:.1f}")
+        rows.append((*key, *size, means[key].text, few[key].text))
+    return results.report(
+        parts_verdict([slopes["depth"] - slopes["width"], slopes["patch"]]),
+        {"slopes": ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())},
+        rows,
+        lines=[{axis: [mean.point(x) for x, mean in line] for axis, line in lines.items()}],
+    )
+
+
+def heads(results: Results) -> Report:
+    means, few = results.accuracy, results.fewshot
+    ordered = sorted(means, key=lambda key: means[key].mean)
+    rates = dict(ordered)  # head → the rate of its best mean
+    best = {head: means[head, rate] for head, rate in rates.items()}
+    gap = best[MEAN_POOL] - best[CLASS_TOKEN]
+    same_rate = "As in the paper, each needs its own learning rate."
+    if rates[MEAN_POOL] == rates[CLASS_TOKEN]:
+        same_rate = "Unlike in the paper, both prefer the same learning rate."
+    return results.report(
+        equality_verdict(gap, EQUAL),
+        {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate},
+        [(key[0], f"{key[1]:g}", means[key].text, few[key].text) for key in means],
+        dots=[
+            {f"{head}, rate {rate:g}": mean.point() for (head, rate), mean in table.items()}
+            for table in (means, few)
+        ],
+    )
+
+
+def table8(results: Results) -> Report:
+    means, tested = results.fewshot, results.accuracy
+    kinds, places = TEXT["table8"]["kinds"], TEXT["table8"]["places"]
+    none = means["none", "stem"]
+    others = {key: mean for key, mean in means.items() if key != ("none", "stem")}
+    gains = {key: mean - none for key, mean in others.items()}
+    gain = average(list(others.values())) - none
+    worst, best = (pick(others.values(), key=lambda mean: mean.mean) for pick in (min, max))
+    names = {key: f"{kinds[key[0]]} ({places[key[1]]})" for key in TABLE8}
+    names |= {("none", "stem"): "none", ("relative", "every-layer"): "relative"}
+    clear = [names[key] for key in gains if gains[key].low > 0]
+    rows = []
+    for (kind, place), value in TABLE8.items():
+        where = "in attention" if kind == "relative" else places[place]
+        more = gains[kind, place].signed if kind != "none" else ""
+        cells = (f"{100 * value:.2f}", means[kind, place].text, more, tested[kind, place].text)
+        rows.append((kinds[kind], where, *cells))
+    spread = best - worst
+    values = {"none": none, "gain": gain, "spread": spread, "clear_count": len(clear)}
+    return results.report(
+        parts_verdict([gain, gain - spread]),
+        values | {"clear": ", ".join(clear) or "none"},
+        rows,
+        dots=[
+            {names[key]: Point(0, value) for key, value in TABLE8.items()},
+            {names[key]: means[key].point() for key in TABLE8},
+        ],
+    )
+
+
+def transfer_jobs(datasets: Datasets) -> dict[Key, Job]:
+    sizes, jobs = TEXT["transfer"]["sizes"], {}
+    models = {size: small_model("ViT M", patch_size=4, image_size=size) for size in sizes}
+    for seed in range(TEXT["transfer"]["seeds"]):
+        start = pretraining(datasets, models[sizes[0]], seed, transfer=True)
+        for size, model in models.items():
+            resized = ModelSettings(image_size=size)
+            jobs[PRETRAINED, size, seed] = finetuning(datasets, start, resized, seed)
+            jobs[SCRATCH, size, seed] = finetuning(datasets, None, model, seed)
+    return jobs
+
+
+def transfer(results: Results) -> Report:
+    means, sizes = results.accuracy, TEXT["transfer"]["sizes"]
+    gains = {size: means[PRETRAINED, size] - means[SCRATCH, size] for size in sizes}
+    gain = average(list(gains.values()))
+    larger = means[PRETRAINED, sizes[-1]] - means[PRETRAINED, sizes[0]]
+    return results.report(
+        parts_verdict([gain, larger]),
+        {"gains": gains, "gain": gain, "larger": larger},
+        [(how, *(means[how, size].text for size in sizes)) for how in (PRETRAINED, SCRATCH)],
+        head=("", *(f"{size} pixels" for size in sizes)),
+        lines=[{how: [means[how, s].point(s) for s in sizes] for how in (PRETRAINED, SCRATCH)}],
+    )
+
+
+def selfsupervised_jobs(datasets: Datasets) -> dict[Key, Job]:
+    model, jobs = small_model("ViT M"), {}
+    for seed in range(TEXT["selfsupervised"]["seeds"]):
+        for how, objective in ((LABELS, "classify"), (MASKED, "masked-patches")):
+            start = pretraining(datasets, model, seed, objective=objective, transfer=True)
+            jobs[how, seed] = finetuning(datasets, start, ModelSettings(), seed)
+        jobs[SCRATCH, seed] = finetuning(datasets, None, model, seed)
+    return jobs
+
+
+def selfsupervised(results: Results) -> Report:
+    means, few = results.accuracy, results.fewshot
+    published = TEXT["selfsupervised"]["published"]
+    over_scratch = means[MASKED,] - means[SCRATCH,]
+    under_labels = means[LABELS,] - means[MASKED,]
+    return results.report(
+        parts_verdict([over_scratch, under_labels]),
+        {"over_scratch": over_scratch, "under_labels": under_labels},
+        [(k, f"{100 * x:.1f}", means[k,].text, few[k,].text) for k, x in published.items()],
+        dots=[
+            {how: Point(0, value) for how, value in published.items()},
+            {how: means[how,].point() for how in published},
+        ],
+    )

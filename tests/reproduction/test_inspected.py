@@ -1,0 +1,228 @@
+"""Figures 6, 7, 10 and 11: measures, rules and reports."""
+
+import json
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from reproduction import inspected
+from reproduction.inspected import HYBRID, SHORT, SIGNIFICANCE, VIT
+from reproduction.jobs import Datasets, Result, grid_jobs
+from reproduction.report import Verdict, json_value
+from reproduction.results import Results
+from reproduction.stats import bootstrap_mean
+from tiny_runs import write_colors
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.results import Estimate
+
+SIDE = 6  # patches
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    data = write_colors(tmp_path_factory.mktemp("data") / "colors.npz")
+    return Datasets(str(data), str(data))
+
+
+def tiny_vit(seed, **changes):
+    """A ViT with 4 x 4 patches of images of 8 x 8 pixels."""
+    small = {"image_size": 8, "patch_size": 2, "num_classes": 3, "depth": 2, "width": 16}
+    torch.manual_seed(seed)
+    model = vitrail.create("ViT-Mu/4", **(small | changes)).eval()
+    how = Preprocessing(size=(8, 8))
+    model.metadata = Metadata(preprocessing=how, class_names=("red", "green", "blue"))
+    return model
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Results of untrained models."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {
+        (VIT, 0): tiny_vit(0),
+        (SHORT, 0): tiny_vit(1),
+        (SHORT, 1): tiny_vit(2),
+        (HYBRID, 0): tiny_vit(3, stem="resnet", patch_size=1, resnet_blocks=()),
+    }
+    return {key: saved(model, folder / str(n)) for n, (key, model) in enumerate(models.items())}
+
+
+def saved(model, folder):
+    vitrail.save(model, folder)
+    about = {"accuracy": 0.5, "fewshot": 0.5, "images": 100, "test_images": 12, "seconds": 1.0}
+    return Result(folder=folder, config=model.config, **about)
+
+
+@pytest.fixture(scope="module")
+def reports(jobs, datasets):
+    reports = {}
+    for name in ("figure6", "figure7", "figure10", "figure11"):
+        own = {key: job for key, job in jobs.items() if key in grid_jobs(name, datasets)}
+        reports[name] = getattr(inspected, name)(Results(name, datasets, own))
+    return reports
+
+
+def similarity(of_steps):
+    """Return a table (h, w, h, w) from a function of steps down and across."""
+    down, across = np.indices((SIDE, SIDE))
+    return of_steps(
+        np.abs(down[:, :, None, None] - down), np.abs(across[:, :, None, None] - across)
+    )
+
+
+def structure(of_steps):
+    """Return the values of nearness, rows and columns, and whether they are significant."""
+    grid = inspected.grid_structure(similarity(of_steps))
+    values, p_values = zip(*grid.values(), strict=True)
+    return values, [p < SIGNIFICANCE for p in p_values]
+
+
+def test_similarity_that_falls_with_distance_has_no_rows_or_columns():
+    values, holds = structure(lambda down, across: 1 - np.hypot(down, across) / 10)
+    assert values[0] == pytest.approx(1)
+    assert holds == [True, False, False]
+    assert abs(values[1]) + abs(values[2]) < 0.02
+
+
+def test_rows_and_columns_are_distinguished_from_distance_and_from_each_other():
+    values, holds = structure(lambda down, across: 0.5 * (down == 0) + 0.5 * (across == 0))
+    assert values[1:] == pytest.approx((0.5, 0.5))
+    assert holds == [True, True, True]
+    values, holds = structure(lambda down, across: 0.5 * (down == 0))
+    assert values[1:] == pytest.approx((0.5, 0))
+    assert holds[1:] == [True, False]
+
+
+def test_random_positions_have_no_structure():
+    units = np.random.default_rng(1).normal(size=(SIDE * SIDE, 64))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    grid = inspected.grid_structure((units @ units.T).reshape(SIDE, SIDE, SIDE, SIDE))
+    assert not any(p < SIGNIFICANCE for _, p in grid.values())
+    assert abs(grid["nearness"][0]) < 0.1
+
+
+def test_a_pattern_correlates_with_itself():
+    table = similarity(lambda down, across: np.exp(-np.hypot(down, across)))
+    assert inspected.pattern_correlation(table, 2 * table + 1) == pytest.approx(1)
+    assert inspected.pattern_correlation(table, -table) == pytest.approx(-1)
+
+
+def test_equal_values_share_a_rank():
+    assert inspected.ranks(np.array([5.0, 1.0, 5.0, 2.0])).tolist() == [3.0, 0.5, 3.0, 1.5]
+
+
+def test_uniform_attention_has_the_uniform_distance():
+    model = tiny_vit(0)
+    for block in model.encoder.blocks:
+        torch.nn.init.zeros_(block.attention.qkv.weight)
+    _, _, percent, _ = inspected.distance_study(model, torch.rand(2, 3, 8, 8))
+    np.testing.assert_allclose(percent, 100)
+
+
+def test_components_are_counted_until_they_explain_enough():
+    assert inspected.components_for(np.array([0.5, 0.25, 0.15, 0.1])) == 3
+    assert inspected.components_for(np.array([1.0])) == 1
+
+
+def test_bootstrap_interval_of_a_mean():
+    values = np.random.default_rng(0).normal(0.5, 1, 400)
+    mean = bootstrap_mean(values)
+    assert mean.value == values.mean()
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 / 20, rel=0.2)
+    assert bootstrap_mean(np.full(5, -0.5)) == Estimate(-0.5, -0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("random", "center", "verdict"),
+    [
+        ((0.2, 0.1, 0.3), (0.1, 0.05, 0.2), "holds"),
+        ((0.2, 0.1, 0.3), (0.1, -0.05, 0.2), "holds in part"),
+        ((0.2, -0.1, 0.3), (0.1, 0.05, 0.2), "inconclusive"),
+        ((-0.2, -0.3, -0.1), (-0.1, -0.2, 0.1), "does not hold"),
+    ],
+)
+def test_insertion_areas_need_whole_intervals(random, center, verdict):
+    assert inspected.verdict_of_areas(Estimate(*random), Estimate(*center)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("vit", "hybrid", "verdict"),
+    [
+        (40, 70, "holds"),
+        (70, 40, "does not hold"),
+        (40, 44, "inconclusive"),
+        (95, 105, "inconclusive"),  # neither has local attention
+    ],
+)
+def test_a_hybrid_can_only_be_less_local_than_local_attention(vit, hybrid, verdict):
+    assert inspected.verdict_of_locality(vit, hybrid) == verdict
+
+
+@pytest.mark.parametrize(
+    ("pixels", "holds"),
+    [
+        ([[9.5, 3], [6, 6], [9, 9], [9, 9]], [True, True, True]),
+        ([[5, 3], [6, 6], [9, 9], [9, 9]], [False, True, True]),
+        ([[10, 9.5], [3, 6], [9, 9], [9, 9]], [False, True, True]),  # as at initialization
+        ([[9.5, 6], [6, 6], [9, 9], [9, 9]], [True, False, True]),
+        ([[9.5, 3], [6, 6], [9, 9], [3, 3]], [True, True, False]),
+    ],
+)
+def test_global_heads_local_heads_and_growth_have_separate_rules(pixels, holds):
+    assert list(inspected.distance_parts(10 * np.array(pixels)).values()) == holds
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"), {"figure6": 1, "figure7": 3, "figure10": 1, "figure11": 1}.items()
+)
+def test_a_report_has_figures_numbers_and_a_verdict(name, figures, reports):
+    report = reports[name]
+    assert report.verdict in get_args(Verdict)
+    assert len(report.figures) == figures
+    for figure in report.figures:
+        assert figure.content[:4] == b"\x89PNG"
+        assert figure.file.startswith(name)
+        assert figure.file.endswith(".png")
+        assert figure.caption
+    assert all(len(row) == len(table.head) for table in report.tables for row in table.rows)
+    assert json.dumps(json_value(report.data), allow_nan=False)
+
+
+def test_constant_predictions_cannot_be_explained(reports):
+    report = reports["figure6"]  # of a head that is zero
+    assert report.data["leads"][0].value == 0
+    assert report.verdict == "inconclusive"
+
+
+def test_a_grid_in_the_position_embeddings_is_detected(tmp_path, datasets):
+    model = tiny_vit(0)
+    lines = torch.eye(4).repeat_interleave(2, dim=1)  # (4, 8): one-hot of a row or column
+    with torch.no_grad():
+        model.position.table[-16:] = torch.cat(
+            [lines.repeat_interleave(4, dim=0), lines.repeat(4, 1)], dim=1
+        )
+    report = inspected.figure7(Results("figure7", datasets, {(VIT, 0): saved(model, tmp_path)}))
+    holds = {row[0]: row[-1] for row in report.tables[0].rows}
+    assert holds["so have patches of the same row"] == "yes"
+    assert holds["so have patches of the same column"] == "yes"
+    assert holds["filters form a low-dimensional basis"] == "no"  # untrained
+    assert report.verdict == "holds in part"
+
+
+def test_patterns_are_only_compared_between_seeds(reports):
+    patterns = reports["figure10"].data["patterns"]
+    assert patterns.keys() == {(VIT, 0), (SHORT, 0)}
+    assert all(abs(pattern) < 0.5 for pattern in patterns.values())
+
+
+def test_inspected_models_have_a_name_and_a_seed(datasets):
+    assert list(grid_jobs("figure6", datasets)) == [(VIT, 0)]
+    assert list(grid_jobs("figure7", datasets)) == [(VIT, 0)]
+    assert list(grid_jobs("figure11", datasets)) == [(VIT, 0), (HYBRID, 0)]
+    jobs = grid_jobs("figure10", datasets)
+    assert list(jobs) == [(VIT, 0), (SHORT, 0), (f"{VIT}, low rate", 0), (SHORT, 1)]
+    assert all(job.settings.seed == seed for (_, seed), job in jobs.items())

@@ -1,0 +1,259 @@
+"""Jobs and the runner: each job runs once, resumes, and is shared between experiments."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reproduction.jobs import (
+    RESULT,
+    Job,
+    digest,
+    open_data,
+    probe_split,
+    read_result,
+    run_job,
+)
+from reproduction.runner import OVERHEAD, Runner, job_name, with_starts
+from tiny_runs import SETTINGS, Recorder, write_colors
+from vitrail.errors import ConfigError, DataError
+from vitrail.training.checkpoint import has_state
+from vitrail.training.config import ModelSettings
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    return str(write_colors(tmp_path_factory.mktemp("colors") / "colors.npz", train=60, test=24))
+
+
+@pytest.fixture
+def job(colors):
+    return Job(data=colors, settings=SETTINGS)
+
+
+def changed(job, **changes):
+    return replace(job, settings=replace(job.settings, **changes))
+
+
+@pytest.fixture(scope="module")
+def finished(colors, tmp_path_factory):
+    """A runner that has run three jobs, one of which fine-tunes another."""
+    first = Job(data=colors, settings=SETTINGS)
+    fine = replace(first.settings, model=ModelSettings(), seed=1)
+    jobs = {
+        ("first", 0): first,
+        ("same", 0): replace(first),
+        ("fine", 1): Job(data=colors, settings=fine, start=first, images=30),
+    }
+    names, progress = [], []
+    runner = Runner(
+        tmp_path_factory.mktemp("runner"),
+        2,
+        on_result=lambda name, result: names.append(name),
+        on_progress=lambda *state: progress.append(state),
+    )
+    return runner, jobs, runner.results(jobs), names, progress
+
+
+def test_equal_jobs_run_once_and_starts_run_first(finished):
+    runner, _, results, names, progress = finished
+    assert names == ["first, seed 0", "fine, seed 1"]
+    assert results["first", 0] == results["same", 0]
+    assert len(list((runner.folder / "cells").iterdir())) == 2
+    assert progress[0][:2] == (0, 2)
+    assert progress[0][2] > 0
+
+
+def test_results_have_accuracy_fewshot_and_images(finished):
+    result = finished[2]["fine", 1]
+    assert 0 <= result.accuracy <= 1
+    assert 0 <= result.fewshot <= 1
+    assert result.images == SETTINGS.steps * SETTINGS.batch_size
+    assert (result.folder / "model.safetensors").exists()
+
+
+def test_finished_jobs_are_not_run_again(finished):
+    runner, jobs, results, names, _ = finished
+    before = list(names)
+    assert runner.results(jobs) == results
+    assert names == before
+
+
+def test_digest_depends_on_everything(job, tmp_path):
+    more = str(write_colors(tmp_path / "more.npz", train=63, test=24))
+    other_test = str(write_colors(tmp_path / "test.npz", train=60, test=27))
+    others = [
+        replace(job, data=other_test),
+        changed(job, seed=1),
+        changed(job, steps=9),
+        replace(job, images=30),
+        replace(job, test_images=6),
+        replace(job, data=more),
+        replace(job, start=job),
+        replace(job, start=changed(job, seed=1)),
+    ]
+    assert len({digest(one) for one in [job, *others]}) == len(others) + 1
+    assert digest(job) == digest(replace(job))
+
+
+def test_subsets_are_nested_and_depend_on_the_seed(job):
+    def names(count, seed=0):
+        train = open_data(changed(replace(job, images=count), seed=seed)).train
+        return {train.name(index) for index in range(len(train))}
+
+    assert len(names(12)) == 12
+    assert names(12) < names(30)
+    assert names(30) != names(30, seed=1)
+    assert len(names(None)) == 60
+
+
+def test_unusable_data_is_refused(job, tmp_path):
+    with pytest.raises(ConfigError, match="2 images are fewer than 3 classes"):
+        open_data(replace(job, images=2))
+    alone = write_colors(tmp_path / "alone.npz")
+    with np.load(alone) as arrays:
+        np.savez(alone, **{key: arrays[key] for key in ("x_train", "y_train", "class_names")})
+    with pytest.raises(DataError, match="has no test split"):
+        open_data(replace(job, data=str(alone)))
+
+
+def test_a_job_killed_before_its_evaluation_is_only_evaluated(job, tmp_path):
+    assert run_job(job, tmp_path / "run")
+    first = read_result(tmp_path / "run")
+    (tmp_path / "run" / RESULT).unlink()
+    weights = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
+    assert read_result(tmp_path / "run") is None
+    assert run_job(job, tmp_path / "run")
+    assert read_result(tmp_path / "run") == first
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_half_of_the_classes_is_a_dataset_of_its_own(tmp_path):
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split, count in (("train", 24), ("test", 12)):
+        labels = np.arange(count) % 4
+        pixels = rng.integers(0, 250, (count, 8, 8, 3)).astype(np.uint8)
+        pixels[:, 0, 0, 0] = labels
+        parts |= {f"x_{split}": pixels, f"y_{split}": labels}
+    np.savez(tmp_path / "four.npz", **parts, class_names=np.array(list("abcd")))
+    whole = Job(data=str(tmp_path / "four.npz"), settings=SETTINGS)
+    for half, classes, first in (("even", ("a", "c"), 0), ("odd", ("b", "d"), 1)):
+        data = open_data(replace(whole, half=half))
+        for samples, count in ((data.train, 12), (data.held_out["test"], 6)):
+            assert samples.classes == classes
+            assert len(samples) == count
+            for sample in samples:
+                assert sample.data[0, 0, 0] == 2 * sample.label + first
+    assert digest(replace(whole, half="odd")) != digest(replace(whole, half="even"))
+
+
+def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
+    test = open_data(job).held_out["test"]
+    pool, rest = probe_split(test)
+    assert (len(pool), len(rest)) == (8, len(test) - 8)
+    names = {pool.name(index) for index in range(8)}
+    assert not names & {rest.name(index) for index in range(len(rest))}
+
+
+LONG = """
+import signal
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {root!r}]
+from reproduction.jobs import Job
+from reproduction.runner import Runner
+from tiny_runs import SETTINGS
+from dataclasses import replace
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # however the tests were started
+    settings = replace(SETTINGS, steps={steps}, save_minutes=0.002)
+    two = [replace(settings, seed=seed) for seed in range(2)]
+    jobs = {{("long", one.seed): Job(data={data!r}, settings=one) for one in two}}
+    print(len(Runner(Path({out!r}), 2).results(jobs)), flush=True)
+"""
+
+
+def start(script, jobs):
+    """Start the script and wait for the checkpoint of a job."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
+    process = subprocess.Popen(
+        [sys.executable, script], env=environment, stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline = time.monotonic() + 200
+    while not any(has_checkpoint(folder) for folder in folders(jobs)):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def has_checkpoint(folder):
+    return has_state(folder) and (folder / "config.json").exists()  # saved after a step
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
+    script, out = tmp_path / "long.py", tmp_path / "runner"
+    tests = Path(__file__).parents[1]
+    paths = {"tests": str(tests), "root": str(tests.parent)}
+    script.write_text(LONG.format(**paths, steps=40, data=colors, out=str(out)))
+    process = start(script, out / "cells")
+    process.send_signal(how)  # to the parent only
+    process.communicate(timeout=200)
+    deadline = time.monotonic() + 60
+    while workers_of(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job = Job(data=colors, settings=long_settings(0))
+    if how == signal.SIGINT:  # workers save a checkpoint
+        assert any(has_checkpoint(folder) for folder in folders(out / "cells"))
+        return
+    resumed = [folder for folder in folders(out / "cells") if has_checkpoint(folder)]
+    seeds = {digest(replace(job, settings=long_settings(seed))): seed for seed in range(2)}
+    log = Recorder()
+    again = replace(job, settings=long_settings(seeds[resumed[0].name]))
+    assert run_job(again, resumed[0], callback=log)
+    assert any(line.startswith("resumed at step") for line in log.lines)
+    assert read_result(resumed[0]) is not None
+
+
+def long_settings(seed):
+    return replace(SETTINGS, steps=40, save_minutes=0.002, seed=seed)
+
+
+def workers_of(session):
+    """Return processes that are still alive in the session of one that has ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    found.append(entry.name)
+    return found
+
+
+def folders(path):
+    return list(path.iterdir()) if path.exists() else []
+
+
+def test_remaining_time_is_estimated_from_finished_jobs(tmp_path):
+    runner = Runner(tmp_path, 1)
+    assert runner.estimate(25e9) == pytest.approx(OVERHEAD + 1)
+    runner.flops, runner.seconds = 100e9, 10.0
+    assert runner.estimate(100e9) == pytest.approx(OVERHEAD + 10)
+
+
+def test_job_names_have_their_seed(job):
+    assert job_name(("learned", "stem", 2)) == "learned, stem, seed 2"
+    named = with_starts({"fine": replace(job, start=job)})
+    assert [name for name, _ in named.values()] == ["fine", "fine: pre-training"]
