@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_sets import make_folder, pixels, png
-from vitrail.training.material import open_material
-from vitrail.training.settings import Settings
 
 from vitrail.data.check import check_dataset
 from vitrail.data.datasets import (
@@ -26,6 +24,8 @@ from vitrail.data.datasets import (
 from vitrail.data.provenance import fingerprint
 from vitrail.data.tar_shards import pack
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.training import data_module
+from vitrail.training.config import Settings
 
 
 def test_class_folders(tmp_path):
@@ -59,7 +59,7 @@ def test_class_called_train(tmp_path):
 
 @pytest.mark.parametrize(
     "open_all",
-    [open_splits, lambda path: open_material(str(path), Settings()), check_dataset],
+    [open_splits, lambda path: data_module.open_splits(str(path), Settings()), check_dataset],
     ids=["open_splits", "training", "check"],
 )
 def test_unsplit_folder_is_scanned_once(tmp_path, monkeypatch, open_all):

@@ -26,7 +26,7 @@ from vitrail.evaluation.dataset import (
 from vitrail.evaluation.results import Predictions
 from vitrail.export.guard import pictures_for
 
-DIVIDED = "the set states no splits and was divided: 80% train, 10% val, 10% test by seed 0"
+DIVIDED = "dataset defines no splits; using 80% train, 10% val, 10% test (seed 0)"
 SOME = "the model was trained on some of these images"
 CHANGED = (
     "the train split has changed since training; the model may have been trained on a few of these "
@@ -74,7 +74,7 @@ def test_dev_split_of_training_is_the_held_out_split(home):
     assert len(images) == 6
     assert not images & train_images(home / "pictures", val=0.1, test=0.0)
     assert notes[0] == "split: val"
-    with pytest.raises(DataError, match="has no split 'test'; it has: train, val"):
+    with pytest.raises(DataError, match="has no split 'test'; available: train, val"):
         evaluation_images(home / "tenth", home / "pictures", "test")  # some are train images
 
 

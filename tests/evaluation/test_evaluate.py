@@ -188,7 +188,7 @@ def test_command_writes_page_json_and_csv(trained, tmp_path, capsys):
         (["--batch-size", "0"], "batch_size=0 must be at least 1"),
         (["--workers", "-1"], "workers=-1 at least 0"),
         (["--flip", "--save-temperature", "x"], "cannot be combined with"),
-        (["--split", "dev"], "has no split 'val'; it has: train, test"),
+        (["--split", "dev"], "has no split 'val'; available: train, test"),
         (["--real", "nothing.json"], "nothing.json cannot be read"),
     ],
 )

@@ -21,7 +21,7 @@ from serving_helpers import (
 )
 
 import vitrail
-from vitrail.data import decoding
+from vitrail.data.image_headers import read_header
 from vitrail.errors import ConfigError
 from vitrail.serving import batching, protocol
 from vitrail.serving.config import Limits, ServerConfig
@@ -129,14 +129,14 @@ def test_stuck_image_of_a_heavy_request_does_not_block_the_batch_thread(monkeypa
 @pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
 def test_images_are_never_decoded_in_the_batch_thread(monkeypatch, path):
     threads = []
-    read = decoding.read_header
+    read = read_header
 
     def record(data):
         threads.append(threading.current_thread().name)
         return read(data)
 
     with make_state() as state, server_port(state) as port:
-        monkeypatch.setattr(decoding, "read_header", record)
+        monkeypatch.setattr("vitrail.data.decode.read_header", record)
         assert run(closed_loop(port, [raw(path, encoded_image())], clients=1)).counts() == {200: 1}
         assert threads
         assert all(name.startswith("decoder") for name in threads)
@@ -191,7 +191,7 @@ def test_abandoned_batch_is_503_and_later_requests_succeed(release):
 
 
 def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, release, capfd):
-    monkeypatch.setattr(batching, "cores", lambda: 4)
+    monkeypatch.setattr(batching, "available_cores", lambda: 4)
     with make_state(**SHORT) as state, running_server(state) as (server, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         block_decoding(monkeypatch, state, release)
@@ -280,7 +280,7 @@ def large(side):
 
 def test_concurrent_decoding_shares_a_pixel_budget(monkeypatch):
     """Large images wait for the budget and are answered."""
-    monkeypatch.setattr(batching, "cores", lambda: 8)
+    monkeypatch.setattr(batching, "available_cores", lambda: 8)
     limits, lock, now, most = Limits(pixels=100 * 100), threading.Lock(), [0], [0]
     with make_state(limits=limits, batch_size=32) as state, server_port(state) as port:
         predictor = state.registry.get(None).predictor

@@ -268,7 +268,7 @@ def test_test_labels_do_not_affect_the_choice(model, tmp_path):
 
 
 def test_notes_are_logged_once_per_task(model, colors, tmp_path, monkeypatch):
-    divided = "the set states no splits and was divided"
+    divided = "dataset defines no splits"
     train = ImageDataset(colors.train.index, colors.train.rows, [divided])
     test = ImageDataset(colors.test.index, colors.test.rows, [divided, "1 file was left out"])
     fake = FakeMethod({("test", 0.1): 0.25}, (0.1,))
@@ -419,7 +419,7 @@ def test_unsuitable_data_names_the_task(tmp_path):
     (tmp_path / "many.csv").write_text("path,label,split\na.png,x|y,train\nb.png,y,test\n")
     (tmp_path / "odd.csv").write_text("path,label,split\na.png,x,train\nb.png,y,odd\n")
     for changes, message in [
-        ({"data": "none.npz"}, "Dataset not found"),
+        ({"data": "none.npz"}, "Dataset not found: "),
         ({"data": "many.csv"}, "several labels"),
         ({"data": "odd.csv"}, "has neither test nor val to evaluate on; it has: train, odd"),
         ({"data": "few.npz"}, "4 training images; at least 5 needed"),
@@ -462,7 +462,7 @@ def test_command_opens_all_tasks_first(model, tmp_path):
     write_colors(tmp_path / "colors.npz")
     text = '[[task]]\ndata = "colors.npz"\n[[task]]\ndata = "none.npz"\n'
     command = Vtab(model=model, tasks=tasks_file(tmp_path, text), out=tmp_path / "out")
-    with pytest.raises(DataError, match="task 'none': Dataset not found"):
+    with pytest.raises(DataError, match="task 'none': Dataset not found: "):
         command.run()
     assert not (tmp_path / "out").exists()
 

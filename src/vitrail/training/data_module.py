@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
+from vitrail.data import datasets
 from vitrail.data.datasets import (
     Dataset,
     ImageDataset,
     LabelSets,
     Splits,
     assign_splits,
-    open_dataset,
-    split_counts,
     stratified_subset,
 )
 from vitrail.data.loader import Batch, Loader
@@ -46,17 +45,13 @@ class DataSplits:
 def open_splits(reference: str, settings: Settings) -> DataSplits:
     """Open the splits of a dataset; raise for what cannot work, note what is unusual."""
     fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    counts = split_counts(reference, splits=fractions)
-    if "train" not in counts:
+    splits = datasets.open_splits(reference, splits=fractions)
+    if "train" not in splits:
         raise DataError(
-            f"{reference} has no train split; it has: {', '.join(counts) or 'no images'}"
+            f"{reference} has no train split; it has: {', '.join(splits) or 'no images'}"
         )
-    train = open_dataset(reference, "train", splits=fractions)
-    held_out = {
-        name: open_dataset(reference, name, splits=fractions)
-        for name in ("val", "test")
-        if name in counts
-    }
+    train = splits["train"]
+    held_out = {name: splits[name] for name in ("val", "test") if name in splits}
     notes = list(train.notes)
     if settings.objective == "classify":
         if len(train.classes) < 2:
