@@ -71,7 +71,7 @@ def test_the_demo_leaves_a_picture(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0
     assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0  # once more
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
-    assert "of 409 new photographs are read rightly" in capsys.readouterr().out
+    assert "of 409 new photographs are classified correctly" in capsys.readouterr().out
 
 
 def test_impossible_demos_are_one_line(tmp_path, capsys):

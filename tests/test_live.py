@@ -45,8 +45,8 @@ def test_many_losses_are_remembered_by_their_means():
 
 def test_a_verdict_names_the_split_and_its_numbers():
     row = {"step": 3, "epoch": 2.0, "val/accuracy": 0.912, "val/loss": 0.3, "seconds": 9}
-    assert verdict(row) == "val 91.2 % right, loss 0.300, after epoch 2.0"
-    assert verdict({"epoch": 1.0, "val/loss": 2.5}) == "val loss 2.500, after epoch 1.0"
+    assert verdict(row) == "val accuracy 91.2 %, loss 0.300, epoch 2.0"
+    assert verdict({"epoch": 1.0, "val/loss": 2.5}) == "val loss 2.500, epoch 1.0"
 
 
 def test_what_is_drawn_fits_eighty_columns():
@@ -57,7 +57,7 @@ def test_what_is_drawn_fits_eighty_columns():
     Console(file=page, width=80, force_terminal=False).print(live.draw())
     assert max(map(len, page.getvalue().splitlines())) <= 80
     assert "256 pictures/s" in page.getvalue()
-    assert "val 50.0 % right" in page.getvalue()
+    assert "val accuracy 50.0 %" in page.getvalue()
 
 
 def test_what_goes_on_below_a_line_stands_further_in():

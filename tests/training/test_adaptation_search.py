@@ -443,7 +443,7 @@ def test_explicit_learning_rate_replaces_the_grid(colors, start, tmp_path, capsy
     assert [config.settings.optim.learning_rate for config in runs.configs] == [0.5, 0.5]
     printed = capsys.readouterr().out
     assert "attention-only" in printed
-    assert "test: " in printed
+    assert "test accuracy " in printed
 
 
 def test_search_cannot_be_resumed(colors, start, tmp_path, capsys):

@@ -67,7 +67,7 @@ class Demo:
         *_, page = write_folder(self.out / "inspection", inside)
         outcome = result.outcomes["test"]
         right = round(outcome.accuracy * outcome.samples)
-        print(f"\n{right} of {outcome.samples} new photographs are read rightly: ", end="")
+        print(f"\n{right} of {outcome.samples} new photographs are classified correctly: ", end="")
         print(f"{percent(outcome.accuracy)}, after {duration(result.seconds)}.\n")
         found = {
             self.out / "report.html": "open it in a browser: curves, mistakes, settings",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vitrail.cli.live import Live
-from vitrail.cli.text import MANNER, paragraph, printable
+from vitrail.cli.text import MANNER, accuracy_line, paragraph, printable
 from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def report(result: "SearchResult") -> Iterator[str]:
         yield f"  vitrail finetune --resume --out {result.folder}"
         return
     for split, outcome in result.outcomes.items():
-        right = percent(outcome.accuracy)
-        yield f"{split}: {right} of {outcome.samples:,} pictures are named rightly"
+        yield accuracy_line(split, outcome)
     yield f"done in {duration(result.seconds)}: {result.folder}"
     if not MANNER.quiet:
         yield ""

@@ -145,15 +145,15 @@ def plain(row: Mapping[str, Any]) -> str:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """`val 91.2 % right, loss 0.301, after epoch 12.0`"""
+    """`val accuracy 91.2 %, loss 0.301, epoch 12.0`"""
     words = []
     for key, value in row.items():
         split, _, what = key.partition("/")
         if what == "accuracy":
-            words.append(f"{split} {percent(value)} right")
+            words.append(f"{split} accuracy {percent(value)}")
         elif what == "loss":
             words.append(f"{'' if words else split + ' '}loss {value:.3f}")
-    return f"{', '.join(words)}, after epoch {row['epoch']:.1f}"
+    return f"{', '.join(words)}, epoch {row['epoch']:.1f}"
 
 
 def curve(values: list[float], columns: int = CURVE) -> str:

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vitrail.formatting import percent
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.results import EvaluationResult
 
 WIDTH = 80
 SECRET = "token"  # the option that nobody else should read
@@ -66,3 +71,15 @@ def paragraph(text: str, indent: int = 2) -> list[str]:
 def printable(text: str) -> str:
     """File names may hold anything; a terminal should not."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def accuracy_line(split: str, result: "EvaluationResult") -> str:
+    """`test accuracy 84.7 % (n=367, 95 % CI 80.7-88.1)`"""
+    from vitrail.evaluation.bootstrap import wilson_interval
+
+    line = f"{split} accuracy {percent(result.accuracy)} (n={result.samples:,}"
+    if result.samples:
+        interval = wilson_interval(round(result.accuracy * result.samples), result.samples)
+        low, high = (100 * bound for bound in interval)
+        line += f", 95 % CI {low:.1f}-{high:.1f}"
+    return f"{line})"

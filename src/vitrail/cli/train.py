@@ -12,10 +12,10 @@ import tyro
 
 from vitrail.cli.arguments import DataOptions, DataReference
 from vitrail.cli.status import STOPPED
-from vitrail.cli.text import MANNER
+from vitrail.cli.text import MANNER, accuracy_line
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError
-from vitrail.formatting import duration, percent
+from vitrail.formatting import duration
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.recipes import (
     ALTERNATIVES,
@@ -208,10 +208,7 @@ def words(result: "Result", command: Training) -> list[str]:
             f"stopped after step {result.step:,}; nothing is lost. To go on:",
             f"  vitrail {verb} --resume --out {result.folder}",
         ]
-    lines = [
-        f"{split}: {percent(outcome.accuracy)} of {outcome.samples:,} pictures are named rightly"
-        for split, outcome in result.outcomes.items()
-    ]
+    lines = [accuracy_line(split, outcome) for split, outcome in result.outcomes.items()]
     lines.append(f"done in {duration(result.seconds)}: {result.folder}")
     if MANNER.quiet:
         return lines
