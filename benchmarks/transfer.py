@@ -209,6 +209,12 @@ class Deadline:
 def run_vitrail(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
     import vitrail
 
+    log: list[str] = []
+
+    class Log(vitrail.Callback):
+        def log(self, line: str) -> None:
+            log.append(line)
+
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["VITRAIL_CACHE"] = f"{temporary}/cache"  # no features of earlier runs
         out = Path(temporary) / "run"
@@ -219,10 +225,11 @@ def run_vitrail(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
             start=os.environ["WEIGHTS"],
             minutes=seconds / 60,
             seed=seed,
+            callback=Log(),
         )
         elapsed = time.monotonic() - begun
         accuracy = vitrail.evaluate(out, folder / "test", "test").accuracy
-    return {"accuracy": accuracy, "seconds": elapsed, "steps": done.step}
+    return {"accuracy": accuracy, "seconds": elapsed, "steps": done.step, "log": log}
 
 
 def run_timm(folder: Path, seconds: float, seed: int, *, dev: bool, **how: Any) -> dict[str, Any]:
