@@ -98,7 +98,7 @@ def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
         go_on()
     assert capsys.readouterr() == ("", "")
     go_on()
-    told = "3 of 10 images\na choice\n  val loss 2.500, after epoch 1.0\n"
+    told = "3 of 10 images\na choice\n  val loss 2.500, epoch 1.0\n"
     assert capsys.readouterr() == ("", told)
 
 
