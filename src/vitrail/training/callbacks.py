@@ -45,7 +45,7 @@ class Callback:
 
 
 class Watch(Callback):
-    """The callback of 0.1, with its method names; use `Callback`."""
+    """Deprecated alias of `Callback` with the method names of 0.1; removed in 0.3."""
 
     def log(self, line: str) -> None:
         self.say(line)
