@@ -12,7 +12,7 @@ from peers import Shape, vitrail
 from timing import claim, in_turns, spread
 from vitrail.inspection.attention import study
 from vitrail.inspection.rollout import rollout
-from vitrail.models.build import create
+from vitrail.models.vit import create
 
 ROUNDS = 5
 IMAGES, BATCH = 128, 16

@@ -201,7 +201,7 @@ def write_noise(path: Path) -> None:
 
 def write(name: str, folder: str) -> None:
     import vitrail
-    from vitrail.models.build import create
+    from vitrail.models.vit import create
 
     vitrail.save(create(name), folder)
 

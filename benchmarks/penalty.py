@@ -17,7 +17,7 @@ import torch
 from race_sets import data_folder
 from vitrail import load
 from vitrail.data.datasets import ImageDataset, open_dataset
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.ridge import USUAL_L2, fit_path
 from vitrail.probing.shots import Shots, draw

@@ -16,9 +16,9 @@ from typing import Any
 from reproduction.report import TEXT, Report, Table
 from reproduction.tables import trunk_cost
 from vitrail.errors import ConfigError
-from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
+from vitrail.models.vit import build
 from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
 from vitrail.planning.cost import EXA, TRAINING
 from vitrail.training.config import Settings

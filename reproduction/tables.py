@@ -20,9 +20,9 @@ from reproduction.stats import rules_verdict
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.results import Estimate
-from vitrail.models.build import build
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
+from vitrail.models.vit import build
 from vitrail.planning.accelerators import DAY, TPU_V3_CORE
 from vitrail.planning.cost import EXA, Cost, cost_of, training_flops
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitrail import BitConfig, MixerConfig, VitConfig, distributed
 from vitrail.errors import CheckpointError
-from vitrail.models.build import build
+from vitrail.models.vit import build
 from vitrail.training.checkpoint import load_state, save_state
 from vitrail.training.muon import Muon
 from vitrail.training.optim import Adafactor

@@ -2,8 +2,8 @@
 
 import torch
 
-from vitrail.models.build import build
 from vitrail.models.init import initialize
+from vitrail.models.vit import build
 
 
 def awake(config, seed=0):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.api import inspect_model as inspect_model
-    from vitrail.models.build import create as create
     from vitrail.models.config import NUMERICS as NUMERICS
     from vitrail.models.config import BitConfig as BitConfig
     from vitrail.models.config import MixerConfig as MixerConfig
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.models.mixer import MlpMixer as MlpMixer
     from vitrail.models.resnet import BiT as BiT
     from vitrail.models.vit import VisionTransformer as VisionTransformer
+    from vitrail.models.vit import create as create
     from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
     from vitrail.prediction.predictor import Predictor as Predictor
     from vitrail.prediction.results import Prediction as Prediction
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 WHERE = {
     "allow_outside": "data.storage",
-    "create": "models.build",
+    "create": "models.vit",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.api",
     "fewshot": "probing.fewshot",

@@ -4,8 +4,8 @@ import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.checkpoints.rules import read
-from vitrail.models.build import build
 from vitrail.models.config import pair
+from vitrail.models.vit import build
 
 VIT = VitConfig(depth=2, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3)
 FAMILIES = {

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from small_models import FAMILIES, VIT, random_images, random_model
 
 from vitrail import NUMERICS, ConfigError, load, save
-from vitrail.checkpoints.adapt import adapt
+from vitrail.checkpoints.load import adapt
 
 
 def summary(changes):

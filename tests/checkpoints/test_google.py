@@ -13,7 +13,7 @@ from vitrail import CheckpointError, VitConfig, create, load, save
 from vitrail.checkpoints import google
 from vitrail.checkpoints.google import POSITION
 from vitrail.checkpoints.rules import write
-from vitrail.models.build import build
+from vitrail.models.vit import build
 
 GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit"]
 

@@ -12,7 +12,7 @@ from small_models import FAMILIES, VIT, random_images, random_model, same_weight
 from vitrail import CheckpointError, VitConfig, load, save
 from vitrail.checkpoints.rules import unsupported_numerics
 from vitrail.checkpoints.save import list_losses
-from vitrail.models.build import build
+from vitrail.models.vit import build
 
 FILES = {
     "bundle": "model",

@@ -15,7 +15,7 @@ import torch
 import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
-from vitrail.checkpoints.adapt import with_head, with_temperature
+from vitrail.checkpoints.load import with_head, with_temperature
 from vitrail.cli import main
 from vitrail.data.datasets import Sample
 from vitrail.data.preprocessing import preset

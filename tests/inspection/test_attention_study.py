@@ -10,9 +10,9 @@ from vitrail import ConfigError, DataError, VitConfig, create
 from vitrail.inspection import attention, layers
 from vitrail.inspection.attention import Sample, attention_for_browser, study
 from vitrail.inspection.layers import walk
-from vitrail.models.build import build
 from vitrail.models.config import pair
 from vitrail.models.init import initialize
+from vitrail.models.vit import build
 
 BASE = VitConfig(
     depth=3, width=24, mlp_width=32, heads=3, patch_size=4, image_size=16, num_classes=5

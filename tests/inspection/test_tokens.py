@@ -7,8 +7,8 @@ import torch
 from vitrail import VitConfig
 from vitrail.inspection import tokens as file
 from vitrail.inspection.tokens import neighbors, scatter, token_colors
-from vitrail.models.build import build
 from vitrail.models.init import initialize
+from vitrail.models.vit import build
 
 VIT = VitConfig(
     depth=1, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3

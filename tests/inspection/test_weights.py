@@ -8,8 +8,8 @@ import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig, load
 from vitrail.inspection.weights import filters, mixing, position_similarity, principal
-from vitrail.models.build import build
 from vitrail.models.init import initialize
+from vitrail.models.vit import build
 
 VIT = VitConfig(
     depth=2, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3

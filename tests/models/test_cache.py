@@ -7,9 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitrail import create
-from vitrail.models.build import build
 from vitrail.models.init import initialize
 from vitrail.models.memory import Cache, is_plain_linear
+from vitrail.models.vit import build
 
 
 def count_computations(cache, source, key):

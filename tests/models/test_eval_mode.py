@@ -11,7 +11,7 @@ from vitrail.data.datasets import open_dataset
 from vitrail.export.guard import measure
 from vitrail.inspection.attention import attention_for_browser, study
 from vitrail.inspection.rollout import rollout
-from vitrail.models.build import eval_mode
+from vitrail.models.vit import eval_mode
 from vitrail.probing.features import features_of
 
 PIXELS = np.zeros((8, 8, 3), np.uint8)

@@ -1,8 +1,8 @@
 import pytest
 
 from vitrail import BitConfig, ConfigError
-from vitrail.models.build import build
 from vitrail.models.registry import CONFIGURATIONS, configuration
+from vitrail.models.vit import build
 
 
 def num_parameters(config):

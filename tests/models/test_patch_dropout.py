@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from vitrail import ConfigError, VisionTransformer, load, save
-from vitrail.models.build import build
 from vitrail.models.config import from_dict, to_dict
-from vitrail.models.vit import drop_patches
+from vitrail.models.vit import build, drop_patches
 
 STEMS = {
     "patches": {},

@@ -3,7 +3,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.build import build
 from vitrail.models.init import initialize
 from vitrail.models.pos_embed import (
     RESIZE_METHODS,
@@ -14,7 +13,7 @@ from vitrail.models.pos_embed import (
     resize_grid,
     resize_line,
 )
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import VisionTransformer, build
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from vitrail import ConfigError, DataError, VisionTransformer, create
-from vitrail.models.build import build
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Block, Branch, drop_path
 from vitrail.models.init import initialize
 from vitrail.models.resnet import StandardizedConv2d, pad_same
+from vitrail.models.vit import build
 
 
 def random_model(config):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitrail.models.build import build
 from vitrail.models.registry import configuration
+from vitrail.models.vit import build
 from vitrail.planning.cost import EXA, cost_of, training_flops
 
 JFT = 303e6  # pictures

@@ -7,7 +7,7 @@ from vitrail.checkpoints.save import save
 from vitrail.cli import main
 from vitrail.errors import ConfigError
 from vitrail.formatting import MIB
-from vitrail.models.build import create
+from vitrail.models.vit import create
 from vitrail.planning.accelerators import REPORTED, UTILIZATION, reached
 from vitrail.planning.planner import plan
 from vitrail.planning.wish import Wish

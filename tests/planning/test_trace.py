@@ -8,8 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 from vitrail import VitConfig
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Mixing
-from vitrail.models.build import build
 from vitrail.models.config import BitConfig
+from vitrail.models.vit import build
 from vitrail.planning import trace as tracing
 from vitrail.planning.trace import trace_evaluation, trace_step, walk
 from vitrail.planning.wish import Wish

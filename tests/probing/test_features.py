@@ -5,7 +5,7 @@ import torch
 import vitrail
 from tiny_runs import write_colors
 from vitrail import DataError
-from vitrail.checkpoints.adapt import with_head
+from vitrail.checkpoints.load import with_head
 from vitrail.data.datasets import open_dataset
 from vitrail.probing import features as module
 from vitrail.probing.features import features_of, pixels_of

@@ -18,8 +18,8 @@ from vitrail.checkpoints.files import (
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import preset
-from vitrail.models.build import build
 from vitrail.models.config import pair
+from vitrail.models.vit import build
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import create
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest logit
 Checkpoint = dict[str, Tensor]

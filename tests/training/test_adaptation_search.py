@@ -18,7 +18,7 @@ from vitrail.cli.ladder import report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dataset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.models.build import create
+from vitrail.models.vit import create
 from vitrail.probing.memory import MEMORY, load_memory
 from vitrail.training import adapt
 from vitrail.training.adapt import (

@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from vitrail.errors import ConfigError
-from vitrail.models.build import build, create
 from vitrail.models.config import BitConfig, MixerConfig
+from vitrail.models.vit import build, create
 from vitrail.planning.trace import Ledger
 from vitrail.training.config import OptimSettings
 from vitrail.training.muon import Muon, orthogonalize

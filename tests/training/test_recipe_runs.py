@@ -9,10 +9,10 @@ import torch
 from tiny_runs import write_colors
 from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.build import build
 from vitrail.models.config import BitConfig, VitConfig
 from vitrail.models.init import initialize
 from vitrail.models.registry import configuration
+from vitrail.models.vit import build
 from vitrail.training.auto_config import DatasetStats, choose_augmentation, complete_settings
 from vitrail.training.data_module import BatchStream, batch_preparation
 from vitrail.training.loop import make_state, train_step

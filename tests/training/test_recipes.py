@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli import main
-from vitrail.models.build import build
 from vitrail.models.registry import CONFIGURATIONS, configuration
+from vitrail.models.vit import build
 from vitrail.training.recipes import (
     PACKAGED,
     grid,

@@ -13,7 +13,7 @@ from tiny_runs import TINY, Recorder, write_colors
 from vitrail.cli.vtab import Vtab, words
 from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
-from vitrail.models.build import create
+from vitrail.models.vit import create
 from vitrail.training import vtab
 from vitrail.training.vtab import (
     Benchmark,

@@ -1,9 +1,8 @@
 """Checkpoints: load, save and convert weights.
 
-load.py          load a model from a file, a folder or the hub, in any format
+load.py          load a model from a file, a folder or the hub; adapt it to another task
 save.py          save a model in any format
 convert.py       convert between formats and verify the result
-adapt.py         change classes, image size, channels, patch size, head or numerics
 bundle.py        vitrail's own format, with its model card
 metadata.py      preprocessing, class names and provenance of a model
 rules.py         the rule engine: a foreign format is one table, read in both directions

@@ -24,9 +24,9 @@ from vitrail.checkpoints.rules import Rule, float32_state_dict, read, same
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.formatting import comma_list
-from vitrail.models.build import Model, build
 from vitrail.models.config import BitConfig, Config, VitConfig, from_dict, pair, to_dict
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model, build
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

@@ -32,9 +32,9 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import OLDER, check_losses, save, table_name, weights_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.build import Model
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 
 NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
 TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits

@@ -18,8 +18,8 @@ from vitrail.checkpoints.files import Checkpoint
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
 from vitrail.errors import CheckpointError, DataError
-from vitrail.models.build import Model
 from vitrail.models.config import pair
+from vitrail.models.vit import Model
 
 if TYPE_CHECKING:
     from vitrail.data.transforms import ImageInput

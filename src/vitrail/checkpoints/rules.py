@@ -17,9 +17,9 @@ from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.errors import CheckpointError
 from vitrail.formatting import comma_list
-from vitrail.models.build import Model, build
 from vitrail.models.config import BitConfig, Config, MixerConfig, Numerics, VitConfig
 from vitrail.models.registry import SIZES
+from vitrail.models.vit import Model, build
 
 Tensors = Mapping[str, LazyTensor]
 

@@ -16,8 +16,8 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap_model, write
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.build import Model
 from vitrail.models.config import NUMERICS, to_dict
+from vitrail.models.vit import Model
 
 FOLDERS = ("bundle", "timm", "huggingface")  # formats with settings next to the weights
 OLDER = "google-older"  # vision_transformer's names before 2021

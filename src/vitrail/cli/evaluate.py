@@ -15,7 +15,7 @@ from vitrail.formatting import percent, truncate
 
 if TYPE_CHECKING:
     from vitrail.evaluation.results import EvaluationResult
-    from vitrail.models.build import Model
+    from vitrail.models.vit import Model
     from vitrail.prediction.predictor import Predictor
 
 MAX_ROWS = 10  # of the table of classes
@@ -179,7 +179,7 @@ class Evaluate(DataOptions):
         """Write the model with its logits divided by the temperature."""
         from dataclasses import replace
 
-        from vitrail.checkpoints.adapt import with_temperature
+        from vitrail.checkpoints.load import with_temperature
         from vitrail.checkpoints.save import save
         from vitrail.probing.memory import load_memory, memory_beside
 

@@ -13,7 +13,7 @@ from vitrail.formatting import percent
 
 if TYPE_CHECKING:
     from vitrail.data.datasets import ImageDataset
-    from vitrail.models.build import Model
+    from vitrail.models.vit import Model
     from vitrail.probing.features import Features
     from vitrail.probing.shots import Trial
 

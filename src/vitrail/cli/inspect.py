@@ -16,7 +16,7 @@ from vitrail.training.recipes import is_run
 
 if TYPE_CHECKING:
     from vitrail.inspection.findings import Inspection
-    from vitrail.models.build import Model
+    from vitrail.models.vit import Model
 
 Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 

@@ -35,7 +35,7 @@ class Models:
 
 
 def row(name: str, config: Config) -> dict[str, Any]:
-    from vitrail.models.build import build
+    from vitrail.models.vit import build
 
     size = config.image_size
     facts: dict[str, Any] = {

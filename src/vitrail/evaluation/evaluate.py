@@ -43,7 +43,7 @@ from vitrail.evaluation.results import (
     SelectiveAccuracy,
     no_readable_images,
 )
-from vitrail.models.build import Model, eval_mode
+from vitrail.models.vit import Model, eval_mode
 
 Progress = Callable[[int, int], None]
 

@@ -24,9 +24,9 @@ from vitrail.export.proof import (
 )
 from vitrail.export.sessions import OnnxEngine, open_session
 from vitrail.extras import require
-from vitrail.models.build import Model
 from vitrail.models.config import MixerConfig, pair
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
 

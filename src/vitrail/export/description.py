@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from vitrail import __version__
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.build import Model
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 
 
 class Description(NamedTuple):

@@ -15,7 +15,7 @@ from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Progress, run_inference
 from vitrail.evaluation.results import ResultAccumulator
 from vitrail.formatting import percent
-from vitrail.models.build import Model, eval_mode
+from vitrail.models.vit import Model, eval_mode
 
 Data = Dataset | str | PathLike[str]
 AT_ONCE = 32  # pictures

@@ -14,13 +14,12 @@ from vitrail.export import layers
 from vitrail.export.graph import Graph, real, whole
 from vitrail.export.positions import Positions
 from vitrail.export.resnets import bit, resnet
-from vitrail.models.build import Model
 from vitrail.models.encoder import Block
 from vitrail.models.mixer import MixerBlock, MlpMixer
 from vitrail.models.patch_embed import ConvStem, PatchProjection
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.resnet import BiT, ResNetStem
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 
 
 def network(graph: Graph, model: Model, images: str) -> tuple[str | None, str]:

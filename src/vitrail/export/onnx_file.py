@@ -8,10 +8,10 @@ from vitrail.export.description import about, as_texts
 from vitrail.export.graph import Graph
 from vitrail.export.networks import network
 from vitrail.export.pixels import prepared
-from vitrail.models.build import Model
 from vitrail.models.config import MixerConfig, pair
 from vitrail.models.registry import name_of
 from vitrail.models.resnet import BiT
+from vitrail.models.vit import Model
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from torch.export import Dim, ExportedProgram
 from vitrail.export.description import about
 from vitrail.export.proof import TOLERANCE, Outputs, answers, largest_difference, within
 from vitrail.extras import check_compiler
-from vitrail.models.build import Model
 from vitrail.models.config import pair
+from vitrail.models.vit import Model
 
 MOST_IMAGES = 4096  # in one batch; torch wants a bound
 ABOUT = "vitrail.json"  # the name, inside the file, of what travels with the weights

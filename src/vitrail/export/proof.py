@@ -12,9 +12,8 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import unwrap_model
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.build import Model
 from vitrail.models.config import MixerConfig, VitConfig, pair
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 
 TOLERANCE = 1e-4  # of the largest number; the order of summation makes 1e-6
 INT8_TOLERANCE = 1.0  # rounding weights moves numbers; pictures tell what it costs (guard.py)

@@ -24,10 +24,10 @@ from vitrail.errors import CheckpointError, DataError
 from vitrail.export.description import about, from_texts
 from vitrail.export.kinds import OnnxKind
 from vitrail.extras import require
-from vitrail.models.build import Model
 from vitrail.models.config import MixerConfig, VitConfig, pair
 from vitrail.models.patch_embed import check_images
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 
 File = str | PathLike[str] | bytes  # its path, or what is in it
 

@@ -25,11 +25,10 @@ from vitrail.inspection.rollout import Fuse, rollout
 from vitrail.inspection.scoring import score as score_methods
 from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filters, mixing, position_similarity
-from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import pair
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.registry import name_of
-from vitrail.models.vit import VisionTransformer, resolve_indices
+from vitrail.models.vit import Model, VisionTransformer, eval_mode, resolve_indices
 
 SHOWN = 6  # pictures, where none are named
 MOST_SHOWN = 24  # pictures, where many are

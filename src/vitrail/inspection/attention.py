@@ -18,10 +18,9 @@ from torch import Tensor
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Study
 from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
-from vitrail.models.build import eval_mode
 from vitrail.models.config import VitConfig
 from vitrail.models.pos_embed import Grid
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import VisionTransformer, eval_mode
 
 NORMS_KEPT = 2**23  # norms that quantiles are taken of, over all layers
 OUTLYING = 3.0  # times the median norm of a layer

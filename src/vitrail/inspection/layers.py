@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import relative_bias
-from vitrail.models.build import Model
 from vitrail.models.patch_embed import check_images
 from vitrail.models.pos_embed import Grid, RelativeKeys
 from vitrail.models.registry import name_of
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 
 AT_ONCE = 4 * 2**20  # bytes of maps made together: they should still be in the cache when read
 VALUES_AT_ONCE = 2**24  # of the pictures that go through a model together: 64 MB

@@ -19,7 +19,7 @@ from vitrail.data.thumbnails import to_rgb
 from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Box
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 
 LARGEST = 480  # pixels of the longer side that are kept of a picture
 

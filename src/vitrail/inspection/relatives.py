@@ -13,7 +13,7 @@ from vitrail.inspection.findings import Look, Neighbor, Scatter
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import Picture, spaced
 from vitrail.inspection.tokens import neighbors, scatter
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 
 ALIKE = 6

@@ -19,10 +19,9 @@ from vitrail.errors import ConfigError
 from vitrail.inspection.layers import grid_of, lag, walk, with_attention
 from vitrail.inspection.rollout import fused, largest_is_one, read_by_head, rollout
 from vitrail.models.attention import attention_weights
-from vitrail.models.build import Model, eval_mode
 from vitrail.models.encoder import Block
 from vitrail.models.pos_embed import Grid, RelativeKeys
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer, eval_mode
 
 Rule = Callable[[Tensor, Tensor], Tensor]  # the row (B, N), a layer's map (B, N, N) → the row
 Method = Callable[[Model, Tensor, Tensor | None], Tensor]  # model, images, classes → (B, h, w)

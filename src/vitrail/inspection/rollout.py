@@ -14,9 +14,8 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.layers import Layer, at_once, grid_of, walk, with_attention
-from vitrail.models.build import eval_mode
 from vitrail.models.pooling import AttentionPool
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import VisionTransformer, eval_mode
 
 AT_ONCE = 64 * 2**20  # bytes of products (N, N) of the images that go through the model together
 

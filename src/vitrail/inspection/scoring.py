@@ -18,8 +18,8 @@ from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.findings import Curves, Trust
 from vitrail.inspection.layers import at_once, lag
 from vitrail.inspection.relevance import METHODS, checked
-from vitrail.models.build import Model, build, eval_mode
 from vitrail.models.init import initialize
+from vitrail.models.vit import Model, build, eval_mode
 
 BLUR = 10 / 224  # sigma as a share of a side: 10 pixels at 224, as Fong & Vedaldi 2017 have it
 HEAD_STD = 0.02  # of a fresh head's weights: fresh heads are zero, and zero has no gradient

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.adapt import first_kernel
+from vitrail.checkpoints.load import first_kernel
 from vitrail.inspection.findings import Filters, PositionTiles
-from vitrail.models.build import Model
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.pos_embed import Grid, NoPosEmbed, RelativePosEmbed
 from vitrail.models.resnet import StandardizedConv2d
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 
 SHOWN = 28  # filters: as many as figure 7 shows
 NOTHING = 1e-8  # of the variance: less than this is rounding

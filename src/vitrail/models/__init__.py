@@ -2,8 +2,7 @@
 
     config.py         frozen configurations of the three families, and their validation
     registry.py       named models and their configurations
-    build.py          `create` and `build` models; `eval_mode`
-    vit.py            the Vision Transformer
+    vit.py            the Vision Transformer; `create` and `build` models of every family
     patch_embed.py    images → patch embeddings
     pos_embed.py      position embeddings and their interpolation
     encoder.py        the Transformer encoder and its blocks

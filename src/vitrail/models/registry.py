@@ -7,7 +7,7 @@
 
 Names are case-insensitive, except that ViT-g and ViT-G are two models. Names describe the
 architecture only: dropout is 0 here, although the authors trained some sizes with 0.1. This module
-does not import torch; `build.py` creates the models.
+does not import torch; `create` and `build` are in `vit.py`.
 """
 
 import re

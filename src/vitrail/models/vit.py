@@ -7,19 +7,29 @@ Shapes: B images, C channels, H x W pixels, h x w patches, N tokens, D width, K 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, renamed_attribute
-from vitrail.models.config import StemKind, VitConfig
+from vitrail.models.config import (
+    BitConfig,
+    Config,
+    InitScheme,
+    MixerConfig,
+    StemKind,
+    VitConfig,
+)
 from vitrail.models.encoder import Encoder
 from vitrail.models.init import initialize
+from vitrail.models.mixer import MlpMixer
 from vitrail.models.patch_embed import ConvStem, PatchStem, check_images
 from vitrail.models.pooling import POOLS
 from vitrail.models.pos_embed import POS_EMBEDS, Grid, NoPosEmbed
-from vitrail.models.resnet import ResNetStem
+from vitrail.models.registry import configuration
+from vitrail.models.resnet import BiT, ResNetStem
 from vitrail.models.token_merging import check_merge, encode_merging
 
 STEMS: dict[StemKind, type[nn.Module]] = {
@@ -216,3 +226,53 @@ def drop_patches(patches: Tensor, rate: float) -> Tensor:
     order = torch.rand(images, count, device=patches.device).argsort(dim=1)
     indices = order[:, :keep].sort(dim=1).values  # (B, keep)
     return patches.gather(1, indices[..., None].expand(-1, -1, width))  # (B, keep, D)
+
+
+# Models of every family.
+
+Model = VisionTransformer | BiT | MlpMixer
+
+
+def create(
+    name: str,
+    *,
+    init: InitScheme = "google",
+    head_bias: float = 0.0,
+    generator: torch.Generator | None = None,
+    **changes: Any,
+) -> Model:
+    """Create a randomly initialized model by name; `changes` override fields of its config.
+
+    >>> model = create("ViT-B/16", num_classes=10, image_size=384)
+    """
+    config = configuration(name)
+    model = build(
+        config.change(**changes) if changes else config, device=torch.get_default_device()
+    )
+    initialize(model, init, head_bias=head_bias, generator=generator)
+    return model
+
+
+def build(config: Config, *, device: torch.device | str = "meta") -> Model:
+    """Create the modules of a config with uninitialized weights, by default on `meta`."""
+    with torch.device("meta"):
+        match config:
+            case VitConfig():
+                model = VisionTransformer(config)
+            case BitConfig():
+                model = BiT(config)
+            case MixerConfig():
+                model = MlpMixer(config)
+    return model if torch.device(device).type == "meta" else model.to_empty(device=device)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, and restore the mode of every submodule on exit."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

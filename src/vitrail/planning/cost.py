@@ -13,9 +13,8 @@ from functools import cache
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.models.build import build
 from vitrail.models.config import BitConfig, Config, pair
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import VisionTransformer, build
 
 TRAINING = 3  # forward passes that a forward and a backward pass make up
 EXA = 1e18

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vitrail import distributed
 from vitrail.formatting import MIB
-from vitrail.models.build import build
 from vitrail.models.config import Config, pair
+from vitrail.models.vit import build
 from vitrail.planning.trace import PARTS, Trace
 from vitrail.planning.wish import Wish
 from vitrail.training.auto_config import choose_precision, choose_shards

@@ -8,9 +8,9 @@ import torch
 from vitrail import distributed
 from vitrail.checkpoints.load import is_name, load
 from vitrail.errors import ConfigError
-from vitrail.models.build import build
 from vitrail.models.config import Config, pair
 from vitrail.models.registry import configuration, name_of
+from vitrail.models.vit import build
 from vitrail.planning.accelerators import (
     ACCELERATORS,
     REPORTED,

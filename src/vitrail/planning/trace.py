@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Mixing, Preprocessing
 from vitrail.data.transforms import normalize
-from vitrail.models.build import Model, build
 from vitrail.models.config import Config, pair
+from vitrail.models.vit import Model, build
 from vitrail.training.config import Settings
 from vitrail.training.data_module import batch_preparation
 from vitrail.training.loop import TrainState, autocast_for, make_state, train_step

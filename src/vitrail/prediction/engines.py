@@ -20,10 +20,9 @@ from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, VitrailError, unknown
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import percent
-from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer, eval_mode
 
 if TYPE_CHECKING:
     from vitrail.export.guard import Cost

@@ -38,7 +38,7 @@ from vitrail.data.transforms import (
 )
 from vitrail.errors import ConfigError, DataError, renamed_attribute, renamed_keyword
 from vitrail.evaluation.evaluate import Runner
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
 from vitrail.prediction.results import DEFAULT_TOP, Prediction, decode_logits
 

@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail import __version__, distributed
-from vitrail.checkpoints.adapt import HEADS
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import write_file
+from vitrail.checkpoints.load import HEADS
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import Dataset
 from vitrail.data.preprocessing import Preprocessing
@@ -32,8 +32,8 @@ from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.evaluation.evaluate import Outputs, labels_at, run_inference
 from vitrail.evaluation.results import no_readable_images
-from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import to_dict
+from vitrail.models.vit import Model, eval_mode
 
 
 @dataclass(frozen=True, kw_only=True)

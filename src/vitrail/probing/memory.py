@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import CheckpointError
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.probing.features import backbone
 from vitrail.probing.ridge import USUAL_L2
 

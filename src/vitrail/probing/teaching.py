@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from vitrail import distributed
-from vitrail.checkpoints.adapt import with_head
 from vitrail.checkpoints.bundle import check_class_names, check_overwrite
-from vitrail.checkpoints.load import load
+from vitrail.checkpoints.load import load, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import ImageDataset, open_dataset
@@ -27,7 +26,7 @@ from vitrail.data.provenance import PROVENANCE_KEYS, DataProvenance
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import comma_list
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import (
     MEMORY,

@@ -23,7 +23,7 @@ from vitrail import __version__
 from vitrail.data.check_page import csp_hash
 from vitrail.errors import VitrailError
 from vitrail.inspection.pictures import Picture, prepared
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.prediction.results import Prediction
 from vitrail.serving import overlay, schemas
 from vitrail.serving.batching import FeatureVector, ImageItem

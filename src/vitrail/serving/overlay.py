@@ -21,8 +21,7 @@ from vitrail.inspection.layers import grid_of, lag, walk, with_attention
 from vitrail.inspection.pictures import Picture, as_seen, prepared, seen
 from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
 from vitrail.inspection.rollout import read_by_head, rollout
-from vitrail.models.build import Model
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 from vitrail.serving.schemas import AttentionResponse
 
 MAX_LISTED_CLASSES = 20  # in an error message

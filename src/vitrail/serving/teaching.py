@@ -19,7 +19,7 @@ from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, contains_model, is
 from vitrail.checkpoints.save import save
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.prediction.engines import TorchEngine
 from vitrail.prediction.predictor import Predictor
 from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory

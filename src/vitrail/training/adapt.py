@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
-from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.load import load
+from vitrail.checkpoints.load import HEADS, load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.loader import default_workers
@@ -39,8 +38,8 @@ from vitrail.errors import ConfigError, DataError, TrainingError
 from vitrail.evaluation.evaluate import quick_evaluate, run_inference
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
-from vitrail.models.build import Model
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.memory import Memory, memory_beside
 from vitrail.probing.others import fit_logistic

@@ -20,8 +20,8 @@ from vitrail.data.decode import open_image
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import percent
-from vitrail.models.build import Model, eval_mode
 from vitrail.models.config import Config, VitConfig, pair
+from vitrail.models.vit import Model, eval_mode
 from vitrail.training.config import ModelSettings, Precision, Settings, set_fields
 from vitrail.training.memory import (
     USABLE,

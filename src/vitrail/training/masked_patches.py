@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
-from vitrail.models.build import Model
 from vitrail.models.config import VitConfig
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 from vitrail.training.config import MaskedSettings, MaskedTarget
 
 MASKED, SWAPPED = 0.8, 0.1  # fractions of the corrupted patches; the rest is kept

@@ -20,9 +20,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vitrail import distributed
-from vitrail.checkpoints.adapt import HEADS, with_head
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import load
+from vitrail.checkpoints.load import HEADS, load, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -30,11 +29,10 @@ from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import percent
-from vitrail.models.build import Model, build, create
 from vitrail.models.config import pair
 from vitrail.models.init import whiten
 from vitrail.models.patch_embed import ConvStem
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer, build, create
 from vitrail.probing.features import features_of
 from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (

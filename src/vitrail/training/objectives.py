@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.build import Model
 from vitrail.models.config import pair
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
 from vitrail.training.config import LossSettings, Settings
 from vitrail.training.losses import LOSSES, hard_distillation, soft_distillation
 from vitrail.training.masked_patches import MaskedPatches

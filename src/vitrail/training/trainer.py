@@ -24,10 +24,10 @@ from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
-from vitrail.models.build import Model
-from vitrail.models.build import build as build_empty
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
+from vitrail.models.vit import build as build_empty
 from vitrail.reports.run import Report, write_report
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_accumulation, image_size_stages

@@ -54,7 +54,7 @@ from vitrail.data.provenance import fingerprint
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
 from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import percent
-from vitrail.models.build import Model
+from vitrail.models.vit import Model
 from vitrail.probing.features import Features, backbone, features_of
 from vitrail.probing.others import fit_logistic
 from vitrail.probing.ridge import PATH, fit
