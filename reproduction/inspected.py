@@ -22,7 +22,7 @@ from reproduction.stats import bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
-from vitrail.data.thumbnails import to_png
+from vitrail.data.decode import to_png
 from vitrail.evaluation.results import Estimate
 from vitrail.inspection import drawing
 from vitrail.inspection.attention import places, study

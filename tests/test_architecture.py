@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "inspection": {"models", "data", "checkpoints", "evaluation", "probing", "reports"},
     "export": {"models", "data", "checkpoints", "evaluation"},
     "prediction": {"models", "data", "checkpoints", "distributed", "evaluation", "export"},
-    "serving": {"models", "data", "checkpoints", "probing", "inspection", "prediction"},
+    "serving": {"models", "data", "checkpoints", "probing", "inspection", "prediction", "reports"},
     "planning": {"models", "data", "checkpoints", "distributed", "training"},
     "demo": {"models", "data", "checkpoints", "inspection"},
 }  # `cli` may import everything, and nothing imports `cli`
@@ -32,7 +32,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "tyro": ("cli/",),
     "rich": ("cli/",),
-    "PIL": ("data/", "demo.py", "inspection/drawing.py"),
+    "PIL": ("data/", "demo.py", "inspection/drawing.py", "reports/"),
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decode.py",),
     "datasets": ("data/hf_datasets.py",),

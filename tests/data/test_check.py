@@ -10,8 +10,8 @@ from tiny_sets import shared
 from vitrail.cli.check import Check
 from vitrail.cli.check import report as report_lines
 from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
-from vitrail.data.check_page import write_page
 from vitrail.errors import ConfigError, DataError
+from vitrail.reports.dataset_check import write_dataset_check
 
 
 def scene(seed: int, size: tuple[int, int] = (150, 120)) -> Image.Image:
@@ -203,7 +203,7 @@ def test_text_output_fits_a_terminal(planted, report, capsys):
 
 
 def test_page_is_self_contained(planted, report, tmp_path):
-    page = write_page(report, tmp_path / "out")
+    page = write_dataset_check(report, tmp_path / "out")
     text = page.read_text(encoding="utf-8")
     assert text.rstrip().endswith("</html>")
     outside = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+|http-equiv", "", text)
@@ -227,7 +227,9 @@ def test_names_are_escaped_in_the_page(tmp_path):
     folder.mkdir(parents=True)
     (folder / "<img src=x>.jpg").write_bytes(b"nothing")
     scene(1).save(folder / "1.png")
-    text = write_page(check_dataset(tmp_path / "set"), tmp_path / "out").read_text(encoding="utf-8")
+    text = write_dataset_check(check_dataset(tmp_path / "set"), tmp_path / "out").read_text(
+        encoding="utf-8"
+    )
     assert "<b>bold" not in text
     assert "<img src=x>" not in text
     assert "&lt;img src=x&gt;.jpg" in text
@@ -239,7 +241,7 @@ def test_dataset_of_unreadable_files_only(tmp_path):
     report = check_dataset(tmp_path / "set")
     assert len(report.unreadable) == 1
     assert list(report_lines(report))
-    assert write_page(report, tmp_path / "out").exists()
+    assert write_dataset_check(report, tmp_path / "out").exists()
 
 
 def test_strict_fails_on_problems(planted, capsys):

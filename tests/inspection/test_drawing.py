@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.thumbnails import to_png
+from vitrail.data.decode import to_png
 from vitrail.inspection import drawing
 from vitrail.inspection.drawing import (
     color_picture,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from page_stub import NEEDS_CHROMIUM, encoded_image, tab
 
-from vitrail.data.check_page import csp_hash
+from vitrail.reports.html import csp_hash
 from vitrail.serving import app
 from vitrail.serving.app import build_page
 

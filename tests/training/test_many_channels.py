@@ -11,8 +11,8 @@ from tiny_runs import Recorder, tiny_run
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
 from vitrail.data.check import check_dataset
-from vitrail.data.check_page import write_page
 from vitrail.data.tar_shards import pack
+from vitrail.reports.dataset_check import write_dataset_check
 from vitrail.serving.server import load_model
 from vitrail.training.config import ModelSettings
 
@@ -94,7 +94,7 @@ def test_finetuning_changes_the_channels(data, tmp_path):
 def test_data_check_reports_channels(data, tmp_path):
     health = check_dataset(data)
     assert health.kinds == {"array of 6 channels": 36}
-    assert write_page(health, tmp_path / "report").exists()
+    assert write_dataset_check(health, tmp_path / "report").exists()
 
 
 def test_packing_raises(data, tmp_path):

@@ -44,9 +44,9 @@ class Check(DataOptions):
             health = check_dataset(self.data, limit=self.limit, progress=progress)
         page = None
         if self.out is not None:
-            from vitrail.data.check_page import write_page
+            from vitrail.reports.dataset_check import write_dataset_check
 
-            page = write_page(health, self.out)
+            page = write_dataset_check(health, self.out)
         if self.json:
             print(json.dumps(health.to_dict() | {"page": page and str(page)}, indent=1))
         else:

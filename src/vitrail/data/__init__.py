@@ -12,7 +12,7 @@
     mixup.py          mixup and CutMix
     sampler.py        order of the samples
     loader.py         samples → batches, in threads or worker processes
-    check.py          problems of a dataset; check_page.py the same as HTML; thumbnails.py
+    check.py          problems of a dataset
 
 Datasets, decoding, preprocessing and checks do not import torch.
 """

@@ -24,8 +24,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.datasets import ImageDataset, LabelSets, open_splits
-from vitrail.data.decode import open_image
-from vitrail.data.thumbnails import to_rgb
+from vitrail.data.decode import open_image, to_rgb
 from vitrail.errors import DataError
 
 WORKERS = 4  # threads: decoding and resizing release the GIL

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from PIL import (
@@ -40,6 +40,9 @@ from PIL import (
 
 from vitrail.data.image_headers import Header, corrupt, read_header, read_orientation, truncated
 from vitrail.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from vitrail.data.datasets import Dataset
 
 Decoder = Literal["auto", "fast", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
@@ -365,3 +368,39 @@ def apply_orientation(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return np.ascontiguousarray(pixels)
+
+
+def to_rgb(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels (H, W) or (H, W, C) for display: gray, or the first three channels as RGB."""
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, :1].repeat(3, axis=2)
+
+
+def thumbnail(
+    dataset: "Dataset", index: int, side: int = 96, *, enlarge: bool = True
+) -> Image.Image | None:
+    """Resize an image to fit a square; None if it cannot be read."""
+    try:
+        data = dataset[index].data
+        if isinstance(data, bytes):
+            data = open_image(data).pixels(min_size=(side, side))
+    except DataError:
+        return None
+    image = Image.fromarray(to_rgb(data))
+    scale = side / max(image.size)
+    if scale > 1 and not enlarge:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC)
+
+
+def to_png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def to_jpeg(image: Image.Image, quality: int = 85) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()

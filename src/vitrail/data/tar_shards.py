@@ -677,7 +677,7 @@ def encode_image(sample: Sample) -> tuple[str, bytes] | None:
         return None if format is None else (EXTENSIONS.get(format, format.lower()), data)
     from PIL import Image  # not needed to read shards
 
-    from vitrail.data.thumbnails import to_png
+    from vitrail.data.decode import to_png
 
     if data.ndim == 3 and data.shape[2] not in (1, 3):
         raise DataError(

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.decode import to_png
 from vitrail.data.storage import atomic_path, write_atomic
-from vitrail.data.thumbnails import to_png
 from vitrail.inspection import drawing
 from vitrail.inspection.findings import Inspection, Look
 from vitrail.inspection.page import write_inspection

@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
-from vitrail.data.thumbnails import smallest_data_url
 from vitrail.inspection.drawing import color_picture, fitted, overlay
 from vitrail.inspection.findings import Look, Neighbor
 from vitrail.reports.html import percent_html, prose
+from vitrail.reports.images import smallest_data_url
 
 STYLE = """
 .look { display: grid; grid-template-columns: minmax(0, 13rem) minmax(0, 1fr); gap: 1rem 1.75rem;

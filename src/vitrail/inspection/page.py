@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.storage import write_atomic
-from vitrail.data.thumbnails import smallest_data_url
 from vitrail.formatting import percent
 from vitrail.inspection import browser, gallery, habits, plots, truth
 from vitrail.inspection.browser_script import SCRIPT
@@ -23,6 +22,7 @@ from vitrail.inspection.findings import Filters, Inspection, Look, PositionTiles
 from vitrail.inspection.gallery import with_words
 from vitrail.reports.html import page as render_page
 from vitrail.reports.html import prose
+from vitrail.reports.images import smallest_data_url
 
 STYLE = """
 .contents { display: flex; flex-wrap: wrap; gap: .4rem .5rem; margin: 1.5rem 0 0; padding: 0;

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import Dataset
-from vitrail.data.decode import open_image
+from vitrail.data.decode import open_image, to_rgb
 from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.storage import LocalStorage
-from vitrail.data.thumbnails import to_rgb
 from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
 from vitrail.errors import DataError
 from vitrail.inspection.findings import Box

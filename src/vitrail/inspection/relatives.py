@@ -8,7 +8,7 @@ import torch
 
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset
-from vitrail.data.thumbnails import thumbnail
+from vitrail.data.decode import thumbnail
 from vitrail.inspection.findings import Look, Neighbor, Scatter
 from vitrail.inspection.layers import at_once
 from vitrail.inspection.pictures import Picture, spaced

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from vitrail.data.datasets import open_dataset
-from vitrail.data.decode import decode, load_simplejpeg
+from vitrail.data.decode import decode, load_simplejpeg, thumbnail, to_jpeg
 from vitrail.data.loader import start_pool
-from vitrail.data.thumbnails import thumbnail, to_jpeg
 from vitrail.distributed import device_type
 from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.auto_config import choose_precision, choose_shards

@@ -6,4 +6,6 @@ figures.py      static plots by matplotlib, as inline SVG, .svg and .png
 svg.py          the run page's line chart, which answers hovering
 evaluation.py   the page, JSON and CSV of `vitrail evaluate --out`
 run.py          the report of a training run
+dataset_check.py  the page of `vitrail check --out`
+images.py       images as data URLs
 """

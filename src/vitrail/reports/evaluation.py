@@ -18,7 +18,6 @@ import numpy as np
 
 from vitrail.data.datasets import Dataset
 from vitrail.data.storage import atomic_path, write_atomic
-from vitrail.data.thumbnails import thumbnail_url
 from vitrail.evaluation.metrics import most_confused
 from vitrail.evaluation.results import (
     Calibration,
@@ -31,6 +30,7 @@ from vitrail.formatting import ABSENT, percent
 from vitrail.reports import figures
 from vitrail.reports.figures import inline_svg
 from vitrail.reports.html import NBSP, interval, render
+from vitrail.reports.images import thumbnail_url
 from vitrail.reports.svg import tidy
 
 TILES = {  # estimate → name and explanation on the page

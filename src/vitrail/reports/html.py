@@ -61,7 +61,6 @@ def page(
     script: str = "",
 ) -> str:
     """Render a page of sections that are HTML already; the script is allowed by its hash."""
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     return render(
         "sections.html",
         title,
@@ -69,8 +68,14 @@ def page(
         sections=[section for section in sections if section],
         extra_style=style,
         script=script,
-        script_hash=f"'sha256-{digest}'" if script else "",
+        script_hash=csp_hash(script) if script else "",
     )
+
+
+def csp_hash(text: str) -> str:
+    """Return the source expression of an inline script or style in a Content-Security-Policy."""
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 def prose(text: str) -> str:

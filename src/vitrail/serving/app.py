@@ -20,11 +20,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail import __version__
-from vitrail.data.check_page import csp_hash
 from vitrail.errors import VitrailError
 from vitrail.inspection.pictures import Picture, prepared
 from vitrail.models.vit import Model
 from vitrail.prediction.results import Prediction
+from vitrail.reports.html import csp_hash
 from vitrail.serving import overlay, schemas
 from vitrail.serving.batching import FeatureVector, ImageItem
 from vitrail.serving.limits import (

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.decode import open_image
-from vitrail.data.thumbnails import to_png
+from vitrail.data.decode import open_image, to_png
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.drawing import overlay
 from vitrail.inspection.layers import grid_of, lag, walk, with_attention

@@ -9,8 +9,8 @@ import numpy as np
 
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.datasets import Dataset, LabelSets, evaluation_split, open_dataset
+from vitrail.data.decode import thumbnail, to_jpeg, to_png
 from vitrail.data.image_headers import read_header
-from vitrail.data.thumbnails import thumbnail, to_jpeg, to_png
 from vitrail.errors import DataError, VitrailError, unknown
 from vitrail.models.registry import name_of
 from vitrail.models.vit import VisionTransformer
