@@ -12,9 +12,8 @@ from tiny_runs import Recorder
 from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
 from vitrail.probing.memory import load_memory
-from vitrail.training import adapt
+from vitrail.training import adapt, auto_config, model_init
 from vitrail.training.adapt import AdaptationSearch, search
-from vitrail.training.callbacks import Callback
 from vitrail.training.data_module import subsample
 from vitrail.training.trainer import Result
 
@@ -27,7 +26,9 @@ def record_features(monkeypatch, seconds) -> list[set[str]]:
         datasets.append(named(source))
         return original(model, source, **options)
 
-    monkeypatch.setattr(AdaptationSearch, "seconds_per_image", lambda self: seconds)
+    monkeypatch.setattr(adapt, "seconds_per_image", lambda model, device: seconds)
+    stats = auto_config.dataset_stats
+    monkeypatch.setattr(model_init, "dataset_stats", lambda data: replace(stats(data), seconds=0.0))
     monkeypatch.setattr(adapt, "features_of", recording)
     return datasets
 
@@ -110,7 +111,7 @@ def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick
     assert load_memory(tmp_path / "out", model) is not None
 
 
-def test_feature_time_is_measured_after_warmup(colors, start, tmp_path, monkeypatch):
+def test_forward_pass_is_timed_after_warmup(start, monkeypatch):
     class Time:
         now = 0.0
 
@@ -118,20 +119,18 @@ def test_feature_time_is_measured_after_warmup(colors, start, tmp_path, monkeypa
         def monotonic(cls):
             return cls.now
 
-    device = torch.device("cpu")
-    searching = AdaptationSearch(config_of(colors, tmp_path, start), Callback(), device, 0.0, 0.5)
-    model, datasets = searching.model, []
+    model, calls = vitrail.load(start), []
     features = model.features
 
     def slow(images):
-        Time.now += 100.0 if not datasets else 2.0 * len(images)
-        datasets.append(len(images))
+        Time.now += 100.0 if not calls else 2.0 * len(images)
+        calls.append(len(images))
         return features(images)
 
     monkeypatch.setattr(model, "features", slow)
-    monkeypatch.setattr(adapt, "time", Time)
-    assert searching.seconds_per_image() == 2.0
-    assert datasets == [4, 15]
+    monkeypatch.setattr(auto_config, "time", Time)
+    assert auto_config.seconds_per_image(model, torch.device("cpu")) == 2.0
+    assert calls == [2, auto_config.TIMED_IMAGES]
 
 
 def test_time_is_divided_among_trials_and_the_final_run(
@@ -177,15 +176,12 @@ def test_trial_of_one_step_is_discarded(colors, start, tmp_path, quick):
     assert result.candidates[2].problem == adapt.TOO_SHORT
 
 
-@pytest.mark.parametrize("time", ["remaining", "free"])  # none at all, or only to judge
-def test_best_trial_is_the_result_if_no_time_is_left(
-    colors, start, tmp_path, quick, monkeypatch, time
-):
+def test_best_trial_is_the_result_if_no_time_is_left(colors, start, tmp_path, quick, monkeypatch):
     class OutOfTime(Recorder):
         def log(self, line):
             super().log(line)
             if line.startswith("chosen"):
-                monkeypatch.setattr(AdaptationSearch, time, lambda self: 0.0)
+                monkeypatch.setattr(AdaptationSearch, "free", lambda self: 0.0)
 
     quick({"attention": 1.0}, real=True, probes=0.0)
     recorder = OutOfTime()

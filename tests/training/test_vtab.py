@@ -15,19 +15,7 @@ from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.vit import create
 from vitrail.training import vtab
-from vitrail.training.vtab import (
-    Benchmark,
-    BenchmarkReport,
-    Protocol,
-    Score,
-    Task,
-    TaskScores,
-    TrialLog,
-    draw_images,
-    measure,
-    open_task,
-    read_tasks,
-)
+from vitrail.training.vtab import Benchmark, draw_images, open_task, read_tasks
 
 SMALL = {"steps": 8, "batch_size": 6, "image_size": 8}
 
@@ -39,10 +27,15 @@ def own_cache(tmp_path, monkeypatch):
 
 def save_model(folder, seed=0, classes=2):
     generator = torch.Generator().manual_seed(seed)
-    benchmark = create("ViT-Mu/4", generator=generator, **TINY.changes() | {"num_classes": classes})
-    torch.nn.init.normal_(benchmark.head.weight, generator=generator)
-    vitrail.save(benchmark, folder)
+    model = create("ViT-Mu/4", generator=generator, **TINY.changes() | {"num_classes": classes})
+    torch.nn.init.normal_(model.head.weight, generator=generator)
+    vitrail.save(model, folder)
     return str(folder)
+
+
+def open_keys(data, name="colors", **keys):
+    defaults = {"group": "other", "train": "train", "test": None, "vary": True}
+    return open_task({"name": name, "data": str(data), **defaults, **keys})
 
 
 @pytest.fixture
@@ -52,18 +45,39 @@ def model(tmp_path):
 
 @pytest.fixture
 def colors(tmp_path):
-    return open_task(Task(name="colors", data=str(write_colors(tmp_path / "colors.npz"))))
+    return open_keys(write_colors(tmp_path / "colors.npz"))
 
 
-def make_benchmark(model, tmp_path, **changes):
-    lines = []
-    benchmark = Benchmark(
-        reference=model,
-        protocol=Protocol(**{"examples": 20, **changes}),
-        out=tmp_path / "out",
-        log=lines.append,
-    )
-    return benchmark, lines
+@pytest.fixture
+def benchmark(model, tmp_path):
+    """Make a benchmark whose log is `lines`."""
+
+    def make(**changes):
+        lines = []
+        options = {"reference": model, "out": tmp_path / "out", "examples": 20, "log": lines.append}
+        made = Benchmark(**options | changes)
+        made.lines = lines
+        return made
+
+    return make
+
+
+@pytest.fixture
+def fake_runs(monkeypatch):
+    """Replace fine-tuning by given accuracies of (split, rate); return the calls."""
+
+    def install(accuracies):
+        calls = []
+
+        def finetune(self, task, splits, rate, seed, folder):
+            [split] = splits.held_out
+            calls.append((rate, split))
+            return accuracies[split, rate], 12
+
+        monkeypatch.setattr(Benchmark, "finetune", finetune)
+        return calls
+
+    return install
 
 
 def tasks_file(tmp_path, text):
@@ -81,23 +95,27 @@ def indices(part):
 
 @pytest.mark.parametrize("count", [20, 30, 1000])
 def test_draw_is_split_four_to_one(colors, count):
-    draw = draw_images(colors.train, count, seed=0)
-    assert len(draw.train) == min(count, 30)
-    assert len(draw.fit) == 0.8 * len(draw.train)
-    assert indices(draw.fit).isdisjoint(indices(draw.dev))
-    assert indices(draw.fit) | indices(draw.dev) == indices(draw.train)
-    assert indices(draw.train) <= indices(colors.train)
+    train, fit, dev = draw_images(colors.train, count, seed=0).values()
+    assert len(train) == min(count, 30)
+    assert len(fit) == 0.8 * len(train)
+    assert indices(fit).isdisjoint(indices(dev))
+    assert indices(fit) | indices(dev) == indices(train)
+    assert indices(train) <= indices(colors.train)
 
 
 def test_thousand_examples_are_split_800_200(tmp_path):
     data = write_colors(tmp_path / "many.npz", train=1200)
     draw = draw_images(open_dataset(data, "train"), vtab.EXAMPLES, seed=0)
-    assert [len(part) for part in (draw.train, draw.fit, draw.dev)] == [1000, 800, 200]
-    assert np.ptp(np.bincount(draw.dev.labels())) <= 1
+    assert {name: len(part) for name, part in draw.items()} == {
+        "train": 1000,
+        "fit": 800,
+        "dev": 200,
+    }
+    assert np.ptp(np.bincount(draw["dev"].labels())) <= 1
 
 
 def test_draw_depends_on_the_seed(colors):
-    rows = [indices(draw_images(colors.train, 20, seed=seed).train) for seed in (0, 0, 1)]
+    rows = [indices(draw_images(colors.train, 20, seed=seed)["train"]) for seed in (0, 0, 1)]
     assert rows[0] == rows[1] != rows[2]
 
 
@@ -117,42 +135,24 @@ def test_representative_draw_with_more_classes_than_images():
 # Choices
 
 
-class FakeMethod:
-    """Records its calls and returns given accuracies."""
-
-    setting = "rate"
-
-    def __init__(self, accuracies, candidates):
-        self.accuracies, self.candidates, self.calls = accuracies, candidates, []
-
-    def prepare(self, task, draw, seed):
-        def trial(setting, stage, folder):
-            self.calls.append((setting, stage))
-            return self.accuracies[stage, setting], 12
-
-        return trial
-
-
-def test_only_the_best_setting_is_tested(model, colors, tmp_path, monkeypatch):
-    accuracies = {("choice", 0.1): 0.5, ("choice", 0.2): 0.7, ("choice", 0.3): 0.7}
+def test_only_the_best_setting_is_tested(benchmark, colors, fake_runs):
+    accuracies = {("dev", 0.1): 0.5, ("dev", 0.2): 0.7, ("dev", 0.3): 0.7}
     accuracies |= {("test", 0.1): 1.0, ("test", 0.2): 0.6, ("test", 0.3): 0.9}
-    fake = FakeMethod(accuracies, (0.1, 0.2, 0.3))
-    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: fake)
-    report = measure(make_benchmark(model, tmp_path)[0], [colors])
-    assert fake.calls == [(0.1, "choice"), (0.2, "choice"), (0.3, "choice"), (0.2, "test")]
-    assert report.tasks[0].scores[0].setting == 0.2
-    assert report.mean == 0.6
-    assert report.tasks[0].scores[0].choices == {0.1: 0.5, 0.2: 0.7, 0.3: 0.7}
+    calls = fake_runs(accuracies)
+    report = benchmark(learning_rates=(0.1, 0.2, 0.3)).measure([colors])
+    assert calls == [(0.1, "dev"), (0.2, "dev"), (0.3, "dev"), (0.2, "test")]
+    score = report["tasks"][0]["scores"][0]
+    assert (score["setting"], report["mean"]) == (0.2, 0.6)
+    assert score["choices"] == {0.1: 0.5, 0.2: 0.7, 0.3: 0.7}
 
 
-def test_single_setting_skips_the_choice(model, colors, tmp_path, monkeypatch):
-    fake = FakeMethod({("test", 0.1): 0.25}, (0.1,))
-    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: fake)
-    measure(make_benchmark(model, tmp_path)[0], [colors])
-    assert fake.calls == [(0.1, "test")]
+def test_single_setting_skips_the_choice(benchmark, colors, fake_runs):
+    calls = fake_runs({("test", 0.1): 0.25})
+    benchmark(learning_rates=(0.1,)).measure([colors])
+    assert calls == [(0.1, "test")]
 
 
-def test_finetuning_uses_fit_to_choose_and_train_to_test(model, colors, tmp_path, monkeypatch):
+def test_finetuning_uses_fit_to_choose_and_train_to_test(benchmark, colors, tmp_path, monkeypatch):
     configs = []
 
     def recording(config, callback):
@@ -161,16 +161,16 @@ def test_finetuning_uses_fit_to_choose_and_train_to_test(model, colors, tmp_path
 
     run = vtab.run
     monkeypatch.setattr(vtab, "run", recording)
-    benchmark, lines = make_benchmark(model, tmp_path, learning_rates=(0.01, 0.1), **SMALL)
-    report = measure(benchmark, [colors])
+    bench = benchmark(learning_rates=(0.01, 0.1), **SMALL)
+    report = bench.measure([colors])
     draw = draw_images(colors.train, 20, seed=0)
     trained = [indices(config.splits.train) for config in configs]
     evaluated = [indices(part) for config in configs for part in config.splits.held_out.values()]
-    assert trained == [indices(draw.fit)] * 2 + [indices(draw.train)]
-    assert evaluated == [indices(draw.dev)] * 2 + [indices(colors.test)]
-    assert report.tasks[0].scores[0].test_images == len(colors.test) == 12
+    assert trained == [indices(draw["fit"])] * 2 + [indices(draw["train"])]
+    assert evaluated == [indices(draw["dev"])] * 2 + [indices(colors.test)]
+    assert report["tasks"][0]["scores"][0]["judged"] == len(colors.test) == 12
     assert [f.name.split("-")[0] for f in (tmp_path / "out/runs/colors").iterdir()] == ["test"]
-    assert any("training on all 20 images, rate" in line for line in lines)
+    assert any("training on all 20 images, rate" in line for line in bench.lines)
 
 
 def failing(monkeypatch, error):
@@ -185,197 +185,177 @@ def failing(monkeypatch, error):
     monkeypatch.setattr(vtab, "run", failing_run)
 
 
-def test_diverged_rate_is_not_chosen(model, colors, tmp_path, monkeypatch):
+def test_diverged_rate_is_not_chosen(benchmark, colors, monkeypatch):
     failing(monkeypatch, TrainingError("training diverged at step 3; and more"))
-    benchmark, lines = make_benchmark(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
-    score = measure(benchmark, [colors]).tasks[0].scores[0]
-    assert score.choices[0.1] == 0.0
-    assert score.setting == 0.01
-    assert "  training diverged at step 3: this rate counts as 0 %" in lines
+    bench = benchmark(learning_rates=(0.1, 0.01), **SMALL)
+    score = bench.measure([colors])["tasks"][0]["scores"][0]
+    assert score["choices"][0.1] == 0.0
+    assert score["setting"] == 0.01
+    assert "  training diverged at step 3: this rate counts as 0 %" in bench.lines
 
 
-def test_full_disk_raises(model, colors, tmp_path, monkeypatch):
+def test_full_disk_raises(benchmark, colors, tmp_path, monkeypatch):
     failing(monkeypatch, CheckpointError("cannot write state: No space left on device"))
-    benchmark, _ = make_benchmark(model, tmp_path, learning_rates=(0.1, 0.01), **SMALL)
     with pytest.raises(CheckpointError, match="No space left"):
-        measure(benchmark, [colors])
-    assert not TrialLog(tmp_path / "out" / "results.jsonl").rows
+        benchmark(learning_rates=(0.1, 0.01), **SMALL).measure([colors])
+    assert not (tmp_path / "out" / "results.jsonl").exists()
 
 
-def test_matching_head_is_not_reused(colors, tmp_path):
+def test_matching_head_is_not_reused(benchmark, colors, tmp_path):
     recorder = Recorder()
-    benchmark, _ = make_benchmark(save_model(tmp_path / "three", classes=3), tmp_path, **SMALL)
-    measure(replace(benchmark, make_callback=lambda: recorder), [colors])
+    three = save_model(tmp_path / "three", classes=3)
+    benchmark(reference=three, make_callback=lambda: recorder, **SMALL).measure([colors])
     assert not (tmp_path / "out" / "headless").exists()
     assert len(recorder.evaluations) == 1  # the test set is evaluated once, at the end
     assert recorder.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
 
 
-def test_defaults_match_the_paper():
-    protocol = Protocol()
-    assert protocol.learning_rates == (0.01,)
-    settings = vtab.finetune_settings(protocol, 0.01, 1000, augment=True)
+def test_defaults_match_the_paper(benchmark):
+    bench = benchmark()
+    assert bench.learning_rates == (0.01,)
+    settings = bench.finetune_settings(0.01, 1000, augment=True)
     assert (settings.steps, settings.batch_size, settings.model.image_size) == (2500, 512, 384)
     optim = settings.optim
     assert (optim.kind, optim.learning_rate, optim.momentum) == ("sgd", 0.01, 0.9)
     assert (optim.schedule, optim.clip_norm, optim.warmup_steps) == ("cosine", 1.0, 100)
-    short = vtab.finetune_settings(Protocol(steps=50), 0.01, 40, augment=False)
+    short = benchmark(steps=50).finetune_settings(0.01, 40, augment=False)
     assert (short.optim.warmup_steps, short.batch_size) == (2, 40)
     assert short.preprocessing is None  # the model's own
     assert (short.augment.crop, short.augment.flip) == ("whole", False)
 
 
 @pytest.mark.parametrize(("method", "setting"), [("linear", "decay"), ("probe", "l2")])
-def test_probes_choose_their_regularization(model, colors, tmp_path, method, setting):
-    report = measure(make_benchmark(model, tmp_path, method=method)[0], [colors])
-    score = report.tasks[0].scores[0]
-    assert report.setting == setting
-    assert report.mean > 0.9
-    assert score.choices[score.setting] == max(score.choices.values())
-    assert len(score.choices) == len(vtab.DECAYS if method == "linear" else vtab.PATH)
-    assert score.train_images == 20
+def test_probes_choose_their_regularization(benchmark, colors, tmp_path, method, setting):
+    report = benchmark(method=method).measure([colors])
+    score = report["tasks"][0]["scores"][0]
+    assert report["setting"] == setting
+    assert report["mean"] > 0.9
+    assert score["choices"][score["setting"]] == max(score["choices"].values())
+    assert len(score["choices"]) == len(vtab.DECAYS if method == "linear" else vtab.PATH)
+    assert score["learned"] == 20
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    assert [row["stage"] for row in rows] == ["choice"] * len(score.choices) + ["test"]
+    assert [row["stage"] for row in rows] == ["choice"] * len(score["choices"]) + ["test"]
 
 
-def test_probe_uses_fit_to_choose_and_train_to_test(model, colors, tmp_path, monkeypatch):
-    rows = []
+def test_probe_uses_fit_to_choose_and_train_to_test(benchmark, colors, monkeypatch):
+    rows, fit = [], vtab.fit
 
     def recording(values, labels, classes, l2):
         rows.append(len(labels))
         return fit(values, labels, classes, l2)
 
-    fit = vtab.fit
     monkeypatch.setattr(vtab, "fit", recording)
-    measure(make_benchmark(model, tmp_path, method="probe")[0], [colors])
+    benchmark(method="probe").measure([colors])
     assert rows == [16] * len(vtab.PATH) + [20]
 
 
-def test_test_labels_do_not_affect_the_choice(model, tmp_path):
+def test_test_labels_do_not_affect_the_choice(benchmark, colors, tmp_path):
     """Other test labels change the score, but not the choice."""
-    write_colors(tmp_path / "colors.npz")
     with np.load(tmp_path / "colors.npz") as parts:
         parts = dict(parts)
     parts["y_test"] = (parts["y_test"] + 1) % 3
     np.savez(tmp_path / "wrong.npz", **parts)
-    names = ("colors", "wrong")
-    tasks = [open_task(Task(name=name, data=str(tmp_path / f"{name}.npz"))) for name in names]
-    right, wrong = measure(make_benchmark(model, tmp_path, method="probe")[0], tasks).tasks
-    assert right.accuracy > 0.9
-    assert wrong.accuracy < 0.1
-    assert right.scores[0].choices == wrong.scores[0].choices
-    assert right.scores[0].setting == wrong.scores[0].setting
+    tasks = [colors, open_keys(tmp_path / "wrong.npz", name="wrong")]
+    right, wrong = benchmark(method="probe").measure(tasks)["tasks"]
+    assert right["accuracy"] > 0.9
+    assert wrong["accuracy"] < 0.1
+    assert right["scores"][0]["choices"] == wrong["scores"][0]["choices"]
+    assert right["scores"][0]["setting"] == wrong["scores"][0]["setting"]
 
 
-def test_notes_are_logged_once_per_task(model, colors, tmp_path, monkeypatch):
+def test_notes_are_logged_once_per_task(benchmark, colors, fake_runs):
     divided = "dataset defines no splits"
     train = ImageDataset(colors.train.index, colors.train.rows, [divided])
     test = ImageDataset(colors.test.index, colors.test.rows, [divided, "1 file was left out"])
-    fake = FakeMethod({("test", 0.1): 0.25}, (0.1,))
-    monkeypatch.setitem(vtab.METHODS, "finetune", lambda bench, model: fake)
-    benchmark, lines = make_benchmark(model, tmp_path)
-    measure(benchmark, [replace(colors, train=train, test=test)], seeds=2)
-    assert lines[1:3] == [f"  note: {divided}", "  note: 1 file was left out"]
-    assert sum(divided in line for line in lines) == 1
+    fake_runs({("test", 0.1): 0.25})
+    bench = benchmark(learning_rates=(0.1,))
+    bench.measure([replace(colors, train=train, test=test)], seeds=2)
+    assert bench.lines[1:3] == [f"  note: {divided}", "  note: 1 file was left out"]
+    assert sum(divided in line for line in bench.lines) == 1
+
+
+def test_means_of_tasks_and_groups(benchmark, colors, monkeypatch):
+    scores = iter([0.9, 0.9, 0.7, 0.7, 0.2, 0.4, 0.5])
+    choice = {"seed": 0, "setting": 0.01, "learned": 1000, "judged": 9, "choices": {}}
+    monkeypatch.setattr(
+        Benchmark, "score", lambda self, task, seed: {"accuracy": next(scores), **choice}
+    )
+    groups = {"a" * 90: "natural", "b": "natural", "c": "g" * 90}
+    tasks = [replace(colors, keys=colors.keys | {"name": n, "group": g}) for n, g in groups.items()]
+    report = benchmark().measure(tasks, seeds=2)
+    assert report["groups"] == pytest.approx({"natural": 0.8, "g" * 90: 0.3})
+    assert report["mean"] == pytest.approx((0.9 + 0.7 + 0.3) / 3)
+    assert report["mean_of_groups"] == pytest.approx(0.55)
+    lines = list(words(report))
+    assert max(map(len, lines)) <= 80
+    assert any("30.0 % ± 14.1" in line for line in lines)
+    plain = benchmark().measure([colors])
+    assert (plain["groups"], plain["mean_of_groups"], plain["mean"]) == ({}, None, 0.5)
 
 
 # Reuse of trials
 
 
-def test_second_call_reuses_all_trials(model, colors, tmp_path, monkeypatch):
-    benchmark, lines = make_benchmark(model, tmp_path, **SMALL)
-    first = measure(benchmark, [colors])
-    assert not any("done before" in line for line in lines)
+def test_second_call_reuses_all_trials(benchmark, colors, monkeypatch):
+    bench = benchmark(**SMALL)
+    first = bench.measure([colors])
+    assert not any("done before" in line for line in bench.lines)
     monkeypatch.setattr(vtab, "run", None)
-    second = measure(benchmark, [colors])
-    assert second.to_dict() == first.to_dict()
-    assert any("done before" in line for line in lines)
+    assert bench.measure([colors]) == first
+    assert any("done before" in line for line in bench.lines)
     with pytest.raises(TypeError):  # other settings are another trial
-        measure(make_benchmark(model, tmp_path, **SMALL | {"steps": 9})[0], [colors])
+        benchmark(**SMALL | {"steps": 9}).measure([colors])
 
 
-def test_changed_weights_are_measured_again(model, colors, tmp_path):
-    benchmark, lines = make_benchmark(model, tmp_path, method="probe")
-    measure(benchmark, [colors])
+def test_changed_weights_are_measured_again(benchmark, model, colors):
+    bench = benchmark(method="probe")
+    bench.measure([colors])
     save_model(model, seed=1)
-    measure(benchmark, [colors])
-    assert not any("done before" in line for line in lines)
+    bench.measure([colors])
+    assert not any("done before" in line for line in bench.lines)
 
 
-def test_stopped_benchmark_resumes(model, colors, tmp_path, monkeypatch):
+def test_stopped_benchmark_resumes(benchmark, colors, monkeypatch):
     class StopAtOnce(vitrail.training.checkpoint.StopSignal):
         def __bool__(self):
             return True
 
-    benchmark, lines = make_benchmark(model, tmp_path, **SMALL)
+    bench = benchmark(**SMALL)
     with monkeypatch.context() as patched:
         patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
         with pytest.raises(KeyboardInterrupt):
-            measure(benchmark, [colors])
-    assert lines[-1].startswith("stopped; run the same command")
-    resumed = []
-    run = vtab.run
+            bench.measure([colors])
+    assert bench.lines[-1].startswith("stopped; run the same command")
+    resumed, run = [], vtab.run
     monkeypatch.setattr(vtab, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
-    assert len(measure(benchmark, [colors]).tasks) == 1
+    assert len(bench.measure([colors])["tasks"]) == 1
     assert resumed == [True]
 
 
-def test_trial_log_survives_a_truncated_line(tmp_path):
-    path = tmp_path / "results.jsonl"
-    log = TrialLog(path)
-    log.add({"task": "a"}, {"accuracy": 0.5, "pictures": 2})
-    with path.open("a") as file:
-        file.write('{"task": "b", "accu')
-    again = TrialLog(path)
-    assert again.find({"task": "b"}) is None
-    again.add({"task": "c"}, {"accuracy": 0.25, "pictures": 4})
-    assert [row["task"] for row in TrialLog(path).rows] == ["a", "c"]
-
-
-# Means
-
-
-def scored(name, group, *accuracies):
-    scores = [
-        Score(seed=seed, setting=0.01, accuracy=value, train_images=1000, test_images=9, choices={})
-        for seed, value in enumerate(accuracies)
-    ]
-    return TaskScores(task=Task(name=name, data=name, group=group), classes=2, scores=scores)
-
-
-def test_means_of_tasks_and_groups():
-    tasks = [scored("a", "natural", 0.9), scored("b", "natural", 0.7), scored("c", "odd", 0.2, 0.4)]
-    report = BenchmarkReport(model="m", protocol={"method": "probe"}, setting="l2", tasks=tasks)
-    assert report.groups == pytest.approx({"natural": 0.8, "odd": 0.3})
-    assert report.mean == pytest.approx((0.9 + 0.7 + 0.3) / 3)
-    assert report.mean_of_groups == pytest.approx(0.55)
-    plain = BenchmarkReport(model="m", protocol={}, setting="l2", tasks=[scored("a", "other", 0.5)])
-    assert (plain.groups, plain.mean_of_groups, plain.mean) == ({}, None, 0.5)
-
-
-def test_table_fits_in_80_columns():
-    tasks = [scored("a" * 90, "g" * 90, 0.123, 1.0), scored("b", "g" * 90, 1.0)]
-    report = BenchmarkReport(
-        model="m", protocol={"method": "finetune"}, setting="rate", tasks=tasks
-    )
-    lines = list(words(report))
-    assert max(map(len, lines)) <= 80
-    assert any("56.1 % ± 62.0" in line for line in lines)
+def test_trials_survive_a_truncated_line(benchmark, colors, tmp_path):
+    path, bench = tmp_path / "out" / "results.jsonl", benchmark(method="probe")
+    bench.measure([colors])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]) + lines[-1][:20])  # cut off by a crash
+    bench.measure([colors])
+    assert path.read_text().splitlines(keepends=True) == lines
+    assert "done before" not in bench.lines[-1]  # the last trial was repeated
 
 
 # Tasks files
 
 
-def test_paths_are_relative_to_the_tasks_file(tmp_path):
+def test_paths_are_relative_to_the_tasks_file(tmp_path, monkeypatch):
     write_colors(tmp_path / "colors.npz")
+    monkeypatch.setattr(vtab, "open_task", lambda keys: keys)
     text = '[[task]]\ndata = "colors.npz"\n'
     text += '[[task]]\ndata = "builtin:sign-digits"\ngroup = "structured"\n'
     text += f'[[task]]\ndata = "{tmp_path}/colors.npz"\nname = "again"\nvary = false\n'
     first, second, third = read_tasks(tasks_file(tmp_path, text))
-    assert (first.name, first.group, first.vary) == ("colors", "other", True)
-    assert len(open_task(first).test) == 12
-    assert (second.name, second.data, second.vary) == ("sign-digits", "builtin:sign-digits", False)
-    assert (third.data, third.vary) == (first.data, False)
+    assert (first["name"], first["group"], first["vary"]) == ("colors", "other", True)
+    assert (second["name"], second["vary"]) == ("sign-digits", False)
+    assert second["data"] == "builtin:sign-digits"
+    assert (third["data"], third["vary"]) == (first["data"], False)
 
 
 def test_val_is_used_without_a_test_split(tmp_path):
@@ -384,7 +364,7 @@ def test_val_is_used_without_a_test_split(tmp_path):
             (tmp_path / "set" / split / name).mkdir(parents=True)
             for number in range(4):
                 (tmp_path / "set" / split / name / f"{number}.png").write_bytes(b"")
-    assert len(open_task(Task(name="set", data=str(tmp_path / "set"))).test) == 8
+    assert len(open_keys(tmp_path / "set").test) == 8
 
 
 @pytest.mark.parametrize(
@@ -430,7 +410,7 @@ def test_unsuitable_data_names_the_task(tmp_path):
     ]:
         path = str(tmp_path / changes.pop("data"))
         with pytest.raises(DataError, match=f"^task 'it': .*{message}"):
-            open_task(Task(name="it", data=path, **changes))
+            open_keys(path, name="it", **changes)
 
 
 @pytest.mark.parametrize(
@@ -443,16 +423,16 @@ def test_unsuitable_data_names_the_task(tmp_path):
         ({"learning_rates": (0.1, -1.0)}, "learning rate -1.0 must be"),
     ],
 )
-def test_invalid_protocol_raises(changes, message):
+def test_invalid_protocol_raises(benchmark, changes, message):
     with pytest.raises(ConfigError, match=message):
-        Protocol(**changes)
+        benchmark(**changes)
 
 
-def test_model_name_and_zero_seeds_raise(model, colors, tmp_path):
+def test_model_name_and_zero_seeds_raise(benchmark, colors):
     with pytest.raises(CheckpointError, match="is an architecture"):
-        measure(make_benchmark("ViT-Mu/4", tmp_path)[0], [colors])
+        benchmark(reference="ViT-Mu/4").measure([colors])
     with pytest.raises(ConfigError, match="seeds=0 draws no training images"):
-        measure(make_benchmark(model, tmp_path)[0], [colors], seeds=0)
+        benchmark().measure([colors], seeds=0)
 
 
 # The command

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from vitrail.cli.arguments import DataOptions, ModelReference, TasksFile
 from vitrail.cli.progress import Progress
@@ -14,9 +14,6 @@ from vitrail.cli.text import tell as say
 from vitrail.errors import ConfigError
 from vitrail.formatting import percent, truncate
 from vitrail.training.config import MachineSettings
-
-if TYPE_CHECKING:
-    from vitrail.training.vtab import BenchmarkReport, TaskScores
 
 LONGEST_GROUP = 12
 
@@ -51,7 +48,7 @@ class Vtab(DataOptions):
     def run(self) -> None:
         from vitrail.cli.live import Live
         from vitrail.training.memory import configure_malloc
-        from vitrail.training.vtab import Benchmark, Protocol, measure, open_task, read_tasks
+        from vitrail.training.vtab import Benchmark, read_tasks
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError(
@@ -63,29 +60,26 @@ class Vtab(DataOptions):
             progress.done()
             (aside if self.json else say)(printable(line))
 
-        protocol = Protocol(
+        bench = Benchmark(
+            reference=self.model,
+            out=self.out or usual_folder(self.model, self.method),
             method=self.method,
             learning_rates=self.learning_rates,
             steps=self.steps,
             batch_size=self.batch_size,
             image_size=self.image_size,
-        )
-        tasks = [open_task(task) for task in read_tasks(self.tasks)]
-        bench = Benchmark(
-            reference=self.model,
-            protocol=protocol,
-            out=self.out or usual_folder(self.model, self.method),
             machine=self.machine,
             log=tell,
             make_callback=lambda: Live(aside=self.json),
             progress=progress,
         )
+        tasks = read_tasks(self.tasks)
         if self.machine.parts != 1:
             configure_malloc()
         with progress:
-            report = measure(bench, tasks, self.seeds)
+            report = bench.measure(tasks, self.seeds)
         if self.json:
-            print(json.dumps(report.to_dict() | {"written": str(bench.out)}, indent=1))
+            print(json.dumps(report | {"written": str(bench.out)}, indent=1))
             return
         for line in words(report):
             print(printable(line))
@@ -98,30 +92,30 @@ def usual_folder(model: str, method: str) -> Path:
     return Path("runs") / f"vtab-{name}-{method}"
 
 
-def words(report: "BenchmarkReport") -> Iterator[str]:
+def words(report: dict[str, Any]) -> Iterator[str]:
     """The results for people, in 80 columns."""
     yield ""
-    yield from paragraph(f"{report.model}, {report.protocol['method']}: top-1 accuracy")
+    yield from paragraph(f"{report['model']}, {report['method']}: top-1 accuracy")
     yield ""
     yield from table(report)
     yield ""
-    for group, mean in report.groups.items():
-        count = sum(task.task.group == group for task in report.tasks)
+    for group, mean in report["groups"].items():
+        count = sum(task["group"] == group for task in report["tasks"])
         yield f"{percent(mean):>7}  mean of {truncate(group, 40)} ({count})"
-    yield f"{percent(report.mean):>7}  mean of all tasks ({len(report.tasks)})"
-    if report.mean_of_groups is not None:
-        yield f"{percent(report.mean_of_groups):>7}  mean of the groups' means"
+    yield f"{percent(report['mean']):>7}  mean of all tasks ({len(report['tasks'])})"
+    if report["mean_of_groups"] is not None:
+        yield f"{percent(report['mean_of_groups']):>7}  mean of the groups' means"
 
 
-def table(report: "BenchmarkReport") -> Iterator[str]:
+def table(report: dict[str, Any]) -> Iterator[str]:
     """A line for each task."""
-    numbers = [numbers_of(task) for task in report.tasks]
-    heads = ["pictures", "test", "classes", report.setting, "accuracy"]
+    numbers = [numbers_of(task) for task in report["tasks"]]
+    heads = ["pictures", "test", "classes", report["setting"], "accuracy"]
     widths = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
-    groups = [truncate(task.task.group, LONGEST_GROUP) for task in report.tasks]
+    groups = [truncate(task["group"], LONGEST_GROUP) for task in report["tasks"]]
     group = max(map(len, ["group", *groups]))
     room = WIDTH - group - 2 - sum(width + 2 for width in widths)
-    names = [truncate(task.task.name, max(room, len("task"))) for task in report.tasks]
+    names = [truncate(task["name"], max(room, len("task"))) for task in report["tasks"]]
     name = max(map(len, ["task", *names]))
     for first, second, rest in zip(
         ["task", *names], ["group", *groups], [heads, *numbers], strict=True
@@ -130,14 +124,14 @@ def table(report: "BenchmarkReport") -> Iterator[str]:
         yield "  ".join([f"{first:{name}}", f"{second:{group}}", *cells])
 
 
-def numbers_of(task: "TaskScores") -> list[str]:
-    first = task.scores[0]
-    settings = list(dict.fromkeys(f"{score.setting:g}" for score in task.scores))
-    deviation = "" if task.deviation is None else f" ± {100 * task.deviation:.1f}"
+def numbers_of(task: dict[str, Any]) -> list[str]:
+    first = task["scores"][0]
+    settings = list(dict.fromkeys(f"{score['setting']:g}" for score in task["scores"]))
+    deviation = "" if task["deviation"] is None else f" ± {100 * task['deviation']:.1f}"
     return [
-        f"{first.train_images:,}",
-        f"{first.test_images:,}",
-        f"{task.classes:,}",
+        f"{first['learned']:,}",
+        f"{first['judged']:,}",
+        f"{task['classes']:,}",
         settings[0] if len(settings) == 1 else "several",
-        f"{percent(task.accuracy)}{deviation}",
+        f"{percent(task['accuracy'])}{deviation}",
     ]

@@ -8,7 +8,7 @@
 Candidates are compared on dev, held out of the training set; the last two with a grid of learning
 rates (appendix B.1.1 of the paper). The best one, the cheaper in a tie, is then fitted to the whole
 training set; with a time budget, a probe to the images whose features there was time for. Other
-held-out splits are not used for the choice.
+held-out splits are not used for the choice. `vtab.py` chooses in the same way on many tasks.
 """
 
 import math
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitrail import distributed
 from vitrail.checkpoints.files import write_json
@@ -34,24 +33,24 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.loader import default_workers
 from vitrail.data.provenance import DataProvenance
-from vitrail.errors import ConfigError, DataError, TrainingError
-from vitrail.evaluation.evaluate import quick_evaluate, run_inference
+from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError
+from vitrail.evaluation.evaluate import quick_evaluate
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
-from vitrail.probing.features import features_of
+from vitrail.probing.features import Features, features_of
 from vitrail.probing.memory import Memory, memory_beside
 from vitrail.probing.others import fit_logistic
 from vitrail.probing.ridge import fit_path
 from vitrail.probing.shots import right
 from vitrail.probing.teaching import learned
+from vitrail.training.auto_config import seconds_per_image
 from vitrail.training.budget import END_SECONDS
 from vitrail.training.callbacks import Callback
 from vitrail.training.checkpoint import has_state, lock_folder
 from vitrail.training.config import OptimSettings, RunConfig, Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, open_splits, subsample
-from vitrail.training.loop import synchronize
 from vitrail.training.model_init import build_model
 from vitrail.training.recipes import BUNDLE, clear_run, write_run
 from vitrail.training.trainer import check_folder, run
@@ -66,14 +65,13 @@ MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shor
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
 PROBE_FRACTION = 1 / 4  # of the time, for computing features
 EVALUATION_FRACTION = 1 / 2  # of the time; if the final evaluation takes more, it is added
-WARMUP_IMAGES, TIMED_IMAGES = 4, 32  # from which the cost of features is measured
 EVALUATION_BATCH = 64
 NO_TIME, TOO_SHORT = "no time left", "the time was enough for one step only"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run with one learning rate."""
+    """A candidate with one learning rate."""
 
     learning_rate: float
     accuracy: float | None = None  # on dev
@@ -95,8 +93,8 @@ class Candidate:
     @property
     def learning_rate(self) -> float | None:
         """The best learning rate; the first in a tie."""
-        done = [trial for trial in self.trials if trial.accuracy is not None]
-        return max(done, key=lambda trial: trial.accuracy or 0.0).learning_rate if done else None
+        done = {t.learning_rate: t.accuracy for t in self.trials if t.accuracy is not None}
+        return best(done) if done else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +130,11 @@ class SearchResult:
         """Return plain values for a JSON file."""
         rungs = [
             {
-                "name": candidate.name,
-                "accuracy": candidate.accuracy,
+                **asdict(candidate),
                 "gain": self.gain(candidate),
                 "seconds": round(candidate.seconds, 1),
                 "chosen": candidate is self.chosen,
                 "learning_rate": candidate.learning_rate,
-                "problem": candidate.problem,
-                "trials": [asdict(trial) for trial in candidate.trials],
             }
             for candidate in self.candidates
         ]
@@ -153,6 +148,16 @@ class SearchResult:
             "seconds": round(self.seconds, 1),
             "results": {split: outcome.to_dict() for split, outcome in self.outcomes.items()},
         }
+
+
+def best(accuracies: Mapping[float, float]) -> float:
+    """Return the setting with the best accuracy on dev; the first in a tie."""
+    return max(accuracies, key=lambda setting: accuracies[setting])
+
+
+def reason(error: VitrailError) -> str:
+    """Return what went wrong, without the advice."""
+    return str(error).partition(";")[0]
 
 
 def search(
@@ -170,10 +175,24 @@ def search(
     stopped starts over, but the final run on all images can be resumed.
     """
     started = time.monotonic() if started is None else started
-    check_config(config)
-    fraction = config.settings.dev
-    config = replace(config, settings=replace(config.settings, dev=None))  # for the final run
-    device = distributed.init(config.settings.machine.device)
+    settings = config.settings
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ConfigError(
+            f"the search runs in one process, and there are {processes}; start it without torchrun"
+        )
+    if config.resume:
+        raise ConfigError("a search starts over and cannot be resumed; leave --resume out")
+    if settings.objective != "classify":
+        raise ConfigError(
+            f"the search compares classifiers, and objective={settings.objective!r} is not one; "
+            "leave one of them out"
+        )
+    if settings.until_accuracy is not None:
+        raise ConfigError(
+            "until_accuracy stops a run early, and the search compares complete ones; leave it out"
+        )
+    config = replace(config, settings=replace(settings, dev=None))  # for the final run
+    device = distributed.init(settings.machine.device)
 
     def write(result: SearchResult) -> SearchResult:
         result = replace(result, seconds=time.monotonic() - started)
@@ -183,7 +202,9 @@ def search(
     try:
         with lock_folder(config.out):
             check_folder(config)
-            searching = AdaptationSearch(config, callback or Callback(), device, started, fraction)
+            searching = AdaptationSearch(
+                config, callback or Callback(), device, started, settings.dev
+            )
             result = searching.compare(rate)
             chosen = result.chosen
             searching.log(f"chosen: {chosen.name}")
@@ -200,27 +221,6 @@ def search(
                 shutil.rmtree(trial, ignore_errors=True)
         with suppress(OSError):  # it has other files, or does not exist
             trials.rmdir()
-
-
-def check_config(config: RunConfig) -> None:
-    """Raise for what a search does not support, before anything is computed."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        raise ConfigError(
-            f"the search runs in one process, and there are {processes}; start it without torchrun"
-        )
-    if config.resume:
-        raise ConfigError("a search starts over and cannot be resumed; leave --resume out")
-    settings = config.settings
-    if settings.objective != "classify":
-        raise ConfigError(
-            f"the search compares classifiers, and objective={settings.objective!r} is not one; "
-            "leave one of them out"
-        )
-    if settings.until_accuracy is not None:
-        raise ConfigError(
-            "until_accuracy stops a run early, and the search compares complete ones; leave it out"
-        )
 
 
 class AdaptationSearch:
@@ -253,6 +253,7 @@ class AdaptationSearch:
                 f"{splits.reference} has {len(self.train)} training images, too few to hold some "
                 "out; the search needs three per class, or both val and test"
             )
+        self.dev_from_train = self.train is not splits.train
         self.probe_train = self.train  # for probes: all of it, or what there is time for
         self.model, auto = build_model(config.settings, splits, config.start, device, self.log)
         self.settings = auto.settings
@@ -262,28 +263,20 @@ class AdaptationSearch:
         self.shortest = END_SECONDS + time.monotonic() - start_time  # seconds of a run of one step
         self.final_evaluation = 0.0  # seconds, if there is a deadline
         if minutes is not None:
-            self.subsample_for_budget()
-
-    @property
-    def dev_from_train(self) -> bool:
-        return self.train is not self.splits.train
-
-    def remaining(self) -> float:
-        return self.deadline - time.monotonic()
+            workers = self.settings.machine.workers
+            workers = default_workers(self.dev) if workers is None else workers
+            forward = seconds_per_image(self.model, device)
+            self.subsample_for_budget(forward + auto.stats.seconds / max(1, workers))
 
     def free(self) -> float:
         """Return the seconds until the final evaluation has to start."""
-        return self.remaining() - self.final_evaluation
+        return self.deadline - time.monotonic() - self.final_evaluation
 
-    def trial_folder(self, name: str, rate: float) -> Path:
-        return self.config.out / TRIALS / f"{name.replace(' ', '-')}-{rate:g}"
-
-    def subsample_for_budget(self) -> None:
-        """Use no more images for probes and dev than there is time for."""
+    def subsample_for_budget(self, each: float) -> None:
+        """Use no more images for probes and dev than there is time for, at `each` seconds."""
         evaluated = sum(map(len, self.splits.held_out.values()))
-        each = self.seconds_per_image()
         self.final_evaluation = each * evaluated
-        if self.final_evaluation > EVALUATION_FRACTION * self.remaining():
+        if self.final_evaluation > EVALUATION_FRACTION * (self.deadline - time.monotonic()):
             self.log(
                 f"note: evaluating the result on {evaluated:,} images takes about "
                 f"{duration(self.final_evaluation)}, in addition to the time budget"
@@ -297,43 +290,6 @@ class AdaptationSearch:
             if len(few) < len(many):
                 self.log(f"{name} {len(few):,} of {len(many):,} images to fit the time budget")
         self.dev, self.probe_train = dev, train
-
-    def seconds_per_image(self) -> float:
-        """Measure data loading and feature extraction on some images of dev."""
-        dev, device, model = self.dev, self.device, self.model.to(self.device).eval()
-
-        def measure(count: int) -> tuple[float, float]:
-            """Return the seconds per image for loading and for features."""
-            computing = 0.0
-
-            def features(images: Tensor) -> Tensor:
-                nonlocal computing
-                start_time = time.monotonic()
-                values = model.features(images)
-                synchronize(device)
-                computing += time.monotonic() - start_time
-                return values
-
-            start_time = time.monotonic()
-            run_inference(
-                features,
-                dev.subset(np.linspace(0, len(dev) - 1, count, dtype=int)),
-                get_metadata(model).preprocessing,
-                lambda values, batch: None,
-                channels=model.config.channels,
-                batch_size=count,
-                workers=0,  # starting processes takes longer than loading so few
-                device=device,
-            )
-            return (time.monotonic() - start_time - computing) / count, computing / count
-
-        measure(min(WARMUP_IMAGES, len(dev)))
-        loading, computing = measure(min(TIMED_IMAGES, len(dev)))
-        workers = self.settings.machine.workers
-        workers = default_workers(dev) if workers is None else workers
-        return max(1e-6, loading / max(1, workers) + computing)  # clocks may be coarse
-
-    # Candidates
 
     def compare(self, rate: float | None) -> SearchResult:
         """Evaluate all candidates, from cheap to expensive."""
@@ -353,18 +309,18 @@ class AdaptationSearch:
         features = self.train_features
         data = (features.values, features.labels, len(features.classes))
         for name in (PROBE, LINEAR):
-            path = fit_path(*data) if name == PROBE else None
+            path = fit_path(*data) if name == PROBE else None  # l2 by leave-one-out
             probe = fit_logistic(*data) if path is None else path.probes[path.best]
             accuracy, now = right(probe, self.dev_features), time.monotonic()
             candidates.append(Candidate(name=name, accuracy=accuracy, seconds=now - start_time))
             self.log(f"  {name}: dev accuracy {percent(accuracy)}")
             start_time = now
-        rates = learning_rates(self.settings.optim) if rate is None else (rate,)
+        rates = learning_rates(settings.optim) if rate is None else (rate,)
         reserve = FINAL_FRACTION * max(0.0, self.free())
         for name, share in ((ATTENTION, 1 / 2), (FULL, 1)):
-            freeze = frozen_patterns(name, self.model)
+            freeze = frozen_patterns(name, model)
             if freeze is None:
-                problem = f"{name_of(self.model.config)} has no attention"
+                problem = f"{name_of(model.config)} has no attention"
                 candidates.append(Candidate(name=name, accuracy=None, seconds=0.0, problem=problem))
                 continue
             free = self.free()
@@ -384,12 +340,11 @@ class AdaptationSearch:
     ) -> Candidate:
         """Run a trial for each learning rate, as many as fit into the time."""
         start_time = time.monotonic()
-        until, shortest = start_time + seconds, self.shortest
-        affordable = min(len(rates), seconds / (MIN_TRIAL * shortest))
-        count = max(int(seconds >= shortest), int(affordable))
+        affordable = min(len(rates), seconds / (MIN_TRIAL * self.shortest))
+        count = max(int(seconds >= self.shortest), int(affordable))
         trials = []
         for index, rate in enumerate(rates):
-            available = (until - time.monotonic()) / max(1, count - index)
+            available = (start_time + seconds - time.monotonic()) / max(1, count - index)
             if index < count and available >= self.shortest:
                 trial = self.run_trial(name, rate, freeze, available)
             else:
@@ -409,7 +364,7 @@ class AdaptationSearch:
 
     def run_trial(self, name: str, rate: float, freeze: Sequence[str], seconds: float) -> Trial:
         """Train without dev and evaluate on it; if the run is stopped, so is the search."""
-        start_time = time.monotonic()
+        start_time, steps, accuracy, problem = time.monotonic(), 0, None, ""
         config = replace(
             self.config,
             out=self.trial_folder(name, rate),
@@ -423,27 +378,32 @@ class AdaptationSearch:
         try:
             result = run(config, timer)
         except (ConfigError, TrainingError) as error:  # out of memory, or diverged
-            problem = str(error).partition(";")[0]
-            took = round(time.monotonic() - start_time, 1)
-            return Trial(learning_rate=rate, seconds=took, problem=problem)
-        if not result.finished:
-            raise KeyboardInterrupt
-        self.shortest = timer.first + result.seconds - timer.last
-        trial = Trial(
-            learning_rate=rate, steps=result.step, seconds=round(time.monotonic() - start_time, 1)
+            problem = reason(error)
+        else:
+            if not result.finished:
+                raise KeyboardInterrupt
+            self.shortest = timer.first + result.seconds - timer.last
+            steps = result.step
+            if steps == 1 and not math.isinf(seconds):
+                problem = TOO_SHORT
+            else:
+                accuracy = result.outcomes["dev"].accuracy
+        return Trial(
+            learning_rate=rate,
+            accuracy=accuracy,
+            steps=steps,
+            seconds=round(time.monotonic() - start_time, 1),
+            problem=problem,
         )
-        if result.step == 1 and not math.isinf(seconds):
-            return replace(trial, problem=TOO_SHORT)
-        return replace(trial, accuracy=result.outcomes["dev"].accuracy)
 
-    # The result, on the whole training set
+    def trial_folder(self, name: str, rate: float) -> Path:
+        return self.config.out / TRIALS / f"{name.replace(' ', '-')}-{rate:g}"
 
     def refit_probe(self, chosen: Candidate) -> dict[str, EvaluationResult]:
         """Fit the probe to all features of the training set, and make it the model's head."""
         classes = self.splits.train.classes
         parts = [self.train_features, *([self.dev_features] if self.dev_from_train else [])]
-        values = np.concatenate([features.values for features in parts])
-        labels = np.concatenate([features.labels for features in parts])
+        values, labels = joined(parts)
         provenance = {"head": f"{chosen.name} on {len(labels):,} images"}
         if chosen.name == PROBE:
             model, memory = learned(self.model, values, labels, classes)
@@ -457,8 +417,8 @@ class AdaptationSearch:
         The run can be resumed. If there is no time for it, or it fails, the best trial is the
         result.
         """
-        config, remaining, rate = self.config, self.remaining(), chosen.learning_rate
-        freeze = frozen_patterns(chosen.name, self.model)
+        config, remaining = self.config, self.deadline - time.monotonic()
+        rate, freeze = chosen.learning_rate, frozen_patterns(chosen.name, self.model)
         assert rate is not None, "a chosen candidate has a trial"
         assert freeze is not None, "a chosen candidate has trainable weights"
         problem = "no time left to train on all images"
@@ -470,7 +430,7 @@ class AdaptationSearch:
                 result = run(replace(config, settings=settings), self.callback)
                 return result.finished, result.outcomes
             except (ConfigError, TrainingError) as error:
-                problem = str(error).partition(";")[0]
+                problem = reason(error)
                 clear_run(config.out)
             finally:
                 if has_state(config.out):  # stopped: a half-trained model is not a result
@@ -564,3 +524,9 @@ def with_rate(settings: Settings, rate: float, freeze: Sequence[str], seconds: f
     if math.isinf(seconds):
         return settings
     return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
+
+
+def joined(parts: Sequence[Features]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values and labels of several feature sets."""
+    values = np.concatenate([features.values for features in parts])
+    return values, np.concatenate([features.labels for features in parts])
