@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from reproduction.report import TEXT
 from vitrail.checkpoints.bundle import contains_model
@@ -20,7 +21,9 @@ from vitrail.checkpoints.files import read_json, write_json
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset, stratified_subset
+from vitrail.data.decode import decode
 from vitrail.data.provenance import fingerprint
+from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import configuration
@@ -37,6 +40,7 @@ from vitrail.training.trainer import run
 RESULT = "cell.json"
 VERSION = 2  # of what is measured
 SHOTS, DRAWS = 5, 10
+PROBE: dict[str, Any] = TEXT["probe_protocol"]
 POOL = 50  # test images per class from which shots are drawn; the probe is evaluated on the others
 PROTOCOL: dict[str, Any] = TEXT["protocol"]
 RECIPE = read_recipe(str(Path(__file__).with_name("small.toml")))
@@ -47,22 +51,38 @@ ClassHalf = Literal["", "even", "odd"]
 
 @dataclass(frozen=True)
 class Datasets:
-    """References of the pre-training and the target dataset.
+    """References of the pre-training dataset and of those that models are transferred to.
 
     Without a target, models are pre-trained on every other class and transferred to the rest.
+    With probes, models are trained for longer and compared by closed-form probes on those datasets.
     """
 
     pretrain: str
     target: str = ""
+    probes: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:
-        """Short names for reports: `fashion_mnist` for ../data/fashion_mnist.npz."""
-        pretrain, target = (
-            Path(data.rpartition(":")[2]).stem or data for data in (self.pretrain, self.target)
+        """Names and phrases for reports: `fashion_mnist` for ../data/fashion_mnist.npz."""
+        pretrain, target, *probes = (
+            Path(data.rpartition(":")[2]).stem or data
+            for data in (self.pretrain, self.target, *self.probes)
         )
         source = pretrain if self.target else f"every other class of {pretrain}"
-        return {"pretrain": pretrain, "source": source, "target": target or "the other classes"}
+        names = {"pretrain": pretrain, "source": source, "target": target or "the other classes"}
+        names["trained_on"] = pretrain if probes else source
+        if not probes:
+            measure = "evaluated on {test_images} test images"
+            return {**names, "measure": measure, "score": "test accuracy", "shots": str(SHOTS)}
+        probe = PROBE["probe"].format(**PROBE, datasets=", ".join(probes))
+        score = f"{PROBE['shots']}-shot accuracy"
+        measure = f"compared by {probe}"
+        names |= {"probe": probe, "measure": measure, "score": score, "shots": str(PROBE["shots"])}
+        return names | {"steps": str(self.steps())}
+
+    def steps(self, steps: int = PROTOCOL["steps"]) -> int:
+        """Return the number of training steps where the protocol without probes has `steps`."""
+        return steps * PROBE["steps_factor"] if self.probes else steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +95,7 @@ class Job:
     test_images: int | None = None
     half: ClassHalf = ""  # of the classes: every other one, from the first or from the second
     start: "Job | None" = None  # whose model is fine-tuned
+    probes: tuple[str, ...] = ()  # datasets of the few-shot evaluation; default: the test images
 
     @property
     def config(self) -> Config:
@@ -97,7 +118,7 @@ class Result:
 
     folder: Path  # the bundle
     accuracy: float | None  # on the test images; None without classes
-    fewshot: float  # 5-shot accuracy of a linear probe, mean over draws
+    fewshot: float  # accuracy of a linear probe, mean over draws and datasets
     images: int  # seen in training
     test_images: int
     seconds: float
@@ -126,13 +147,19 @@ def pretraining(
     `transfer`: the model is fine-tuned later, on another dataset or on the other classes.
     """
     optim = replace(RECIPE.optim, learning_rate=rate)
+    steps = datasets.steps(steps)
     settings = replace(
         RECIPE, seed=seed, steps=steps, objective=objective, model=model, optim=optim
     )
     half: ClassHalf = "even" if transfer and not datasets.target else ""
     tested = PROTOCOL["test_images"]
     return Job(
-        data=datasets.pretrain, settings=settings, images=images, test_images=tested, half=half
+        data=datasets.pretrain,
+        settings=settings,
+        images=images,
+        test_images=tested,
+        half=half,
+        probes=datasets.probes,
     )
 
 
@@ -181,6 +208,8 @@ def digest(job: Job) -> str:
         "half": job.half,
         "start": digest(job.start) if job.start else None,
     }
+    if job.probes:
+        values["probes"] = [[*map(data_fingerprints, job.probes)], PROBE]
     return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -239,6 +268,34 @@ def probe_split(test: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
     return pool, ImageDataset(test.index, np.setdiff1d(rows, pool_rows))
 
 
+def open_probe(data: str) -> tuple[ImageDataset, ImageDataset]:
+    """Open the training images of a probe, and the test images that it is evaluated on."""
+    train, test = (open_dataset(data, split) for split in ("train", test_split(data)))
+    pool = subset(train, PROBE["pool"] * len(train.classes), 1)
+    return pool, subset(test, PROBE["test_images"], 0)
+
+
+def shrink(data: str, folder: Path) -> str:
+    """Write the images of a dataset as small squares into an .npz, once, and return its path."""
+    size, splits = PROTOCOL["image_size"], {"train": "train", "test": test_split(data)}
+    path = folder / "-".join(data_fingerprints(data))[:24] / f"{Path(data).stem}.npz"
+    if path.exists():
+        return str(path)
+    arrays: dict[str, np.ndarray] = {}
+    for name, split in splits.items():
+        samples = open_dataset(data, split)
+        images = np.empty((len(samples), size, size, 3), np.uint8)
+        for index, sample in enumerate(samples):
+            pixels = decode(sample.data) if isinstance(sample.data, bytes) else sample.data
+            image = Image.fromarray(pixels.squeeze()).convert("RGB")
+            images[index] = np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
+        arrays |= {f"x_{name}": images, f"y_{name}": samples.class_ids()}
+        arrays["class_names"] = np.array(samples.classes)
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return str(path)
+
+
 def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None = None) -> bool:
     """Train, measure and write the result; False if interrupted (the run can be resumed)."""
     data = open_data(job)
@@ -254,13 +311,17 @@ def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None =
     provenance = get_metadata(model).provenance
     test = data.held_out["test"]
     # The shots are test images, since the model may have memorized its training images.
-    pool, rest = (features_of(model, part, cache=False) for part in probe_split(test))
-    trials = next(try_shots(pool, rest, shots=(SHOTS,), seeds=DRAWS))
-    best = next(trial for trial in trials if trial.probe == "ridge, best")
+    splits = [open_probe(data) for data in job.probes] or [probe_split(test)]
+    shots, seeds = (PROBE["shots"], PROBE["draws"]) if job.probes else (SHOTS, DRAWS)
+    draws = []
+    for split in splits:
+        pool, rest = (features_of(model, part, cache=False) for part in split)
+        trials = next(try_shots(pool, rest, shots=(shots,), seeds=seeds))
+        draws += next(trial for trial in trials if trial.probe == "ridge, best").accuracies
     values = {
         "accuracy": provenance.get("test accuracy"),
-        "fewshot": best.mean,
-        "draws": list(best.accuracies),
+        "fewshot": sum(draws) / len(draws),
+        "draws": draws,
         "judged": len(test),
         "images": provenance["steps"] * (read_run(folder)[0].batch_size or 1),
         "seconds": provenance["seconds"],

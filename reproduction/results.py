@@ -26,8 +26,13 @@ class Results:
 
     @cached_property
     def fewshot(self) -> dict[Key, Mean]:
-        """Key without seed → 5-shot accuracy."""
+        """Key without seed → few-shot accuracy."""
         return pooled_means({key: result.fewshot for key, result in self.jobs.items()})
+
+    @property
+    def score(self) -> dict[Key, Mean]:
+        """What models are compared by: test accuracy, or few-shot accuracy on other datasets."""
+        return self.fewshot if self.datasets.probes else self.accuracy
 
     def report(
         self,
@@ -49,6 +54,8 @@ class Results:
         def fill(template: str) -> str:
             return template.format_map(context)
 
+        context["measure"] = fill(context["measure"])
+
         if lines:
             panels = []
             for panel, content in zip(text["panels"], lines, strict=True):
@@ -69,7 +76,7 @@ class Results:
             method=fill(text["method"]),
             result=fill(text["result"]),
             verdict=verdict,
-            tables=[Table(fill(text["table"]), head or text["head"], rows), *tables],
+            tables=[Table(fill(text["table"]), [*map(fill, head or text["head"])], rows), *tables],
             figures=[
                 Figure(file, captions.get(file) or text["figure"], content)
                 for file, content in figures.items()

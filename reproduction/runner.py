@@ -32,6 +32,7 @@ from reproduction.jobs import (
     open_data,
     read_result,
     run_job,
+    shrink,
 )
 from reproduction.report import Report
 from reproduction.results import Results
@@ -78,10 +79,17 @@ class Runner:
 
     def run(self, name: str, datasets: Datasets) -> Report:
         """Run the jobs of an experiment that have no result yet, and write its report."""
-        words, jobs = ["vitrail", "reproduce", name], list_jobs(name, datasets)
+        words, given = ["vitrail", "reproduce", name], datasets
+        if datasets.probes:
+            small = self.folder / "images"
+            pretrain, *probes = (shrink(data, small) for data in (given.pretrain, *given.probes))
+            datasets = replace(given, pretrain=pretrain, probes=tuple(probes))
+        jobs = list_jobs(name, datasets)
         if jobs:
-            words += ["--data", Path(datasets.pretrain).name]
+            words += ["--data", Path(given.pretrain).name]
             words += ["--target", Path(datasets.target).name] if datasets.target else []
+        if datasets.probes:
+            words += ["--probe", *(Path(probe).name for probe in given.probes)]
         for job in {(job.data, job.images, job.half): job for job in jobs.values()}.values():
             open_data(job)  # unusable data fails before the first run
         finished = EXPERIMENTS[name](Results(name, datasets, self.results(jobs)))

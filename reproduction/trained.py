@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from reproduction.figures import Point
-from reproduction.jobs import Datasets, Job, Key, finetuning, pretraining, select_half, small_model
+from reproduction.jobs import (
+    PROTOCOL,
+    Datasets,
+    Job,
+    Key,
+    finetuning,
+    pretraining,
+    select_half,
+    small_model,
+)
 from reproduction.published import DATA, TABLE6, TABLE8
 from reproduction.report import TEXT, Report
 from reproduction.results import Results
@@ -35,8 +44,9 @@ EQUAL = 0.02  # of accuracy: heads that differ by less are equally good
 def subset_sizes(datasets: Datasets, transfer: bool) -> list[tuple[str, int, int | None]]:
     """Return models, numbers of images, and the same for jobs: None for all, as elsewhere."""
     grid, half = TEXT["figure4"], "even" if transfer and not datasets.target else ""
-    whole = len(select_half(open_dataset(datasets.pretrain, "train"), half))
-    counts = [max(grid["min_images"], round(share * whole)) for share in grid["fractions"]]
+    images = select_half(open_dataset(datasets.pretrain, "train"), half)
+    whole, least = len(images), max(grid["min_images"], len(images.classes))
+    counts = [max(least, round(share * whole)) for share in grid["fractions"]]
     return [
         (model, counts[place], None if counts[place] == whole else counts[place])
         for model, places in grid["models"].items()
@@ -56,9 +66,13 @@ def figure3_jobs(datasets: Datasets) -> dict[Key, Job]:
     grid, jobs = TEXT["figure3"], {}
     for seed in range(grid["seeds"]):
         for name, count, images in subset_sizes(datasets, transfer=True):
+            if name not in grid["models"]:
+                continue
             model = small_model(name)
-            start = pretraining(datasets, model, seed, images=images, transfer=True)
-            for draw in range(grid["draws"] if name in grid["models"] else 0):
+            start = pretraining(datasets, model, seed, images=images, transfer=not datasets.probes)
+            if datasets.probes:
+                jobs[name, count, 0, seed] = start
+            for draw in range(0 if datasets.probes else grid["draws"]):
                 job = finetuning(datasets, start, ModelSettings(), grid["draws"] * seed + draw)
                 jobs[name, count, draw, seed] = job
     return jobs
@@ -78,7 +92,8 @@ def figure4(results: Results) -> Report:
 def figure3(results: Results) -> Report:
     draws: dict[Key, list[Any]] = {}  # two fine-tunings of one model are not two models
     for (name, count, _, seed), result in results.jobs.items():
-        draws.setdefault((name, count, seed), []).append(result.accuracy)
+        score = result.fewshot if results.datasets.probes else result.accuracy
+        draws.setdefault((name, count, seed), []).append(score)
     means = pooled_means({key: sum(values) / len(values) for key, values in draws.items()})
     first, last = leads_at_ends(means, "ViT L", "ViT M")
     sizes: dict[str, float] = TEXT["figure3"]["dataset_sizes"]
@@ -88,6 +103,11 @@ def figure3(results: Results) -> Report:
         for n, model in enumerate(DATA["table5"]["models"])
     }
     values = {"first": first, "last": last, "means": means}
+    if not results.datasets.probes:
+        values["measure"] = TEXT["figure3"]["finetuned"].format_map(
+            {**PROTOCOL, **TEXT["figure3"], **results.datasets.names}
+        )
+        values["score"] = f"accuracy on {results.datasets.names['target']}"
     verdict = parts_verdict([-first, last, last - first])
     return subset_report(results, verdict, values, means, lines=[published])
 
@@ -123,7 +143,7 @@ def subset_report(
 
 
 def figure5(results: Results) -> Report:
-    means, few = results.accuracy, results.fewshot
+    means, tested, few = results.score, results.accuracy, results.fewshot
     flops = {key[:2]: training_flops(r.config, r.images) for key, r in results.jobs.items()}
     curves = {
         family: sorted((flops[family, size], means[family, size].mean) for size in sizes)
@@ -152,7 +172,7 @@ def figure5(results: Results) -> Report:
         parts_verdict(parts) if len(parts) == 2 else "inconclusive",
         {"leads": texts | {k: mean.signed for k, mean in tested.items()}, "flops": flops},
         [
-            (" ".join(key), f"{flops[key] / 1e12:.2f}", means[key].text, few[key].text)
+            (" ".join(key), f"{flops[key] / 1e12:.2f}", tested[key].text, few[key].text)
             for key in means
         ],
         lines=[published, here],
@@ -172,7 +192,7 @@ def leads(one: Curve, other: Curve) -> list[float]:
 
 
 def figure8(results: Results) -> Report:
-    means, few = results.accuracy, results.fewshot
+    means, tested, few = results.score, results.accuracy, results.fewshot
     costs = {key[:-1]: cost_of(result.config) for key, result in results.jobs.items()}
     order = sorted(means, key=lambda key: costs[key].forward)
     lines = {
@@ -183,7 +203,7 @@ def figure8(results: Results) -> Report:
     rows = []
     for key in means:
         size = (f"{costs[key].parameters:,}", f"{costs[key].forward / 1e6:.1f}")
-        rows.append((*key, *size, means[key].text, few[key].text))
+        rows.append((*key, *size, tested[key].text, few[key].text))
     return results.report(
         parts_verdict([slopes["depth"] - slopes["width"], slopes["patch"]]),
         {"slopes": ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())},
@@ -193,7 +213,7 @@ def figure8(results: Results) -> Report:
 
 
 def heads(results: Results) -> Report:
-    means, few = results.accuracy, results.fewshot
+    means, tested, few = results.score, results.accuracy, results.fewshot
     ordered = sorted(means, key=lambda key: means[key].mean)
     rates = dict(ordered)  # head → the rate of its best mean
     best = {head: means[head, rate] for head, rate in rates.items()}
@@ -204,10 +224,10 @@ def heads(results: Results) -> Report:
     return results.report(
         equality_verdict(gap, EQUAL),
         {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate},
-        [(key[0], f"{key[1]:g}", means[key].text, few[key].text) for key in means],
+        [(key[0], f"{key[1]:g}", tested[key].text, few[key].text) for key in means],
         dots=[
             {f"{head}, rate {rate:g}": mean.point() for (head, rate), mean in table.items()}
-            for table in (means, few)
+            for table in (tested, few)
         ],
     )
 

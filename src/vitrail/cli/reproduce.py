@@ -22,6 +22,7 @@ NAMES = (  # in the order of the paper
     *("figure7", "transfer", "selfsupervised", "figure8", "heads", "table8", "figure10"),
     "figure11",
 )
+PROBED = ("figure3", "figure5", "figure8", "heads", "figure11")
 CHECKOUT = Path(vitrail.__file__).parents[2]
 
 
@@ -45,6 +46,9 @@ class Reproduce(DataOptions):
     target: str = ""
     """Target dataset of figure3, transfer and selfsupervised. Without it, models are pre-trained on
     every other class of the data and transferred to the remaining classes."""
+    probe: tuple[str, ...] = ()
+    """figure3, figure5, figure8, heads, figure11: compare models by closed-form probes on these
+    datasets, such as flowers5_160.tar, in place of the data's own test images."""
     weights: tuple[str, ...] = ()
     """table2, table5: NAME=MODEL, such as ViT-H/14=model.npz, to be evaluated on --data."""
     out: Path = Path("runs/reproduction")
@@ -82,6 +86,8 @@ class Reproduce(DataOptions):
         from reproduction.runner import Runner
 
         names = NAMES if self.name == ALL else (self.name,)
+        if self.probe and not {*names} <= {*PROBED}:
+            raise ConfigError(f"--probe works with {', '.join(PROBED)}, not with {self.name}")
         if self.weights:
             weights = dict(pair(word, "weights ViT-H/14=model.npz") for word in self.weights)
             data = dict(pair(word, "data CIFAR-10=cifar/") for word in self.data)
@@ -99,7 +105,7 @@ class Reproduce(DataOptions):
             self.out, self.workers, on_result=self.on_result, on_progress=ProgressLine()
         )
         for name in names:
-            self.show(runner.run(name, Datasets(self.data[0], self.target)))
+            self.show(runner.run(name, Datasets(self.data[0], self.target, self.probe)))
             if not self.json:
                 print(f"\nwrote {self.out / name / 'report.md'}")
         if self.docs is not None:
