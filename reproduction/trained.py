@@ -149,12 +149,12 @@ def figure5(results: Results) -> Report:
         family: sorted((flops[family, size], means[family, size].mean) for size in sizes)
         for family, sizes in FAMILIES.items()
     }
-    gaps = {name: leads(curves["ViT"], curves[name]) for name in ("BiT", "hybrid", "Mixer")}
-    found = {name: sum(gap) / len(gap) for name, gap in gaps.items() if gap}
-    found |= {"first": -gaps["hybrid"][0]} if gaps["hybrid"] else {}
+    gaps = {name: leads_over(curves["ViT"], curves[name]) for name in ("BiT", "hybrid", "Mixer")}
+    mean_leads = {name: sum(gap) / len(gap) for name, gap in gaps.items() if gap}
+    mean_leads |= {"first": -gaps["hybrid"][0]} if gaps["hybrid"] else {}
     one = next(iter(means.values()))  # the CI is that of a difference between two models
-    tested = {k: replace(one - one, values=(x,) * len(one.values)) for k, x in found.items()}
-    parts = [tested[name] for name in ("BiT", "first") if name in tested]
+    leads = {k: replace(one - one, values=(x,) * len(one.values)) for k, x in mean_leads.items()}
+    parts = [leads[name] for name in ("BiT", "first") if name in leads]
     texts = dict.fromkeys([*gaps, "first"], "an unknown number of")
     published = {
         family: sorted(
@@ -170,7 +170,7 @@ def figure5(results: Results) -> Report:
     }
     return results.report(
         parts_verdict(parts) if len(parts) == 2 else "inconclusive",
-        {"leads": texts | {k: mean.signed for k, mean in tested.items()}, "flops": flops},
+        {"leads": texts | {k: mean.signed for k, mean in leads.items()}, "flops": flops},
         [
             (" ".join(key), f"{flops[key] / 1e12:.2f}", tested[key].text, few[key].text)
             for key in means
@@ -179,7 +179,7 @@ def figure5(results: Results) -> Report:
     )
 
 
-def leads(one: Curve, other: Curve) -> list[float]:
+def leads_over(one: Curve, other: Curve) -> list[float]:
     """Return the lead of one family at nine budgets, evenly spaced in log FLOPs over the range
     that both cover; accuracies are interpolated linearly. Empty without a common range."""
     low, high = max(one[0][0], other[0][0]), min(one[-1][0], other[-1][0])
