@@ -224,9 +224,9 @@ def test_selfsupervision_holds_between_scratch_and_labels(labels, masked, verdic
 
 def test_families_are_compared_at_equal_compute():
     one = [(1.0, 0.6), (4.0, 0.8)]
-    assert trained.leads(one, [(1.0, 0.5), (4.0, 0.7)]) == pytest.approx([0.1] * 9)
-    assert trained.leads(one, [(2.0, 0.5), (4.0, 0.5)])[0] == pytest.approx(0.2)
-    assert trained.leads(one, [(8.0, 0.5), (16.0, 0.7)]) == []
+    assert trained.leads_over(one, [(1.0, 0.5), (4.0, 0.7)]) == pytest.approx([0.1] * 9)
+    assert trained.leads_over(one, [(2.0, 0.5), (4.0, 0.5)])[0] == pytest.approx(0.2)
+    assert trained.leads_over(one, [(8.0, 0.5), (16.0, 0.7)]) == []
 
 
 def test_slope_is_the_gain_per_doubling():
