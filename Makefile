@@ -34,7 +34,7 @@ wheel:
 	$(PYTHON) scripts/smoke.py
 
 reproduction: .venv/base
-	$(BIN)/vitrail reproduce all --data $(DATA) --docs docs
+	$(BIN)/vitrail reproduce all --data $(DATA) --docs reproduction
 
 format: .venv/dev
 	$(BIN)/ruff check --fix

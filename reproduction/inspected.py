@@ -66,7 +66,8 @@ def claim_parts(
         filled = (text["paper"], text["here"].format_map(values), text["rule"])
         rows.append((*filled, "yes" if holds[part] else "no"))
     listed = "; ".join(f"{here} ({answer})" for _, here, _, answer in rows)
-    return rules_verdict(list(holds.values())), {**values, "parts": listed}, rows
+    texts = {"parts": listed, "held": f"{sum(holds.values())} of {len(holds)}"}
+    return rules_verdict(list(holds.values())), {**values, **texts}, rows
 
 
 def figure6(results: Results) -> Report:

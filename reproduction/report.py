@@ -1,7 +1,7 @@
 """Reports: claim, method, result and verdict of an experiment, as Markdown and JSON.
 
-docs/reproduction.md         markdown(reports): all experiments with a summary
-docs/reproduction/           their figures (write_figures)
+reproduction/README.md       markdown(reports): all experiments with a summary
+reproduction/figures/        their figures (write_figures)
 OUT/NAME/report.md, .json    one experiment with its figures (write, read)
 """
 
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One experiment, as in docs/reproduction.md."""
+    """One experiment, as in reproduction/README.md."""
 
     name: str  # as in `vitrail reproduce NAME`
     title: str
@@ -57,10 +57,11 @@ class Report:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     command: str = ""  # that reproduces it
+    published: bool = False  # no model is trained; the tables list published numbers
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers, machine-readable
 
 
-def markdown(reports: Sequence[Report], folder: str = "reproduction") -> str:
+def markdown(reports: Sequence[Report], folder: str = "figures") -> str:
     """Return the page of all experiments; `folder` holds its figures."""
     counts = Counter(report.verdict for report in reports)
     summary = [
@@ -88,18 +89,19 @@ def anchor(text: str) -> str:
 
 
 def section(report: Report, folder: str = "", level: str = "##") -> Iterator[str]:
-    """Yield one experiment as blocks of Markdown."""
+    """Yield one experiment as blocks of Markdown.
+
+    The page of all experiments leaves out tables of published numbers, which the command prints.
+    """
     yield f"{level} {heading(report)}"
     yield f"**Paper.** {report.claim}"
     yield f"**Method.** {report.method}"
-    for table in report.tables:
+    for table in report.tables if level == "#" or not report.published else ():
         yield f"*{table.caption}*"
         yield markdown_table(table.head, table.rows)
     for figure in report.figures:
-        caption = " ".join(figure.caption.split())
-        escaped = re.sub(r"([\[\]])", r"\\\1", caption)
-        yield f"![{escaped}]({folder}{figure.file})"
-        yield f"*{caption}*"
+        caption = re.sub(r"([\[\]])", r"\\\1", " ".join(figure.caption.split()))
+        yield f"![{caption}]({folder}{figure.file})"
     yield f"**Result.** {report.result}"
     yield f"**Verdict: {report.verdict}.**"
     if report.command:

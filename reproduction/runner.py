@@ -98,13 +98,13 @@ class Runner:
         return finished
 
     def write_docs(self, folder: Path) -> Path:
-        """Write reproduction.md and its figures from all reports of the folder."""
+        """Write README.md and its figures from all reports of the folder."""
         reports = [report.read(self.folder / name) for name in EXPERIMENTS]
         reports = [one for one in reports if one is not None]
         for one in reports:
-            report.write_figures(one, folder / "reproduction")
-        write_atomic(folder / "reproduction.md", report.markdown(reports))
-        return folder / "reproduction.md"
+            report.write_figures(one, folder / "figures")
+        write_atomic(folder / "README.md", report.markdown(reports))
+        return folder / "README.md"
 
     def results(self, jobs: Mapping[Key, Job]) -> dict[Key, Result]:
         """Return the result of each job; those without one are run."""

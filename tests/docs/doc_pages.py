@@ -47,7 +47,8 @@ class Command:
 
 def pages() -> list[Path]:
     """All that is for readers, in the order of their names."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    docs = sorted((ROOT / "docs").glob("*.md"))
+    return [ROOT / "README.md", *docs, ROOT / "reproduction" / "README.md"]
 
 
 def blocks(page: Path, kind: str) -> list[Block]:

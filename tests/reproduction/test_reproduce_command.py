@@ -52,9 +52,9 @@ def test_an_experiment_is_run_printed_and_written(tiny, colors, tmp_path, capsys
     assert "It was trained on colors." in output.out
     assert "0 of 2 runs finished, about 0:" in output.err
     assert (tmp_path / "out" / "table8" / "report.md").exists()
-    page = (tmp_path / "docs" / "reproduction.md").read_text()
-    assert "![none](reproduction/tiny.svg)" in page
-    assert (tmp_path / "docs" / "reproduction" / "tiny.svg").exists()
+    page = (tmp_path / "docs" / "README.md").read_text()
+    assert "![none](figures/tiny.svg)" in page
+    assert (tmp_path / "docs" / "figures" / "tiny.svg").exists()
     assert main([*words, "--json"]) == 0  # and is not run again
     output = capsys.readouterr()
     assert json.loads(output.out)["verdict"] == "holds"

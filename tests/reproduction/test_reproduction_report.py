@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_every_verdict_is_explained():
 
 def test_the_page_begins_with_its_command():
     introduction = TEXT["introduction"].strip()
-    assert "vitrail reproduce all --data fashion_mnist.npz --docs docs" in introduction
+    assert "vitrail reproduce all --data fashion_mnist.npz --docs reproduction" in introduction
     assert markdown([REPORT]).startswith(introduction)
 
 
@@ -92,9 +93,21 @@ def test_a_section_contains_its_report():
     for part in (REPORT.claim, REPORT.method, REPORT.result, "**Verdict: holds in part.**"):
         assert part in page
     assert "$ vitrail reproduce table8 --data fashion_mnist.npz\n" in page
-    assert r"![Five seeds \[95 %\]](reproduction/table8.svg)" in page
-    assert "![the same as pixels](reproduction/table8.png)" in page
+    assert r"![Five seeds \[95 %\]](figures/table8.svg)" in page
+    assert "![the same as pixels](figures/table8.png)" in page
     assert "](elsewhere/table8.svg)" in markdown([REPORT], "elsewhere")
+    assert "*Part by part*" in page
+    assert "*Part by part*" not in markdown([replace(REPORT, published=True)])
+
+
+def test_the_summary_in_the_docs_has_the_verdicts_of_the_report():
+    root = Path(__file__).parents[2]
+    summary, report = (
+        re.findall(r"^\| \[(\w+)\][^|]*\| ([^|]*) \| ([^|]*) \|$", page.read_text(), re.M)
+        for page in (root / "docs" / "reproduction.md", root / "reproduction" / "README.md")
+    )
+    assert len(report) == 16
+    assert summary == report
 
 
 def test_cells_cannot_break_the_table():

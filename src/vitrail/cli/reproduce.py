@@ -54,7 +54,7 @@ class Reproduce(DataOptions):
     out: Path = Path("runs/reproduction")
     """Folder of the reports and of their training runs; finished runs are reused."""
     docs: Path | None = None
-    """Write all reports of the folder as one page, reproduction.md, into this folder."""
+    """Write all reports of the folder as one page, README.md, into this folder."""
     workers: int | None = None
     """Parallel training runs, which share the cores. Default: one per core."""
     json: bool = False
