@@ -120,7 +120,11 @@ def test_too_few_classes_cannot_be_split(colors, tmp_path, capsys):
 def test_datasets_have_short_names():
     assert Datasets("../data/fashion_mnist.npz").names["pretrain"] == "fashion_mnist"
     assert Datasets("builtin:sign-digits").names["source"] == "every other class of sign-digits"
-    assert Datasets("a.npz", "b.npz").names == {"pretrain": "a", "source": "a", "target": "b"}
+    names = Datasets("a.npz", "b.npz").names
+    assert (names["pretrain"], names["source"], names["target"]) == ("a", "a", "b")
+    assert (
+        "images per class of c, d (mean" in Datasets("a", probes=("c.tar", "d.npz")).names["probe"]
+    )
 
 
 def test_an_installed_package_refers_to_the_checkout(tmp_path, capsys, monkeypatch):
