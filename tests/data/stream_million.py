@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.data.datasets import Sample, open_dataset
 from vitrail.data.provenance import fingerprint
-from vitrail.data.tar_shards import write_classes, write_shards
+from vitrail.data.tar_shards import write_shards
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -45,10 +45,7 @@ class Tiny:
 
 
 def make(folder: Path, samples: int) -> None:
-    source = Tiny(samples)
-    for _ in write_shards(source, folder, "train", 32 * 2**20):
-        pass
-    write_classes(source, folder)
+    list(write_shards(Tiny(samples), folder, "train", 32 * 2**20))
 
 
 def stream(folder: Path, samples: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_sets import pixels, shared
 
-from vitrail.data import published
+from vitrail.data import arrays
 from vitrail.data.datasets import open_dataset, split_counts
 from vitrail.errors import DataError
 
@@ -318,4 +318,4 @@ def test_pickle_cannot_modify_classes(tmp_path):
         (folder / name).write_bytes(evil)
     with pytest.raises(DataError, match="it sets the state of a type"):
         open_dataset(folder)
-    assert not hasattr(published.Latin1, "evil")
+    assert not hasattr(arrays.Latin1, "evil")

@@ -5,7 +5,7 @@
 
     folders, with or without train/ val/ test/; .csv, .tsv and .jsonl lists     folders.py
     .tar shards: a file, a folder, a pattern, s3://…                            tar_shards.py
-    .npz and .npy arrays; MNIST and CIFAR as published         arrays.py, published.py
+    .npz and .npy arrays; MNIST and CIFAR as published                          arrays.py
     hf:owner/name, or a folder of parquet or Arrow files                        hf_datasets.py
     builtin:sign-digits, which needs no download                                builtin/
 
@@ -57,11 +57,8 @@ class Sample(NamedTuple):
 class Dataset(Protocol):
     """Map-style dataset of encoded images. It can be pickled."""
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def multi_label(self) -> bool: ...
+    classes: tuple[str, ...]
+    multi_label: bool
 
     def __len__(self) -> int: ...
 
@@ -192,21 +189,17 @@ class LabelEncoder:
     ) -> np.ndarray | LabelSets:
         for label in self.codes:
             if label not in class_ids:
-                raise unknown_label(source, label, classes)
+                raise DataError(
+                    f"{source}: unknown label {label!r}; the {len(classes):,} classes are "
+                    f"{comma_list(classes)}"
+                )
         ids = np.array([class_ids[label] for label in self.codes], np.int32)
         labels = ids[np.frombuffer(self.values, np.int32)] if len(self.values) else ids
         ends = np.frombuffer(self.ends, np.int64) if len(self.ends) else np.zeros(0, np.int64)
         return LabelSets(labels, ends) if self.multi_label else labels
 
 
-def unknown_label(source: str, label: str, classes: Sequence[str]) -> DataError:
-    return DataError(
-        f"{source}: unknown label {label!r}; the {len(classes):,} classes are {comma_list(classes)}"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetIndex:
+class DatasetIndex(NamedTuple):
     """Names, labels and splits of all samples of a dataset."""
 
     names: Names
@@ -245,9 +238,6 @@ class ImageDataset:
         label = label if isinstance(label, tuple) else int(label)
         return Sample(self.index.store.read(row), label, self.index.names[row])
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[index] for index in range(len(self)))
-
     def name(self, index: int, /) -> str:
         return self.index.names[self.row(index)]
 
@@ -283,24 +273,19 @@ class ImageDataset:
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Sort class names: numerically if all are numbers, else alphabetically."""
     names = set(names)
-    if all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=numeric_key))
-    return tuple(sorted(names))
-
-
-def numeric_key(digits: str) -> tuple[int, str, str]:
-    """Sort digits as numbers; `int` rejects thousands of digits."""
-    return len(digits.lstrip("0")), digits.lstrip("0"), digits
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return tuple(sorted(names))
+    # `int` rejects thousands of digits
+    return tuple(sorted(names, key=lambda n: (len(n.lstrip("0")), n.lstrip("0"), n)))
 
 
 def case_collisions(classes: Iterable[str]) -> list[str]:
     """Return a warning for each pair of classes that differ in case only."""
     first: dict[str, str] = {}
-    pairs = ((first.setdefault(name.casefold(), name), name) for name in classes)
     return [
-        f"classes {one!r} and {other!r} differ only in case and are two classes"
-        for one, other in pairs
-        if one != other
+        f"classes {first[key]!r} and {name!r} differ only in case and are two classes"
+        for name in classes
+        if first.setdefault(key := name.casefold(), name) != name
     ]
 
 
@@ -356,36 +341,24 @@ def assign_splits(
         counts = np.bincount(labels.classes) if len(labels.classes) else np.zeros(1, np.int64)
         rarest = (min(ids, key=lambda c: counts[c], default=-1) for ids in labels)
         labels = np.fromiter(rarest, np.int64, len(labels))
-    hashes = np.fromiter(
-        (
-            int.from_bytes(
-                blake2b(
-                    f"{splits.seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8
-                ).digest(),
-                "little",
-            )
-            for name in names
-        ),
-        np.uint64,
-        len(names),
-    )
-    order = np.lexsort((hashes, labels))
+    keys = (f"{splits.seed}\0{name}".encode("utf-8", "surrogateescape") for name in names)
+    digests = b"".join(blake2b(key, digest_size=8).digest() for key in keys)
+    order = np.lexsort((np.frombuffer(digests, "<u8"), labels))
     _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-    val, test = split_sizes(counts, splits.val), split_sizes(counts, splits.test)
+    val, test = (  # at least one image of a class of three or more
+        np.clip(
+            np.floor(counts * fraction + 0.5).astype(np.int64),
+            np.where((counts >= 3) & (fraction > 0), 1, 0),
+            np.maximum(counts - 1, 0),
+        )
+        for fraction in (splits.val, splits.test)
+    )
     test = np.minimum(test, np.maximum(counts - 1 - val, 0))
     rank = np.arange(len(order)) - np.repeat(starts, counts)
-    sorted_ids = np.where(rank < np.repeat(val, counts), 1, 0)
-    sorted_ids[(rank >= np.repeat(val, counts)) & (rank < np.repeat(val + test, counts))] = 2
+    is_held_out = rank < np.repeat(val + test, counts)
     split_ids = np.zeros(len(order), np.uint8)
-    split_ids[order] = sorted_ids
+    split_ids[order] = np.where(rank < np.repeat(val, counts), 1, np.where(is_held_out, 2, 0))
     return split_ids
-
-
-def split_sizes(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """Round `fraction` of each class; at least one image of a class of three or more."""
-    least = np.where((counts >= 3) & (fraction > 0), 1, 0)
-    rounded = np.floor(counts * fraction + 0.5).astype(np.int64)
-    return np.clip(rounded, least, np.maximum(counts - 1, 0))
 
 
 def stratified_subset(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -407,26 +380,30 @@ def stratified_subset(labels: np.ndarray, count: int, rng: np.random.Generator) 
     return np.sort(order[np.lexsort((-size, -priority))[:count]])
 
 
-def resolve_splits(
-    index: DatasetIndex, splits: Splits | None
-) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
-    """Return the split names, the position of each sample's split, and notes."""
-    if index.split_ids is None:
-        splits = splits or Splits()
-        ids = assign_splits(index.names, index.labels, splits)
-        return SPLITS, ids, [f"dataset defines no splits; using {splits}"]
-    names, ids = index.split_names, index.split_ids
+def split_dataset(index: DatasetIndex, splits: Splits | None) -> dict[str, ImageDataset]:
+    """Return all splits with samples; `splits` takes missing ones from train."""
+    names, ids, notes = index.split_names, index.split_ids, []
     missing = [name for name in ("val", "test") if name not in names]
-    if splits is None or not missing or "train" not in names:
-        return names, ids, []
-    fractions = {name: getattr(splits, name) if name in missing else 0.0 for name in SPLITS[1:]}
-    rows = np.flatnonzero(ids == names.index("train"))
-    train = ImageDataset(index, rows)
-    train_names = [train.name(position) for position in range(len(train))]
-    parts = assign_splits(train_names, train.labels(), Splits(**fractions, seed=splits.seed))
-    names, ids = (*names, *missing), ids.copy()
-    ids[rows] = np.array([names.index(name) for name in SPLITS], np.uint8)[parts]
-    return names, ids, [f"{' and '.join(missing)} held out from train (seed {splits.seed})"]
+    if ids is None:
+        splits = splits or Splits()
+        names, ids = SPLITS, assign_splits(index.names, index.labels, splits)
+        notes = [f"dataset defines no splits; using {splits}"]
+    elif splits is not None and missing and "train" in names:
+        fractions = {name: getattr(splits, name) if name in missing else 0.0 for name in SPLITS[1:]}
+        rows = np.flatnonzero(ids == names.index("train"))
+        train = ImageDataset(index, rows)
+        train_names = [train.name(position) for position in range(len(train))]
+        parts = assign_splits(train_names, train.labels(), Splits(**fractions, seed=splits.seed))
+        names, ids = (*names, *missing), ids.copy()
+        ids[rows] = np.array([names.index(name) for name in SPLITS], np.uint8)[parts]
+        notes = [f"{' and '.join(missing)} held out from train (seed {splits.seed})"]
+    datasets = {}
+    for name in sorted(names, key=split_order):
+        rows = np.flatnonzero(ids == names.index(name))
+        if len(rows):
+            all_or_rows = None if len(rows) == len(ids) else rows
+            datasets[name] = ImageDataset(index, all_or_rows, notes, splits)
+    return datasets
 
 
 # Opening.
@@ -450,14 +427,11 @@ def open_dataset(
     index = load_index(reference, only, allow_truncated=allow_truncated)
     if split == ALL:
         return ImageDataset(index)
-    if splits is None and index.split_ids is None:
-        splits = Splits()
-    names, ids, notes = resolve_splits(index, splits)
-    rows = np.flatnonzero(ids == names.index(split)) if split in names else np.zeros(0, int)
-    if not len(rows):
-        available = index.split_names or [names[number] for number in np.unique(ids)]
-        raise DataError(f"{reference} has no split {split!r}; available: {', '.join(available)}")
-    return ImageDataset(index, None if len(rows) == len(ids) else rows, notes, splits)
+    datasets = split_dataset(index, splits)
+    if split not in datasets:
+        available = ", ".join(index.split_names or datasets)
+        raise DataError(f"{reference} has no split {split!r}; available: {available}")
+    return datasets[split]
 
 
 def open_splits(
@@ -466,31 +440,21 @@ def open_splits(
     """Open every split, each as `open_dataset` does, reading the dataset's index only once."""
     from vitrail.data.tar_shards import ShardStore
 
-    reference = os.fspath(reference)
-    index = load_index(reference)
-    if splits is None and index.split_ids is None:
-        splits = Splits()
-    names, ids, notes = resolve_splits(index, splits)
-    found = sorted((names[number] for number in np.unique(ids)), key=split_order)
-    if splits is None and isinstance(index.store, ShardStore) and len(index.store.paths) > 1:
+    index = load_index(os.fspath(reference))
+    datasets = split_dataset(index, splits)
+    is_split = splits is None and index.split_ids is not None
+    if is_split and isinstance(index.store, ShardStore) and len(index.store.paths) > 1:
         # The name of a sample, and so the fingerprint, depends on how many shards are opened.
-        return {name: open_dataset(reference, name) for name in found}
-    rows = {name: np.flatnonzero(ids == names.index(name)) for name in found}
-    return {
-        name: ImageDataset(
-            index, None if len(rows[name]) == len(ids) else rows[name], notes, splits
-        )
-        for name in found
-    }
+        return {name: open_dataset(reference, name) for name in datasets}
+    return datasets
 
 
 def split_counts(
     reference: str | os.PathLike[str], *, splits: Splits | None = None
 ) -> dict[str, int]:
     """Return the number of samples of each split."""
-    names, ids, _ = resolve_splits(load_index(os.fspath(reference)), splits)
-    counts = dict(zip(names, np.bincount(ids, minlength=len(names)).tolist(), strict=True))
-    return {name: counts[name] for name in sorted(names, key=split_order) if counts[name]}
+    datasets = split_dataset(load_index(os.fspath(reference)), splits)
+    return {name: len(dataset) for name, dataset in datasets.items()}
 
 
 def evaluation_split(
@@ -505,7 +469,7 @@ def load_index(
     reference: str, split: str | None = None, *, allow_truncated: bool = False
 ) -> DatasetIndex:
     """Read the index of a dataset; of one split only, where the format makes that cheaper."""
-    from vitrail.data import hf_datasets, tar_shards  # which import this module
+    from vitrail.data import arrays, folders, hf_datasets, tar_shards  # which import this module
 
     kind, _, name = reference.partition(":")
     if kind == "builtin":
@@ -525,51 +489,17 @@ def load_index(
     if path.lower().endswith(".tar") or os.path.isdir(path) or is_pattern:
         paths = tar_shards.find_shards(path, storage)
         return tar_shards.index_shards(paths, storage, split, allow_truncated=allow_truncated)
-    if os.path.isfile(path):
-        return index_file(Path(path))
-    raise DataError(
-        f"Dataset not found: {reference}. Expected a folder with one subfolder per class, a CSV "
-        "list, .tar or .npz files, builtin:sign-digits, or hf:owner/name"
-    )
-
-
-def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
-    """Index a folder by what it contains; None for tar shards.
-
-    Images win over tars and tables beside them, lists and published files over images. Class
-    folders come first in this code, since only there a scan takes long: it is done once.
-    """
-    from vitrail.data import arrays, folders, hf_datasets, published
-
-    if (path := folders.find_list(folder)) is not None:
-        return folders.index_list(path)
-    idx, cifar = published.find_idx(folder), published.find_cifar(folder)
-    if idx is None and cifar is None:
-        index = folders.index_folder(folder, split)
-        if index is not None:
-            return index
-    tars = any(next(folder.glob(pattern), None) for pattern in ("*.tar", "*/*.tar"))
-    if tars and not ((idx or cifar) and folders.has_images(folder)):
-        return None
-    if idx is not None:
-        return published.index_idx(idx)
-    if cifar is not None:
-        return published.index_cifar(*cifar)
-    if hf_datasets.is_table_folder(folder):
-        return hf_datasets.index_hf(str(folder))
-    if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
-        return arrays.index_npy(folder)
-    raise folders.no_images(folder)
-
-
-def index_file(path: Path) -> DatasetIndex:
-    from vitrail.data import arrays, folders, hf_datasets, published
-
+    if not os.path.isfile(path):
+        raise DataError(
+            f"Dataset not found: {reference}. Expected a folder with one subfolder per class, a "
+            "CSV list, .tar or .npz files, builtin:sign-digits, or hf:owner/name"
+        )
+    path = Path(path)
     suffix = path.suffix.lower()
     if suffix in folders.LIST_EXTENSIONS:
         return folders.index_list(path)
-    if published.IDX_FILE.fullmatch(path.name):
-        return published.index_idx(path.parent)
+    if arrays.IDX_FILE.fullmatch(path.name):
+        return arrays.index_idx(path.parent)
     if suffix in (".npz", ".npy"):
         return arrays.index_npz(path) if suffix == ".npz" else arrays.index_npy(path)
     if suffix in (".parquet", ".arrow"):
@@ -582,3 +512,37 @@ def index_file(path: Path) -> DatasetIndex:
         f"{path} is not a supported dataset format; expected a list (.csv, .tsv, .jsonl), .tar, "
         ".npz, .npy, .parquet or .arrow"
     )
+
+
+def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
+    """Index a folder by what it contains; None for tar shards.
+
+    Images win over tars and tables beside them, lists and published files over images. Class
+    folders come first in this code, since only there a scan takes long: it is done once.
+    """
+    from vitrail.data import arrays, folders, hf_datasets
+
+    for extension in folders.LIST_EXTENSIONS:
+        if (path := folder / f"labels{extension}").is_file():
+            return folders.index_list(path)
+    idx, cifar = arrays.find_idx(folder), arrays.find_cifar(folder)
+    is_published = idx is not None or cifar is not None
+    if not is_published and (index := folders.index_folder(folder, split)) is not None:
+        return index
+    subfolders, images = folders.list_folder(folder)
+    if any(next(folder.glob(pattern), None) for pattern in ("*.tar", "*/*.tar")) and not (
+        is_published and any(folders.any_image(folder / name) for name in subfolders)
+    ):
+        return None
+    if idx is not None:
+        return arrays.index_idx(idx)
+    if cifar is not None:
+        return arrays.index_cifar(*cifar)
+    if hf_datasets.is_table_folder(folder):
+        return hf_datasets.index_hf(str(folder))
+    if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
+        return arrays.index_npy(folder)
+    reason = "contains no images" if folders.list_entries(folder) else "is empty"
+    if images:
+        reason = f"contains {images:,} images but no class folders"
+    raise DataError(f"{folder} {reason}; expected a folder with one subfolder of images per class")

@@ -73,13 +73,11 @@ class FolderStore(ImageStore):
         return self.storage.read_all(os.path.join(self.root, self.names[row]))
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
-        return np.fromiter((self.size(int(row)) for row in rows), np.int64, len(rows))
-
-    def size(self, row: int) -> int:
-        try:
-            return self.storage.size(os.path.join(self.root, self.names[row]))
-        except DataError:
-            return -1  # missing: reading it raises
+        sizes = np.full(len(rows), -1, np.int64)  # of a missing file, which raises when read
+        for position, row in enumerate(rows.tolist()):
+            with suppress(OSError, ValueError):
+                sizes[position] = os.stat(os.path.join(self.root, self.names[row])).st_size
+        return sizes
 
 
 def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
@@ -207,18 +205,6 @@ def any_image(folder: Path) -> bool:
     return next(walk_images(folder, "", Counter()), None) is not None
 
 
-def has_images(root: Path) -> bool:
-    """Return whether some subfolder contains an image."""
-    return any(any_image(root / name) for name in list_folder(root)[0])
-
-
-def no_images(root: Path) -> DataError:
-    reason = "contains no images" if list_entries(root) else "is empty"
-    if count := list_folder(root)[1]:
-        reason = f"contains {count:,} images but no class folders"
-    return DataError(f"{root} {reason}; expected a folder with one subfolder of images per class")
-
-
 def skipped_notes(extensions: Counter[str], outside: int = 0) -> list[str]:
     """Describe skipped files: images outside class folders, and other files by extension."""
     notes = [f"images outside class folders skipped: {outside:,}"] if outside else []
@@ -267,12 +253,6 @@ class ListRow(NamedTuple):
     labels: tuple[str, ...]
     split: str  # as written; empty if not stated
     multi_label: bool  # whether the line could hold several labels
-
-
-def find_list(folder: Path) -> Path | None:
-    """Return the list in a folder: labels.csv, labels.jsonl, …"""
-    paths = (folder / f"labels{extension}" for extension in LIST_EXTENSIONS)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def index_list(path: Path) -> DatasetIndex:
@@ -330,13 +310,19 @@ def check_inside(path: Path, names: Names) -> None:
 
 def list_rows(text: str, name: str) -> Iterator[ListRow]:
     """Parse a list; the extension of `name` selects the format."""
-    is_json = PurePosixPath(name).suffix.lower() in (".jsonl", ".ndjson")
-    lines = json_lines(text, name) if is_json else csv_lines(text, name)
     columns: tuple[str, str] | None = None
-    for number, values in lines:
+    for number, values in list_lines(text, name):
         values = {str(key).strip().lower(): value for key, value in values.items()}
         if columns is None or columns[0] not in values:
-            columns = find_columns(values, name)
+            file = next((key for key in FILE_COLUMNS if key in values), "")
+            label = next((key for key in LABEL_COLUMNS if key in values), "")
+            if not (file and label):
+                kind, accepted = ("label", LABEL_COLUMNS) if file else ("file", FILE_COLUMNS)
+                raise DataError(
+                    f"{name} has no {kind} column ({', '.join(accepted[:3])}); its columns: "
+                    f"{', '.join(values)[:200] or 'none'}"
+                )
+            columns = file, label
         file, label = values.get(columns[0]), values.get(columns[1])
         if not file or not isinstance(file, str):
             raise DataError(f"{name}: line {number} has no file name")
@@ -347,7 +333,20 @@ def list_rows(text: str, name: str) -> Iterator[ListRow]:
         yield ListRow(file, labels, str(values.get("split") or "").strip(), multi_label)
 
 
-def csv_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def list_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and values of each line, of CSV or JSON lines."""
+    if PurePosixPath(name).suffix.lower() in (".jsonl", ".ndjson"):
+        for number, line in enumerate(io.StringIO(text), 1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                values = None
+            if not isinstance(values, dict):
+                raise DataError(f"{name}: line {number} is not a JSON object")
+            yield number, values
+        return
     header = text.partition("\n")[0]
     delimiter = next((sign for sign in ",\t;" if sign in header), ",")
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
@@ -360,32 +359,6 @@ def csv_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield reader.line_num, values
     except csv.Error as error:
         raise DataError(f"{name}: line {reader.line_num}: {error}") from None
-
-
-def json_lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(io.StringIO(text), 1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise DataError(f"{name}: line {number} is not a JSON object")
-        yield number, values
-
-
-def find_columns(values: dict[str, Any], name: str) -> tuple[str, str]:
-    """Return the columns of the file and of the label."""
-    file = next((key for key in FILE_COLUMNS if key in values), None)
-    label = next((key for key in LABEL_COLUMNS if key in values), None)
-    if file is None or label is None:
-        kind, accepted = ("file", FILE_COLUMNS) if file is None else ("label", LABEL_COLUMNS)
-        columns = ", ".join(str(key) for key in values)[:200] or "none"
-        raise DataError(
-            f"{name} has no {kind} column ({', '.join(accepted[:3])}); its columns: {columns}"
-        )
-    return file, label
 
 
 def parse_labels(value: Any) -> tuple[tuple[str, ...], bool]:

@@ -75,15 +75,20 @@ def is_table_folder(folder: Path) -> bool:
 
 def index_hf(reference: str) -> DatasetIndex:
     """Index all splits of a dataset of the hub, a folder or a file."""
-    loaded = load_tables(reference)
+    library = require("datasets", extra="data", feature=reference)
+    loaded = load_tables(library, reference)
     loaded = loaded if isinstance(loaded, dict) else {"": loaded}
     tables = {canonical_split(str(name)): table for name, table in loaded.items()}
     splits = sorted(tables, key=split_order)
-    columns = find_columns(tables[splits[0]].features, reference)
+    columns = find_columns(library, tables[splits[0]].features, reference)
     encoder, notes = LabelEncoder(), []
     encoder.multi_label = columns.multi_label
     for split in list(splits):
-        labels = read_labels(tables[split], columns)
+        values = tables[split].select_columns([columns.label])[columns.label][:]
+        labels = [
+            tuple(map(str, value)) if columns.multi_label else parse_labels(value)[0]
+            for value in values
+        ]
         if labels and all(label == ("-1",) for label in labels):  # unlabeled on the hub
             notes.append(f"split {split} has no labels and was skipped")
             splits.remove(split)
@@ -97,50 +102,53 @@ def index_hf(reference: str) -> DatasetIndex:
         ids = {str(number): number for number in range(len(classes))}
     lengths = [len(tables[split]) for split in splits]
     rows = RowNames([(split or "row", n) for split, n in zip(splits, lengths, strict=True)])
-    undecoded = load_library(reference).Image(decode=False)
+    undecoded = library.Image(decode=False)
     images = [tables[split].cast_column(columns.image, undecoded) for split in splits]
+    path = Path(reference)
+    # the folders of files that a table may name
+    roots = [os.path.realpath(path.parent if path.is_file() else path)]
+    if ALLOW_OUTSIDE.get():
+        roots = ["/"]
+    elif reference.startswith(PREFIX):
+        hub = require("huggingface_hub.constants", extra="data", feature=reference)
+        caches = library.config.HF_DATASETS_CACHE, library.config.DOWNLOADED_DATASETS_PATH
+        roots = [os.path.realpath(root) for root in (hub.HF_HUB_CACHE, *caches)]
     split_ids = np.repeat(np.arange(len(splits), dtype=np.uint8), lengths)
     return DatasetIndex(
         names=rows,
         labels=encoder.encode(ids, classes, reference),
         classes=classes,
-        store=TableStore(images, columns.image, rows, allowed_roots(reference)),
+        store=TableStore(images, columns.image, rows, tuple(roots)),
         split_names=tuple(splits) if splits != [""] else (),
         split_ids=split_ids if splits != [""] else None,
         notes=tuple(notes),
     )
 
 
-def load_tables(reference: str) -> Any:
+def load_tables(library: Any, reference: str) -> Any:
     """Return a dictionary of tables by split, or one table."""
-    datasets = load_library(reference)
     repository, _, config = reference.removeprefix(PREFIX).partition("@")
     try:
         if reference.startswith(PREFIX):
-            return datasets.load_dataset(repository, config or None)
+            return library.load_dataset(repository, config or None)
         path = Path(reference)
         if any((path / marker).is_file() for marker in SAVED_MARKERS):
-            return datasets.load_from_disk(str(path))
+            return library.load_from_disk(str(path))
         if path.is_file():
             kind = path.suffix.removeprefix(".").lower()
-            return datasets.load_dataset(kind, data_files=str(path))
-        return datasets.load_dataset(str(path))
+            return library.load_dataset(kind, data_files=str(path))
+        return library.load_dataset(str(path))
     except Exception as error:  # the hub, the network and pyarrow raise various exceptions
         raise open_error(reference, error) from None
 
 
-def load_library(reference: str) -> Any:
-    return require("datasets", extra="data", feature=reference)
-
-
-def find_columns(features: Any, reference: str) -> Columns:
+def find_columns(library: Any, features: Any, reference: str) -> Columns:
     """Find the image column by type, and the label column by type or name."""
-    datasets = load_library(reference)
-    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     typed = [
         Columns("", name, tuple(inner.names), inner is not kind)
         for name, kind in features.items()
-        if isinstance(inner := getattr(kind, "feature", kind), datasets.ClassLabel)
+        if isinstance(inner := getattr(kind, "feature", kind), library.ClassLabel)
     ]
     named = [name for name in LABEL_COLUMNS if name in features]
     columns = ", ".join(features) or "none"
@@ -152,27 +160,6 @@ def find_columns(features: Any, reference: str) -> Columns:
         best = min(typed, key=lambda column: column.label not in LABEL_COLUMNS)
         return best._replace(image=images[0])
     return Columns(images[0], named[0], None, hasattr(features[named[0]], "feature"))
-
-
-def read_labels(table: Any, columns: Columns) -> list[tuple[str, ...]]:
-    """Return the labels of a table as strings, without reading images."""
-    values = table.select_columns([columns.label])[columns.label][:]
-    if columns.multi_label:
-        return [tuple(str(item) for item in value) for value in values]
-    return [(str(value),) if isinstance(value, int) else parse_labels(value)[0] for value in values]
-
-
-def allowed_roots(reference: str) -> tuple[str, ...]:
-    """Return the folders whose files a table may name: its own, or the caches of the hub."""
-    if ALLOW_OUTSIDE.get():
-        return ("/",)
-    if not reference.startswith(PREFIX):
-        path = Path(reference)
-        return (os.path.realpath(path.parent if path.is_file() else path),)
-    config = load_library(reference).config
-    hub = require("huggingface_hub.constants", extra="data", feature=reference)
-    caches = (hub.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
-    return tuple(map(os.path.realpath, caches))
 
 
 def open_error(what: str, error: Exception) -> DataError:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -35,10 +36,9 @@ def fingerprint(dataset: Dataset) -> str:
     sizes = dataset.sizes() if isinstance(dataset, ImageDataset) else None
     if sizes is not None:
         digest.update(sizes.astype("<i8").tobytes())
-    for index in (
-        np.linspace(0, len(dataset) - 1, HASHED_IMAGES, dtype=int) if sizes is None else ()
-    ):
-        digest.update(image_bytes(dataset, int(index)))
+    else:
+        for index in np.linspace(0, len(dataset) - 1, HASHED_IMAGES, dtype=int).tolist():
+            digest.update(image_bytes(dataset, index))
     return digest.hexdigest()
 
 
@@ -105,25 +105,17 @@ class DataProvenance:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DataProvenance":
         """Read the provenance of a bundle; missing or invalid values count as unknown."""
-        splits = values.get("splits")
-        try:
-            splits = Splits(**splits) if isinstance(splits, Mapping) else None
-        except (TypeError, ConfigError):
-            splits = None
-
-        def text(name: str) -> str:
-            return value if isinstance(value := values.get(name), str) else ""
-
-        def texts(name: str) -> tuple[str, ...]:
-            return tuple(map(str, value)) if isinstance(value := values.get(name), list) else ()
-
-        return cls(
-            data=text("data"),
-            fingerprint=text("fingerprint"),
-            splits=splits,
-            samples=texts("samples"),
-            taught=texts("taught"),
-        )
+        known: dict[str, Any] = {}
+        with suppress(TypeError, ConfigError):
+            if isinstance(values.get("splits"), Mapping):
+                known["splits"] = Splits(**values["splits"])
+        for name in ("data", "fingerprint"):
+            if isinstance(values.get(name), str):
+                known[name] = values[name]
+        for name in ("samples", "taught"):
+            if isinstance(values.get(name), list):
+                known[name] = tuple(map(str, values[name]))
+        return cls(**known)
 
 
 PROVENANCE_KEYS = tuple(DataProvenance().to_dict())
@@ -131,7 +123,7 @@ PROVENANCE_KEYS = tuple(DataProvenance().to_dict())
 
 def sample_digests(dataset: ImageDataset) -> tuple[str, ...]:
     """Return `key digest` of evenly spaced images; unreadable ones are left out."""
-    keys = list(sample_keys(dataset))
+    keys = sample_keys(dataset)
     count = min(PROVENANCE_SAMPLES, len(dataset))
     rows = np.linspace(0, len(dataset) - 1, count, dtype=int).tolist()
     digests = {row: image_digest(dataset, row) for row in rows}
@@ -151,15 +143,15 @@ def contains_any(dataset: ImageDataset, samples: Iterable[str]) -> bool:
     )
 
 
-def sample_keys(dataset: ImageDataset) -> Iterator[str]:
+def sample_keys(dataset: ImageDataset) -> list[str]:
     """Return what an image is looked up by without reading it.
 
     The file size, which is nearly unique and survives renaming and packing; else the name.
     """
     sizes = dataset.sizes()
     if sizes is not None:
-        return map(str, sizes.tolist())
-    return (dataset.name(row) for row in range(len(dataset)))
+        return list(map(str, sizes.tolist()))
+    return [dataset.name(row) for row in range(len(dataset))]
 
 
 def image_digest(dataset: ImageDataset, row: int) -> str:

@@ -55,10 +55,9 @@ class LocalStorage:
                 while len(self.handles) > MAX_OPEN_FILES:
                     with suppress(RuntimeError, StopIteration, KeyError):  # another thread did it
                         del self.handles[next(iter(self.handles))]
-            data = os.pread(handle.fd, size, start)
+            return complete(os.pread(handle.fd, size, start), path, start, size)
         except (OSError, OverflowError) as error:
             raise read_error(path, error) from None
-        return complete(data, path, start, size)
 
     def read_all(self, path: str) -> bytes:
         try:
@@ -162,11 +161,8 @@ def outside_error(list_path: str, name: str, root: str) -> DataError:
 
 def same_location(one: str, other: str) -> bool:
     """Return whether two dataset references are equal or resolve to the same path."""
-
-    def resolve(reference: str) -> str:
-        return os.path.realpath(os.path.expanduser(reference.removeprefix("file://")))
-
-    return one == other or resolve(one) == resolve(other)
+    paths = (os.path.expanduser(reference.removeprefix("file://")) for reference in (one, other))
+    return one == other or len(set(map(os.path.realpath, paths))) == 1
 
 
 def read_error(path: object, error: Exception) -> DataError:

@@ -24,7 +24,6 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,13 +39,12 @@ from vitrail.data.datasets import (
     LabelEncoder,
     Names,
     PackedStrings,
-    Sample,
     canonical_split,
     case_collisions,
     is_image_name,
-    numeric_key,
     open_dataset,
     open_splits,
+    sort_classes,
 )
 from vitrail.data.folders import (
     CLASS_FILES,
@@ -60,7 +58,7 @@ from vitrail.data.folders import (
     read_classes,
 )
 from vitrail.data.image_headers import READABLE_FORMATS, detect_format
-from vitrail.data.storage import LocalStorage, Storage, atomic_path
+from vitrail.data.storage import LocalStorage, Storage, atomic_path, write_atomic
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import MIB
 
@@ -133,18 +131,25 @@ class Labeled(NamedTuple):
     multi_label: bool = False
 
 
-@dataclass
 class TarIndex:
     """Images of one tar, and its labels."""
 
-    names: PackedStrings = field(default_factory=PackedStrings)
-    offsets: array = field(default_factory=lambda: array("q"))
-    sizes: array = field(default_factory=lambda: array("q"))
-    labels: PackedStrings = field(default_factory=PackedStrings)  # of .cls or .json; may be empty
-    first: bytearray = field(default_factory=bytearray)  # 1: the first image of its key
-    texts: dict[str, str] = field(default_factory=dict)  # labels.csv, classes.txt, classes.json
-    others: int = 0  # other members
-    damage: str = ""  # description of a truncated or corrupt file
+    def __init__(self) -> None:
+        self.names = PackedStrings()
+        self.offsets, self.sizes = array("q"), array("q")
+        self.labels = PackedStrings()  # of .cls or .json; may be empty
+        self.first = bytearray()  # 1: the first image of its key
+        self.texts: dict[str, str] = {}  # labels.csv, classes.txt, classes.json
+        self.damage = ""  # description of a truncated or corrupt file
+
+    def columns(self) -> dict[str, bytearray | array]:
+        """Return the arrays of the cached index by name."""
+        names, labels = self.names, self.labels
+        return {
+            **{"names": names.bytes, "name_ends": names.ends},
+            **{"offsets": self.offsets, "sizes": self.sizes},
+            **{"labels": labels.bytes, "label_ends": labels.ends, "first": self.first},
+        }
 
 
 def index_shards(
@@ -220,7 +225,13 @@ def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled
     """Yield the images of a tar with a known class, in its order or in that of its list."""
     for name in LISTS:
         if name in tar.texts:
-            yield from images_of_list(tar, f"{path}/{name}", tar.texts[name])
+            source = f"{path}/{name}"
+            positions = {name: position for position, name in enumerate(tar.names)}
+            for row in list_rows(tar.texts[name], source):
+                position = positions.get(row.file.removeprefix("./"))
+                if position is None:
+                    raise DataError(f"{source} lists {row.file}, which is not in the tar")
+                yield Labeled(position, row.labels, row.split, row.multi_label)
             return
     if tar.labels.bytes:  # WebDataset; of several images with one key, the first
         for position, label in enumerate(tar.labels):
@@ -243,15 +254,6 @@ def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled
             yield Labeled(position, (folders[0],))
 
 
-def images_of_list(tar: TarIndex, source: str, text: str) -> Iterator[Labeled]:
-    positions = {name: position for position, name in enumerate(tar.names)}
-    for row in list_rows(text, source):
-        position = positions.get(row.file.removeprefix("./"))
-        if position is None:
-            raise DataError(f"{source} lists {row.file}, which is not in the tar")
-        yield Labeled(position, row.labels, row.split, row.multi_label)
-
-
 def shard_classes(
     labels: LabelEncoder, tars: dict[str, TarIndex], known: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -263,7 +265,7 @@ def shard_classes(
     if not any(tar.labels.bytes for tar in tars.values()):
         return number_classes(labels, known)
     if known is None and all(label.isascii() and label.isdigit() for label in labels.codes):
-        largest = max(labels.codes, key=numeric_key, default="0").lstrip("0") or "0"
+        largest = (sort_classes(labels.codes) or ("0",))[-1].lstrip("0") or "0"
         limit = min(MAX_CLASSES, max(SPARSE_CLASSES, 10 * len(labels.codes)))
         if len(largest) > len(str(limit)) or int(largest) >= limit:
             raise DataError(
@@ -384,13 +386,21 @@ def read_tar_index(path: str, storage: Storage, *, use_cache: bool = True) -> Ta
     except OSError:
         return build_index(path, storage)  # which raises the error
     stamp = [INDEX_VERSION, info.st_size, info.st_mtime_ns]
-    index = load_index(cache, stamp)
-    if index is None:
-        index = build_index(path, storage)
-        # root could also write into read-only folders
-        if cache.parent.stat().st_mode & 0o222 and os.access(cache.parent, os.W_OK):
-            with suppress(DataError):  # for example a full disk: build it again next time
-                save_index(cache, index, stamp)
+    index = load_cached_index(cache, stamp)
+    if index is not None:
+        return index
+    index = build_index(path, storage)
+    about = json.dumps({"texts": index.texts, "damage": index.damage}).encode()
+    columns = index.columns() | {"stamp": array("q", stamp), "about": about}
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(column, np.int64 if isinstance(column, array) else np.uint8)
+        for name, column in columns.items()
+    }
+    # root could also write into read-only folders
+    if cache.parent.stat().st_mode & 0o222 and os.access(cache.parent, os.W_OK):
+        # for example a full disk: build it again next time
+        with suppress(DataError), atomic_path(cache) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
     return index
 
 
@@ -427,8 +437,6 @@ def build_index(path: str, storage: Storage) -> TarIndex:
                 label = file.text(member, MAX_LABEL_BYTES).strip()
             elif extension.lower() == "json":
                 label = label or label_in_json(file.text(member, MAX_LABEL_BYTES))
-            else:
-                index.others += 1
     except EOFError as error:
         intact = (
             f"intact up to {last}, {len(index.names):,} images" if last else "nothing is intact"
@@ -474,7 +482,10 @@ def tar_members(file: ReadAhead) -> Iterator[TarMember]:
         if block[124] & 0x80:  # from 8 GiB on: binary
             size = int.from_bytes(block[125:136])
         size = int(pax["size"]) if "size" in pax else size
-        name = pax.get("path") or long_name or header_name(block)
+        header_name = block[:100].split(b"\0", 1)[0]
+        if block[257:263] == b"ustar\0" and block[345]:
+            header_name = block[345:500].split(b"\0", 1)[0] + b"/" + header_name
+        name = pax.get("path") or long_name or header_name.decode("utf-8", "surrogateescape")
         start = position + BLOCK
         size = 0 if kind in WITHOUT_DATA else size
         if size is None or size < 0 or start + size > file.size:
@@ -499,13 +510,6 @@ def octal(digits: bytes) -> int | None:
         return None
 
 
-def header_name(block: bytes) -> str:
-    name = block[:100].split(b"\0", 1)[0]
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = block[345:500].split(b"\0", 1)[0] + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
-
-
 def parse_pax(text: str) -> dict[str, str]:
     """Return path and size of lines `30 path=some/long/name`, which begin with their length."""
     values, data, position = {}, text.encode("utf-8", "surrogateescape"), 0
@@ -522,67 +526,36 @@ def parse_pax(text: str) -> dict[str, str]:
     return values
 
 
-def save_index(path: Path, index: TarIndex, stamp: list[int]) -> None:
-    about = json.dumps({"texts": index.texts, "others": index.others, "damage": index.damage})
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez(
-            file,
-            stamp=np.array(stamp, np.int64),
-            names=np.frombuffer(index.names.bytes, np.uint8),
-            name_ends=np.frombuffer(index.names.ends, np.int64),
-            offsets=np.frombuffer(index.offsets, np.int64),
-            sizes=np.frombuffer(index.sizes, np.int64),
-            labels=np.frombuffer(index.labels.bytes, np.uint8),
-            label_ends=np.frombuffer(index.labels.ends, np.int64),
-            first=np.frombuffer(index.first, np.uint8),
-            about=np.frombuffer(about.encode(), np.uint8),
-        )
-
-
-def load_index(path: Path, stamp: list[int]) -> TarIndex | None:
+def load_cached_index(path: Path, stamp: list[int]) -> TarIndex | None:
     """Load a cached index of this very file; None if there is none, or an impossible one.
 
     It is not trusted: it may have come with the tar, from anybody.
     """
+    index, size = TarIndex(), stamp[1]
     try:
         if not path.is_file():
             return None
         arrays = {name: array.values for name, array in read_npz(path).items()}
         if arrays["stamp"].tolist() != stamp:
             return None
+        for name, column in index.columns().items():
+            data = arrays[name].tobytes()
+            column.frombytes(data) if isinstance(column, array) else column.extend(data)
         about = json.loads(arrays["about"].tobytes())
-        index = TarIndex(
-            offsets=array("q", arrays["offsets"].tobytes()),
-            sizes=array("q", arrays["sizes"].tobytes()),
-            first=bytearray(arrays["first"].tobytes()),
-            texts={str(name): str(text) for name, text in about["texts"].items()},
-            others=int(about["others"]),
-            damage=str(about["damage"]),
-        )
-        index.names.bytes = bytearray(arrays["names"].tobytes())
-        index.names.ends = array("q", arrays["name_ends"].tobytes())
-        index.labels.bytes = bytearray(arrays["labels"].tobytes())
-        index.labels.ends = array("q", arrays["label_ends"].tobytes())
+        index.texts = {str(name): str(text) for name, text in about["texts"].items()}
+        index.damage = str(about["damage"])
     except (*READ_ERRORS, DataError):
         return None
-    return index if is_possible(index, size=stamp[1]) else None
-
-
-def is_possible(index: TarIndex, size: int) -> bool:
-    """Return whether an index can belong to a tar of `size` bytes."""
     offsets, sizes = np.frombuffer(index.offsets, np.int64), np.frombuffer(index.sizes, np.int64)
     columns = (index.sizes, index.first, index.names, index.labels)
     if any(len(column) != len(offsets) for column in columns):
-        return False
+        return None
     for strings in (index.names, index.labels):
         ends = np.frombuffer(strings.ends, np.int64)
-        if len(ends) and (
-            ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(strings.bytes)
-        ):
-            return False
-    return not len(offsets) or bool(
-        offsets.min() >= 0 and sizes.min() >= 0 and (sizes <= size - offsets).all()
-    )
+        starts = np.concatenate([[0], ends[:-1]])
+        if (ends < starts).any() or (ends > len(strings.bytes)).any():
+            return None
+    return index if ((offsets >= 0) & (sizes >= 0) & (sizes <= size - offsets)).all() else None
 
 
 # Packing.
@@ -617,11 +590,10 @@ def pack(
             raise DataError(f"{folder} already contains {existing[0].name}; choose another folder")
     for name, dataset in datasets.items():
         yield from write_shards(dataset, folder, name, max_bytes)
-        write_classes(dataset, folder)
 
 
 def write_shards(dataset: Dataset, folder: Path, name: str, max_bytes: int) -> Iterator[Shard]:
-    """Write the samples as `name-000000.tar`, `name-000001.tar`, …"""
+    """Write the samples as `name-000000.tar`, `name-000001.tar`, …, and classes.json."""
     skipped: list[str] = []
     entries = encode_samples(dataset, skipped)
     entry, number = next(entries, None), 0
@@ -642,50 +614,40 @@ def write_shards(dataset: Dataset, folder: Path, name: str, max_bytes: int) -> I
         yield Shard(path, name, samples, path.stat().st_size, tuple(skipped))
         skipped.clear()
         number += 1
-
-
-def write_classes(dataset: Dataset, folder: Path) -> None:
-    """Write the class names to classes.json."""
-    with atomic_path(folder / "classes.json") as temporary:
-        text = json.dumps(list(dataset.classes), ensure_ascii=False, indent=0)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    classes = json.dumps(list(dataset.classes), ensure_ascii=False, indent=0)
+    write_atomic(folder / "classes.json", classes + "\n")
 
 
 def encode_samples(dataset: Dataset, skipped: list[str]) -> Iterator[bytes]:
     """Yield the tar members of each sample; append the names of others to `skipped`."""
     for index in range(len(dataset)):
-        sample = dataset[index]
-        encoded = encode_image(sample)
-        if encoded is None:
-            skipped.append(sample.name)
+        data, label, name = dataset[index]
+        format = detect_format(data) if isinstance(data, bytes) else "PNG"
+        if format is None:
+            skipped.append(name)
             continue
-        extension, data = encoded
-        if isinstance(sample.label, tuple):
-            label = ("json", json.dumps({"labels": list(sample.label)}).encode())
+        if isinstance(data, np.ndarray):
+            data = encode_png(data)
+        if isinstance(label, tuple):
+            kind, text = "json", json.dumps({"labels": list(label)})
         else:
-            label = ("cls", str(sample.label).encode())
-        yield tar_member(f"{index:09}.{extension}", data) + tar_member(
-            f"{index:09}.{label[0]}", label[1]
-        )
+            kind, text = "cls", str(label)
+        image = tar_member(f"{index:09}.{EXTENSIONS.get(format, format.lower())}", data)
+        yield image + tar_member(f"{index:09}.{kind}", text.encode())
 
 
-def encode_image(sample: Sample) -> tuple[str, bytes] | None:
-    """Return the extension and bytes of an image file; None if the sample is not an image."""
-    data = sample.data
-    if isinstance(data, bytes):
-        format = detect_format(data)
-        return None if format is None else (EXTENSIONS.get(format, format.lower()), data)
+def encode_png(pixels: np.ndarray) -> bytes:
     from PIL import Image  # not needed to read shards
 
     from vitrail.data.decode import to_png
 
-    if data.ndim == 3 and data.shape[2] not in (1, 3):
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3):
         raise DataError(
-            f"images of {data.shape[2]} channels cannot be packed: image files are gray or RGB; "
+            f"images of {pixels.shape[2]} channels cannot be packed: image files are gray or RGB; "
             "keep them as arrays"
         )
-    pixels = data[:, :, 0] if data.ndim == 3 and data.shape[2] == 1 else data
-    return "png", to_png(Image.fromarray(np.ascontiguousarray(pixels)))
+    gray = pixels.ndim == 3 and pixels.shape[2] == 1
+    return to_png(Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if gray else pixels)))
 
 
 def tar_member(name: str, data: bytes) -> bytes:
