@@ -247,7 +247,7 @@ def select_half(samples: ImageDataset, half: ClassHalf) -> ImageDataset:
         raise ConfigError(f"{count} classes are too few to split in half; give --target as well")
     rows = np.flatnonzero(samples.class_ids() % 2 == first)
     labels = np.asarray(index.labels) // 2
-    halved = replace(index, labels=labels, classes=index.classes[first::2])
+    halved = index._replace(labels=labels, classes=index.classes[first::2])
     return ImageDataset(halved, samples.rows).subset(rows)
 
 
