@@ -27,7 +27,7 @@ import kept
 from timing import claim
 from vitrail.cli import SPIN, main
 from vitrail.errors import VitrailError
-from vitrail.planning.probe import resident
+from vitrail.planning.timing import resident_bytes
 from vitrail.training.recipes import METRICS
 
 GIB = 2**30
@@ -107,7 +107,7 @@ GROUPS = (
 
 def report() -> str:
     """The section of docs/benchmarks.md, measured now or kept from before."""
-    if not resident("VmHWM"):
+    if not resident_bytes("VmHWM"):
         return "## Memory\n\nNot measured: this system does not tell what a process has held\n"
     kept.FOLDER.mkdir(parents=True, exist_ok=True)
     parts = []
@@ -234,7 +234,7 @@ def work(kind: str, *words: str) -> None:
     else:
         resource.setrlimit(resource.RLIMIT_DATA, (int(words[0]),) * 2)
         run(words[1:])
-    result = {"peak": resident("VmHWM"), "seconds": time.monotonic() - begun}
+    result = {"peak": resident_bytes("VmHWM"), "seconds": time.monotonic() - begun}
     print(json.dumps(result), flush=True)
 
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from timing import machine
 from vitrail.models.registry import configuration
-from vitrail.planning.memory import HOLES, PROCESS
-from vitrail.planning.planner import plan
-from vitrail.planning.probe import resident
-from vitrail.planning.wish import Wish
+from vitrail.planning.memory import FRAGMENTATION, PROCESS
+from vitrail.planning.plan import make_plan
+from vitrail.planning.request import PlanRequest
+from vitrail.planning.timing import resident_bytes
 from vitrail.training.config import RunConfig
 from vitrail.training.trainer import run
 
@@ -35,16 +35,16 @@ PICTURES, JUDGED, CLASSES = 64, 16, 10
 NEVER = 1e6  # epochs: an evaluation between two steps would count as one
 MIB = 2**20
 SETTINGS = (
-    Wish(model="ViT-Nano/4", batch_size=64),
-    Wish(model="ViT-Pico/4", batch_size=32, optimizer="muon", average=0.99),
-    Wish(model="ViT-Ti/16", batch_size=16),
-    Wish(model="ViT-Ti/16", batch_size=32, checkpointing=True),
-    Wish(model="ViT-Ti/16", batch_size=32, micro_batch=8),
-    Wish(model="ViT-S/16", batch_size=8),
-    Wish(model="ViT-S/16", batch_size=8, optimizer="muon", checkpointing=True),
-    Wish(model="BiT-R50x1", batch_size=8),
-    Wish(model="Mixer-S/16", batch_size=16),
-    Wish(model="R26+ViT-S/32", batch_size=16, optimizer="sgd"),
+    PlanRequest(model="ViT-Nano/4", batch_size=64),
+    PlanRequest(model="ViT-Pico/4", batch_size=32, optimizer="muon", average=0.99),
+    PlanRequest(model="ViT-Ti/16", batch_size=16),
+    PlanRequest(model="ViT-Ti/16", batch_size=32, checkpointing=True),
+    PlanRequest(model="ViT-Ti/16", batch_size=32, micro_batch=8),
+    PlanRequest(model="ViT-S/16", batch_size=8),
+    PlanRequest(model="ViT-S/16", batch_size=8, optimizer="muon", checkpointing=True),
+    PlanRequest(model="BiT-R50x1", batch_size=8),
+    PlanRequest(model="Mixer-S/16", batch_size=16),
+    PlanRequest(model="R26+ViT-S/32", batch_size=16, optimizer="sgd"),
 )
 
 
@@ -55,34 +55,36 @@ def main() -> None:
     parser.add_argument("--run", help=argparse.SUPPRESS)  # in the process of the run
     options = parser.parse_args()
     if options.run:
-        print(json.dumps(take_run(Wish(**json.loads(options.run)))))
+        print(json.dumps(take_run(PlanRequest(**json.loads(options.run)))))
         return
     chosen = [SETTINGS[number - 1] for number in options.only or range(1, len(SETTINGS) + 1)]
     rows = []
-    for wish in chosen:
-        rows.append(compare(wish))
+    for request in chosen:
+        rows.append(compare(request))
         print(line(rows[-1]), file=sys.stderr, flush=True)
     print(json.dumps(rows, indent=1) if options.json else table(rows))
 
 
-def compare(wish: Wish) -> dict[str, object]:
+def compare(request: PlanRequest) -> dict[str, object]:
     """One setting: counted, probed, run."""
     with tempfile.TemporaryDirectory() as folder:
-        data = write_noise(Path(folder) / "noise.npz", wish)
-        wish = replace(wish, data=str(data))
-        probed = plan(wish)
+        data = write_noise(Path(folder) / "noise.npz", request)
+        request = replace(request, data=str(data))
+        probed = make_plan(request)
         done = subprocess.run(
-            [sys.executable, __file__, "--run", json.dumps(asdict(wish))],
+            [sys.executable, __file__, "--run", json.dumps(asdict(request))],
             capture_output=True,
             text=True,
             check=True,
         )
-    counted = replace(probed.memory, process=PROCESS, holes=HOLES)  # without the probe
+    counted = replace(
+        probed.memory, process=PROCESS, fragmentation_share=FRAGMENTATION
+    )  # without the probe
     measured = json.loads(done.stdout.splitlines()[-1])
     time = probed.time()
     assert time is not None, probed.notes
     return {
-        "setting": describe(wish),
+        "setting": describe(request),
         "counted": counted.peak,
         "tensors": counted.tensors,
         "memory": probed.memory.peak,
@@ -92,9 +94,9 @@ def compare(wish: Wish) -> dict[str, object]:
     }
 
 
-def write_noise(path: Path, wish: Wish) -> Path:
+def write_noise(path: Path, request: PlanRequest) -> Path:
     """Pictures of the model's size that show nothing."""
-    size = configuration(wish.model).image_size
+    size = configuration(request.model).image_size
     rng = np.random.default_rng(0)
     parts = {}
     for split, count in (("train", PICTURES), ("test", JUDGED)):
@@ -104,25 +106,25 @@ def write_noise(path: Path, wish: Wish) -> Path:
     return path
 
 
-def take_run(wish: Wish) -> dict[str, float]:
+def take_run(request: PlanRequest) -> dict[str, float]:
     """A short training, as the command would do it."""
-    settings = wish.settings()
-    model = replace(settings.model, name=wish.model)
+    settings = request.settings()
+    model = replace(settings.model, name=request.model)
     settings = replace(settings, steps=STEPS, evaluate_every=NEVER, model=model)
     with tempfile.TemporaryDirectory() as folder:
-        run(RunConfig(data=wish.data, out=Path(folder), settings=settings))
+        run(RunConfig(data=request.data, out=Path(folder), settings=settings))
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "loss" in row]
     ends = [row["seconds"] for row in rows]
     assert len(ends) == STEPS
     times = [after - before for before, after in pairwise(ends)]
-    return {"peak": resident("VmHWM"), "step": statistics.median(times[FIRST - 1 :])}
+    return {"peak": resident_bytes("VmHWM"), "step": statistics.median(times[FIRST - 1 :])}
 
 
-def describe(wish: Wish) -> str:
-    parts = [f"{wish.model}, batch {wish.batch_size}", wish.optimizer]
-    parts += [f"parts of {wish.micro_batch}"] * (wish.micro_batch is not None)
-    parts += ["average"] * bool(wish.average) + ["checkpointing"] * wish.checkpointing
+def describe(request: PlanRequest) -> str:
+    parts = [f"{request.model}, batch {request.batch_size}", request.optimizer]
+    parts += [f"parts of {request.micro_batch}"] * (request.micro_batch is not None)
+    parts += ["average"] * bool(request.average) + ["checkpointing"] * request.checkpointing
     return ", ".join(parts)
 
 

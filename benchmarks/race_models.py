@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import peers
 from vitrail.models.config import VitConfig
-from vitrail.planning.cost import cost_of
+from vitrail.planning.flops import cost_of
 
 STEP = 8  # channels
 

@@ -30,7 +30,7 @@ from race_sets import reference as reference_of
 from race_variants import VARIANTS
 from vitrail import evaluate, load
 from vitrail.data.datasets import open_dataset
-from vitrail.planning.cost import cost_of
+from vitrail.planning.flops import cost_of
 from vitrail.training.callbacks import read_rows
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.data_module import open_splits

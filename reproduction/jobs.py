@@ -27,7 +27,7 @@ from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import configuration
-from vitrail.planning.cost import training_flops
+from vitrail.planning.flops import training_flops
 from vitrail.probing.features import features_of
 from vitrail.probing.shots import try_shots
 from vitrail.training.callbacks import Callback

@@ -19,8 +19,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build
-from vitrail.planning.accelerators import ACCELERATORS, DAY, UTILIZATION
-from vitrail.planning.cost import EXA, TRAINING
+from vitrail.planning.flops import ACCELERATORS, DAY, EXA, TRAINING, UTILIZATION
 from vitrail.training.config import Settings
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import make_optimizers

@@ -23,8 +23,7 @@ from vitrail.evaluation.results import Estimate
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build
-from vitrail.planning.accelerators import DAY, TPU_V3_CORE
-from vitrail.planning.cost import EXA, Cost, cost_of, training_flops
+from vitrail.planning.flops import DAY, EXA, TPU_V3_CORE, Cost, cost_of, training_flops
 
 WAYS = ("without a head", "with a head")  # to count parameters
 MARGIN = 2  # published standard deviations outside our CI that still agree

@@ -26,7 +26,7 @@ from reproduction.report import TEXT, Report
 from reproduction.results import Results
 from reproduction.stats import Mean, average, equality_verdict, parts_verdict, pooled_means, slope
 from vitrail.data.datasets import open_dataset
-from vitrail.planning.cost import cost_of, training_flops
+from vitrail.planning.flops import cost_of, training_flops
 from vitrail.training.config import ModelSettings
 
 Means = Mapping[Key, Mean]

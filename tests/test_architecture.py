@@ -55,7 +55,7 @@ ONLY_IN = {
 
 FREE_OF_TORCH = [
     "export/kinds.py",
-    "planning/wish.py",
+    "planning/request.py",
     "training/recipes.py",
     "training/config.py",
     "training/schedules.py",

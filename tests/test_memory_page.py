@@ -37,7 +37,7 @@ def test_every_command_is_one_of_these():
 def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
     peaks = iter(range(1, 20))
     monkeypatch.setattr(kept, "FOLDER", tmp_path / "bench")
-    monkeypatch.setattr(memory, "resident", lambda field: 1)
+    monkeypatch.setattr(memory, "resident_bytes", lambda field: 1)
     monkeypatch.setattr(
         memory, "measured", lambda *case: {"peak": next(peaks) * memory.GIB, "seconds": 2.5}
     )
@@ -52,7 +52,7 @@ def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
 
 
 def test_a_system_that_does_not_tell_is_not_measured(monkeypatch):
-    monkeypatch.setattr(memory, "resident", lambda field: 0)
+    monkeypatch.setattr(memory, "resident_bytes", lambda field: 0)
     assert memory.report().split("\n\n")[1].startswith("Not measured: ")
 
 

@@ -13,7 +13,7 @@ import torch
 from tiny_runs import write_colors
 from vitrail import VitConfig
 from vitrail.models.registry import configuration
-from vitrail.planning.cost import cost_of
+from vitrail.planning.flops import cost_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # it is on no package's path
 

@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,27 @@ import pytest
 from vitrail.cli import doctor, main
 from vitrail.extras import EXTRAS
 from vitrail.formatting import GIB
-from vitrail.planning.diagnosis import conclusions, problems
-from vitrail.planning.machine import Disk, Machine, MachineMemory, Processor, memory_limit, quota
-from vitrail.planning.packages import Package, numbers, requirements
-from vitrail.planning.speed import Speeds, measure
+from vitrail.planning.doctor import (
+    Machine,
+    Processor,
+    Speeds,
+    cpu_quota,
+    draw_conclusions,
+    find_problems,
+    measure_speeds,
+    memory_limit,
+    requirements,
+    version_fits,
+    version_key,
+)
 
 ROOT = Path(__file__).parents[2]
+
+
+def package(name, least, version):
+    return {"name": name, "least": least, "version": version}
+
+
 PROCESSOR = Processor(
     model="A Processor",
     cores=8,
@@ -31,14 +45,14 @@ HEALTHY = Machine(
     vitrail="1.0",
     python="3.12.1",
     system="Linux 6.1, x86_64",
-    packages=(Package("torch", "2.9", "2.13.0+cpu"),),
-    extras={"fast": (Package("simplejpeg", "1.9", None),)},
+    packages=[package("torch", "2.9", "2.13.0+cpu")],
+    extras={"fast": [package("simplejpeg", "1.9", None)]},
     broken="",
     whole=True,
     processor=PROCESSOR,
-    memory=MachineMemory(total=16 * GIB, limit=8 * GIB, free=6 * GIB),
-    accelerators=(),
-    disks=(Disk("runs", "/data/runs", 30 * GIB, True),),
+    memory={"total": 16 * GIB, "limit": 8 * GIB, "free": 6 * GIB},
+    accelerators=[],
+    disks=[{"what": "runs", "path": "/data/runs", "free": 30 * GIB, "writable": True}],
     environment={"OMP_NUM_THREADS": "4"},
 )
 SPEEDS = Speeds(
@@ -55,15 +69,15 @@ SPEEDS = Speeds(
 
 
 def with_processor(**changes):
-    return replace(HEALTHY, processor=replace(PROCESSOR, **changes))
+    return HEALTHY | {"processor": PROCESSOR | changes}
 
 
 def with_disk(**changes):
-    return replace(HEALTHY, disks=(replace(HEALTHY.disks[0], **changes),))
+    return HEALTHY | {"disks": [HEALTHY["disks"][0] | changes]}
 
 
 def test_a_missing_extra_is_no_problem():
-    assert problems(HEALTHY) == []
+    assert find_problems(HEALTHY) == []
     lines = list(doctor.report(HEALTHY, None, []))
     assert any("pip install 'vitrail[fast]'" in line for line in lines)
     assert lines[-1] == "No problems found"
@@ -74,63 +88,63 @@ def test_a_missing_extra_is_no_problem():
     [
         (with_processor(threads=16), "16 threads", "OMP_NUM_THREADS=4"),
         (with_processor(quota=1.5), "may use 2 of the cores", "OMP_NUM_THREADS=2"),
-        (with_processor(threads=1), "one thread", "leave OMP_NUM_THREADS out"),
-        (with_processor(load=11.5), "11.5 processes", "wait for the others"),
-        (with_disk(free=GIB // 2), "512 MiB are free for /data/runs", "give --out"),
+        (with_processor(threads=1), "one thread", "unset OMP_NUM_THREADS"),
+        (with_processor(load=11.5), "load average 11.5", "wait for other processes"),
+        (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "give --out"),
         (
-            replace(HEALTHY, memory=MachineMemory(GIB, None, GIB // 4)),
+            HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}},
             "256 MiB",
-            "end other programs",
+            "close other programs",
         ),
         (
-            replace(HEALTHY, extras={"export": (Package("onnx", "1.19", "1.2"),)}),
+            HEALTHY | {"extras": {"export": [package("onnx", "1.19", "1.2")]}},
             "onnx 1.2 is older than 1.19",
             "--upgrade 'vitrail[export]'",
         ),
     ],
 )
 def test_what_slows_vitrail_down_is_told_with_what_to_do(machine, what, remedy):
-    (problem,) = problems(machine)
-    assert what in problem.what
-    assert remedy in problem.remedy
-    assert not problem.fatal
+    (problem,) = find_problems(machine)
+    assert what in problem["what"]
+    assert remedy in problem["remedy"]
+    assert not problem["fatal"]
 
 
 @pytest.mark.parametrize(
     ("machine", "what"),
     [
-        (with_disk(writable=False), "nothing can be written to /data/runs"),
-        (with_disk(free=2**20), "1 MiB are free"),
-        (replace(HEALTHY, packages=(Package("numpy", "2.0", None),)), "numpy is missing"),
-        (replace(HEALTHY, packages=(Package("numpy", "2.0", "1.26"),)), "numpy is 1.26"),
-        (replace(HEALTHY, broken="OSError: libgomp"), "torch cannot be imported: OSError: libgomp"),
+        (with_disk(writable=False), "not writable: /data/runs"),
+        (with_disk(free=2**20), "1 MiB free"),
+        (HEALTHY | {"packages": [package("numpy", "2.0", None)]}, "numpy is missing"),
+        (HEALTHY | {"packages": [package("numpy", "2.0", "1.26")]}, "numpy is 1.26"),
+        (HEALTHY | {"broken": "OSError: libgomp"}, "torch cannot be imported: OSError: libgomp"),
     ],
 )
 def test_what_makes_vitrail_fail_makes_the_doctor_end_with_status_1(
     machine, what, monkeypatch, capsys
 ):
-    monkeypatch.setattr(doctor, "look_at_machine", lambda: machine)
+    monkeypatch.setattr(doctor, "inspect_machine", lambda: machine)
     assert main(["doctor", "--no-measure"]) == 1
     assert what in capsys.readouterr().out.partition("Problems")[2]
 
 
 def test_versions_compare_as_numbers():
-    assert numbers("2.13.0+cpu") > numbers("2.9")
-    assert Package("torch", "", "1.0").fits
+    assert version_key("2.13.0+cpu") > version_key("2.9")
+    assert version_fits(package("torch", "", "1.0"))
 
 
 def test_a_container_s_share_of_the_cores_and_the_memory_is_found(tmp_path):
-    assert quota(tmp_path) is None
+    assert cpu_quota(tmp_path) is None
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert quota(tmp_path) is None
+    assert cpu_quota(tmp_path) is None
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
-    assert quota(tmp_path) == 0.5
+    assert cpu_quota(tmp_path) == 0.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert quota(tmp_path) is None
+    assert cpu_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert quota(tmp_path) == 2.5
+    assert cpu_quota(tmp_path) == 2.5
     assert memory_limit(["memory.max"], GIB, tmp_path) is None
     (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
     assert memory_limit(["memory.max"], GIB, tmp_path) == GIB // 2
@@ -138,27 +152,27 @@ def test_a_container_s_share_of_the_cores_and_the_memory_is_found(tmp_path):
 
 
 def test_conclusions_say_which_type_and_which_decoder_are_fast():
-    words = "\n".join(conclusions(HEALTHY, SPEEDS))
-    assert "float32 is the fastest type here: bfloat16 takes 4.0 times as long" in words
-    assert "training takes float32: this processor has no instructions" in words
-    assert "4 threads multiply 3.3 times as fast as one" in words
-    assert "training goes in 4 parts" in words
-    assert "simplejpeg decodes JPEGs, 2.0 times as fast as Pillow" in words
-    other = replace(SPEEDS, bfloat16=400e9, threads=1, parts=1, jpeg_simplejpeg=None)
-    words = "\n".join(conclusions(replace(HEALTHY, accelerators=("cuda:0 X, 80 GiB",)), other))
-    assert "bfloat16 is the fastest type here: float32 takes 2.0 times as long" in words
+    words = "\n".join(draw_conclusions(HEALTHY, SPEEDS))
+    assert "float32 is fastest here, 4.0 times as fast as bfloat16" in words
+    assert "training uses float32: this processor has no instructions" in words
+    assert "4 threads are 3.3 times as fast as one" in words
+    assert "training splits each batch into 4 shards" in words
+    assert "decoded by simplejpeg, 2.0 times as fast as Pillow" in words
+    other = SPEEDS | {"bfloat16": 400e9, "threads": 1, "parts": 1, "jpeg_simplejpeg": None}
+    words = "\n".join(draw_conclusions(HEALTHY | {"accelerators": ["cuda:0 X, 80 GiB"]}, other))
+    assert "bfloat16 is fastest here, 2.0 times as fast as float32" in words
     assert "install vitrail[fast]" in words
-    assert "cuda:0 X, 80 GiB computes" in words
-    assert "threads multiply" not in words
-    assert "parts" not in words
-    busy = replace(SPEEDS, float32=50e9)
-    assert "4 threads multiply no faster than one" in "".join(conclusions(HEALTHY, busy))
-    assert "equally fast" in "".join(conclusions(HEALTHY, replace(SPEEDS, bfloat16=200e9)))
+    assert "compute device: cuda:0 X, 80 GiB" in words
+    assert "threads are" not in words
+    assert "shards" not in words
+    busy = SPEEDS | {"float32": 50e9}
+    assert "4 threads are no faster than one" in "".join(draw_conclusions(HEALTHY, busy))
+    assert "equally fast" in "".join(draw_conclusions(HEALTHY, SPEEDS | {"bfloat16": 200e9}))
 
 
 def test_all_is_said_in_eighty_columns():
-    sick = replace(with_processor(threads=16, quota=2.5, load=99.0), broken="OSError: " + 20 * "x ")
-    lines = list(doctor.report(sick, SPEEDS, problems(sick)))
+    sick = with_processor(threads=16, quota=2.5, load=99.0) | {"broken": "OSError: " + 20 * "x "}
+    lines = list(doctor.report(sick, SPEEDS, find_problems(sick)))
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert "AVX2 yes, AVX-512 no; torch uses AVX2" in text
@@ -178,15 +192,16 @@ def test_this_machine_is_told_as_json(capsys):
 
 
 def test_measuring_tells_a_number_for_everything():
-    speeds = measure(seconds=0.0, width=8, side=16)
-    assert min(speeds.float32, speeds.float32_alone, speeds.bfloat16, speeds.jpeg_pillow) > 0
-    assert speeds.parts >= 1
-    assert speeds.precision in ("float32", "bfloat16", "float16")
+    speeds = measure_speeds(seconds=0.0, width=8, side=16)
+    rates = ("float32", "float32_alone", "bfloat16", "jpeg_pillow")
+    assert min(speeds[name] for name in rates) > 0
+    assert speeds["parts"] >= 1
+    assert speeds["precision"] in ("float32", "bfloat16", "float16")
 
 
 def test_extras_are_those_of_the_package_and_their_packages_are_found():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert EXTRAS.keys() <= project["optional-dependencies"].keys()
-    assert {p.name for p in requirements()["fast"]} == {"simplejpeg"}
+    assert {p["name"] for p in requirements()["fast"]} == {"simplejpeg"}
     named = {re.split(r"[<>=\[;]", line)[0].replace("_", "-") for line in project["dependencies"]}
-    assert {p.name.replace("_", "-") for p in requirements()[""]} == named
+    assert {p["name"].replace("_", "-") for p in requirements()[""]} == named

@@ -20,7 +20,7 @@ from vitrail.cli.serve import Serve
 from vitrail.cli.text import chosen, manner
 from vitrail.cli.train import Train
 from vitrail.cli.welcome import GROUPS, welcome
-from vitrail.planning.machine import VARIABLES
+from vitrail.planning.doctor import VARIABLES
 from vitrail.training.config import OptimSettings, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -189,7 +189,6 @@ def bash_script():
         ("plan ViT-H", {"ViT-H/14"}),
         ("train --recipe dem", {"demo"}),
         ("check pict", set()),  # nothing of ours: the shell completes files
-        ("plan --page Vi", set()),
     ],
 )
 def test_bash_completes(typed, offered, bash_script):

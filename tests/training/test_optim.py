@@ -4,7 +4,6 @@ import copy
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
 from vitrail.models.vit import build, create
-from vitrail.planning.trace import Ledger
+from vitrail.planning.memory import AllocationRecorder
 from vitrail.training.config import OptimSettings
 from vitrail.training.muon import Muon, orthogonalize
 from vitrail.training.optim import (
@@ -452,17 +451,16 @@ MATRIX = 4 * SIDE * SIDE  # bytes
 
 
 def bytes_for_a_moment(matrices: int) -> int:
-    ledger = Ledger()
-    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+    recorder = AllocationRecorder()
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
         parameters = [nn.Parameter(torch.empty(SIDE, SIDE)) for _ in range(matrices)]
         for parameter in parameters:
             parameter.grad = torch.empty(SIDE, SIDE)
         optimizer = Adafactor(parameters)
         optimizer.step()  # makes what is remembered
-        begin = len(ledger.blocks)
+        begin = len(recorder.events)
         optimizer.step()
-        changes = [ledger.bytes[b] * s for b, s in zip(ledger.blocks, ledger.signs, strict=True)]
-    return int(np.cumsum(changes[begin:]).max())
+        return recorder.peak(begin)
 
 
 def test_adafactor_allocates_one_matrix_at_a_time():

@@ -3,18 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.arguments import ModelReference
 from vitrail.cli.text import paragraph
 from vitrail.formatting import byte_size, number
-from vitrail.planning.wish import Wish
+from vitrail.planning.request import PlanRequest
 
 if TYPE_CHECKING:
-    from vitrail.planning.planner import Outlook
+    from vitrail.planning.plan import Plan as TrainingPlan
 
-USUAL_BATCH, PAPERS_BATCH = 32, 4096
 LEAST_DAYS = 0.1  # below which nobody asks for an accelerator's days
 PARTS = {
     "weights": "",
@@ -29,49 +27,34 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Wish):
+class Plan(PlanRequest):
     """Tell what training a model will take: operations, memory, time here, days elsewhere."""
 
     model: ModelReference
     """A name from `vitrail models`, a bundle, or any other model reference."""
-    batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Pictures per step, over all devices: 32 if not given, or the paper's 4096 for a page."""
     utilization: float = 0.35
     """Share of their published peak that accelerators are assumed to reach."""
     probe: bool = True
     """Take a few real steps, for time and memory on this machine."""
-    page: Path | None = None
-    """Write how such a training would run on a cluster to this Markdown file instead."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
-    def __post_init__(self) -> None:
-        """The wish is looked at once it is whole, in `run`: a page has another usual batch."""
-
     def run(self) -> None:
-        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Wish)}
-        if self.batch_size is None:
-            given["batch_size"] = USUAL_BATCH if self.page is None else PAPERS_BATCH
-        wish = Wish(**given)
-        if self.page is not None:
-            from vitrail.planning.page import write_page
+        from vitrail.planning.plan import make_plan
 
-            write_page(wish, self.page, utilization=self.utilization)
-            print(f"written: {self.page}")
-            return
-        from vitrail.planning.planner import plan
-
-        outlook = plan(wish, probing=self.probe, utilization=self.utilization)
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(PlanRequest)}
+        request = PlanRequest(**options)
+        plan = make_plan(request, measure=self.probe, utilization=self.utilization)
         if self.json:
-            print(json.dumps(outlook.to_dict(), indent=1))
+            print(json.dumps(plan.to_dict(), indent=1))
             return
-        for line in words(outlook):
+        for line in words(plan):
             print(line)
 
 
-def words(outlook: "Outlook") -> Iterator[str]:
+def words(plan: "TrainingPlan") -> Iterator[str]:
     """All of it for people, in 80 columns."""
-    facts = outlook.to_dict()
+    facts = plan.to_dict()
     yield f"{facts['model']} at {facts['image_size']} pixels, {facts['classes']:,} classes"
     yield ""
     yield row("parameters", f"{facts['parameters']:,}")
@@ -79,14 +62,14 @@ def words(outlook: "Outlook") -> Iterator[str]:
         yield row("tokens", f"{facts['tokens']:,}")
     yield row("a picture, forward", f"{amount(facts['flops']['forward'])}FLOPs")
     yield row("a picture, training", f"{amount(facts['flops']['training'])}FLOPs")
-    if outlook.exaflops is not None:
-        yield row("all of the training", f"{outlook.exaflops:,.4g} exaFLOPs")
+    if plan.exaflops is not None:
+        yield row("all of the training", f"{plan.exaflops:,.4g} exaFLOPs")
     yield ""
-    yield from memory_words(outlook)
-    yield from time_words(outlook)
-    if any(one["device_days"] >= LEAST_DAYS for one in outlook.days()):
-        yield from days_words(outlook)
-    for note in outlook.notes:
+    yield from memory_words(plan)
+    yield from time_words(plan)
+    if any(one["device_days"] >= LEAST_DAYS for one in plan.days()):
+        yield from days_words(plan)
+    for note in plan.notes:
         yield from paragraph(f"note: {note}")
     yield from paragraph(
         "A multiply-add is two operations, the backward pass two forward passes, as in table 6 of "
@@ -94,61 +77,62 @@ def words(outlook: "Outlook") -> Iterator[str]:
     )
 
 
-def memory_words(outlook: "Outlook") -> Iterator[str]:
-    wish, memory = outlook.wish, outlook.memory
-    batch = f"a batch of {wish.batch_size:,}"
-    if wish.devices > 1:
-        batch += f" over {wish.devices} devices ({wish.strategy})"
-    if outlook.accumulate > 1:
-        batch += f" in {outlook.accumulate} parts of {outlook.micro_batch}"
-    extras = [wish.optimizer, outlook.precision, *(["checkpointing"] * wish.checkpointing)]
-    where = " of each device" if wish.devices > 1 else ""
+def memory_words(plan: "TrainingPlan") -> Iterator[str]:
+    request, memory = plan.request, plan.memory
+    batch = f"a batch of {request.batch_size:,}"
+    if request.devices > 1:
+        batch += f" over {request.devices} devices ({request.strategy})"
+    if plan.accumulate > 1:
+        batch += f" in {plan.accumulate} parts of {plan.micro_batch}"
+    extras = [request.optimizer, plan.precision, *(["checkpointing"] * request.checkpointing)]
+    where = " of each device" if request.devices > 1 else ""
     yield from paragraph(f"Memory{where}: {batch}; {', '.join(extras)}")
     for part, needed in memory.parts.items():
         if needed:
             yield row(f"  {part}", byte_size(needed), PARTS[part])
-    if wish.devices > 1:
+    if request.devices > 1:
         yield row("  together", byte_size(memory.tensors), "when a step needs most")
         yield ""
         return
     how = "measured" if memory.measured else "estimated"
     yield row("  the process itself", byte_size(memory.process), how)
-    yield row("  holes in its heap", byte_size(memory.lost), how)
+    yield row("  holes in its heap", byte_size(memory.fragmentation), how)
     yield row("  together", byte_size(memory.peak), "when a step needs most")
-    if memory.evaluation > memory.tensors + memory.lost:
+    if memory.evaluation > memory.tensors + memory.fragmentation:
         yield row("  evaluating needs more", byte_size(memory.evaluation), "and the process")
-    yield row("free here", byte_size(outlook.free))
-    yield row("fits here", f"{outlook.largest_batch:,}", "pictures at once, at most")
+    yield row("free here", byte_size(plan.free))
+    yield row("fits here", f"{plan.largest_batch:,}", "pictures at once, at most")
     yield ""
 
 
-def time_words(outlook: "Outlook") -> Iterator[str]:
-    time = outlook.time()
+def time_words(plan: "TrainingPlan") -> Iterator[str]:
+    time = plan.time()
     if time is None:
         return
     yield "Time on this machine, from a probe"
     yield row("  a step", duration(time["step"]))
     yield row("  pictures a second", f"{time['images_per_second']:,.1f}")
     if time["epoch"] is not None:
-        yield row("  an epoch", duration(time["epoch"]), f"{outlook.wish.images:,.0f} pictures")
+        yield row("  an epoch", duration(time["epoch"]), f"{plan.request.images:,.0f} pictures")
     if time["run"] is not None:
-        yield row("  the training", duration(time["run"]), f"{outlook.wish.epochs:g} epochs")
+        yield row("  the training", duration(time["run"]), f"{plan.request.epochs:g} epochs")
     yield ""
 
 
-def days_words(outlook: "Outlook") -> Iterator[str]:
-    wish = outlook.wish
-    yield f"{wish.epochs:g} epochs of {wish.images:,.0f} pictures: {outlook.exaflops:,.4g} exaFLOPs"
-    several = wish.devices > 1
-    heads = ["peak, TFLOP/s", "device-days", f"days of {wish.devices}"]
+def days_words(plan: "TrainingPlan") -> Iterator[str]:
+    request = plan.request
+    length = f"{request.epochs:g} epochs of {request.images:,.0f} images"
+    yield f"{length}: {plan.exaflops:,.4g} exaFLOPs"
+    several = request.devices > 1
+    heads = ["peak, TFLOP/s", "device-days", f"days of {request.devices}"]
     yield f"  {'':12}" + "".join(f"{head:>16}" for head in heads[: 2 + several])
-    for one in outlook.days():
+    for one in plan.days():
         cells = [f"{one['peak'] / 1e12:,.4g}", number(one["device_days"]), number(one["days"])]
         full = "" if one["fits"] else "  too small for it"
         yield f"  {one['name']:12}" + "".join(f"{c:>16}" for c in cells[: 2 + several]) + full
-    reached = [f"{r['model']} {r['reached']:.0%}" for r in outlook.to_dict()["published"]]
+    reached = [f"{r['model']} {r['reached']:.0%}" for r in plan.to_dict()["published"]]
     yield from paragraph(
-        f"Peaks as published, of which {outlook.utilization:.0%} is assumed to be reached "
+        f"Peaks as published, of which {plan.utilization:.0%} is assumed to be reached "
         f"(--utilization). The paper's TPUv3-core-days come to {' and '.join(reached)}."
     )
     yield ""

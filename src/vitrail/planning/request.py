@@ -1,6 +1,6 @@
-"""What is to be planned: a model, how it is trained, and on what. Impossible wishes are refused.
+"""`PlanRequest`: a model, how it would be trained, and on what.
 
-This file does not import torch, so that the command's options can be made of it.
+This file does not import torch, because the options of `vitrail plan` are made from it.
 """
 
 from dataclasses import dataclass
@@ -17,42 +17,42 @@ from vitrail.training.config import (
     Strategy,
 )
 
-STEPS = 1_000_000  # of the schedule that a plan pretends; nobody takes them
-RATE = 1e-6  # memory and time do not depend on it, and a probe should not explode
+STEPS = 1_000_000  # of a schedule that is never run to its end
+RATE = 1e-6  # memory and time do not depend on it, and measured steps should not diverge
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """A training run that has not begun."""
+class PlanRequest:
+    """A training run to be planned."""
 
     model: str
     """A name from `vitrail models`, a bundle, or any other model reference."""
     data: str = ""
-    """Plan for these pictures: their number, their classes, and the time to read them."""
+    """Plan for this dataset: its images, its classes, and the time to read it."""
     batch_size: int = 32
-    """Pictures per step, over all devices."""
+    """Images per step, over all devices."""
     image_size: int | None = None
     """Pixels along each side; the model's own if not given."""
     classes: int | None = None
-    """Classes to tell apart; those of the data or of the model if not given."""
+    """Number of classes; those of the data or of the model if not given."""
     optimizer: OptimizerKind = "adamw"
     """As --optim.kind of `vitrail train`."""
     average: float = 0.0
     """Decay of a running average of the weights; 0 for none."""
     checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Activation checkpointing: recompute activations instead of keeping them."""
     micro_batch: int | None = None
-    """Pictures at once on one device; the rest of a batch is accumulated."""
+    """Images at once on one device; gradients of the rest of a batch are accumulated."""
     devices: int = 1
     """Devices that share a batch."""
     strategy: Strategy = "ddp"
-    """Several devices: a copy of the model for each, or each a part of it."""
+    """Several devices: a replica of the model on each (ddp), or a shard of it (fsdp)."""
     precision: Precision = "auto"
-    """Of the matrix products."""
+    """Data type of matrix products."""
     images: float | None = None
-    """Pictures of a pre-training, such as 303e6."""
+    """Images in the training set, such as 303e6."""
     epochs: float | None = None
-    """Times that each is seen; 1 if only images are given."""
+    """Passes over the images; 1 if only images are given."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "image_size", "classes", "micro_batch", "devices"):
@@ -72,18 +72,18 @@ class Wish:
         if self.micro_batch is not None and share % self.micro_batch:
             fitting = max(n for n in range(1, min(self.micro_batch, share) + 1) if not share % n)
             raise ConfigError(
-                f"micro_batch={self.micro_batch} does not divide the {share} pictures that a "
-                f"device has of a batch; try micro_batch={fitting}"
+                f"micro_batch={self.micro_batch} does not divide the {share} images of a "
+                f"batch on each device; try micro_batch={fitting}"
             )
-        self.settings()  # refuses an average that is none
+        self.settings()  # checks the average
 
     @property
-    def share(self) -> int:
-        """Pictures of a batch on one device."""
+    def images_per_device(self) -> int:
+        """Images of a batch on one device."""
         return self.batch_size // self.devices
 
     def settings(self) -> Settings:
-        """The settings of `vitrail train` for it, with nothing left to be chosen but the model."""
+        """Return the settings of `vitrail train` for it; only the model is left to choose."""
         return Settings(
             steps=STEPS,
             batch_size=self.batch_size,

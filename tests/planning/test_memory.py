@@ -10,9 +10,8 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Mixing
 from vitrail.models.config import BitConfig
 from vitrail.models.vit import build
-from vitrail.planning import trace as tracing
-from vitrail.planning.trace import trace_evaluation, trace_step, walk
-from vitrail.planning.wish import Wish
+from vitrail.planning.memory import preprocessing_for, record_step, trace_evaluation, trace_step
+from vitrail.planning.request import PlanRequest
 from vitrail.training.data_module import batch_preparation
 from vitrail.training.loop import make_state, train_step
 from vitrail.training.objectives import make_objective
@@ -22,7 +21,7 @@ SMALL = VitConfig(
     depth=3, width=64, mlp_width=256, heads=2, patch_size=4, image_size=32, num_classes=10
 )
 RESNET = BitConfig(blocks=(1, 1), image_size=32, num_classes=10)
-PLAIN = Wish(model="ViT-Mu/4")
+PLAIN = PlanRequest(model="ViT-Mu/4")
 
 
 def traced(config=SMALL, accumulated=1, precision=torch.float32, **changes):
@@ -35,8 +34,8 @@ def plain():
     return traced()
 
 
-def real_peak(config, settings, pictures, accumulated=1):
-    """Bytes that torch took at most in a real step, beyond what was there before it."""
+def real_peak(config, settings, images, accumulated=1):
+    """Return the peak bytes that torch allocates in a real step."""
     model = build(config, device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -48,22 +47,22 @@ def real_peak(config, settings, pictures, accumulated=1):
     )
     state = make_state(objective, objective, schedule)
     prepare = batch_preparation(
-        tracing.plain(config), Mixing(), 10, torch.device("cpu"), steps_per_epoch=1
+        preprocessing_for(config), Mixing(), 10, torch.device("cpu"), steps_per_epoch=1
     )
-    shape = (pictures, 3, config.image_size, config.image_size)
+    shape = (images, 3, config.image_size, config.image_size)
 
     def batches():
         for _ in repeat(None):
             yield Batch(
                 torch.zeros(shape, dtype=torch.uint8),
-                torch.zeros(pictures, dtype=torch.long),
-                torch.arange(pictures),
+                torch.zeros(images, dtype=torch.long),
+                torch.arange(images),
             )
 
     train_step(state, batches(), prepare)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         train_step(state, batches(), prepare)
-    memory = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    memory = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     return max(accumulate(e.nbytes() for e in sorted(memory, key=lambda e: e.start_ns())))
 
 
@@ -73,45 +72,50 @@ def real_peak(config, settings, pictures, accumulated=1):
         (SMALL, 1, {}, 0.04),
         (SMALL, 1, {"checkpointing": True}, 0.04),
         (SMALL, 2, {"optimizer": "muon", "average": 0.9}, 0.04),
-        (RESNET, 1, {"optimizer": "sgd"}, 0.15),  # a convolution orders pictures anew for itself
+        (
+            RESNET,
+            1,
+            {"optimizer": "sgd"},
+            0.15,
+        ),  # convolutions allocate a reordered copy of their input
     ],
 )
-def test_a_real_step_takes_the_bytes_that_were_counted(config, accumulated, changes, tolerance):
+def test_peak_matches_the_profiler(config, accumulated, changes, tolerance):
     trace = traced(config, accumulated, **changes)
-    static = sum(trace.part(part) for part in ("weights", "optimizer", "average"))
+    static = sum(trace.total(part) for part in ("weights", "optimizer", "average"))
     counted = sum(trace.at_peak(64).values()) - static
-    found = real_peak(config, replace(PLAIN, **changes).settings(), 64, accumulated)
-    assert counted == pytest.approx(found, rel=tolerance)
+    measured = real_peak(config, replace(PLAIN, **changes).settings(), 64, accumulated)
+    assert counted == pytest.approx(measured, rel=tolerance)
 
 
-def test_two_walks_tell_of_every_batch(plain):
-    seven = walk(SMALL, PLAIN.settings(), 7, 1, torch.float32)
-    live = accumulate(seven.bytes[block] * sign for block, sign in seven.events)
-    assert sum(plain.at_peak(7).values()) == max(list(live)[seven.begin :])
+def test_two_traces_predict_every_batch_size(plain):
+    recorder, events, begin = record_step(SMALL, PLAIN.settings(), 7, 1, torch.float32)
+    live = accumulate(recorder.sizes[block] * sign for block, sign in events)
+    assert sum(plain.at_peak(7).values()) == max(list(live)[begin:])
 
 
-def test_parts_are_as_large_as_they_must_be(plain):
+def test_weights_gradients_and_adam_moments(plain):
     weights = 4 * sum(p.numel() for p in build(SMALL).parameters())
-    assert plain.part("weights") == plain.part("gradients") == weights
-    assert plain.part("optimizer") == pytest.approx(2 * weights, rel=0.01)
+    assert plain.total("weights") == plain.total("gradients") == weights
+    assert plain.total("optimizer") == pytest.approx(2 * weights, rel=0.01)
     assert plain.at_peak(64)["weights"] == weights
 
 
-def test_checkpointing_keeps_less(plain):
+def test_checkpointing_reduces_activations(plain):
     less = traced(checkpointing=True).at_peak(64)["activations"]
     assert less < 0.7 * plain.at_peak(64)["activations"]
 
 
-def test_accumulated_gradients_are_there_at_the_peak(plain):
-    assert plain.at_peak(64)["gradients"] < 0.5 * plain.part("gradients")
-    assert traced(accumulated=3).at_peak(64)["gradients"] == plain.part("gradients")
+def test_accumulated_gradients_exist_at_the_peak(plain):
+    assert plain.at_peak(64)["gradients"] < 0.5 * plain.total("gradients")
+    assert traced(accumulated=3).at_peak(64)["gradients"] == plain.total("gradients")
 
 
-def test_half_precision_is_traced_although_its_cache_has_no_order(plain):
+def test_bfloat16_reduces_activations_only(plain):
     half = traced(precision=torch.bfloat16).at_peak(64)
     assert half["weights"] == plain.at_peak(64)["weights"]
     assert half["activations"] < 0.8 * plain.at_peak(64)["activations"]
 
 
-def test_evaluating_needs_less_than_learning(plain):
+def test_evaluation_needs_less_than_training(plain):
     assert 0 < trace_evaluation(SMALL, 64) < 0.5 * plain.at_peak(64)["activations"]

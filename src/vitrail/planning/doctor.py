@@ -1,0 +1,400 @@
+"""What this machine is, what is fast on it, and what is wrong: `vitrail doctor`.
+
+Results are dictionaries, as `vitrail doctor --json` prints them. `inspect_machine` collects,
+`measure_speeds` times matrix products and JPEG decoding for a second or two, `find_problems` and
+`draw_conclusions` are pure functions of both. A broken torch is a finding, not a crash: torch and
+what needs it are imported inside functions.
+"""
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from math import ceil
+from pathlib import Path
+from typing import TypedDict
+
+from vitrail import __version__
+from vitrail.extras import EXTRAS
+from vitrail.formatting import GIB, MIB
+
+VARIABLES = {
+    "OMP_NUM_THREADS": "threads of a matrix product",
+    "MKL_NUM_THREADS": "the same, where torch uses MKL",
+    "GOMP_SPINCOUNT": "how long those threads spin while they wait; `vitrail` sets 20000",
+    "ATEN_CPU_CAPABILITY": "instruction set that torch may use",
+    "MALLOC_ARENA_MAX": "heaps of the C library; if set, training does not configure them",
+    "MALLOC_MMAP_THRESHOLD_": "the same",
+    "MALLOC_TRIM_THRESHOLD_": "the same",
+    "CUDA_VISIBLE_DEVICES": "GPUs that may be used",
+    "VITRAIL_CACHE": "folder of cached features and engines",
+    "XDG_CACHE_HOME": "parent of that folder",
+    "HF_HOME": "folder of the Hugging Face hub's files",
+    "HF_HUB_CACHE": "folder of models from the hub",
+    "HF_HUB_OFFLINE": "1: take hub models from that folder only",
+    "HF_ENDPOINT": "address of another hub",
+    "NO_COLOR": "no colors in a terminal",
+}
+CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
+REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
+CGROUP = Path("/sys/fs/cgroup")
+LOW_DISK = 1 * GIB  # below which a run or a download may not fit
+NO_DISK = 64 * MIB  # below which nothing does
+LOW_MEMORY = 1 * GIB  # torch itself takes a third of it
+ALIKE = 1.1  # ratios below this count as equally fast
+BUSY = 0.5  # cores that others may want before it is reported
+SECONDS = 0.2  # of each measurement
+WIDTH = 768  # of the measured matrices: that of ViT-B
+SIDE = 480  # pixels of the measured JPEG
+SAMPLE = "builtin:sign-digits"  # where that JPEG's image comes from
+
+
+class Package(TypedDict):
+    name: str
+    least: str  # oldest version that works; empty if any does
+    version: str | None  # None: not installed
+
+
+class Processor(TypedDict):
+    model: str
+    cores: int  # of the machine
+    allowed: int  # that this process may use
+    quota: float | None  # cores' worth of time that a container may take
+    load: float | None  # load average over the last minute
+    threads: int | None  # of torch; None if it cannot be imported
+    capability: str  # instruction set that torch uses
+    able: dict[str, bool]
+
+
+class MemoryBytes(TypedDict):
+    total: int
+    limit: int | None  # of the container
+    free: int | None  # for this process; None if torch cannot be imported
+
+
+class Disk(TypedDict):
+    what: str
+    path: str
+    free: int  # bytes
+    writable: bool
+
+
+class Machine(TypedDict):
+    vitrail: str
+    python: str
+    system: str
+    packages: list[Package]
+    extras: dict[str, list[Package]]
+    broken: str  # why torch cannot be imported; empty if it can
+    whole: bool  # torch and all required packages are there, so speeds can be measured
+    processor: Processor
+    memory: MemoryBytes
+    accelerators: list[str]
+    disks: list[Disk]
+    environment: dict[str, str]
+
+
+class Problem(TypedDict):
+    what: str
+    remedy: str
+    fatal: bool  # vitrail fails where it is met, rather than being slow
+
+
+class Speeds(TypedDict):
+    threads: int
+    float32: float  # FLOP/s of matrix products, all threads
+    float32_alone: float  # one thread
+    bfloat16: float  # all threads
+    jpeg_simplejpeg: float | None  # images of SIDE x SIDE per second; None: not installed
+    jpeg_pillow: float
+    precision: str  # that training chooses here
+    reason: str
+    parts: int  # shards of a batch (CPU data parallelism) when ViT-S/16 is trained
+
+
+def inspect_machine() -> Machine:
+    """Describe this machine as it is now."""
+    required, broken = requirements(), ""
+    cores = os.cpu_count() or 1
+    processor: Processor = {
+        "model": cpu_model(),
+        "cores": cores,
+        "allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        "quota": cpu_quota(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "threads": None,
+        "capability": "",
+        "able": {},
+    }
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory: MemoryBytes = {"total": total, "limit": None, "free": None}
+    accelerators: list[str] = []
+    try:
+        import torch
+    except Exception as error:  # a library that does not fit raises anything
+        broken = f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        from vitrail.training.memory import CGROUP_LIMITS, free_bytes
+
+        has = torch.cpu.get_capabilities()
+        processor["able"] = {name: bool(has.get(key)) for name, key in CPU_FEATURES.items()}
+        processor["able"]["bfloat16"] = bool(has.get("amx_bf16") or has.get("avx512_bf16"))
+        processor["threads"] = torch.get_num_threads()
+        processor["capability"] = torch.backends.cpu.get_cpu_capability()
+        memory["free"] = free_bytes(torch.device("cpu"))
+        memory["limit"] = memory_limit([name for name, _, _ in CGROUP_LIMITS], total)
+        if torch.cuda.is_available():
+            for n in range(torch.cuda.device_count()):
+                gpu = torch.cuda.get_device_properties(n)
+                accelerators.append(f"cuda:{n} {gpu.name}, {gpu.total_memory / GIB:.0f} GiB")
+        if torch.backends.mps.is_available():
+            accelerators.append("mps, which shares the CPU's memory")
+    whole = not broken and all(package["version"] for package in required.get("", ()))
+    return {
+        "vitrail": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "packages": required.get("", []),
+        "extras": {name: required.get(name, []) for name in EXTRAS},
+        "broken": broken,
+        "whole": whole,
+        "processor": processor,
+        "memory": memory,
+        "accelerators": accelerators,
+        "disks": [*disks()] if whole else [],
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def requirements() -> dict[str, list[Package]]:
+    """Return what the installed vitrail requires, under "" or the name of an extra."""
+    packages: dict[str, list[Package]] = {}
+    try:
+        lines = metadata.requires("vitrail") or []
+    except metadata.PackageNotFoundError:  # run from its source, without an installation
+        lines = []
+    for line in lines:
+        match = REQUIREMENT.fullmatch(line)
+        assert match is not None, line
+        name, least, extra = match.groups(default="")
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            version = None
+        packages.setdefault(extra, []).append({"name": name, "least": least, "version": version})
+    return packages
+
+
+def cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """Return the cores' worth of time that a container may take (cgroup v2 or v1)."""
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = (int((cgroup / "cpu" / name).read_text()) for name in names)
+        return quota / period if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file; or "max", which is no number
+        return None
+
+
+def memory_limit(names: list[str], total: int, cgroup: Path = CGROUP) -> int | None:
+    """Return what a container may take, if that is less than there is."""
+    limits = [total]
+    for name in names:
+        try:
+            limits.append(int((cgroup / name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(limits) if min(limits) < total else None
+
+
+def disks() -> Iterator[Disk]:
+    """Yield the folders that commands write to by default."""
+    from vitrail.checkpoints.hub import cache_dir
+    from vitrail.data.storage import cache_folder
+
+    features = cache_folder("features")
+    folders = {
+        "runs": Path("runs").absolute(),
+        "features and engines": features and features.parent,
+        "models of the hub": cache_dir(),
+        "temporary files": Path(tempfile.gettempdir()),
+    }
+    for what, path in folders.items():
+        if path is not None:
+            existing = next(folder for folder in (path, *path.parents) if folder.exists())
+            free = shutil.disk_usage(existing).free
+            writable = os.access(existing, os.W_OK)
+            yield {"what": what, "path": str(path), "free": free, "writable": writable}
+
+
+def version_fits(package: Package) -> bool:
+    version = package["version"]
+    return version is not None and version_key(version) >= version_key(package["least"])
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """2.13.0+cpu → (2, 13, 0), which compares as versions do."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def find_problems(machine: Machine) -> list[Problem]:
+    """Return what to fix, fatal problems first."""
+    problems = [*package_problems(machine), *disk_problems(machine), *resource_problems(machine)]
+    rows: list[Problem] = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in problems]
+    return sorted(rows, key=lambda problem: not problem["fatal"])
+
+
+def package_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+    for package in machine["packages"]:
+        if not version_fits(package):
+            name, least, version = package["name"], package["least"], package["version"]
+            state = f"is {version}" if version else "is missing"
+            pinned = f"'{name}>={least}'" if least else name
+            yield (
+                f"{name} {state}, and vitrail needs {least or 'it'}",
+                f"pip install {pinned}",
+                True,
+            )
+    for extra, packages in machine["extras"].items():
+        for package in packages:
+            if package["version"] and not version_fits(package):
+                yield (
+                    f"{package['name']} {package['version']} is older than {package['least']}, "
+                    f"which vitrail[{extra}] needs",
+                    f"pip install --upgrade 'vitrail[{extra}]'",
+                    False,
+                )
+    if machine["broken"]:
+        yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
+
+
+def disk_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+    for disk in machine["disks"]:
+        remedy = {
+            "runs": "give --out, or work in {}",
+            "features and engines": "set VITRAIL_CACHE to {}",
+            "models of the hub": "set HF_HOME to {}",
+            "temporary files": "set TMPDIR to {}",
+        }[disk["what"]]
+        where, free = f"{disk['path']} ({disk['what']})", disk["free"]
+        if not disk["writable"]:
+            yield f"not writable: {where}", remedy.format("a writable folder"), True
+        elif free < LOW_DISK:
+            remedy = f"free up space, or {remedy.format('a folder with more space')}"
+            yield f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK
+
+
+def resource_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+    processor, free = machine["processor"], machine["memory"]["free"]
+    threads, load, quota = processor["threads"], processor["load"], processor["quota"]
+    cores = processor["allowed"]
+    if quota is not None:
+        cores = max(1, min(cores, ceil(quota)))
+    if threads is not None and threads > cores:
+        yield (
+            f"torch uses {threads} threads, and this process may use {cores} of the cores: threads "
+            "wait for each other",
+            f"set OMP_NUM_THREADS={cores}",
+            False,
+        )
+    if threads == 1 < cores:
+        text = f"torch uses one thread, and this process may use {cores} cores"
+        yield text, "unset OMP_NUM_THREADS", False
+    if load is not None and load > processor["cores"] + BUSY:
+        yield (
+            f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and "
+            "speeds measured here are too low",
+            "wait for other processes, or stop them",
+            False,
+        )
+    if free is not None and free < LOW_MEMORY:
+        remedy = "close other programs; `vitrail plan MODEL` reports what a training run needs"
+        yield f"{free / MIB:,.0f} MiB of memory free", remedy, False
+
+
+def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:
+    """Time matrix products in both data types and JPEG decoding by both decoders.
+
+    The best of several repetitions counts: other processes can only slow a measurement down.
+    """
+    import torch
+
+    from vitrail.data.datasets import open_dataset
+    from vitrail.data.decode import decode, load_simplejpeg, thumbnail, to_jpeg
+    from vitrail.data.loader import start_pool
+    from vitrail.distributed import device_type
+    from vitrail.models.registry import CONFIGURATIONS
+    from vitrail.training.auto_config import choose_precision, choose_shards
+    from vitrail.training.config import Settings
+
+    def best_time(work: Callable[[], object]) -> float:
+        times: list[float] = []
+        while len(times) < 2 or sum(times) < seconds:  # the first also warms up
+            started = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    def matmul_flops(dtype: torch.dtype) -> float:
+        matrix = torch.ones(width, width, dtype=dtype)
+        return 2 * width**3 / best_time(lambda: matrix @ matrix)
+
+    image = thumbnail(open_dataset(SAMPLE, "test"), 0, side)
+    assert image is not None, "it is part of the package"
+    jpeg = to_jpeg(image)
+    with start_pool(1, torch_threads=1, name="alone") as pool:
+        alone = pool.submit(matmul_flops, torch.float32).result()
+    fast = None if load_simplejpeg() is None else 1 / best_time(lambda: decode(jpeg))
+    device, model = torch.device(device_type("", 1)), CONFIGURATIONS["ViT-S/16"]
+    precision, reason = choose_precision("auto", device, model)
+    return {
+        "threads": torch.get_num_threads(),
+        "float32": matmul_flops(torch.float32),
+        "float32_alone": alone,
+        "bfloat16": matmul_flops(torch.bfloat16),
+        "jpeg_simplejpeg": fast,
+        "jpeg_pillow": 1 / best_time(lambda: decode(jpeg, backend="pillow")),
+        "precision": str(precision).removeprefix("torch."),
+        "reason": reason,
+        "parts": choose_shards(model, Settings(), precision, device),
+    }
+
+
+def draw_conclusions(machine: Machine, speeds: Speeds) -> Iterator[str]:
+    """Yield what is fast here, and why."""
+    for name in machine["accelerators"]:
+        yield f"compute device: {name}, unless --device or --machine.device says otherwise"
+    ratio = speeds["float32"] / speeds["bfloat16"]
+    if ratio > ALIKE:
+        fastest = f"float32 is fastest here, {ratio:.1f} times as fast as bfloat16"
+    elif 1 / ratio > ALIKE:
+        fastest = f"bfloat16 is fastest here, {1 / ratio:.1f} times as fast as float32"
+    else:
+        fastest = "float32 and bfloat16 are equally fast here"
+    yield f"{fastest}; training uses {speeds['precision']}: {speeds['reason']}"
+    if speeds["threads"] > 1:
+        ratio = speeds["float32"] / speeds["float32_alone"]
+        faster = f"{ratio:.1f} times as fast as one" if ratio > ALIKE else "no faster than one"
+        yield f"matrix products with {speeds['threads']} threads are {faster}"
+    if speeds["parts"] > 1:
+        yield f"CPU data parallelism: training splits each batch into {speeds['parts']} shards"
+    if speeds["jpeg_simplejpeg"] is None:
+        yield "JPEGs are decoded by Pillow; install vitrail[fast] for a faster decoder"
+    else:
+        ratio = speeds["jpeg_simplejpeg"] / speeds["jpeg_pillow"]
+        yield f"JPEGs are decoded by simplejpeg, {ratio:.1f} times as fast as Pillow"
