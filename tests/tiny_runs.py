@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import (
-    AugmentSettings,
-    MixSettings,
     ModelSettings,
     OptimSettings,
     RunConfig,
@@ -26,8 +25,8 @@ SETTINGS = Settings(
     batch_size=6,
     model=TINY,
     optim=OptimSettings(kind="adamw", learning_rate=3e-3, warmup_steps=1),
-    augment=AugmentSettings(crop="padded", padding=1, flip=True),
-    mix=MixSettings(cutmix=0.0),  # mixes within a micro-batch
+    augment=Augmentation(crop="padded", padding=1, flip=True),
+    mix=Mixing(cutmix=0.0),  # mixes within a micro-batch
 )
 
 

@@ -4,42 +4,67 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tiny_runs import write_colors
 from vitrail.data.datasets import open_dataset
-from vitrail.data.preprocessing import Mixing
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
 from vitrail.models.registry import configuration
 from vitrail.training.auto_config import (
+    ENOUGH_EPOCHS,
     DatasetStats,
     choose_augmentation,
     complete_settings,
     dataset_stats,
+    encoder_cost,
+    frozen_patterns,
     image_size_stages,
+    plan_finetuning,
 )
 from vitrail.training.config import (
-    AugmentSettings,
     LossSettings,
     MachineSettings,
-    MixSettings,
     ModelSettings,
     OptimSettings,
     Settings,
 )
+from vitrail.training.data_module import batch_preparation
 
 STATS = DatasetStats(images=2000, classes=5, side=160, channels=3, multi_label=False, seconds=3e-4)
+SMALL = replace(STATS, side=32)
+TINY, PICO = configuration("ViT-Ti/16"), configuration("ViT-Pico/8")
 
 
-def chosen(settings=None, stats=STATS, *, gpu=False, start=None):
-    return complete_settings(settings or Settings(), stats, gpu=gpu, start=start)
+def chosen(settings=None, stats=STATS, *, gpu=False, start=None, **options):
+    return complete_settings(settings or Settings(), stats, gpu=gpu, start=start, **options)
+
+
+def values(settings, names):
+    """Return the values of settings such as `model.name`."""
+    found = []
+    for name in names.split():
+        value = settings
+        for part in name.split("."):
+            value = getattr(value, part)
+        found.append(value)
+    return tuple(found)
+
+
+def model(**changes):
+    return Settings(model=ModelSettings(**changes))
+
+
+def optim(**changes):
+    return Settings(optim=OptimSettings(**changes))
 
 
 def test_all_settings_are_completed_with_reasons():
     choices = chosen()
-    settings = choices.settings
-    assert None not in (settings.batch_size, settings.epochs, settings.model.name)
-    assert None not in (settings.optim.kind, settings.optim.learning_rate, settings.loss.kind)
+    names = "batch_size epochs model.name optim.kind optim.learning_rate loss.kind"
+    assert None not in values(choices.settings, names)
     assert all(": " in reason for reason in choices.reasons)
 
 
@@ -56,152 +81,137 @@ def test_explicit_settings_are_kept():
     assert chosen(explicit).settings == replace(explicit, model=replace(explicit.model, channels=3))
 
 
-def test_only_automatic_models_get_frozen_whitening_filters():
-    quick = chosen().settings
-    assert (quick.model.init, quick.optim.freeze) == ("quick", ("stem.layers.0.weight",))
-    assert quick.optim.kind == "muon"
-    named = chosen(Settings(model=ModelSettings(name="ViT-Ti/16"))).settings
-    assert (named.model.init, named.optim.freeze) == (None, ())
-    patches = chosen(Settings(model=ModelSettings(stem="patches"))).settings
-    assert (patches.model.init, patches.optim.freeze) == (None, ())
-    google = chosen(Settings(model=ModelSettings(init="google"))).settings
-    assert (google.model.init, google.optim.freeze) == ("google", ())
+FROZEN, SHAPE = ("stem.layers.0.weight",), "model.depth model.width model.mlp_width model.heads"
+RATE = "optim.kind optim.learning_rate optim.layer_decay"
+CASES = {
+    # Whitening filters, frozen, for chosen models only.
+    "quick": (None, {}, "model.init optim.freeze optim.kind", ("quick", FROZEN, "muon")),
+    "named": (model(name="ViT-Ti/16"), {}, "model.init optim.freeze", (None, ())),
+    "patches": (model(stem="patches"), {}, "model.init optim.freeze", (None, ())),
+    "google": (model(init="google"), {}, "model.init optim.freeze", ("google", ())),
+    # The model follows the images.
+    "large images": (None, {}, "model.image_size model.channels", (128, 3)),
+    "medium images": (None, {"stats": replace(STATS, side=100)}, "model.image_size", (64,)),
+    "small gray images": (
+        None,
+        {"stats": replace(STATS, side=28, channels=1)},
+        "model.image_size model.patch_size model.channels",
+        (28, 4, 1),
+    ),
+    "progressive": (None, {}, "image_sizes", (((0.0, 64), (0.5, 128)),)),
+    "not progressive": (None, {"stats": SMALL}, "image_sizes", ((),)),
+    "wide": (None, {"stats": SMALL}, SHAPE, (2, 96, 384, 3)),
+    "explicit shape": (model(width=64), {"stats": SMALL}, SHAPE, (None, 64, None, None)),
+    "large dataset on a GPU": (
+        None,
+        {"stats": replace(STATS, images=1_000_000), "gpu": True},
+        "model.name",
+        ("ViT-S/16",),
+    ),
+    "batch of few images": (None, {"stats": replace(STATS, images=5)}, "batch_size", (5,)),
+    # Schedules and rates of optimizers.
+    "muon": (None, {}, "optim.schedule optim.cooldown", ("constant-linear", 0.6)),
+    "muon, schedule": (optim(schedule="constant-linear"), {}, "optim.cooldown", (None,)),
+    "muon, cooldown": (
+        optim(cooldown=0.1),
+        {},
+        "optim.schedule optim.cooldown",
+        ("constant-linear", 0.1),
+    ),
+    "muon, cosine": (
+        optim(schedule="cosine", weight_decay=0.0),
+        {},
+        "optim.kind optim.schedule optim.weight_decay",
+        ("muon", "cosine", 0.0),
+    ),
+    "lion": (
+        optim(kind="lion"),
+        {},
+        "optim.learning_rate optim.schedule optim.weight_decay",
+        (1e-4, "cosine", 0.0),
+    ),
+    # Fine-tuning.
+    "fine-tuning": (
+        None,
+        {"start": configuration("ViT-B/16")},
+        f"model {RATE} batch_size epochs",
+        (ModelSettings(), "adamw", 2e-4, 0.75, 32, 4.0),
+    ),
+    "fine-tuning, narrow": (None, {"start": TINY}, RATE, ("adamw", 8e-4, 0.75)),
+    "fine-tuning, explicit": (
+        optim(learning_rate=1e-5, layer_decay=1.0),
+        {"start": TINY},
+        RATE,
+        ("adamw", 1e-5, 1.0),
+    ),
+    "fine-tuning, small": (
+        None,
+        {"start": PICO},
+        "optim.kind optim.schedule optim.cooldown",
+        ("muon", "linear", None),
+    ),
+    "fine-tuning, BiT": (None, {"start": configuration("BiT-R50x1")}, "optim.kind", ("adamw",)),
+    "fine-tuning, frozen": (  # perhaps there is no matrix for Muon
+        optim(freeze=("encoder.*",)),
+        {"start": PICO},
+        "optim.kind",
+        ("adamw",),
+    ),
+    "new head": (None, {"start": TINY}, "head_init", ("probe",)),
+    "known head": (None, {"start": TINY, "new_head": False}, "head_init", ("zeros",)),
+    "named optimizer": (optim(kind="sgd"), {"start": TINY}, "head_init", ("zeros",)),
+    "explicit head": (
+        Settings(optim=OptimSettings(kind="sgd"), head_init="probe"),
+        {"start": TINY},
+        "head_init",
+        ("probe",),
+    ),
+    "several labels": (
+        None,
+        {"start": TINY, "stats": replace(STATS, multi_label=True)},
+        "head_init loss.kind",
+        ("zeros", "sigmoid"),
+    ),
+    # Data loading.
+    "fast decoding": (None, {}, "machine.workers", (0,)),
+    "slow decoding": (None, {"stats": replace(STATS, seconds=0.01)}, "machine.workers", (None,)),
+    "GPU": (None, {"gpu": True}, "machine.workers", (None,)),
+}
 
 
-def test_muon_schedule_from_scratch_and_explicit():
-    scratch = chosen().settings.optim
-    assert (scratch.schedule, scratch.cooldown) == ("constant-linear", 0.6)
-    tuned = chosen(start=configuration("ViT-Pico/8")).settings.optim
-    assert (tuned.kind, tuned.schedule, tuned.cooldown) == ("muon", "linear", None)
-    explicit = chosen(Settings(optim=OptimSettings(schedule="constant-linear"))).settings.optim
-    assert explicit.cooldown is None
-    explicit = chosen(Settings(optim=OptimSettings(cooldown=0.1))).settings.optim
-    assert (explicit.schedule, explicit.cooldown) == ("constant-linear", 0.1)
+@pytest.mark.parametrize("case", CASES)
+def test_chosen_settings(case):
+    settings, options, names, expected = CASES[case]
+    assert values(chosen(settings, **options).settings, names) == expected
 
 
-def test_explicit_optimizer_gets_its_defaults():
-    lion = chosen(Settings(optim=OptimSettings(kind="lion"))).settings.optim
-    assert (lion.learning_rate, lion.schedule, lion.weight_decay) == (1e-4, "cosine", 0.0)
-    muon = chosen(Settings(optim=OptimSettings(schedule="cosine", weight_decay=0.0))).settings.optim
-    assert (muon.kind, muon.schedule, muon.weight_decay) == ("muon", "cosine", 0.0)
-
-
-def test_masked_patches_are_not_mixed():
-    _, mixing = choose_augmentation(Settings(objective="masked-patches"), STATS)
-    assert (mixing.mixup, mixing.cutmix) == (0, 0)
-
-
-def test_image_size_follows_the_data():
-    small = chosen(stats=replace(STATS, side=28, channels=1)).settings
-    assert (small.model.image_size, small.model.patch_size, small.model.channels) == (28, 4, 1)
-    assert chosen().settings.model.image_size == 128
-    assert chosen(stats=replace(STATS, side=100)).settings.model.image_size == 64
-    assert chosen().settings.model.channels == 3
-
-
-def test_progressive_resizing_only_for_large_images():
-    assert chosen(stats=replace(STATS, side=32)).settings.image_sizes == ()
-    assert chosen().settings.image_sizes == ((0.0, 64), (0.5, 128))
-
-
-def test_small_model_is_wide_unless_its_shape_is_set():
-    small = replace(STATS, side=32)
-    model = chosen(stats=small).settings.model
-    assert (model.depth, model.width, model.mlp_width, model.heads) == (2, 96, 384, 3)
-    explicit = chosen(Settings(model=ModelSettings(width=64)), stats=small).settings.model
-    assert (explicit.depth, explicit.width, explicit.heads) == (None, 64, None)
-
-
-def test_chosen_model_fits_every_image_size_stage():
-    for side in (8, 15, 28, 32, 40, 41, 100, 500):
-        settings = chosen(stats=replace(STATS, side=side)).settings
-        config = configuration(settings.model.name).change(**settings.model.changes())
-        for _, size in image_size_stages(settings, config):
-            assert size % config.stride[0] == 0
-            assert size <= config.image_size
-
-
-def test_gpu_and_large_dataset_choose_a_larger_model():
+def test_large_dataset_without_gpu_gets_a_small_model():
     many = replace(STATS, images=1_000_000)
-    assert chosen(stats=many, gpu=True).settings.model.name == "ViT-S/16"
     assert chosen(stats=many).settings.model.name != "ViT-S/16"
 
 
-def test_finetuning_defaults():
-    settings = chosen(start=configuration("ViT-B/16")).settings
-    assert settings.model == ModelSettings()
-    assert settings.optim.kind == "adamw"
-    assert settings.optim.learning_rate == 2e-4
-    assert settings.optim.layer_decay == 0.75
-    assert (settings.batch_size, settings.epochs) == (32, 4.0)
+@pytest.mark.parametrize("side", [8, 15, 28, 32, 40, 41, 100, 500])
+def test_chosen_model_fits_every_image_size_stage(side):
+    settings = chosen(stats=replace(STATS, side=side)).settings
+    config = configuration(settings.model.name).change(**settings.model.changes())
+    for _, size in image_size_stages(settings, config):
+        assert size % config.stride[0] == 0
+        assert size <= config.image_size
 
 
-def test_finetuning_rate_depends_on_width():
-    tiny = chosen(start=configuration("ViT-Ti/16")).settings.optim
-    assert (tiny.kind, tiny.learning_rate, tiny.layer_decay) == ("adamw", 8e-4, 0.75)
-    explicit = Settings(optim=OptimSettings(learning_rate=1e-5, layer_decay=1.0))
-    explicit = chosen(explicit, start=configuration("ViT-Ti/16")).settings.optim
-    assert (explicit.learning_rate, explicit.layer_decay) == (1e-5, 1.0)
-
-
-def test_small_models_are_finetuned_with_muon():
-    small = configuration("ViT-Pico/8")
-    assert chosen(start=small).settings.optim.kind == "muon"
-    assert chosen(start=configuration("BiT-R50x1")).settings.optim.kind == "adamw"
-    frozen = Settings(
-        optim=OptimSettings(freeze=("encoder.*",))
-    )  # perhaps there is no matrix to turn
-    assert chosen(frozen, start=small).settings.optim.kind == "adamw"
-
-
-def test_multi_label_data_needs_sigmoid_loss():
-    several = replace(STATS, multi_label=True)
-    assert chosen(stats=several).settings.loss.kind == "sigmoid"
+def test_softmax_for_multi_label_data_raises():
     with pytest.raises(ConfigError, match="use 'sigmoid'"):
-        chosen(Settings(loss=LossSettings(kind="softmax")), several)
-
-
-def test_workers_are_used_for_slow_decoding_or_gpu():
-    assert chosen().settings.machine.workers == 0
-    assert chosen(stats=replace(STATS, seconds=0.01)).settings.machine.workers is None
-    assert chosen(gpu=True).settings.machine.workers is None
-
-
-def test_batch_size_is_capped_by_the_dataset():
-    assert chosen(stats=replace(STATS, images=5)).settings.batch_size == 5
-
-
-def test_explicit_augmentation_is_kept_and_completed():
-    settings = Settings(augment=AugmentSettings(flip=False, policy="trivial"))
-    augmentation, mixing = choose_augmentation(settings, STATS)
-    assert not augmentation.flip
-    assert augmentation.policy == "trivial"
-    assert augmentation.crop == "inception"
-    assert (mixing.cutmix, mixing.chance, mixing.after) == (1.0, 0.5, 15)
-    small, _ = choose_augmentation(settings, replace(STATS, side=28))
-    assert small.crop == "padded"
-    _, tuned = choose_augmentation(Settings(), STATS, fine_tuning=True)
-    assert tuned.cutmix == 0.0
-    many = replace(STATS, side=28, images=60_000)
-    light, none = choose_augmentation(Settings(), many)
-    assert (light.crop, none.cutmix) == ("whole", 0.0)
-
-
-def test_explicit_mixing_starts_immediately():
-    _, mixing = choose_augmentation(Settings(mix=MixSettings(mixup=0.2)), STATS)
-    assert mixing == Mixing(mixup=0.2)
-    _, later = choose_augmentation(Settings(mix=MixSettings(after=5)), STATS)
-    assert later == Mixing(cutmix=1.0, chance=0.5, after=5)
+        chosen(Settings(loss=LossSettings(kind="softmax")), replace(STATS, multi_label=True))
 
 
 def test_invalid_image_sizes_raise():
-    config = configuration("ViT-Ti/16")
-    with pytest.raises(ConfigError, match="40 pixels are not a multiple of 16 up to 224; try 32"):
-        image_size_stages(Settings(image_sizes=((0.0, 40),)), config)
-    with pytest.raises(ConfigError, match="end with 224"):
-        image_size_stages(Settings(image_sizes=((0.0, 32),)), config)
-    with pytest.raises(ConfigError, match="for Vision Transformers only"):
-        image_size_stages(Settings(image_sizes=((0.0, 32),)), BitConfig())
+    for sizes, config, message in [
+        (((0.0, 40),), TINY, "40 pixels are not a multiple of 16 up to 224; try 32"),
+        (((0.0, 32),), TINY, "end with 224"),
+        (((0.0, 32),), BitConfig(), "for Vision Transformers only"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            image_size_stages(Settings(image_sizes=sizes), config)
 
 
 def test_dataset_stats_of_arrays(tmp_path):
@@ -210,3 +220,147 @@ def test_dataset_stats_of_arrays(tmp_path):
     gray = np.zeros((4, 9, 7), np.uint8)
     np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
     assert dataset_stats(open_dataset(tmp_path / "gray.npz", "all")).channels == 1
+
+
+# Augmentation
+
+
+def test_explicit_augmentation_is_kept_and_completed():
+    settings = Settings(augment=Augmentation(flip=False, policy="trivial"))
+    augmentation, mixing = choose_augmentation(settings, STATS)
+    expected = Augmentation(crop_area=(0.35, 1.0), flip=False, policy="trivial")
+    assert augmentation == expected.resolve()
+    assert mixing == Mixing(cutmix=1.0, chance=0.5, after=15, mixup=0.0)
+    small, _ = choose_augmentation(settings, replace(STATS, side=28))
+    assert (small.crop, small.padding) == ("padded", 3)
+    many = replace(STATS, side=28, images=60_000)
+    light, none = choose_augmentation(Settings(), many)
+    assert (light.crop, none.cutmix) == ("whole", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fine_tuning", "mixing"),
+    [
+        (Settings(), True, Mixing()),
+        (Settings(objective="masked-patches"), False, Mixing()),
+        (Settings(mix=Mixing(mixup=0.2)), False, Mixing(mixup=0.2)),  # from the first step
+        (Settings(mix=Mixing(after=5)), False, Mixing(cutmix=1.0, chance=0.5, after=5)),
+    ],
+)
+def test_chosen_mixing(settings, fine_tuning, mixing):
+    assert choose_augmentation(settings, STATS, fine_tuning=fine_tuning)[1] == mixing.resolve()
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "mixed"), [(0, 0, True), (29, 3, False), (30, 3, True), (25, 2.5, True)]
+)
+def test_mixing_starts_after_the_configured_epochs(step, after, mixed):
+    mixing, preprocessing = Mixing(cutmix=1.0, after=after), Preprocessing(size=(8, 8))
+    prepare = batch_preparation(preprocessing, mixing, 4, torch.device("cpu"), steps_per_epoch=10)
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    batch = Batch(images, torch.arange(4), torch.arange(4))
+    _, targets = prepare(batch, np.random.default_rng(0), step)
+    assert targets.ndim == (2 if mixed else 1)
+
+
+def test_negative_mixing_start_raises():
+    with pytest.raises(ConfigError, match="after=-1"):
+        Mixing(after=-1)
+
+
+# Fine-tuning within a time budget. DeiT-Ti on two cores: 60 images a second at 224 pixels,
+# 2,641 + 293 flowers, 736 to evaluate on.
+
+FLOWERS = {"seconds": 300, "forward": 1 / 60, "read": 1e-3, "train": 2641, "evaluated": 293 + 736}
+
+
+def plan(minutes: float, config=TINY, **changes):
+    return plan_finetuning(config, **FLOWERS | {"seconds": 60 * minutes} | changes)
+
+
+def test_plan_is_monotonic_in_the_budget():
+    plans = [plan(minutes) for minutes in (0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 600)]
+    sizes = [p.image_size for p in plans]
+    frozen = [p.frozen_blocks for p in plans]
+    assert sizes == sorted(sizes)
+    assert frozen == sorted(frozen, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "budget", [{"minutes": 600}, {"minutes": 5, "forward": 1e-4, "read": 1e-5}]
+)
+def test_large_budget_plans_full_finetuning(budget):
+    one = plan(**budget)
+    assert (one.name, one.image_size, one.image_sizes, one.frozen_blocks) == ("full", 224, (), 0)
+
+
+def test_largest_affordable_image_size_is_used():
+    one = plan(2.5)
+    assert one.name == "small"
+    assert one.epochs >= ENOUGH_EPOCHS
+    assert 128 < one.image_size < 224
+
+
+def test_training_size_is_three_quarters():
+    assert plan(10).image_sizes == ((0.0, 160), (0.9, 224))
+    assert plan(1).image_sizes == ((0.0, 96), (0.9, 128))
+
+
+def test_short_budget_trains_the_last_blocks():
+    one = plan(0.5)
+    assert (one.name, one.frozen_blocks, one.image_size) == ("last", 8, 128)
+
+
+@pytest.mark.parametrize("minutes", [0.4, 1, 3, 10, 60])
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-B/32", "ViT-L/14"])
+def test_planned_sizes_are_valid(name, minutes):
+    config = configuration(name)
+    one = plan(minutes, config)
+    for size in (one.image_size, *(size for _, size in one.image_sizes)):
+        assert size % config.stride[0] == 0
+        assert size <= one.image_size <= config.image_size
+
+
+def test_encoder_cost_matches_multiply_adds():
+    tokens, width = 197, 192
+    per_block = tokens * (3 * width**2 + width**2 + 2 * width * 768) + 2 * tokens**2 * width
+    assert encoder_cost(TINY, 224) * width == per_block
+
+
+def test_frozen_patterns_match_existing_weights():
+    names = ["stem.projection.weight", "cls_token", "encoder.blocks.0.norm1.weight", "head.weight"]
+    assert frozen_patterns(1, names) == ("stem.*", "cls_token", "encoder.blocks.0.*")
+    assert frozen_patterns(0, names) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "image_size", "freeze"),
+    [
+        (Settings(minutes=0.5), 128, ("stem.*", "encoder.blocks.0.*")),
+        (replace(model(image_size=224), minutes=0.5), 224, ()),
+        (replace(optim(freeze=("stem.*",)), minutes=0.5), None, ("stem.*",)),
+    ],
+)
+def test_explicit_settings_disable_the_plan(settings, image_size, freeze):
+    weights = ("stem.w", "encoder.blocks.0.w", "head.w")
+    planned = chosen(settings, start=TINY, plan=plan(0.5), weights=weights).settings
+    assert (planned.model.image_size, planned.optim.freeze) == (image_size, freeze)
+
+
+def test_probe_leaves_time_for_evaluation_and_training():
+    read, train, evaluated = 1e-4, 7200, 2800
+    cifar = {"read": read, "train": train, "evaluated": evaluated}
+    one = plan(1, **cifar)
+    each = encoder_cost(TINY, one.image_size) / encoder_cost(TINY, 224) / 60 + read
+    assert one.probe_images < train
+    assert one.probe_images * each <= 0.5 * (60 - evaluated * each)
+    assert one.epochs > 0
+    assert plan(10, **cifar).probe_images is None  # all
+    assert plan(1 / 60, **cifar).probe_images == 500
+
+
+def test_probe_images_are_limited_by_the_budget():
+    choices = chosen(start=TINY, plan=plan(0.2))
+    assert choices.probe_images == 500
+    assert any("linear probe of 500 of 2,641 training images" in r for r in choices.reasons)
+    assert chosen(start=TINY, plan=plan(5)).probe_images is None

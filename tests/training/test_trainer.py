@@ -12,6 +12,7 @@ import torch
 
 import vitrail
 from tiny_runs import CLASSES, SETTINGS, TINY, Recorder, tiny_run, write_colors
+from vitrail.data.preprocessing import Mixing
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.models.registry import configuration
 from vitrail.training import budget as budgets
@@ -22,7 +23,6 @@ from vitrail.training.config import (
     LossSettings,
     MachineSettings,
     MaskedSettings,
-    MixSettings,
     ModelSettings,
     OptimSettings,
     RunConfig,
@@ -97,7 +97,7 @@ def test_accumulation_matches_the_full_batch(colors, tmp_path):
     ("changes", "drawn"),
     [
         ({}, False),
-        ({"mix": MixSettings(cutmix=1.0, after=0.0)}, True),
+        ({"mix": Mixing(cutmix=1.0, after=0.0)}, True),
         ({"model": replace(TINY, dropout=0.2)}, True),
         ({"model": replace(TINY, drop_path=0.5)}, True),
         ({"model": replace(TINY, patch_dropout=0.5)}, True),

@@ -9,18 +9,23 @@ from vitrail import ConfigError, create
 from vitrail.training import auto_config, memory
 from vitrail.training.auto_config import choose_accumulation
 from vitrail.training.config import MachineSettings, OptimSettings, Settings
-from vitrail.training.memory import activation_bytes, free_bytes, largest_micro_batch
+from vitrail.training.memory import activation_bytes, largest_divisor
 
 SETTINGS = Settings(
     batch_size=8, optim=OptimSettings(kind="adamw"), machine=MachineSettings(parts=1)
 )
+SHAPE = (1, 3, 32, 32)
 
 
-def chosen(monkeypatch, free: int, settings=SETTINGS):
+def femto(**changes):
+    return create("ViT-Femto/4", num_classes=3, **changes)
+
+
+def chosen(monkeypatch, free: int, **machine):
     """Return accumulation, model and log, with `free` bytes for activations."""
-    model, lines = create("ViT-Femto/4", num_classes=3), []
-    each = memory.bytes_per_weight(settings)
-    own = each * sum(p.numel() for p in model.parameters())
+    model, lines = femto(), []
+    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, **machine))
+    own = memory.bytes_per_weight(settings) * sum(p.numel() for p in model.parameters())
     monkeypatch.setattr(auto_config, "free_bytes", lambda device: own + free)
     return choose_accumulation(settings, model, torch.device("cpu"), lines.append), model, lines
 
@@ -31,7 +36,7 @@ def test_enough_memory_changes_nothing(monkeypatch):
 
 
 def test_checkpointing_is_enabled_when_memory_is_short(monkeypatch):
-    activations = memory.activation_bytes(create("ViT-Femto/4", num_classes=3), (1, 3, 32, 32))
+    activations = activation_bytes(femto(), SHAPE)
     _, model, lines = chosen(monkeypatch, int(0.9 * activations / memory.USABLE))
     assert model.checkpointing
     assert "activation checkpointing enabled" in lines[0]
@@ -44,18 +49,13 @@ def test_insufficient_memory_is_logged(monkeypatch):
     assert "--optim.kind adafactor" in next(line for line in lines if line.startswith("note"))
 
 
-def test_explicit_micro_batch_is_used(monkeypatch):
-    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=4))
-    accumulate, model, _ = chosen(monkeypatch, 0, settings)
+def test_explicit_micro_batch(monkeypatch):
+    accumulate, model, _ = chosen(monkeypatch, 0, micro_batch=4)
     assert (accumulate, model.checkpointing) == (2, False)
-
-
-def test_indivisible_micro_batch_suggests(monkeypatch):
-    settings = replace(SETTINGS, machine=replace(SETTINGS.machine, micro_batch=6))
     with pytest.raises(
         ConfigError, match=r"machine\.micro_batch=6 does not divide the 8 .*; try 4"
     ):
-        chosen(monkeypatch, 0, settings)
+        chosen(monkeypatch, 0, micro_batch=6)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,7 @@ def test_cgroup_limits_are_respected(monkeypatch, tmp_path, layout):
     limit, usage, reclaimable = layout
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     assert memory.cgroup_free_bytes() == []
+    assert memory.free_bytes(torch.device("cpu")) > 2**20
     (tmp_path / limit).parent.mkdir(exist_ok=True)
     (tmp_path / limit).write_text("1000\n")
     (tmp_path / usage).write_text("400\n")
@@ -95,40 +96,34 @@ def test_cgroup_limits_are_respected(monkeypatch, tmp_path, layout):
 
 
 def test_activation_bytes_scale_with_the_batch():
-    model = create("ViT-Femto/4", num_classes=3)
-    one, four = (activation_bytes(model, (n, 3, 32, 32)) for n in (1, 4))
+    model = femto()
+    one, four = (activation_bytes(model, (n, *SHAPE[1:])) for n in (1, 4))
     assert 3.4 < four / one < 4.1
     tokens = 65 * 4  # and each block keeps some tens of values for each channel of each token
     assert 10 * tokens * 64 * 4 < one < 60 * tokens * 64 * 4
+    model.checkpointing = True
+    assert activation_bytes(model, SHAPE) < one / 3
 
 
 def test_activation_bytes_leaves_the_model_unchanged():
     model = create("ViT-Mu/4", num_classes=3)
     before = model.head.weight
-    activation_bytes(model, (1, 3, 32, 32))
+    for mode in (True, False):
+        activation_bytes(model.train(mode), SHAPE)
+        assert model.training is mode
     assert model.head.weight is before
     assert before.grad is None
-    assert model.training
-    activation_bytes(model.eval(), (1, 3, 32, 32))
-    assert not model.training
 
 
 def test_meta_device_gives_similar_activation_bytes():
-    model = create("ViT-Femto/4", num_classes=3, stem="conv")
-    real = activation_bytes(model, (2, 3, 32, 32))
-    assert activation_bytes(model.to("meta"), (2, 3, 32, 32)) == pytest.approx(real, rel=0.15)
+    model = femto(stem="conv")
+    real = activation_bytes(model, (2, *SHAPE[1:]))
+    assert activation_bytes(model.to("meta"), (2, *SHAPE[1:])) == pytest.approx(real, rel=0.15)
 
 
-def test_checkpointing_reduces_activation_bytes():
-    model = create("ViT-Femto/4", num_classes=3)
-    all_of_it = activation_bytes(model, (2, 3, 32, 32))
-    model.checkpointing = True
-    assert activation_bytes(model, (2, 3, 32, 32)) < all_of_it / 3
-
-
-def test_largest_micro_batch_divides_and_fits():
-    assert largest_micro_batch(512, 10, 10_000) == 512
-    assert largest_micro_batch(512, 100, 10_000) == 32  # 60 would fit; 32 divides
-    assert largest_micro_batch(7, 100, 500) == 1
-    assert largest_micro_batch(4, 10**12, 10) == 1  # too little for one: try all the same
-    assert free_bytes(torch.device("cpu")) > 2**20
+@pytest.mark.parametrize(
+    ("number", "limit", "divisor"),
+    [(512, 600, 512), (512, 60, 32), (7, 3, 1), (4, 0, 1)],  # 0: try one all the same
+)
+def test_largest_divisor(number, limit, divisor):
+    assert largest_divisor(number, limit) == divisor

@@ -1,11 +1,12 @@
 """Configuration of preprocessing and augmentation. No torch, no NumPy.
 
 `Preprocessing` is saved with the weights: wrong preprocessing is the most common reason for a good
-checkpoint to predict badly. `Augmentation` and `Mixing` configure training.
+checkpoint to predict badly. `Augmentation` and `Mixing` configure training: their docstrings are
+the help of options, and what is None is chosen automatically.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from vitrail.errors import ConfigError, unknown
@@ -124,41 +125,70 @@ def preset(name: str, size: tuple[int, int], channels: int = 3) -> Preprocessing
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Augmentation of a training image (`augment.py`)."""
+    """Augmentation of training images; what is not given depends on the size of the dataset."""
 
-    crop: Crop = "inception"  # random resized crop, padded random crop, or none
-    crop_area: tuple[float, float] = (0.05, 1.0)  # range of the area of an inception crop
-    padding: int = 4  # pixels of border for the padded crop
-    flip: bool = True  # horizontal flip with probability 0.5
+    crop: Crop | None = None
+    """Random resized crop (inception), padded random crop, or the whole image."""
+    crop_area: tuple[float, float] | None = None
+    """Smallest and largest area fraction of an inception crop."""
+    padding: int | None = None
+    """Padding in pixels of the padded crop."""
+    flip: bool | None = None
+    """Random horizontal flip; enabled if not given."""
     policy: Policy = "none"
-    count: int = 2  # RandAugment: number of operations
-    magnitude: float = 10  # RandAugment: up to 30, or 10 in timm's flavors
-    flavor: Flavor = "torchvision"  # RandAugment: implementation
-    spread: float = 0.0  # RandAugment: standard deviation of the magnitude
-    color_jitter: float = 0.0  # range of brightness, contrast and saturation
-    erasing: float = 0.0  # probability of random erasing
+    """Augmentation policy."""
+    count: int = 2
+    """RandAugment: number of operations."""
+    magnitude: float = 10.0
+    """RandAugment: magnitude, up to 30, or 10 in timm's flavors."""
+    flavor: Flavor = "torchvision"
+    """RandAugment: which implementation."""
+    spread: float = 0.0
+    """RandAugment: standard deviation of the magnitude."""
+    color_jitter: float = 0.0
+    """Strength of brightness, contrast and saturation jitter."""
+    erasing: float = 0.0
+    """Probability of random erasing."""
 
     def __post_init__(self) -> None:
-        low, high = self.crop_area
+        low, high = self.crop_area or (1, 1)
         if not 0 < low <= high <= 1:
             raise ConfigError(f"crop_area={self.crop_area} must satisfy 0 < low <= high <= 1")
+
+    def resolve(self, **defaults: Any) -> "Augmentation":
+        """Return the augmentation without None: from `defaults`, or the usual values."""
+        defaults = {"crop": "inception", "crop_area": (0.05, 1.0), "padding": 4, **defaults}
+        defaults["flip"] = True
+        return replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """Mixup and CutMix of a training batch (`mixup.py`)."""
+    """Mixup and CutMix."""
 
-    mixup: float = 0.0  # alpha of mixup; 0 disables it
-    cutmix: float = 0.0  # alpha of CutMix; 0 disables it
-    chance: float = 1.0  # probability that a batch is mixed
-    style: MixStyle = "timm"  # in that of big_vision, an image keeps the larger share
-    after: float = 0.0  # epochs before it starts
+    mixup: float | None = None
+    """Mixup alpha; 0 disables it."""
+    cutmix: float | None = None
+    """CutMix alpha; 0 disables it."""
+    chance: float | None = None
+    """Probability that a batch is mixed."""
+    style: MixStyle = "timm"
+    """Mixup as in timm, or as in big_vision, where an image keeps the larger share."""
+    after: float | None = None
+    """Epochs before mixing starts."""
 
     def __post_init__(self) -> None:
-        if min(self.mixup, self.cutmix, self.after) < 0 or not 0 <= self.chance <= 1:
+        numbers = [value or 0.0 for value in (self.mixup, self.cutmix, self.after)]
+        if min(numbers) < 0 or not 0 <= (self.chance or 0.0) <= 1:
             raise ConfigError(
                 f"mixup={self.mixup}, cutmix={self.cutmix} and after={self.after} must not be "
                 f"negative, and chance={self.chance} must be a probability"
             )
         if self.style == "big_vision" and self.cutmix:
             raise ConfigError("style='big_vision' has no CutMix; set cutmix=0 or style='timm'")
+
+    def resolve(self, **defaults: float) -> "Mixing":
+        """Return the mixing without None: from `defaults`, or disabled."""
+        defaults = {"mixup": 0.0, "cutmix": 0.0, "chance": 1.0, "after": 0.0, **defaults}
+        missing = {k: v for k, v in defaults.items() if getattr(self, k) is None}
+        return replace(self, **missing)  # pyright: ignore[reportArgumentType]

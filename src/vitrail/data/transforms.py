@@ -119,7 +119,8 @@ class TrainTransform:
     backend: Backend = "torch"
 
     def __post_init__(self) -> None:
-        config = self.augmentation
+        config = self.augmentation.resolve()
+        object.__setattr__(self, "augmentation", config)
         if self.channels not in (1, 3) and (config.policy != "none" or config.color_jitter):
             raise ConfigError(
                 f"policy={config.policy!r} and color_jitter={config.color_jitter:g} need gray or "
@@ -132,7 +133,7 @@ class TrainTransform:
         decoder = "fast" if self.backend == "torch" else "pillow"
         image = LazyImage(data, self.channels, decoder, full_size=not preprocessing.antialias)
         box = Box(0, 0, image.height, image.width)
-        if config.crop == "inception":
+        if config.crop == "inception" and config.crop_area is not None:
             box = augment.inception_crop(image.height, image.width, rng, area=config.crop_area)
         tensor = resize(
             image.crop(box, size),
@@ -141,7 +142,7 @@ class TrainTransform:
             antialias=preprocessing.antialias,
             backend=self.backend,
         )
-        if config.crop == "padded":
+        if config.crop == "padded" and config.padding is not None:
             box = augment.padded_crop(height, width, rng, padding=config.padding)
             rows = reflect_indices(box.top, box.height, height)
             columns = reflect_indices(box.left, box.width, width)

@@ -74,7 +74,7 @@ def take_steps(
     from vitrail.training.callbacks import Callback
     from vitrail.training.config import RunConfig
     from vitrail.training.loop import autocast_for, synchronize, train_step
-    from vitrail.training.trainer import build
+    from vitrail.training.trainer import Trainer
 
     settings, start = request.settings(), request.model
     if is_name(request.model):
@@ -87,7 +87,7 @@ def take_steps(
         config = RunConfig(
             data=request.data, out=Path(folder), settings=settings, start=start, splits=splits
         )
-        trainer = build(config, Callback(), device)
+        trainer = Trainer(config, Callback(), device)
         state, autocast = trainer.state, autocast_for(trainer.precision, device)
         while len(times) < warmup + min_steps or (
             len(times) < warmup + MAX_STEPS and sum(times[warmup:]) < seconds

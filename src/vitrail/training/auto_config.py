@@ -22,14 +22,13 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import percent
 from vitrail.models.config import Config, VitConfig, pair
 from vitrail.models.vit import Model, eval_mode
-from vitrail.training.config import ModelSettings, Precision, Settings, set_fields
+from vitrail.training.config import ModelSettings, Precision, Settings
 from vitrail.training.memory import (
     USABLE,
     activation_bytes,
     bytes_per_weight,
     free_bytes,
     largest_divisor,
-    largest_micro_batch,
 )
 from vitrail.training.schedules import Stages
 
@@ -168,7 +167,9 @@ class AutoConfig:
             self.settings = replace(self.settings, image_sizes=((0.0, half), (0.5, size)))
             self.explain(f"{half} pixels in the first half of the run", "a quarter of the cost")
 
-    def choose_transfer(self, *, new_head: bool, budget: "FinetuneBudget | None") -> None:
+    def choose_transfer(
+        self, *, new_head: bool, plan: "FinetunePlan | None", weights: Sequence[str]
+    ) -> None:
         """Linear probing, then as much fine-tuning as fits, unless an optimizer is set."""
         settings, stats, start = self.settings, self.stats, self.start
         assert start is not None
@@ -179,22 +180,19 @@ class AutoConfig:
             if probe:
                 self.explain("head init: closed-form linear probe", "fine-tuning starts from it")
         free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
-        square = len(set(pair(start.image_size))) == 1
-        if auto and free and square and budget is not None and isinstance(start, VitConfig):
-            plan = plan_finetuning(start, budget)
+        if auto and free and plan is not None and isinstance(start, VitConfig):
             model = settings.model
             if plan.image_size != pair(start.image_size)[0]:
                 model = replace(model, image_size=plan.image_size)
-            freeze = frozen_patterns(plan.frozen_blocks, budget.weights)
-            optim = replace(settings.optim, freeze=freeze)
+            optim = replace(settings.optim, freeze=frozen_patterns(plan.frozen_blocks, weights))
             settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
             trained = f"the last {start.depth - plan.frozen_blocks} blocks"
             what = trained if plan.frozen_blocks else "all weights"
             sizes = [str(size) for _, size in plan.image_sizes] or [str(plan.image_size)]
             self.explain(f"fine-tuning {what} at {', then '.join(sizes)} pixels", plan.reason)
-            if settings.head_init == "probe" and plan.probe_images < budget.train:
+            if settings.head_init == "probe" and plan.probe_images is not None:
                 self.probe_images = plan.probe_images
-                images = f"{plan.probe_images:,} of {budget.train:,} training images"
+                images = f"{plan.probe_images:,} of {plan.train_images:,} training images"
                 self.explain(f"linear probe of {images}", "all of them would take too long")
         self.settings = settings
 
@@ -301,17 +299,19 @@ def complete_settings(
     gpu: bool,
     start: Config | None,
     new_head: bool = True,
-    budget: "FinetuneBudget | None" = None,
+    plan: "FinetunePlan | None" = None,
+    weights: Sequence[str] = (),
 ) -> AutoConfig:
     """Set everything that is None; `start` is the model to fine-tune, if there is one.
 
-    `new_head`: the classes differ from those of `start`; `budget`: the time for fine-tuning it.
+    `new_head`: the classes differ from those of `start`; `plan`: how much of it, with parameters
+    named `weights`, can be fine-tuned in the time.
     """
     auto = AutoConfig(settings, stats, gpu, start)
     if start is None:
         auto.choose_model()
     else:
-        auto.choose_transfer(new_head=new_head, budget=budget)
+        auto.choose_transfer(new_head=new_head, plan=plan, weights=weights)
     auto.choose_length()
     auto.choose_workers()
     auto.choose_optimizer()
@@ -332,26 +332,22 @@ def choose_augmentation(
     settings: Settings, stats: DatasetStats, *, fine_tuning: bool = False
 ) -> tuple[Augmentation, Mixing]:
     """Complete augmentation and mixing by the size of the dataset."""
-    augmentation = Augmentation(crop="inception", crop_area=(0.35, 1.0))
+    crops = {"crop": "inception", "crop_area": (0.35, 1.0)}
     if stats.side <= SMALL_IMAGE:
-        crop = "padded" if stats.images < SMALL_DATASET else "whole"
-        augmentation = Augmentation(crop=crop, padding=3)
+        crops = {"crop": "padded" if stats.images < SMALL_DATASET else "whole", "padding": 3}
     long = not fine_tuning and settings.objective == "classify"  # long enough to overfit
     small = stats.images < SMALL_DATASET and not stats.multi_label
     explicit = settings.mix.mixup is not None or settings.mix.cutmix is not None
-    mixing = Mixing()
+    mixing = {}
     if long and small and not explicit:
-        mixing = Mixing(cutmix=1.0, chance=0.5, after=MIXING_AFTER)
-    return (
-        replace(augmentation, **set_fields(settings.augment)),
-        replace(mixing, **set_fields(settings.mix)),
-    )
+        mixing = {"cutmix": 1.0, "chance": 0.5, "after": float(MIXING_AFTER)}
+    return settings.augment.resolve(**crops), settings.mix.resolve(**mixing)
 
 
 def describe_augmentation(augmentation: Augmentation, mixing: Mixing) -> str:
     """Return `random crops of 35 % or more, flips, cutmix 1 after 15 epochs`."""
     parts = []
-    if augmentation.crop == "inception":
+    if augmentation.crop == "inception" and augmentation.crop_area:
         parts.append(f"random resized crops of {augmentation.crop_area[0]:.0%} or more")
     if augmentation.crop == "padded":
         parts.append(f"random crops with a padding of {augmentation.padding} pixels")
@@ -419,87 +415,81 @@ MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneBudget:
-    """Measured costs, from which fine-tuning is planned."""
-
-    seconds: float  # until the run has to end
-    forward: float  # seconds per image, at the checkpoint's image size
-    read: float  # seconds per image, to read and decode it
-    train: int  # images
-    evaluated: int  # images that are evaluated at the end, including dev
-    weights: tuple[str, ...] = ()  # names of the model's parameters
-
-
-@dataclass(frozen=True, kw_only=True)
 class FinetunePlan:
     """How to fine-tune, and why."""
 
     name: str  # full, growing, small or last
     image_size: int
-    probe_images: int  # training images for the probe
+    train_images: int
+    probe_images: int | None = None  # training images for the probe; None for all
     image_sizes: Stages = ()
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, approximately
     reason: str = ""
 
 
-def plan_finetuning(config: VitConfig, budget: FinetuneBudget) -> FinetunePlan:
-    """Return the most thorough fine-tuning that fits into the budget."""
+def plan_finetuning(
+    config: VitConfig, *, seconds: float, forward: float, read: float, train: int, evaluated: int
+) -> FinetunePlan:
+    """Return the most thorough fine-tuning of `train` images that fits into `seconds`.
+
+    `forward` and `read` are seconds per image, at the checkpoint's image size; `evaluated` images
+    are evaluated at the end, including dev.
+    """
     native = pair(config.image_size)[0]
     stride = config.stride[0]
     sizes = [s for s in range(stride, native + 1, stride) if s >= MIN_SIZE * native]
 
     def forward_seconds(size: int) -> float:
-        return budget.forward * (encoder_cost(config, size) / encoder_cost(config, native))
+        return forward * (encoder_cost(config, size) / encoder_cost(config, native))
 
     def training_size(size: int) -> int:
         """Return the image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
     def probe_images(size: int) -> int:
-        image = forward_seconds(size) + budget.read
-        free = budget.seconds - END_SECONDS - budget.evaluated * image
-        return min(budget.train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
+        image = forward_seconds(size) + read
+        free = seconds - END_SECONDS - evaluated * image
+        return min(train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
 
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Return the epochs that fit, if a fraction of the blocks is trained."""
-        forward = forward_seconds(size)
-        passes = (probe_images(size) + budget.evaluated) * (forward + budget.read)
+        cost = forward_seconds(size)
+        passes = (probe_images(size) + evaluated) * (cost + read)
         if growing:
             first = forward_seconds(training_size(size))
-            forward = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * forward
-        step = forward * (1 + BACKWARD * trained) + budget.read
-        return max(0.0, budget.seconds - END_SECONDS - passes) / (budget.train * step)
+            cost = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * cost
+        step = cost * (1 + BACKWARD * trained) + read
+        return max(0.0, seconds - END_SECONDS - passes) / (train * step)
 
+    smallest, frozen, sizes_of_run = min(sizes), 0, ()
     if (count := epochs(native, growing=False)) >= FULL_EPOCHS:
-        return FinetunePlan(
-            name="full",
-            image_size=native,
-            epochs=count,
-            probe_images=probe_images(native),
-            reason=f"about {count:.0f} epochs fit",
-        )
-    smallest, frozen = min(sizes), 0
-    fit = {size: epochs(size) for size in sizes}
-    size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=smallest)
-    if size > smallest or fit[size] >= MIN_EPOCHS:
-        name = "growing" if size == native else "small"
-        reason = f"about {fit[size]:.1f} epochs fit"
-        if size < native:
-            reason += f", {fit[native]:.1f} at {native} pixels"
+        name, size, reason = "full", native, f"about {count:.0f} epochs fit"
     else:
-        name = "last"
-        frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
-        fit[size] = epochs(size, trained=1 - frozen / config.depth)
-        reason = f"about {fit[size]:.1f} epochs fit, {epochs(size):.1f} of all weights"
-    first = training_size(size)
+        fit = {size: epochs(size) for size in sizes}
+        size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=smallest)
+        count = fit[size]
+        if size > smallest or count >= MIN_EPOCHS:
+            name = "growing" if size == native else "small"
+            reason = f"about {count:.1f} epochs fit"
+            if size < native:
+                reason += f", {fit[native]:.1f} at {native} pixels"
+        else:
+            name = "last"
+            frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
+            count = epochs(size, trained=1 - frozen / config.depth)
+            reason = f"about {count:.1f} epochs fit, {fit[size]:.1f} of all weights"
+        first = training_size(size)
+        sizes_of_run = ((0.0, first), (FULL_SIZE_FROM, size)) if first < size else ()
+    probed = probe_images(size)
     return FinetunePlan(
         name=name,
         image_size=size,
-        image_sizes=((0.0, first), (FULL_SIZE_FROM, size)) if first < size else (),
+        train_images=train,
+        probe_images=probed if probed < train else None,
+        image_sizes=sizes_of_run,
         frozen_blocks=frozen,
-        epochs=fit[size],
-        probe_images=probe_images(size),
+        epochs=count,
         reason=reason,
     )
 
@@ -624,7 +614,8 @@ def choose_accumulation(
             f"{(state + per_image) / 2**30:.1f} GiB; try --optim.kind adafactor, smaller images, "
             "or --optim.freeze"
         )
-    micro = distributed.broadcast_object(largest_micro_batch(batch, per_image, free))
+    limit = int(free * USABLE) // max(1, per_image)
+    micro = distributed.broadcast_object(largest_divisor(batch, limit))
     if micro < batch:
         log(
             f"  gradient accumulation over {batch // micro} micro-batches of {micro}: a batch of "

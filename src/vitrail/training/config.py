@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.data.preprocessing import Crop, Flavor, MixStyle, Policy
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError
 from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
 
@@ -84,8 +84,8 @@ class ModelSettings:
 
     def changes(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that are set."""
-        not_config = ("name", "init", "head_bias")
-        return {name: value for name, value in set_fields(self).items() if name not in not_config}
+        names = [f.name for f in fields(self) if f.name not in ("name", "init", "head_bias")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,50 +166,6 @@ class LossSettings:
             raise ConfigError("loss.label_smoothing and loss.teacher_weight must be fractions")
         if self.temperature <= 0:
             raise ConfigError(f"loss.temperature={self.temperature} must be above zero")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentSettings:
-    """Augmentation of training images; what is not given depends on the size of the dataset."""
-
-    crop: Crop | None = None
-    """Random resized crop (inception), padded random crop, or the whole image."""
-    crop_area: tuple[float, float] | None = None
-    """Smallest and largest area fraction of an inception crop."""
-    padding: int | None = None
-    """Padding in pixels of the padded crop."""
-    flip: bool | None = None
-    """Random horizontal flip."""
-    policy: Policy | None = None
-    """Augmentation policy."""
-    count: int | None = None
-    """RandAugment: number of operations."""
-    magnitude: float | None = None
-    """RandAugment: magnitude, up to 30, or 10 in timm's flavors."""
-    flavor: Flavor | None = None
-    """RandAugment: which implementation."""
-    spread: float | None = None
-    """RandAugment: standard deviation of the magnitude."""
-    color_jitter: float | None = None
-    """Strength of brightness, contrast and saturation jitter."""
-    erasing: float | None = None
-    """Probability of random erasing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixSettings:
-    """Mixup and CutMix."""
-
-    mixup: float | None = None
-    """Mixup alpha; 0 disables it."""
-    cutmix: float | None = None
-    """CutMix alpha; 0 disables it."""
-    chance: float | None = None
-    """Probability that a batch is mixed."""
-    style: MixStyle | None = None
-    """Mixup as in timm, or as in big_vision, where an image keeps the larger share."""
-    after: float | None = None
-    """Epochs before mixing starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,8 +251,8 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     loss: LossSettings = field(default_factory=LossSettings)
-    augment: AugmentSettings = field(default_factory=AugmentSettings)
-    mix: MixSettings = field(default_factory=MixSettings)
+    augment: Augmentation = field(default_factory=Augmentation)
+    mix: Mixing = field(default_factory=Mixing)
     masked: MaskedSettings = field(default_factory=MaskedSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
 
@@ -336,9 +292,3 @@ class RunConfig:
     resume: bool = False
     overwrite: bool = False  # replace an earlier run in `out`
     splits: "DataSplits | None" = None  # in place of those that `data` refers to
-
-
-def set_fields(settings: Any) -> dict[str, Any]:
-    """Return the fields that are not None."""
-    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    return {name: value for name, value in values.items() if value is not None}

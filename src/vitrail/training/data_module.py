@@ -151,18 +151,22 @@ def subsample(samples: ImageDataset, count: int) -> ImageDataset:
     return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))
 
 
-@dataclass
 class BatchStream:
     """Call it with a step for that step's micro-batches; consecutive steps share one loader."""
 
-    dataset: Dataset
-    preprocessing: Preprocessing
-    augmentation: Augmentation
-    channels: int
-    schedule: Schedule
-    skipped: dict[str, str] = field(default_factory=dict)  # unreadable images, and why
-    expected: tuple[int, int] = (-1, 0)  # next step and image size of the running loader
-    running: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    def __init__(
+        self,
+        dataset: Dataset,
+        preprocessing: Preprocessing,
+        augmentation: Augmentation,
+        channels: int,
+        schedule: Schedule,
+    ) -> None:
+        self.dataset, self.preprocessing, self.augmentation = dataset, preprocessing, augmentation
+        self.channels, self.schedule = channels, schedule
+        self.skipped: dict[str, str] = {}  # unreadable images, and why
+        self.running: Iterator[Batch] = iter(())
+        self.restart()
 
     def __call__(self, step: int) -> Iterator[Batch]:
         size = self.schedule.image_size(step)
@@ -173,7 +177,7 @@ class BatchStream:
 
     def restart(self) -> None:
         """Start a new loader at the next call."""
-        self.expected = (-1, 0)
+        self.expected = (-1, 0)  # next step and image size of the running loader
 
     def loader(self, step: int, size: int) -> Loader:
         settings, accumulate = self.schedule.settings, self.schedule.accumulate
@@ -223,26 +227,26 @@ def batch_preparation(
     steps_per_epoch: float,
 ) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
     """Return the function that normalizes and mixes a batch of bytes on the device."""
-    first_mixed_step = mixing.after * steps_per_epoch
+    mixing = mixing.resolve()
+    mixup, cutmix, chance = mixing.mixup or 0.0, mixing.cutmix or 0.0, mixing.chance or 0.0
+    first_mixed_step = (mixing.after or 0.0) * steps_per_epoch
 
     def prepare(batch: Batch, rng: np.random.Generator, step: int) -> tuple[Tensor, Tensor]:
         images = normalize(batch.images.to(device, non_blocking=True), preprocessing)
         labels = batch.labels.to(device, non_blocking=True)
-        if not (mixing.mixup or mixing.cutmix) or step < first_mixed_step:
+        if not (mixup or cutmix) or step < first_mixed_step:
             return images, labels
         if mixing.style == "big_vision":
-            if rng.random() >= mixing.chance:
+            if rng.random() >= chance:
                 return images, labels
-            return mixup_big_vision(
-                images, labels, classes=num_classes, alpha=mixing.mixup, rng=rng
-            )
+            return mixup_big_vision(images, labels, classes=num_classes, alpha=mixup, rng=rng)
         return mixup_or_cutmix(
             images,
             labels,
             classes=num_classes,
-            mixup_alpha=mixing.mixup,
-            cutmix_alpha=mixing.cutmix,
-            prob=mixing.chance,
+            mixup_alpha=mixup,
+            cutmix_alpha=cutmix,
+            prob=chance,
             rng=rng,
         )
 

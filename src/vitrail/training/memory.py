@@ -81,11 +81,6 @@ def bytes_per_weight(settings: Settings) -> int:
     return 4 + OPTIMIZER_BYTES.get(str(settings.optim.kind), 8) + 4 * bool(settings.average)
 
 
-def largest_micro_batch(batch: int, bytes_each: int, free: int) -> int:
-    """Return the largest divisor of a process's batch that fits into memory."""
-    return largest_divisor(batch, int(free * USABLE) // max(1, bytes_each))
-
-
 def largest_divisor(number: int, limit: int) -> int:
     """Return the largest divisor of `number` that is at most `limit`, and at least 1."""
     return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

@@ -29,7 +29,7 @@ from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import percent
-from vitrail.models.config import pair
+from vitrail.models.config import VitConfig, pair
 from vitrail.models.init import whiten
 from vitrail.models.patch_embed import ConvStem
 from vitrail.models.vit import Model, VisionTransformer, build, create
@@ -38,9 +38,10 @@ from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (
     AutoConfig,
     DatasetStats,
-    FinetuneBudget,
+    FinetunePlan,
     complete_settings,
     dataset_stats,
+    plan_finetuning,
     sample_indices,
     seconds_per_image,
     uses_whitening,
@@ -84,7 +85,8 @@ def build_model(
             gpu=gpu,
             start=model.config,
             new_head=get_metadata(model).class_names != classes,
-            budget=finetune_budget(settings, splits, stats, model, device, started),
+            plan=plan_for_budget(settings, splits, stats, model, device, started),
+            weights=[name for name, _ in model.named_parameters()],
         )
         if auto.settings.model.image_size != settings.model.image_size:
             lines.clear()
@@ -120,30 +122,31 @@ def build_model(
     return model, auto
 
 
-def finetune_budget(
+def plan_for_budget(
     settings: Settings,
     splits: DataSplits,
     stats: DatasetStats,
     model: Model,
     device: torch.device,
     started: float | None,
-) -> FinetuneBudget | None:
-    """Measure what fine-tuning costs; None where the run has a fixed length."""
+) -> FinetunePlan | None:
+    """Measure what fine-tuning costs and plan it; None where the run has a fixed length."""
+    config = model.config
     if settings.minutes is None or settings.optim.kind is not None:
         return None
-    forward = (
-        distributed.broadcast_object(seconds_per_image(model, device)) / distributed.world_size()
-    )
+    if not isinstance(config, VitConfig) or len(set(pair(config.image_size))) > 1:
+        return None
+    forward = distributed.broadcast_object(seconds_per_image(model, device))
     elapsed = 0.0 if started is None else time.monotonic() - started
     train, _, dev = hold_out_dev(splits)
     evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
-    return FinetuneBudget(
+    return plan_finetuning(
+        config,
         seconds=60 * settings.minutes - distributed.broadcast_object(elapsed),
-        forward=forward,
+        forward=forward / distributed.world_size(),
         read=distributed.broadcast_object(stats.seconds),
         train=len(train),
         evaluated=sum(evaluated.values()),
-        weights=tuple(name for name, _ in model.named_parameters()),
     )
 
 

@@ -1,4 +1,4 @@
-"""A training run: `RunConfig` → `build` → `Trainer.fit` → a bundle.
+"""A training run: `RunConfig` → `Trainer` → `fit` → a bundle.
 
 `run` is what the commands call, and `train` is `vitrail.train`. The run's folder is a bundle with
 settings.toml, metrics.jsonl, report.html and, until the run is finished, the resumable state.
@@ -26,7 +26,6 @@ from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
-from vitrail.models.vit import Model
 from vitrail.models.vit import build as build_empty
 from vitrail.reports.run import Report, write_report
 from vitrail.training import checkpoint
@@ -41,11 +40,10 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import BatchStream, DataSplits, batch_preparation, open_splits
+from vitrail.training.data_module import BatchStream, batch_preparation, open_splits
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.loop import (
     DivergedError,
-    Prepare,
     StepResult,
     TrainState,
     autocast_for,
@@ -56,7 +54,6 @@ from vitrail.training.loop import (
 from vitrail.training.memory import memory_options
 from vitrail.training.model_init import (
     PROBE_HEAD,
-    ProbeHead,
     build_model,
     load_pretrained,
     probe_init,
@@ -158,8 +155,7 @@ def run(
         callback = callback if first and callback is not None else Callback()
         with lock_folder(config.out) if first else nullcontext(), graceful_stop() as stop:
             check_folder(config)
-            trainer = build(config, callback, device, started=started)
-            trainer.stop = stop
+            trainer = Trainer(config, callback, device, started=started, stop=stop)
             if trainer.settings.machine.compile:
                 resumed = config.resume and has_state(config.out) and is_run(config.out)
                 before = read_run(config.out)[0] if resumed else None
@@ -186,148 +182,114 @@ def check_folder(config: RunConfig) -> None:
         raise ConfigError(f"{out} {what}; choose another --out for a new run")
 
 
-# Construction
+class Trainer:
+    """A run, ready to start: logging, evaluation, checkpoints and stopping."""
 
-
-def build(
-    config: RunConfig, callback: Callback, device: torch.device, *, started: float | None = None
-) -> "Trainer":
-    """Open the data, complete the settings, and create the model and its training state."""
-    splits = config.splits or open_splits(config.data, config.settings)
-    for note in splits.notes:
-        callback.log(f"note: {note}")
-    model, auto = build_model(
-        config.settings, splits, config.start, device, callback.log, started=started
-    )
-    settings = auto.settings
-    teacher = load(settings.loss.teacher) if settings.loss.teacher else None
-    auto.choose_execution(model.config, device)
-    (height, width), train = pair(model.config.image_size), splits.train
-    count = sum(p.numel() for p in model.parameters())
-    callback.log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
-    callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
-    for reason in auto.reasons:
-        callback.log(f"  {reason}")
-    if settings.machine.checkpointing:
-        if not hasattr(model, "checkpointing"):
-            raise ConfigError(
-                f"{name_of(model.config)} does not support machine.checkpointing; leave it out"
-            )
-        model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
-    probe = None
-    if config.start and settings.head_init == "probe":
-        resume_from = config.out if config.resume and has_state(config.out) else None
-        splits, probe = probe_init(model.to(device), splits, auto, callback, resume_from)
-    schedule = make_schedule(settings, model, splits, device, callback)
-    if frozen := freeze(model, settings.optim.freeze):
-        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
-    objective = make_objective(model, settings, teacher=teacher)
-    objective.to(device).train()
-    wrapped = distributed.parallelize(objective, settings.machine.strategy)
-    if auto.shards > 1 and isinstance(objective, Classification):
-        wrapped = CpuDataParallel(objective, auto.shards)
-    state = make_state(objective, wrapped, schedule)
-    if auto.precision == torch.float16:  # too little range for gradients
-        state.scaler = torch.amp.GradScaler(device.type)
-    preprocessing = get_metadata(model).preprocessing
-    return Trainer(
-        config=config,
-        callback=callback,
-        settings=settings,
-        reasons=auto.reasons,
-        splits=splits,
-        model=model,
-        state=state,
-        batches=BatchStream(
-            dataset=splits.train,
-            preprocessing=preprocessing,
-            augmentation=auto.augmentation,
-            channels=model.config.channels,
-            schedule=schedule,
-        ),
-        prepare=batch_preparation(
+    def __init__(
+        self,
+        config: RunConfig,
+        callback: Callback,
+        device: torch.device,
+        *,
+        started: float | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
+        """Open the data, complete the settings, and create the model and its training state."""
+        self.config, self.callback, self.device = config, callback, device
+        self.folder = config.out
+        self.started = time.monotonic() if started is None else started
+        self.stop = stop or StopSignal()
+        splits = config.splits or open_splits(config.data, config.settings)
+        for note in splits.notes:
+            callback.log(f"note: {note}")
+        model, auto = build_model(
+            config.settings, splits, config.start, device, callback.log, started=started
+        )
+        settings = auto.settings
+        teacher = load(settings.loss.teacher) if settings.loss.teacher else None
+        auto.choose_execution(model.config, device)
+        (height, width), train = pair(model.config.image_size), splits.train
+        count = sum(p.numel() for p in model.parameters())
+        callback.log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
+        callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
+        for reason in auto.reasons:
+            callback.log(f"  {reason}")
+        if settings.machine.checkpointing:
+            if not hasattr(model, "checkpointing"):
+                raise ConfigError(
+                    f"{name_of(model.config)} does not support machine.checkpointing; leave it out"
+                )
+            model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+        self.probe = None  # initialization of the head, and the result to beat
+        if config.start and settings.head_init == "probe":
+            resume_from = config.out if config.resume and has_state(config.out) else None
+            splits, self.probe = probe_init(model.to(device), splits, auto, callback, resume_from)
+        self.model, self.splits = model, splits
+        self.settings, self.reasons = settings, auto.reasons
+        schedule = self.make_schedule()
+        if frozen := freeze(model, settings.optim.freeze):
+            trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
+        objective = make_objective(model, settings, teacher=teacher)
+        objective.to(device).train()
+        wrapped = distributed.parallelize(objective, settings.machine.strategy)
+        if auto.shards > 1 and isinstance(objective, Classification):
+            wrapped = CpuDataParallel(objective, auto.shards)
+        self.state = make_state(objective, wrapped, schedule)
+        self.precision = auto.precision
+        if auto.precision == torch.float16:  # too little range for gradients
+            self.state.scaler = torch.amp.GradScaler(device.type)
+        preprocessing = get_metadata(model).preprocessing
+        self.batches = BatchStream(
+            splits.train, preprocessing, auto.augmentation, model.config.channels, schedule
+        )
+        self.prepare = batch_preparation(
             preprocessing,
             auto.mixing,
             len(splits.train.classes),
             device,
-            steps_per_epoch=len(splits.train) / (settings.batch_size or 1),
-        ),
-        evaluator=Evaluator(
+            steps_per_epoch=len(splits.train) / self.batch_size,
+        )
+        self.evaluator = Evaluator(
             splits=splits,
             objective=objective,
-            ema=state.ema,
+            ema=self.state.ema,
             preprocessing=preprocessing,
             settings=settings,
             device=device,
-        ),
-        precision=auto.precision,
-        device=device,
-        probe=probe,
-        started=time.monotonic() if started is None else started,
-    )
+        )
+        self.used = 0.0  # seconds, of earlier parts of a resumed run
+        self.saved = 0.0  # time of the last checkpoint
+        self.losses: list[float] = []
+        self.timings: dict[str, float] = {}  # seconds by part of the run
+        self.reached = False  # settings.until_accuracy
+        self.budget: TimeBudget | None = None
+        self.metrics = MetricsLog(None)
 
-
-def make_schedule(
-    settings: Settings, model: Model, splits: DataSplits, device: torch.device, callback: Callback
-) -> Schedule:
-    samples, batch = len(splits.train), settings.batch_size
-    assert batch is not None
-    if settings.minutes is not None and (settings.steps or settings.epochs):
-        callback.log("note: minutes set the length of the run; epochs and steps are ignored")
-    steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
-    every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
-    schedule = Schedule(
-        settings=settings,
-        length=steps,
-        accumulate=choose_accumulation(settings, model, device, callback.log),
-        processes=distributed.world_size(),
-        stages=image_size_stages(settings, model.config),
-        evaluate_every=max(1, round(every * samples / batch)),
-    )
-    if settings.minutes is None:
-        schedule.lr_factor(0)  # raises if the warmup does not fit
-        if settings.average**steps > 0.1:
-            callback.log(
-                f"note: with average={settings.average:g}, {steps:,} steps are too few: the "
-                "average stays close to the initialization"
+    def make_schedule(self) -> Schedule:
+        settings, samples, batch = self.settings, len(self.splits.train), self.batch_size
+        if settings.minutes is not None and (settings.steps or settings.epochs):
+            self.callback.log(
+                "note: minutes set the length of the run; epochs and steps are ignored"
             )
-    return schedule
-
-
-# The run
-
-
-@dataclass(kw_only=True)
-class Trainer:
-    """A run that is ready to start: logging, evaluation, checkpoints and stopping."""
-
-    config: RunConfig
-    callback: Callback
-    settings: Settings  # complete
-    reasons: list[str]  # for what was chosen automatically
-    splits: DataSplits
-    model: Model
-    state: TrainState
-    batches: BatchStream
-    prepare: Prepare
-    evaluator: Evaluator
-    precision: torch.dtype
-    device: torch.device
-    probe: ProbeHead | None = None  # initialization of the head, and the result to beat
-    stop: StopSignal = field(default_factory=StopSignal)
-    started: float
-    used: float = 0.0  # seconds, of earlier parts of a resumed run
-    saved: float = 0.0  # time of the last checkpoint
-    losses: list[float] = field(default_factory=list)
-    timings: dict[str, float] = field(default_factory=dict)  # seconds by part of the run
-    reached: bool = False  # settings.until_accuracy
-    budget: TimeBudget | None = None
-    metrics: MetricsLog = field(default_factory=lambda: MetricsLog(None))
-
-    @property
-    def folder(self) -> Path:
-        return self.config.out
+        steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
+        every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
+        schedule = Schedule(
+            settings=settings,
+            length=steps,
+            accumulate=choose_accumulation(settings, self.model, self.device, self.callback.log),
+            processes=distributed.world_size(),
+            stages=image_size_stages(settings, self.model.config),
+            evaluate_every=max(1, round(every * samples / batch)),
+        )
+        if settings.minutes is None:
+            schedule.lr_factor(0)  # raises if the warmup does not fit
+            if settings.average**steps > 0.1:
+                self.callback.log(
+                    f"note: with average={settings.average:g}, {steps:,} steps are too few: the "
+                    "average stays close to the initialization"
+                )
+        return schedule
 
     @property
     def schedule(self) -> Schedule:
@@ -491,7 +453,7 @@ class Trainer:
     def explain_divergence(self, error: DivergedError) -> str:
         """Return where the first non-finite value is, with which images, and what to do."""
         step = error.step
-        batch = next(replace(self.batches, expected=(-1, 0), skipped={})(step))
+        batch = next(iter(self.batches.loader(step, self.schedule.image_size(step))))
         rng = seed_micro_batch(self.settings.seed, step, 0)
         images, targets = self.prepare(batch, rng, step)
         where = checkpoint.first_nonfinite(self.state.objective, images, targets)

@@ -29,6 +29,7 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.save import save
 from vitrail.data import datasets
 from vitrail.data.datasets import ImageDataset, stratified_subset
+from vitrail.data.preprocessing import Augmentation
 from vitrail.data.provenance import fingerprint
 from vitrail.data.storage import write_atomic
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
@@ -41,13 +42,7 @@ from vitrail.probing.shots import right
 from vitrail.training.adapt import best, joined, reason
 from vitrail.training.callbacks import Callback, read_rows, to_line
 from vitrail.training.checkpoint import has_state, lock_folder
-from vitrail.training.config import (
-    AugmentSettings,
-    MachineSettings,
-    ModelSettings,
-    RunConfig,
-    Settings,
-)
+from vitrail.training.config import MachineSettings, ModelSettings, RunConfig, Settings
 from vitrail.training.data_module import DataSplits, classes_present
 from vitrail.training.recipes import read_recipe
 from vitrail.training.trainer import run
@@ -69,9 +64,7 @@ METHODS: dict[str, tuple[str, Sequence[float]]] = {
     "linear": ("decay", DECAYS),
     "probe": ("l2", sorted(PATH, reverse=True)),
 }
-NO_AUGMENTATION = AugmentSettings(
-    crop="whole", flip=False, policy="none", color_jitter=0, erasing=0
-)
+NO_AUGMENTATION = Augmentation(crop="whole", flip=False)
 
 
 @dataclass(frozen=True, kw_only=True)
