@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vitrail.training.config import Settings
-from vitrail.training.ema import EMA
 from vitrail.training.loop import TrainState, optimizer_step
+from vitrail.training.optim import EMA
 from vitrail.training.schedules import Schedule
 
 

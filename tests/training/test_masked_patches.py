@@ -8,7 +8,6 @@ from vitrail.data.transforms import normalize
 from vitrail.training.config import MaskedSettings
 from vitrail.training.masked_patches import (
     MaskedPatches,
-    Pixels,
     cell_means,
     corrupt,
     gather,
@@ -128,11 +127,9 @@ def test_predictions_are_matched_to_their_patches(headless, predict):
     loss = made(images)
     torch.manual_seed(5)
     indices = random_patches(torch.zeros(3, 16, 1), 0.5)
-    targets = made.prediction.targets(images, headless, made.preprocessing)
+    targets = made.targets(images)
     losses = [
-        made.prediction.loss(
-            predictions[0][b, m][None, None], targets[b, indices[b, m]][None, None]
-        )
+        made.loss(predictions[0][b, m][None, None], targets[b, indices[b, m]][None, None])
         for b in range(3)
         for m in range(8)
     ]
@@ -149,7 +146,7 @@ def test_colors_are_recovered_from_normalized_images(headless, mean_std):
     model.metadata = Metadata(preprocessing=preprocessing)
     made = MaskedPatches(model, MaskedSettings())
     images = normalize(pixels, preprocessing)
-    numbers = made.prediction.targets(images, headless, made.preprocessing)
+    numbers = made.targets(images)
     expected = torch.zeros(1, 16, 1, dtype=torch.long)
     expected[0, 1, 0] = 7 * 64 + 4 * 8 + 0
     expected[0, 15, 0] = 1 * 64 + 0 * 8 + 7
@@ -174,13 +171,13 @@ def test_4x4_cells_do_not_cross_patches(stride):
 
 def test_pixel_targets(headless):
     images = torch.randn(2, 3, 16, 16)
-    targets = Pixels().targets(images, headless, Preprocessing(size=(16, 16)))
+    targets = objective(headless, "pixels").targets(images)
     assert torch.equal(targets[1, 5], images[1, :, 4:8, 4:8].flatten())
     assert torch.equal(patchify(images, (4, 4))[0, 3, 0], images[0, :, 12:, :4])
 
 
 def test_cell_predictions_match_their_targets(headless):
-    made = awake(headless, "colors-4x4").prediction
+    made = awake(headless, "colors-4x4")
     targets = torch.randint(512, (2, 8, 16))
     right = 50.0 * torch.nn.functional.one_hot(targets, 512).flatten(2)
     assert made.loss(right, targets) < 1e-6
@@ -197,8 +194,7 @@ def test_initial_predictions_are_uniform(headless, predict, start):
 
 
 @pytest.mark.parametrize("predict", KINDS)
-@pytest.mark.parametrize("stem", ["patches", "conv"])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize(("stem", "pool"), [("patches", "cls"), ("conv", "mean")])
 def test_overfits_eight_images(headless, predict, stem, pool):
     made = objective(headless.change(width=32, mlp_width=64, stem=stem, pool=pool), predict)
     blocks = torch.rand(8, 3, 2, 2).repeat_interleave(8, 2).repeat_interleave(8, 3)

@@ -274,6 +274,10 @@ def nested(draw):
     for name in names:
         table, _, key = name.rpartition(".")
         (values.setdefault(table, {}) if table else values)[key] = draw(anything(FIELD_TYPES[name]))
+    if area := values.get("augment", {}).get("crop_area"):
+        values["augment"]["crop_area"] = sorted(area)
+    if values.get("mix", {}).get("style") == "big_vision":
+        values["mix"].pop("cutmix", None)
     if draw(strategies.booleans()):
         starts = draw(strategies.lists(SHARES, unique=True, max_size=3))
         pixels = strategies.integers(1, 512)

@@ -28,7 +28,7 @@ from vitrail.training.config import (
     RunConfig,
 )
 from vitrail.training.recipes import read_recipe, read_run
-from vitrail.training.trainer import build
+from vitrail.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def test_loaded_model_is_in_train_mode(colors, tmp_path):
     order = RunConfig(
         data=str(colors), out=tmp_path, settings=settings, start=str(tmp_path / "first")
     )
-    objective = build(order, Callback(), torch.device("cpu")).state.objective
+    objective = Trainer(order, Callback(), torch.device("cpu")).state.objective
     assert all(module.training for module in objective.modules())
     images = torch.randn(2, 3, 8, 8)
     assert not torch.equal(objective.logits(images), objective.logits(images))

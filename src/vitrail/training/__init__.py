@@ -2,12 +2,12 @@
 
 config.py          all settings of a run; recipes.py reads and writes them as TOML
 auto_config.py     the settings that were left open, each decided with a reason
-trainer.py         RunConfig → build → Trainer.fit: logging, evaluation, checkpoints, the bundle
+trainer.py         RunConfig → Trainer → fit: logging, evaluation, checkpoints, the bundle
 loop.py            the training loop and TrainState
 data_module.py     the splits of a dataset, and the micro-batches of each step
 model_init.py      the model at step 0: created or loaded, with a linear-probe head
-objectives.py      model and loss as one module; losses.py, masked_patches.py
-optim.py           optimizers and parameter groups; muon.py, ema.py
+objectives.py      model and loss as one module; masked_patches.py
+optim.py           optimizers, parameter groups, the average of weights; muon.py
 schedules.py       learning rate and image size of every step; budget.py ends a run on time
 cpu_parallel.py    one shard of the batch per core
 memory.py          what a step needs and what is free

@@ -40,7 +40,6 @@ MACHINE_OPTIONS = ("fused", "foreach", "capturable", "differentiable")  # not pa
 
 def save_state(
     folder: Path,
-    *,
     objective: nn.Module,
     optimizers: list[Optimizer],
     average: dict[str, Tensor] | None,
@@ -59,7 +58,7 @@ def save_state(
                 elif value.ndim:
                     tensors[name] = value
                 else:
-                    values[name] = {"number": value.item(), "dtype": dtype_name(value)}
+                    values[name] = {"number": value.item(), "dtype": signature(value)[-1]}
     note = {
         "extra": extra,
         "optimizers": [named_groups(optimizer, names) for optimizer in optimizers],
@@ -71,7 +70,6 @@ def save_state(
 
 def load_state(
     folder: Path,
-    *,
     objective: nn.Module,
     optimizers: list[Optimizer],
     average: dict[str, Tensor] | None,
@@ -146,11 +144,7 @@ def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[st
 
 def signature(tensor: Tensor) -> list[Any]:
     """Return a tensor's shape and dtype for JSON."""
-    return [*tensor.shape, dtype_name(tensor)]
-
-
-def dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return [*tensor.shape, str(tensor.dtype).removeprefix("torch.")]
 
 
 def empty_optimizer_states(
@@ -187,50 +181,46 @@ def empty_optimizer_states(
 def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Add a state and remove those it replaces; on failure nothing changes."""
     json.dumps(note)  # raises before anything is written
-    what = f"cannot save the run's state in {folder}"
-    partial_path = folder / f".step-{step}.partial"
+    what, name = f"cannot save the run's state in {folder}", f"step-{step}"
+    hidden = folder / f".{name}.partial"
 
     def make_room() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".step-*.partial"):  # of killed processes
             shutil.rmtree(leftover)
-        partial_path.mkdir()
+        hidden.mkdir()
 
-    def own_digests() -> dict[str, str]:
-        files = sorted(partial_path.glob(f"__{distributed.rank()}_*"))
-        first = [partial_path / ".metadata"] if distributed.is_main() else []
-        return digests_of([*first, *files])
+    def write_tensors() -> dict[str, str]:
+        distributed.save_tensors(hidden, tensors)
+        first = [hidden / ".metadata"] if distributed.is_main() else []
+        return digests_of([*first, *sorted(hidden.glob(f"__{distributed.rank()}_*"))])
+
+    def publish() -> None:
+        """Write the note, sync, rename, and remove the states that are replaced."""
+        before = list_states(folder)
+        note["saves"] = save_count(before[0]) + 1 if before else 1
+        note["digest"] = digest_of_note(note)
+        with (hidden / NOTE).open("w", encoding="utf-8") as file:
+            json.dump(note, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(hidden)
+        taken = (folder / name).exists()  # a run that was stopped right after it was resumed
+        hidden.rename(folder / (f"{name}.{note['saves']}" if taken else name))
+        sync(folder)
+        for path in list_states(folder)[KEEP:]:
+            with suppress(OSError):  # the new state is complete
+                remove(path)
 
     try:
         on_all_processes(what, make_room, only_first=True)
-        on_all_processes(what, lambda: distributed.save_tensors(partial_path, tensors))
-        digests = on_all_processes(what, own_digests)
+        digests = on_all_processes(what, write_tensors)
         note["files"] = {name: digest for part in digests for name, digest in part.items()}
-        on_all_processes(what, lambda: publish(partial_path, note), only_first=True)
+        on_all_processes(what, publish, only_first=True)
     except CheckpointError:
         if distributed.is_main():
-            shutil.rmtree(partial_path, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
         raise
-
-
-def publish(partial_path: Path, note: dict[str, Any]) -> None:
-    """Write the note, sync, rename, and remove the states that are replaced."""
-    folder = partial_path.parent
-    before = list_states(folder)
-    note["saves"] = save_count(before[0]) + 1 if before else 1
-    note["digest"] = digest_of_note(note)
-    with (partial_path / NOTE).open("w", encoding="utf-8") as file:
-        json.dump(note, file)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(partial_path)
-    name = partial_path.name.removeprefix(".").removesuffix(".partial")
-    taken = (folder / name).exists()  # a run that was stopped right after it was resumed
-    partial_path.rename(folder / (f"{name}.{note['saves']}" if taken else name))
-    sync(folder)
-    for path in list_states(folder)[KEEP:]:
-        with suppress(OSError):  # the new state is complete
-            remove(path)
 
 
 def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
@@ -238,9 +228,7 @@ def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
     damaged: list[str] = []
     for path in distributed.broadcast_object(list_states(folder)):
         try:
-            note = on_all_processes(f"{path} is damaged", partial(read_note, path))[0]
-            check = partial(check_files, path, note["files"])
-            on_all_processes(f"{path} is damaged", check)
+            note = on_all_processes(f"{path} is damaged", partial(read_valid_note, path))[0]
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -250,6 +238,22 @@ def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
             f"{damaged[0]}, and no other state is intact; delete {folder} to start over"
         )
     raise CheckpointError(f"{folder} has no saved state to resume from; start over")
+
+
+def read_valid_note(path: Path) -> dict[str, Any]:
+    """Read the note and verify all digests; processes share the work."""
+    try:
+        note = json.loads((path / NOTE).read_text(encoding="utf-8"))
+        if note["digest"] != digest_of_note(note):
+            raise ValueError
+        digests = note["files"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise CheckpointError(f"digest mismatch in {NOTE}") from None
+    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
+    for name, digest in digests_of([path / name for name in mine]).items():
+        if digest != digests[name]:
+            raise CheckpointError(f"digest mismatch in {name}")
+    return note
 
 
 def list_states(folder: Path) -> list[Path]:
@@ -284,24 +288,6 @@ def digests_of(files: list[Path]) -> dict[str, str]:
 def digest_of_note(note: dict[str, Any]) -> str:
     rest = {key: value for key, value in note.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def read_note(path: Path) -> dict[str, Any]:
-    try:
-        note = json.loads((path / NOTE).read_text(encoding="utf-8"))
-        if note["digest"] == digest_of_note(note):
-            return note
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise CheckpointError(f"digest mismatch in {NOTE}")
-
-
-def check_files(path: Path, digests: dict[str, str]) -> None:
-    """Verify the digests; processes share the work."""
-    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
-    for name, digest in digests_of([path / name for name in mine]).items():
-        if digest != digests[name]:
-            raise CheckpointError(f"digest mismatch in {name}")
 
 
 def sync(folder: Path) -> None:
@@ -395,18 +381,15 @@ def first_nonfinite(objective: nn.Module, images: Tensor, targets: Tensor) -> st
             return f"the weight {name.removeprefix('model.')}"
     nonfinite: list[str] = []
 
-    def check(name: str, output: object) -> None:
+    def check(module: nn.Module, _: object, output: object) -> None:
         if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
-            nonfinite.append(name)
+            nonfinite.append(names[module].removeprefix("model."))
 
-    hooks = [
-        module.register_forward_hook(lambda _, __, out, name=name: check(name, out))
-        for name, module in objective.named_modules()
-        if name and not any(module.children())
-    ]
+    names = {m: name for name, m in objective.named_modules() if name and not any(m.children())}
+    hooks = [module.register_forward_hook(check) for module in names]
     try:
         objective(images, targets)
     finally:
         for hook in hooks:
             hook.remove()
-    return f"the output of {nonfinite[0].removeprefix('model.')}" if nonfinite else "the gradients"
+    return f"the output of {nonfinite[0]}" if nonfinite else "the gradients"

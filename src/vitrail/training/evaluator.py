@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -17,24 +16,37 @@ from vitrail.evaluation.evaluate import quick_evaluate, run_inference
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, at_size
-from vitrail.training.ema import EMA
 from vitrail.training.loop import seed_micro_batch, synchronize
+from vitrail.training.optim import EMA
 
 MAX_BATCH = 128
 TRIALS = 2
 OVERHEAD = 1.3  # of an evaluation over its forward passes: data loading
 
 
-@dataclass(kw_only=True)
 class Evaluator:
     """Evaluates the objective's model, with the averaged weights if there are any."""
 
-    splits: DataSplits
-    objective: nn.Module
-    ema: EMA | None
-    preprocessing: Preprocessing
-    settings: Settings
-    device: torch.device
+    def __init__(
+        self,
+        objective: nn.Module,
+        ema: EMA | None,
+        splits: DataSplits,
+        preprocessing: Preprocessing,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        self.objective, self.ema, self.splits = objective, ema, splits
+        self.preprocessing, self.settings, self.device = preprocessing, settings, device
+        self.channels = len(preprocessing.mean)
+        largest = max(map(len, splits.held_out.values()), default=1)
+        self.batch_size = min(MAX_BATCH, max(1, largest))
+        self.loader_options: dict[str, Any] = {
+            "channels": self.channels,
+            "batch_size": self.batch_size,
+            "workers": settings.machine.workers,
+            "device": device,
+        }
 
     def during_training(self, image_size: int | None = None) -> dict[str, float]:
         """Return the metrics of the split that is evaluated during training, as val/accuracy.
@@ -120,24 +132,6 @@ class Evaluator:
                 times.append(time.monotonic() - started)
         samples = len(next(iter(self.splits.held_out.values()))) / distributed.world_size()
         return OVERHEAD * min(times) * samples / self.batch_size
-
-    @property
-    def loader_options(self) -> dict[str, Any]:
-        return {
-            "channels": self.channels,
-            "batch_size": self.batch_size,
-            "workers": self.settings.machine.workers,
-            "device": self.device,
-        }
-
-    @property
-    def channels(self) -> int:
-        return len(self.preprocessing.mean)
-
-    @property
-    def batch_size(self) -> int:
-        largest = max(map(len, self.splits.held_out.values()), default=1)
-        return min(MAX_BATCH, max(1, largest))
 
 
 def metrics(split: str, outcome: EvaluationResult) -> dict[str, float]:

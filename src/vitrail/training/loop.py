@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from vitrail import distributed
 from vitrail.data.loader import Batch, torch_threads_for
 from vitrail.errors import VitrailError
-from vitrail.training.ema import EMA
 from vitrail.training.objectives import Objective
-from vitrail.training.optim import make_optimizers, set_learning_rates
+from vitrail.training.optim import EMA, make_optimizers, set_learning_rates
 from vitrail.training.schedules import Schedule
 
 Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]

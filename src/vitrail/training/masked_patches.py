@@ -7,16 +7,12 @@ of the batch, and 10 % are kept. All random numbers come from torch's generator.
 Shapes: B images, C channels, N = h * w patches, M of them corrupted, D width, S cells of a patch.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
-from vitrail.models.config import VitConfig
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.training.config import MaskedSettings, MaskedTarget
 
@@ -26,56 +22,8 @@ MAX_CHANNELS = 3  # 8**3 = 512 colors; more channels make too many classes
 MASK_STD = 0.02  # initialization of the mask embedding, as of position embeddings
 
 
-@dataclass(frozen=True, slots=True)
-class Colors:
-    """Classify the mean color of side x side cells of a patch into 512 colors."""
-
-    side: int
-
-    def num_outputs(self, config: VitConfig) -> int:
-        if config.channels > MAX_CHANNELS:
-            raise ConfigError(
-                f"masked.predict needs colors, and {config.channels} channels have "
-                f"{LEVELS}^{config.channels} of them; use masked.predict='pixels'"
-            )
-        return self.side**2 * LEVELS**config.channels
-
-    def targets(self, images: Tensor, config: VitConfig, preprocessing: Preprocessing) -> Tensor:
-        """Return the color index of each cell, base 8 over the channels: (B, N, S)."""
-        mean = torch.tensor(preprocessing.mean, device=images.device)[:, None, None]
-        std = torch.tensor(preprocessing.std, device=images.device)[:, None, None]
-        cells = cell_means(images.float() * std + mean, config.stride, self.side)  # (B, N, S, C)
-        levels = (cells * LEVELS).floor().long().clamp(0, LEVELS - 1)
-        index = torch.zeros_like(levels[..., 0])
-        for level in levels.unbind(-1):
-            index = LEVELS * index + level
-        return index
-
-    def loss(self, predicted: Tensor, targets: Tensor) -> Tensor:
-        cells = predicted.float().unflatten(-1, (self.side**2, -1))  # (B, M, S, 8^C)
-        return F.cross_entropy(cells.flatten(0, 2), targets.flatten())
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """Regress the normalized pixels of a patch; mean squared error."""
-
-    def num_outputs(self, config: VitConfig) -> int:
-        return config.channels * config.stride[0] * config.stride[1]
-
-    def targets(self, images: Tensor, config: VitConfig, preprocessing: Preprocessing) -> Tensor:
-        cells = patchify(images.float(), config.stride)  # (B, h, w, C, P, P)
-        return cells.flatten(3).flatten(1, 2)  # (B, N, C * P * P)
-
-    def loss(self, predicted: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(predicted.float(), targets)
-
-
-TARGETS: dict[MaskedTarget, Colors | Pixels] = {
-    "mean-color": Colors(side=1),
-    "colors-4x4": Colors(side=4),
-    "pixels": Pixels(),
-}
+# Cells along each side of a patch whose mean color is classified; None: regress the pixels.
+COLOR_CELLS: dict[MaskedTarget, int | None] = {"mean-color": 1, "colors-4x4": 4, "pixels": None}
 
 
 class MaskedPatches(nn.Module):
@@ -100,10 +48,18 @@ class MaskedPatches(nn.Module):
         self.model = model
         self.share = settings.share
         self.preprocessing = get_metadata(model).preprocessing
-        self.prediction = TARGETS[settings.predict]
+        self.side = COLOR_CELLS[settings.predict]
+        if self.side is not None and config.channels > MAX_CHANNELS:
+            raise ConfigError(
+                f"masked.predict needs colors, and {config.channels} channels have "
+                f"{LEVELS}^{config.channels} of them; use masked.predict='pixels'"
+            )
+        outputs = config.channels * config.stride[0] * config.stride[1]
+        if self.side is not None:
+            outputs = self.side**2 * LEVELS**config.channels
         rng = torch.Generator().manual_seed(seed)
         self.mask = nn.Parameter(torch.empty(config.width).normal_(std=MASK_STD, generator=rng))
-        self.head = nn.Linear(config.width, self.prediction.num_outputs(config))
+        self.head = nn.Linear(config.width, outputs)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         for part in (model.pool, model.representation, model.head, model.distillation_head):
@@ -118,8 +74,31 @@ class MaskedPatches(nn.Module):
         corrupted = corrupt(patches.flatten(1, 2), masked, self.mask).view_as(patches)
         tokens = model.encoder(*model.assemble_tokens(corrupted))  # (B, prefix + N, D)
         features = gather(tokens[:, model.config.num_prefix :], masked)  # (B, M, D)
-        all_targets = self.prediction.targets(images, model.config, self.preprocessing)
-        return self.prediction.loss(self.head(features), gather(all_targets, masked))
+        return self.loss(self.head(features), gather(self.targets(images), masked))
+
+    def loss(self, predicted: Tensor, targets: Tensor) -> Tensor:
+        if self.side is None:
+            return F.mse_loss(predicted.float(), targets)
+        cells = predicted.float().unflatten(-1, (self.side**2, -1))  # (B, M, S, 8^C)
+        return F.cross_entropy(cells.flatten(0, 2), targets.flatten())
+
+    def targets(self, images: Tensor) -> Tensor:
+        """Return normalized pixels (B, N, C * P * P), or color indices of the cells (B, N, S).
+
+        A color index has base 8 over the channels.
+        """
+        stride = self.model.config.stride
+        if self.side is None:
+            cells = patchify(images.float(), stride)  # (B, h, w, C, P, P)
+            return cells.flatten(3).flatten(1, 2)
+        mean = torch.tensor(self.preprocessing.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.preprocessing.std, device=images.device)[:, None, None]
+        cells = cell_means(images.float() * std + mean, stride, self.side)  # (B, N, S, C)
+        levels = (cells * LEVELS).floor().long().clamp(0, LEVELS - 1)
+        index = torch.zeros_like(levels[..., 0])
+        for level in levels.unbind(-1):
+            index = LEVELS * index + level
+        return index
 
 
 def random_patches(patches: Tensor, share: float) -> Tensor:

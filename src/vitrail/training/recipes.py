@@ -23,7 +23,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib.resources import files
@@ -54,16 +54,6 @@ FIXED += ("head_init",)
 CHANGEABLE_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A parsed recipe file; values by full name, such as optim.kind."""
-
-    file: Traversable
-    text: str
-    extends: str | None
-    values: Values
-
-
 def recipe_names() -> list[str]:
     """Return the names of the packaged recipes."""
     names = (file.name for file in PACKAGED.iterdir())
@@ -73,9 +63,9 @@ def recipe_names() -> list[str]:
 def read_recipe(name: str) -> Settings:
     """Return the settings of a packaged recipe, by name, or of a .toml file."""
     values: Values = {}
-    for recipe in reversed(inheritance_chain(name)):
-        overridden = alternatives_of(recipe.values)
-        values = {k: v for k, v in values.items() if k not in overridden} | recipe.values
+    for _, own in reversed(inheritance_chain(name)):
+        overridden = alternatives_of(own)
+        values = {k: v for k, v in values.items() if k not in overridden} | own
     return build_settings(values, f" in {name}")
 
 
@@ -87,14 +77,14 @@ def settings_from_dict(values: Mapping[str, Any], source: str = "") -> Settings:
 
 def summary(name: str) -> str:
     """Return the first line of a recipe's header comment."""
-    first = inheritance_chain(name)[0].text.partition("\n")[0]
+    first = inheritance_chain(name)[0][0].partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def grid(name: str) -> list[float]:
     """Return the learning rates that the recipe's source searched over, if it lists them."""
-    for recipe in inheritance_chain(name):
-        if match := GRID.search(recipe.text):
+    for text, _ in inheritance_chain(name):
+        if match := GRID.search(text):
             return [float(number) for number in match[1].split(",")]
     return []
 
@@ -134,16 +124,24 @@ def alternatives_of(names: Collection[str]) -> set[str]:
 # Recipe files
 
 
-def inheritance_chain(name: str) -> list[Recipe]:
-    """Return a recipe, the one it extends, and so on."""
-    chain = [read_file(find(name))]
-    while extends := chain[-1].extends:
-        file = find(extends, relative_to=chain[-1].file)
-        if file in [recipe.file for recipe in chain]:
-            path = " extends ".join(recipe.file.name for recipe in chain)
+def inheritance_chain(name: str) -> list[tuple[str, Values]]:
+    """Return text and values, by full name, of a recipe, of the one it extends, and so on."""
+    files, chain = [find(name)], []
+    while True:
+        text, values = read_file(files[-1])
+        extends = values.pop("extends", None)
+        if not isinstance(extends, str | None) or extends == "":
+            raise ConfigError(
+                f"extends={extends!r} in {files[-1].name} must be the name of a recipe"
+            )
+        chain.append((text, flatten(values, f" in {files[-1].name}")))
+        if extends is None:
+            return chain
+        file = find(extends, relative_to=files[-1])
+        if file in files:
+            path = " extends ".join(other.name for other in files)
             raise ConfigError(f"{path} extends {file.name}: a recipe cannot extend itself")
-        chain.append(read_file(file))
-    return chain
+        files.append(file)
 
 
 def find(name: str, relative_to: Traversable | None = None) -> Traversable:
@@ -162,7 +160,7 @@ def find(name: str, relative_to: Traversable | None = None) -> Traversable:
     return file
 
 
-def read_file(file: Traversable) -> Recipe:
+def read_file(file: Traversable) -> tuple[str, Values]:
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -178,10 +176,7 @@ def read_file(file: Traversable) -> Recipe:
         reason = str(error).replace("at end of document", last)
         raise ConfigError(f"{file.name} is not a TOML file: {reason}") from None
     values.pop("run", None)  # a run's settings.toml has this table beside its settings
-    extends = values.pop("extends", None)
-    if not isinstance(extends, str | None) or extends == "":
-        raise ConfigError(f"extends={extends!r} in {file.name} must be the name of a recipe")
-    return Recipe(file, text, extends, flatten(values, f" in {file.name}"))
+    return text, values
 
 
 def flatten(values: Mapping[str, Any], where: str) -> Values:
@@ -217,21 +212,17 @@ def build_settings(values: Values, where: str) -> Settings:
         raise ConfigError(f"{error} ({where.strip()})" if where else str(error)) from None
 
 
-def field_types() -> dict[str, Any]:
-    """Return the type of every setting by full name; TOML has no null, so None is left out."""
-    types = {name: kind for name, kind in get_type_hints(Settings).items() if name not in TABLES}
-    for table, part in TABLES.items():
-        types |= {f"{table}.{name}": kind for name, kind in get_type_hints(part).items()}
-    for name, kind in types.items():
-        if NoneType in get_args(kind):
-            types[name] = next(part for part in get_args(kind) if part is not NoneType)
-    return types
-
-
 TABLES: dict[str, Any] = {
     name: kind for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)
 }
-FIELD_TYPES = field_types()
+# The type of every setting by full name; TOML has no null, so None is left out.
+FIELD_TYPES: dict[str, Any] = {}
+for table, settings_class in {"": Settings, **TABLES}.items():
+    for name, kind in get_type_hints(settings_class).items():
+        if name not in TABLES:
+            options = [part for part in get_args(kind) if part is not NoneType]
+            optional = NoneType in get_args(kind)
+            FIELD_TYPES[f"{table}.{name}" if table else name] = options[0] if optional else kind
 
 
 def convert(value: Any, kind: Any) -> Any:

@@ -251,12 +251,7 @@ class Trainer:
             steps_per_epoch=len(splits.train) / self.batch_size,
         )
         self.evaluator = Evaluator(
-            splits=splits,
-            objective=objective,
-            ema=self.state.ema,
-            preprocessing=preprocessing,
-            settings=settings,
-            device=device,
+            objective, self.state.ema, splits, preprocessing, settings, device
         )
         self.used = 0.0  # seconds, of earlier parts of a resumed run
         self.saved = 0.0  # time of the last checkpoint
@@ -394,11 +389,24 @@ class Trainer:
                 if not retries:
                     raise TrainingError(reason) from None
                 retries -= 1
-                self.roll_back(reason)
+                scale, elapsed = self.state.lr_scale / 2, self.elapsed()
+                self.restore_checkpoint()
+                self.state.lr_scale, self.used = scale, elapsed
+                self.losses.clear()
+                self.batches.restart()
+                self.callback.log(
+                    f"{reason}; rolled back to step {self.state.step:,} with learning rate x "
+                    f"{scale:g}"
+                )
 
     def on_step(self, state: TrainState, result: StepResult) -> bool:
         """Log, evaluate and save between two steps; False ends the run, for now or for good."""
-        self.check_divergence(result)
+        self.losses.append(result.loss)
+        if len(self.losses) > 2 * LOSS_WINDOW:
+            initial, recent = max(self.losses[:LOSS_WINDOW]), min(self.losses[-LOSS_WINDOW:])
+            if not recent <= DIVERGED * initial + 1:  # also for NaN
+                message = f"loss {result.loss:g}, initially {initial:g}"
+                raise DivergedError(message, state.step - 1, result.indices)
         schedule, step = self.schedule, state.step
         row = self.metrics.end_step(state, result, elapsed=self.elapsed(), epoch=self.epochs(step))
         self.callback.on_step(row)
@@ -416,16 +424,6 @@ class Trainer:
             self.save_checkpoint()
         self.metrics.start_step()
         return not self.reached
-
-    def check_divergence(self, result: StepResult) -> None:
-        """Raise if the recent loss is far above the initial one."""
-        self.losses.append(result.loss)
-        if len(self.losses) <= 2 * LOSS_WINDOW:
-            return
-        initial, recent = max(self.losses[:LOSS_WINDOW]), min(self.losses[-LOSS_WINDOW:])
-        if not recent <= DIVERGED * initial + 1:  # also for NaN
-            message = f"loss {result.loss:g}, initially {initial:g}"
-            raise DivergedError(message, self.state.step - 1, result.indices)
 
     def evaluate(self) -> bool:
         """Evaluate during training; return whether the target accuracy is reached."""
@@ -462,17 +460,6 @@ class Trainer:
             f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
             f"batch: {comma_list(names)}; the last good state is saved in {self.folder}:"
             " resume with a smaller --optim.learning-rate, or use --retries 3"
-        )
-
-    def roll_back(self, reason: str) -> None:
-        """Restore the last good state, and halve the learning rate."""
-        scale, elapsed = self.state.lr_scale / 2, self.elapsed()
-        self.restore_checkpoint()
-        self.state.lr_scale, self.used = scale, elapsed
-        self.losses.clear()
-        self.batches.restart()
-        self.callback.log(
-            f"{reason}; rolled back to step {self.state.step:,} with learning rate x {scale:g}"
         )
 
     def finish(self) -> dict[str, EvaluationResult]:
@@ -576,8 +563,9 @@ class Trainer:
         }
         if state.scaler is not None:
             extra["scaler"] = state.scaler.state_dict()
+        average = state.ema.values if state.ema is not None else None
         with self.timed("saving"):
-            checkpoint.save_state(self.folder, **self.saved_parts(), extra=extra)
+            checkpoint.save_state(self.folder, state.objective, state.optimizers, average, extra)
             if state.step:
                 self.write_bundle({})  # usable while the run goes on
         self.saved = time.monotonic()
@@ -585,7 +573,8 @@ class Trainer:
     def restore_checkpoint(self) -> None:
         state, schedule = self.state, self.schedule
         peaks = [[g["peak"] for g in o.param_groups] for o in state.optimizers]
-        extra = checkpoint.load_state(self.folder, **self.saved_parts())
+        average = state.ema.values if state.ema is not None else None
+        extra = checkpoint.load_state(self.folder, state.objective, state.optimizers, average)
         for line in extra.get("damaged", ()):
             self.callback.log(f"note: {line}")
         for optimizer, peak in zip(state.optimizers, peaks, strict=True):
@@ -603,14 +592,6 @@ class Trainer:
             )
         if state.scaler is not None and "scaler" in extra:
             state.scaler.load_state_dict(extra["scaler"])
-
-    def saved_parts(self) -> dict[str, Any]:
-        ema = self.state.ema
-        return {
-            "objective": self.state.objective,
-            "optimizers": self.state.optimizers,
-            "average": ema.values if ema is not None else None,
-        }
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
