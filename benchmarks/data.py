@@ -23,7 +23,7 @@ BATCH = 24
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     if not FLOWERS.exists():
         return f"## Data\n\nNot measured: {FLOWERS} is not there; try `make bench DATA=folder`.\n"
     make_torchvision_importable()

@@ -22,7 +22,7 @@ LOOP = "scikit-learn, RidgeClassifier for each l2 and fold"
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     from threadpoolctl import threadpool_limits
 
     features, labels = material()

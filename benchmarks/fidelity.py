@@ -13,7 +13,7 @@ NAMES = ("vit-token", "vit-prelogits", "vit-gap", "mixer", "hybrid", "bit")
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     rows, singles = [], []
     for name in NAMES:
         single, double = (difference(name, t) for t in (torch.float32, torch.float64))

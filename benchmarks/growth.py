@@ -1,6 +1,6 @@
 """How time and memory grow with each size of a ViT and of its data, and how they should.
 
-    python benchmarks/growth.py        the section of docs/benchmarks.md, and its figure
+    python benchmarks/growth.py        the section of benchmarks/README.md, and its figure
 
 A training step of a small model is measured at several sizes of one kind, the rest left as it is.
 On doubly logarithmic axes a power is a straight line, and its slope the exponent; it is fitted to
@@ -25,7 +25,7 @@ from models import step_call
 from peers import Shape, vitrail
 from timing import claim, in_turns
 
-FIGURE = Path(__file__).parents[1] / "docs" / "benchmarks" / "growth.svg"
+FIGURE = Path(__file__).parents[1] / "benchmarks" / "figures" / "growth.svg"
 ROUNDS = 7
 BASE, BATCH = Shape(64, 8, 128, 4, 4, 512, 10), 16
 TINY = Shape(16, 8, 32, 1, 1, 64, 10)
@@ -98,7 +98,7 @@ SWEEPS = (
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     if not PEAK.exists():
         return "## How cost grows\n\nNot measured: this system does not tell a process its peak.\n"
     peaks = memory()

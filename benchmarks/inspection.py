@@ -21,7 +21,7 @@ LARGE, SIZE = "ViT-L/16", 512
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     return "\n".join(["## Looking inside", "", *cost(), "", *memory(), ""])
 
 

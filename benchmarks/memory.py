@@ -1,6 +1,6 @@
 """Memory: large models in little of it, each case in a fresh process that may not take more.
 
-    python benchmarks/memory.py        the section of docs/benchmarks.md
+    python benchmarks/memory.py        the section of benchmarks/README.md
 
 The cases are commands as anybody would type them, on pictures of noise and weights that were drawn.
 The system refuses a process what is beyond its limit (RLIMIT_DATA); what is told is the most that
@@ -106,7 +106,7 @@ GROUPS = (
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now or kept from before."""
+    """The section of benchmarks/README.md, measured now or kept from before."""
     if not resident_bytes("VmHWM"):
         return "## Memory\n\nNot measured: this system does not tell what a process has held\n"
     kept.FOLDER.mkdir(parents=True, exist_ok=True)
@@ -120,8 +120,8 @@ def report() -> str:
             "",
             "Each case is one command in a fresh process to which the system gives no more than",
             "the limit; *peak* is the most that it held from start to end. Times of a training are",
-            "the median over its steps, without the first. [memory.md](memory.md) says what helps",
-            "when memory is short.",
+            "the median over its steps, without the first. [memory.md](../docs/memory.md) says",
+            "what helps when memory is short.",
             "",
             *parts,
         ]

@@ -20,7 +20,7 @@ CASES = {
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     make_torchvision_importable()
     lines = [
         "## Models",

@@ -31,7 +31,7 @@ ANY_LOSS = AccuracyGuard(max_drop=1.0)  # random weights have no accuracy to los
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     if not FLOWERS.exists():
         return f"## Prediction\n\nNot measured: {FLOWERS} is not there.\n"
     make_torchvision_importable()

@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 TRIED = 100  # the seed that variants are tried with
 SHARES = (1, 2, 3, 4, 6)  # vitrail is run with all of the time, and with less of it
 THREADS = 2
-FIGURE = Path(__file__).parents[1] / "docs" / "benchmarks" / "race.svg"
+FIGURE = Path(__file__).parents[1] / "benchmarks" / "figures" / "race.svg"
 Key = tuple[str, str, float]  # set, contender, seconds
 
 
@@ -142,7 +142,7 @@ times in a run. The peers get their pictures decoded, and learning rates that fa
 tried for it on this set (`benchmarks/race_variants.py`). vitrail is given the data and the time:
 all of it, a half, a third, a quarter and a sixth, each a run of its own; its time includes looking
 at the data, planning and decoding. Its defaults come from trials, many of them on these sets
-([notebook.md](notebook.md)). GFLOPs are those of a forward pass of one
+([notebook.md](../docs/notebook.md)). GFLOPs are those of a forward pass of one
 picture at full size. {seeds} seeds, taken in turns.
 
 *Times quicker* compares the time at which the best peer was best, in the mean over the seeds, with

@@ -1,4 +1,4 @@
-"""`make bench`: measure vitrail beside its peers and write docs/benchmarks.md.
+"""`make bench`: measure vitrail beside its peers and write benchmarks/README.md.
 
     python benchmarks/run.py                 everything; interrupted, it goes on where it was
     python benchmarks/run.py models data     these sections anew; the rest of the page stays
@@ -22,7 +22,7 @@ from timing import machine, machine_table
 from vitrail.errors import VitrailError, unknown
 from vitrail.training.memory import configure_malloc
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).with_name("README.md")
 NOT = "Not measured: "
 CLAIM = re.compile(r"^\*\*(.+?): (.+)\.\*\*$", re.M)
 HEAD = """# Benchmarks

@@ -1,6 +1,6 @@
 """Answers over HTTP: `vitrail serve` beside a plain server of a timm model and of a pipeline.
 
-    python benchmarks/serving.py                   the section of docs/benchmarks.md
+    python benchmarks/serving.py                   the section of benchmarks/README.md
     python benchmarks/serving.py timm FOLDER       the plain server, for the clients to ask
 
 The plain servers are what most people write: FastAPI and uvicorn, one process, each request
@@ -44,7 +44,7 @@ Loads = dict[tuple[str, int], list[Results]]  # by server and clients, a result 
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     make_torchvision_importable()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)

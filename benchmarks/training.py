@@ -20,7 +20,7 @@ DECAY, CLIP = 0.9999, 1.0
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md, measured now."""
+    """The section of benchmarks/README.md, measured now."""
     make_torchvision_importable()
     whole, bare = vitrail_steps()
     calls = {"vitrail": whole, "timm": timm_step(), "bare": bare}

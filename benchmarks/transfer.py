@@ -75,7 +75,7 @@ most {images:,} images, mean and range of {seeds} seeds.
 
 
 def report() -> str:
-    """The section of docs/benchmarks.md."""
+    """The section of benchmarks/README.md."""
     head = "## Fine-tuning\n\n"
     data, weights = os.environ.get("DATA", ""), os.environ.get("WEIGHTS", "")
     if not data or not all((Path(data) / file).exists() for file in SETS.values()):

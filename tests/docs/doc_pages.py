@@ -48,7 +48,11 @@ class Command:
 def pages() -> list[Path]:
     """All that is for readers, in the order of their names."""
     docs = sorted((ROOT / "docs").glob("*.md"))
-    return [ROOT / "README.md", *docs, ROOT / "reproduction" / "README.md"]
+    return [
+        ROOT / "README.md",
+        *docs,
+        *(ROOT / name / "README.md" for name in ("reproduction", "benchmarks")),
+    ]
 
 
 def blocks(page: Path, kind: str) -> list[Block]:
