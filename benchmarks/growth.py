@@ -154,7 +154,7 @@ def page(panels: dict[str, tuple[Curve, ...]], data: Sequence[Curve]) -> list[st
         "headers are read once and kept beside the file; this is the first time. The first batch",
         "of 8 pictures is that of a new epoch.",
         "",
-        "![Growth of cost with each size](benchmarks/growth.svg)",
+        "![Growth of cost with each size](figures/growth.svg)",
         "",
     ]
 

@@ -40,7 +40,7 @@ def report() -> str:
         for name, course in COURSES.items():
             race(runs, name, course, seed)
     lines = [*head, *RULES.format(seeds=len(SEEDS), looks=LOOKS).splitlines(), ""]
-    lines += ["![Accuracy over seconds of training](benchmarks/race.svg)", ""]
+    lines += ["![Accuracy over seconds of training](figures/race.svg)", ""]
     panels = {}
     for name, course in COURSES.items():
         ours, peers = entries(runs, name, course)
