@@ -22,7 +22,7 @@ SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = SETUP["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OWN = {"", "reproduction"}  # of this repository; the latter is found in a checkout only
-CALLED = {"PIL": "pillow", "sklearn": "scikit-learn", "starlette": "fastapi", "pydantic": "fastapi"}
+CALLED = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def names(requirements) -> set[str]:

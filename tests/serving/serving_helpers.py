@@ -15,10 +15,9 @@ import vitrail
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import preset
 from vitrail.prediction.predictor import Predictor
-from vitrail.serving.app import make_app
+from vitrail.serving.app import AppState, make_app
 from vitrail.serving.config import Limits, ServerConfig
 from vitrail.serving.server import make_server
-from vitrail.serving.state import AppState
 
 CLASSES = ("red", "green", "blue")
 COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}

@@ -18,7 +18,7 @@ from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
-from vitrail.serving.overlay import attention, explain, methods_of
+from vitrail.serving.registry import attention, explain, methods_of
 from vitrail.serving.schemas import AttentionResponse
 
 NAMES = ("sun", "moon", "star")

@@ -448,9 +448,8 @@ def test_loading_animation_covers_the_image_and_clears(browser, stub):
 def real_server(model):
     uvicorn = pytest.importorskip("uvicorn")
     from vitrail.prediction.predictor import Predictor
-    from vitrail.serving.app import make_app
+    from vitrail.serving.app import AppState, make_app
     from vitrail.serving.config import ServerConfig
-    from vitrail.serving.state import AppState
 
     state = AppState(ServerConfig(batch_size=4, examples="none", log="off"))
     state.add_model("tiny", Predictor(model))

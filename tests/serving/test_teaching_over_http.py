@@ -11,7 +11,7 @@ from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
 from vitrail.probing import teaching
 from vitrail.probing.memory import remember, save_memory
-from vitrail.serving import teaching as serving_teaching
+from vitrail.serving import registry as serving_teaching
 from vitrail.serving.app import make_app
 from vitrail.serving.config import Limits
 from vitrail.serving.limits import ApiError, Upload

@@ -1,57 +1,67 @@
-"""The application: routes, error handling, the middleware around them, and the pages."""
+"""The application: shared state, routes, error handling, the middleware around them, the pages."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 from importlib import resources
+from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, Query
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail import __version__
 from vitrail.errors import VitrailError
-from vitrail.inspection.pictures import Picture, prepared
+from vitrail.inspection.pictures import prepared
 from vitrail.models.vit import Model
+from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction
+from vitrail.probing.memory import Memory
 from vitrail.reports.html import csp_hash
-from vitrail.serving import overlay, schemas
-from vitrail.serving.batching import FeatureVector, ImageItem
+from vitrail.serving import registry, schemas
+from vitrail.serving.batching import (
+    Batcher,
+    DecodePool,
+    FeatureVector,
+    ImageItem,
+    SingleWork,
+    Work,
+    run_blank,
+    tune_batch_size,
+)
+from vitrail.serving.config import ServerConfig
 from vitrail.serving.limits import (
-    PUBLIC_PATHS,
+    RECORD,
+    AdmissionController,
     ApiError,
     ClientDisconnectedError,
     ErrorResponse,
     NoResponse,
-    check_request,
-    shutting_down,
-)
-from vitrail.serving.metrics import (
-    RECORD,
     RequestRecord,
-    log_exception,
-    log_request,
+    check_request,
+    read_uploads,
     record_of,
     request_id,
+    shutting_down,
 )
-from vitrail.serving.registry import MEDIA_TYPES
-from vitrail.serving.schemas import error_responses, file_response
-from vitrail.serving.state import AppState
-from vitrail.serving.teaching import teach as teach_class
+from vitrail.serving.metrics import Metrics, log_event, log_exception, log_request
+from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
+from vitrail.serving.schemas import ApiRoute
 
+POLL_SECONDS = 0.25  # after which a disconnect of the client is watched for
+MAX_STUCK_THREADS = 3  # with as many, the process must be restarted
+MAX_STUCK_TIME = 5  # times the watchdog's limit; one thread stuck for so long needs it, too
 SMALL_RESPONSE = 500  # numbers or names that are serialized on the event loop
 SEND_CHUNK = 2**16  # bytes of a response that are sent at once
-TELEMETRY_OFF: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -64,38 +74,152 @@ DEFAULT_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancest
 HTTP_ERRORS = {404: "not found; see /docs", 405: "method not allowed; see /docs"}
 
 
+class AppState:
+    """What the routes share: models, batcher, admission, metrics, and the server's health."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config, self.limits = config, config.limits
+        self.batcher = Batcher()
+        self.admission = AdmissionController(self.limits, lambda: self.batcher.throughput)
+        self.in_flight = 0
+        self.metrics = self.batcher.metrics = Metrics(
+            queue=lambda: self.admission.images,
+            in_flight=lambda: self.in_flight,
+            stuck=lambda: len(self.stuck_seconds),
+        )
+        self.pool = DecodePool(self.limits)
+        self.registry = ModelRegistry()
+        self.examples: dict[str, list[Example]] = {}
+        self.teach_folders: dict[str, Path | None] = {}
+        self.warm = self.warm_up_failed = self.draining = False
+        self.unrecoverable = False  # so many threads are stuck that only a restart helps
+
+    def add_model(self, name: str, predictor: Predictor, memory: Memory | None = None) -> None:
+        self.registry.set(ServedModel(name, predictor, self.pool, self.metrics, memory=memory))
+
+    async def warm_up(self) -> None:
+        """Run every model once, tune its batch size if none is set, and find example images."""
+        models = list(self.registry.models.values())
+        results = [await self.warm_up_model(served) for served in models]
+        self.warm, self.warm_up_failed = all(results), not all(results)
+        for name, served in list(self.registry.models.items()):
+            if name not in self.examples:
+                metadata, data = served.predictor.metadata, self.config.examples
+                self.examples[name] = await asyncio.to_thread(find_examples, metadata, data)
+
+    async def warm_up_model(self, served: ServedModel) -> bool:
+        """Return whether the model can run; errors are logged."""
+        size, predictor = self.config.batch_size, served.predictor
+        full = partial(run_blank, predictor, size) if size else partial(tune_batch_size, predictor)
+        for attempt in (full, partial(run_blank, predictor, 1)):
+            try:
+                (batch_size,) = await self.batcher.submit(SingleWork(attempt), [None]).done
+            except Exception as error:
+                log_exception("warm-up", served.name, error, self.config.log)
+            else:
+                if attempt is full:  # else the default is as good as any
+                    served.batch_size = batch_size
+                return True
+        return False
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether stuck threads keep every request from being answered in time."""
+        seconds = self.limits.timeout
+        return self.batcher.batch_seconds > seconds or self.pool.is_stalled(seconds)
+
+    @property
+    def stuck_seconds(self) -> list[float]:
+        """The time at the same work of each thread beyond the watchdog's limit."""
+        now = time.monotonic()
+        seconds = [now - start for start in list(self.batcher.abandoned.values())]
+        seconds += [self.batcher.batch_seconds, *self.pool.busy_seconds()]
+        return [age for age in seconds if age > self.config.watchdog]
+
+    def check_threads(self) -> bool:
+        """Replace stuck threads; return whether the process must be restarted."""
+        limit = self.config.watchdog
+        self.pool.add_spares()
+        if self.batcher.batch_seconds > limit and (self.warm or self.warm_up_failed):
+            text = f"the work took longer than {limit:g} s and was abandoned"
+            log_event(f"{text}; another thread takes over", self.config.log)
+            self.batcher.abandon(ApiError(503, text, reason="stuck"))
+        if not self.unrecoverable:
+            stuck = self.stuck_seconds
+            longest = max(stuck, default=0)
+            self.unrecoverable = len(stuck) >= MAX_STUCK_THREADS or longest > MAX_STUCK_TIME * limit
+            if self.unrecoverable:
+                text = f"{len(stuck)} threads are stuck, for up to {longest:.0f} s; shutting down"
+                log_event(text, self.config.log)
+        return self.unrecoverable
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.batcher.stop()
+        self.pool.close()
+
+    async def run(self, request: Request, work: Work, items: Sequence[Any]) -> list[Any]:
+        """Run work on items; give up on timeout or when the client disconnects."""
+        job = self.batcher.submit(work, items)
+        seconds = self.limits.timeout
+        try:
+            await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
+            if not job.done.done():
+                await wait_while_connected(request, job.done, seconds - POLL_SECONDS)
+            record_of(request.scope).batch = job.batch if work.batch_size > 1 else 0
+            if job.done.done():
+                return job.done.result()
+            raise ApiError(504, f"no result within {seconds:g} s", reason="timeout")
+        finally:
+            self.batcher.cancel(job)
+            images = (item.image for item in items if isinstance(item, ImageItem))
+            for image in work.images if isinstance(work, SingleWork) else images:
+                if image is not None:
+                    image.cancel()
+
+
+async def wait_while_connected(
+    request: Request, done: "asyncio.Future[list[Any]]", seconds: float
+) -> None:
+    """Wait for a result or a timeout; raise if the client disconnects first."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not done.done():
+        message = asyncio.ensure_future(request.receive())
+        try:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait([done, message], timeout=left, return_when="FIRST_COMPLETED")
+            if done.done() or not message.done():
+                return
+            if message.result()["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+        finally:
+            message.cancel()
+            with suppress(asyncio.CancelledError):
+                await message
+
+
 def make_app(state: AppState) -> ASGIApp:
     """Build the ASGI application."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         warm_up = asyncio.create_task(state.warm_up())
         yield
         warm_up.cancel()
 
-    app = FastAPI(
-        title="vitrail",
-        version=__version__,
-        description=schemas.DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    document = schemas.openapi_document(ROUTES, token=bool(state.config.token))
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(document)
+
+    kinds = (ApiError, VitrailError, ClientDisconnectedError, ValidationError, HTTPException)
+    app = Starlette(
+        routes=[*ROUTES, Route("/openapi.json", openapi)],
         lifespan=lifespan,
-        telemetry=TELEMETRY_OFF,
-        routes=router.routes,  # flat: an included router is searched on every request
+        exception_handlers=dict.fromkeys((*kinds, Exception), handle_error),
     )
+    app.router.redirect_slashes = False
     app.state.vitrail = state
-    for kind in (
-        *(ApiError, VitrailError, ClientDisconnectedError),
-        *(RequestValidationError, HTTPException, Exception),
-    ):
-        app.add_exception_handler(kind, handle_error)
-    if state.config.token:
-        document = app.openapi()
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"token": []}]
-        for path in PUBLIC_PATHS & document["paths"].keys():
-            document["paths"][path]["get"]["security"] = []
     guarded = RequestMiddleware(app, state)
     if not state.config.allow_origins:
         return guarded
@@ -119,7 +243,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
             return NoResponse()
         case VitrailError():
             return ErrorResponse(ApiError(422, str(error), reason="impossible"))
-        case RequestValidationError():
+        case ValidationError():
             first = error.errors()[0]
             text = f"{first['loc'][-1]}: {first['msg']}"
             return ErrorResponse(ApiError(422, text, reason="parameter"))
@@ -138,7 +262,7 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app, self.state = app, state
-        self.host_names = state.config.host_names
+        self.patterns: dict[Any, str] = {route.endpoint: route.path for route in ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -146,19 +270,11 @@ class RequestMiddleware:
             return
         state = self.state
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        id = request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
-        record = scope[RECORD] = RequestRecord(id, scope["method"])
+        record = scope[RECORD] = RequestRecord(request_id(headers), scope["method"])
         send = partial(self.send, record, send)
         state.in_flight += 1
         try:
-            check_request(
-                scope,
-                headers,
-                config=state.config,
-                host_names=self.host_names,
-                admission=state.admission,
-                draining=state.draining,
-            )
+            check_request(scope, headers, state.config, state.admission, state.draining)
             await self.app(scope, receive, send)
         except ApiError as error:
             await ErrorResponse(error)(scope, receive, send)
@@ -172,7 +288,7 @@ class RequestMiddleware:
             if record.reservation is not None:
                 record.reservation.release()
             # the pattern that matched, so that the number of metrics is bounded
-            record.route = getattr(scope.get("route"), "path", "other")
+            record.route = self.patterns.get(scope.get("endpoint"), "other")
             seconds = time.perf_counter() - record.start
             state.metrics.requests.labels(record.route, str(record.status)).inc()
             state.metrics.request_seconds.labels(record.route).observe(seconds)
@@ -206,46 +322,54 @@ class RequestMiddleware:
 
 # Routes. Those that take images come first, since routes are matched in order.
 
-UPLOAD: dict[str, Any] = {
-    "responses": error_responses(400, 401, 403, 404, 408, 413, 415, 422, 503, 504),
-    "openapi_extra": schemas.IMAGE_BODY,
-}
-PUBLIC: dict[str, Any] = {"responses": error_responses(403, 503)}
-PROTECTED: dict[str, Any] = {"responses": error_responses(401, 403, 503)}
-LOOKUP: dict[str, Any] = {"responses": error_responses(401, 403, 503, 404, 422)}
-ModelQuery = Annotated[schemas.ModelQuery, Query()]
-router = APIRouter()
-
-
-def state_of(request: Request) -> AppState:
-    return request.app.state.vitrail
-
-
-@router.post(
-    "/predict", summary="Classify images", response_model=schemas.PredictResponse, **UPLOAD
+ROUTES: list[ApiRoute] = []
+Handler = Callable[[AppState, Request, Any], Awaitable[BaseModel | Response]]
+upload = partial(
+    ApiRoute,
+    "POST",
+    query=schemas.ModelQuery,
+    body=schemas.IMAGE_BODY,
+    errors=schemas.UPLOAD_ERRORS,
 )
-async def predict(request: Request, query: Annotated[schemas.PredictQuery, Query()]) -> Response:
-    state = state_of(request)
+lookup = partial(ApiRoute, "GET", query=schemas.ModelQuery, errors=schemas.LOOKUP_ERRORS)
+public = partial(ApiRoute, "GET", errors=schemas.PUBLIC_ERRORS)
+
+
+def route(
+    kind: Callable[..., ApiRoute],
+    path: str,
+    summary: str,
+    response: type[BaseModel] | tuple[str, ...],
+    **more: Any,
+) -> Callable[[Handler], Handler]:
+    """Register a handler; `more` are further arguments of `ApiRoute`."""
+
+    def register(handler: Handler) -> Handler:
+        ROUTES.append(kind(path, handler, summary=summary, response=response, **more))
+        return handler
+
+    return register
+
+
+@route(upload, "/predict", "Classify images", schemas.PredictResponse, query=schemas.PredictQuery)
+async def predict(state: AppState, request: Request, query: schemas.PredictQuery) -> Response:
     served = state.registry.get(query.model)
     if not (classes := len(served.predictor.classes)):
         raise ApiError(422, "the model has no classes; use /features, or teach it some")
-    uploads = await state.receive(request)
+    uploads = await read_uploads(request, state.limits, state.admission)
     start = time.perf_counter()
     items = [ImageItem(*upload, query.top, query.threshold) for upload in uploads]
     predictions = await state.run(request, served.predict, items)
     check_readable(predictions)
-    seconds = time.perf_counter() - start
-    make = partial(schemas.PredictResponse, **served.header(seconds), answers=predictions)
+    header = served.header(time.perf_counter() - start)
+    make = partial(schemas.PredictResponse, **header, answers=predictions)
     return await json_response(make, len(predictions) * min(query.top, classes))
 
 
-@router.post(
-    "/features", summary="Extract features", response_model=schemas.FeaturesResponse, **UPLOAD
-)
-async def features(request: Request, query: ModelQuery) -> Response:
-    state = state_of(request)
+@route(upload, "/features", "Extract features", schemas.FeaturesResponse)
+async def features(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
     served = state.registry.get(query.model)
-    uploads = await state.receive(request)
+    uploads = await read_uploads(request, state.limits, state.admission)
     start = time.perf_counter()
     vectors = await state.run(request, served.features, [ImageItem(*x) for x in uploads])
     check_readable(vectors)
@@ -258,41 +382,39 @@ async def features(request: Request, query: ModelQuery) -> Response:
     return await json_response(make)
 
 
-@router.post(
+@route(
+    upload,
     "/explain",
-    summary="Draw where the model looks for a class",
-    response_class=Response,
-    responses=UPLOAD["responses"] | file_response("The image with a heat map.", "image/png"),
-    openapi_extra=schemas.IMAGE_BODY,
+    "Draw where the model looks for a class",
+    ("image/png",),
+    query=schemas.ExplainQuery,
 )
-async def explain(request: Request, query: Annotated[schemas.ExplainQuery, Query()]) -> Response:
-    def draw(model: Model, image: Picture) -> bytes:
-        return overlay.explain(model, image, method=query.method, label=query.label)
-
-    png = await run_on_one_image(request, query, prepared, draw)
+async def explain(state: AppState, request: Request, query: schemas.ExplainQuery) -> Response:
+    draw = partial(registry.explain, method=query.method, label=query.label)
+    png = await run_on_one_image(state, request, query, prepared, draw)
     return Response(png, media_type="image/png")
 
 
-@router.post(
+@route(
+    upload,
     "/attention",
-    summary="Return the attention maps of every layer and head",
-    response_model=schemas.AttentionResponse,
-    **UPLOAD,
+    "Return the attention maps of every layer and head",
+    schemas.AttentionResponse,
 )
-async def attention(request: Request, query: ModelQuery) -> Response:
-    maps = await run_on_one_image(request, query, overlay.view, overlay.attention)
+async def attention(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
+    maps = await run_on_one_image(state, request, query, registry.view, registry.attention)
     return await json_response(lambda: maps)
 
 
-@router.post(
+@route(
+    upload,
     "/teach",
-    summary="Add or replace a class with a few images of it",
-    response_model=schemas.TeachResponse,
-    responses=UPLOAD["responses"],
-    openapi_extra=schemas.FORM_BODY,
+    "Add or replace a class with a few images of it",
+    schemas.TeachResponse,
+    query=schemas.TeachQuery,
+    body=schemas.FORM_BODY,
 )
-async def teach(request: Request, query: Annotated[schemas.TeachQuery, Query()]) -> Response:
-    state = state_of(request)
+async def teach(state: AppState, request: Request, query: schemas.TeachQuery) -> Response:
     served = state.registry.get(query.model)
     if served.memory is None:
         text = "teaching is disabled; start the server with --allow-teach"
@@ -300,30 +422,32 @@ async def teach(request: Request, query: Annotated[schemas.TeachQuery, Query()])
     label = " ".join(query.name.split())
     if not (label and label.isprintable()):
         raise ApiError(422, "the class name must be printable text", reason="parameter")
-    uploads = await state.receive(request, heavy=True)
+    uploads = await read_uploads(request, state.limits, state.admission, heavy=True)
     folder = state.teach_folders.get(served.name)
     images = [state.pool.submit(x.data, served.predictor.preprocess) for x in uploads]
-    fit = partial(teach_class, state.registry, served.name, label, uploads, images, folder)
-    response = await state.run_heavy(request, fit, images)
+    fit = partial(registry.teach, state.registry, served.name, label, uploads, images, folder)
+    (response,) = await state.run(request, SingleWork(fit, images), [None])
     return await json_response(lambda: response)
 
 
 async def run_on_one_image(
+    state: AppState,
     request: Request,
     query: schemas.ModelQuery,
     prepare: Callable[[Model, bytes], Any],
     function: Callable[[Model, Any], Any],
 ) -> Any:
     """Run a heavy function on the single image of a request, after `prepare` has decoded it."""
-    state = state_of(request)
     model = state.registry.get(query.model).predictor.model
     if model is None:
         raise ApiError(422, "an exported model supports /predict and /features only")
-    uploads = await state.receive(request, heavy=True)
+    uploads = await read_uploads(request, state.limits, state.admission, heavy=True)
     if len(uploads) != 1:
         raise ApiError(400, f"expected one image, got {len(uploads)}", reason="form")
     image = state.pool.submit(uploads[0].data, partial(prepare, model))
-    return await state.run_heavy(request, lambda: function(model, image.result()), [image])
+    work = SingleWork(lambda: function(model, image.result()), [image])
+    (result,) = await state.run(request, work, [None])
+    return result
 
 
 def check_readable(results: Sequence[Prediction] | Sequence[FeatureVector]) -> None:
@@ -345,27 +469,26 @@ async def json_response(make: Callable[[], BaseModel], size: int = SMALL_RESPONS
     return Response(body, media_type="application/json")
 
 
-@router.get("/", summary="Web page", response_class=HTMLResponse, **PUBLIC)
-async def page() -> Response:
+@route(public, "/", "Web page", ("text/html",))
+async def page(*_: Any) -> Response:
     return html_page("page.html")
 
 
-@router.get("/docs", summary="API page", response_class=HTMLResponse, **PUBLIC)
-async def docs() -> Response:
+@route(public, "/docs", "API page", ("text/html",))
+async def docs(*_: Any) -> Response:
     return html_page("docs.html")
 
 
-@router.get("/health", summary="Liveness probe", response_model=schemas.StatusResponse, **PUBLIC)
-async def health(request: Request) -> Any:
-    if state_of(request).unrecoverable:
+@route(public, "/health", "Liveness probe", schemas.StatusResponse)
+async def health(state: AppState, *_: Any) -> schemas.StatusResponse:
+    if state.unrecoverable:
         text = "too many threads are stuck; the server is shutting down and must be restarted"
         raise ApiError(503, text, reason="lost", headers={"Retry-After": "60"})
-    return {"status": "alive"}
+    return schemas.StatusResponse(status="alive")
 
 
-@router.get("/ready", summary="Readiness probe", response_model=schemas.StatusResponse, **PUBLIC)
-async def ready(request: Request) -> Any:
-    state = state_of(request)
+@route(public, "/ready", "Readiness probe", schemas.StatusResponse)
+async def ready(state: AppState, *_: Any) -> schemas.StatusResponse:
     if state.draining:
         raise shutting_down()
     for failed, text, reason, seconds in (
@@ -375,48 +498,37 @@ async def ready(request: Request) -> Any:
     ):
         if failed:
             raise ApiError(503, text, reason=reason, headers={"Retry-After": str(seconds)})
-    return {"status": "ready"}
+    return schemas.StatusResponse(status="ready")
 
 
-@router.get(
-    "/metrics",
-    summary="Prometheus metrics",
-    response_class=Response,
-    responses=PROTECTED["responses"] | file_response("Prometheus text format.", "text/plain"),
-)
-async def metrics(request: Request) -> Response:
-    return Response(state_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
+@route(partial(ApiRoute, "GET"), "/metrics", "Prometheus metrics", ("text/plain",))
+async def metrics(state: AppState, *_: Any) -> Response:
+    return Response(state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-@router.get("/models", summary="List models", response_model=schemas.ModelList, **PROTECTED)
-async def models(request: Request) -> Any:
-    return {"models": list(state_of(request).registry.models)}
+@route(partial(ApiRoute, "GET"), "/models", "List models", schemas.ModelList)
+async def models(state: AppState, *_: Any) -> schemas.ModelList:
+    return schemas.ModelList(models=list(state.registry.models))
 
 
-@router.get("/model", summary="Describe a model", response_model=schemas.ModelInfo, **LOOKUP)
-async def model(request: Request, query: ModelQuery) -> Response:
-    served = state_of(request).registry.get(query.model)
+@route(lookup, "/model", "Describe a model", schemas.ModelInfo)
+async def model(state: AppState, _: Request, query: schemas.ModelQuery) -> Response:
+    served = state.registry.get(query.model)
     return await json_response(lambda: served.info, len(served.predictor.classes))
 
 
-@router.get(
-    "/examples", summary="List example images", response_model=list[schemas.ExampleInfo], **LOOKUP
-)
-async def examples(request: Request, query: ModelQuery) -> Any:
-    state = state_of(request)
-    known = state.examples.get(state.registry.get(query.model).name, [])
-    return [{"id": str(index), "label": example.label} for index, example in enumerate(known)]
+@route(lookup, "/examples", "List example images", schemas.ExampleList)
+async def examples(state: AppState, _: Request, query: schemas.ModelQuery) -> schemas.ExampleList:
+    known = enumerate(state.examples.get(state.registry.get(query.model).name, ()))
+    return schemas.ExampleList([schemas.ExampleInfo(id=str(n), label=x.label) for n, x in known])
 
 
-@router.get(
-    "/examples/{id}",
-    summary="Get an example image",
-    response_class=Response,
-    responses=LOOKUP["responses"] | file_response("The image.", *MEDIA_TYPES.values()),
-)
-async def example(request: Request, id: str, query: ModelQuery) -> Response:
-    state = state_of(request)
-    known = state.examples.get(state.registry.get(query.model).name, [])
+@route(lookup, "/examples/{id}", "Get an example image", tuple(MEDIA_TYPES.values()))
+async def example(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
+    known, id = (
+        state.examples.get(state.registry.get(query.model).name, []),
+        request.path_params["id"],
+    )
     if not (id.isascii() and id.isdigit() and len(id) < 4 and int(id) < len(known)):
         raise ApiError(404, f"no such example; there are {len(known)}")
     return Response(known[int(id)].data, media_type=known[int(id)].media_type)

@@ -3,7 +3,7 @@
 import re
 import socket
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -48,7 +48,7 @@ class Limits:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Options of `vitrail serve`."""
 
@@ -100,24 +100,23 @@ class ServerConfig:
         """Whether anybody who can reach the machine may use the server."""
         return not self.is_loopback and not self.token
 
-    @property
-    def host_names(self) -> frozenset[str] | None:
-        """Accepted Host headers; None accepts any.
-
-        With DNS rebinding, a foreign web page resolves its own name to this machine and then
-        counts as same-origin. It cannot know the token, so the check is for servers without one.
-        Off loopback, IP addresses are accepted besides these names (`accepts_host`).
-        """
-        if self.token:
-            return None
+    @cached_property
+    def host_names(self) -> frozenset[str]:
+        """Accepted Host headers; off loopback, IP addresses are accepted besides."""
         names = {*LOOPBACK_NAMES, self.host, *self.allow_hosts}
         if not self.is_loopback:
             names |= machine_names()
         return frozenset(name.lower() for name in names if name)
 
-    def accepts_host(self, name: str, host_names: frozenset[str]) -> bool:
-        """Whether a request with this Host is answered; `host_names` is the property's value."""
-        return name in host_names or (not self.is_loopback and is_ip_address(name))
+    def accepts_host(self, name: str) -> bool:
+        """Whether a request with this Host header is answered.
+
+        With DNS rebinding, a foreign web page resolves its own name to this machine and then
+        counts as same-origin. It cannot know the token, so the check is for servers without one.
+        """
+        if self.token or name in self.host_names:
+            return True
+        return not self.is_loopback and is_ip_address(name)
 
 
 @cache

@@ -10,9 +10,14 @@ files. Nothing in a request is ever used as a file name.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import NamedTuple
+from itertools import count
+from secrets import token_hex
+from typing import Any, NamedTuple
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
@@ -20,12 +25,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from vitrail.serving.config import Limits, ServerConfig
-from vitrail.serving.metrics import CLIENT_CLOSED_REQUEST, RequestRecord, record_of
 
 PUBLIC_PATHS = frozenset(("/", "/docs", "/openapi.json", "/health", "/ready"))  # need no token
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # answered until the end
 FORM_FIELD = "pictures"
 FORM_TYPE = "multipart/form-data"
+LARGE_FORM = 2**18  # bytes of a form that is parsed in a thread
 MAX_NAME_LENGTH = 200
 MAX_PART_HEADER = 4096  # bytes
 MAX_OTHER_FIELDS = 16
@@ -33,10 +38,47 @@ USAGE = (
     f"send the bytes of one image as image/jpeg or another type, or a form with the field "
     f"{FORM_FIELD!r} (curl -F {FORM_FIELD}=@cat.jpg)"
 )
+CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
+RECORD = "vitrail.record"  # key of the record in a request's scope
+PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
+VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DRAIN_SECONDS = 2.0  # for a client to see an error while it is still sending
 MAX_UNREAD = 2**18  # bytes of a body that may stay unread without closing the connection
 DEFAULT_THROUGHPUT = 50.0  # images per second, until it is measured
 MAX_RETRY_AFTER = 60  # seconds
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request's log entry, filled in while it is processed, and the memory it has reserved."""
+
+    id: str
+    method: str
+    route: str = "other"
+    status: int = 0
+    images: int = 0
+    batch: int = 0  # size of the batch that its images were part of
+    bytes: int = 0  # of its body
+    body_complete: bool = False
+    reason: str = ""  # why it was rejected
+    start: float = field(default_factory=time.perf_counter)
+    reservation: "Reservation | None" = None
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """Return the record of a request."""
+    return scope[RECORD]
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return the client's ID if it is plain and short, else a new one."""
+    client_id = headers.get(b"x-request-id", b"").decode("latin-1")
+    if VALID_REQUEST_ID.fullmatch(client_id):
+        return client_id
+    return f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
+
+
+# Errors
 
 
 class ApiError(Exception):
@@ -107,15 +149,13 @@ class NoResponse(Response):
 def check_request(
     scope: Scope,
     headers: Mapping[bytes, bytes],
-    *,
     config: ServerConfig,
-    host_names: frozenset[str] | None,
     admission: "AdmissionController",
     draining: bool,
 ) -> None:
-    """Reject a request by its head alone; `host_names` is `config.host_names`."""
+    """Reject a request by its head alone."""
     path = scope["path"]
-    if host_names is not None and not config.accepts_host(host_of(headers), host_names):
+    if not config.accepts_host(host_of(headers)):
         text = "Host header not accepted; use localhost, or start with --allow-host NAME"
         raise ApiError(403, text, reason="host")
     if draining and path not in PROBE_PATHS:
@@ -127,7 +167,13 @@ def check_request(
             text = "this server requires a token; send the header Authorization: Bearer TOKEN"
             raise ApiError(401, text, reason="token", headers={"WWW-Authenticate": "Bearer"})
     if scope["method"] == "POST":
-        if is_cross_origin(headers, config.allow_origins):
+        origin = headers.get(b"origin")
+        if origin is None:  # a browser may leave it out, but says whether the site is another
+            cross_origin = headers.get(b"sec-fetch-site") == b"cross-site"
+        else:
+            same_host = origin.rpartition(b"/")[2] == headers.get(b"host")
+            cross_origin = not same_host and origin.decode("latin-1") not in config.allow_origins
+        if cross_origin and "*" not in config.allow_origins:
             text = "cross-origin request rejected; allow the site with --allow-origin"
             raise ApiError(403, text, reason="origin")
         if admission.is_full:
@@ -138,17 +184,6 @@ def host_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the Host header without port; a client that sends none is no browser: localhost."""
     host = headers.get(b"host", b"localhost").decode("latin-1").lower()
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-
-
-def is_cross_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> bool:
-    """Whether a browser sends this for a page of another site that is not allowed."""
-    origin = headers.get(b"origin")
-    if "*" in allowed:
-        return False
-    if origin is None:
-        return headers.get(b"sec-fetch-site") == b"cross-site"
-    same = origin.rpartition(b"/")[2] == headers.get(b"host")
-    return not same and origin.decode("latin-1") not in allowed
 
 
 # Admission
@@ -216,32 +251,26 @@ class Upload(NamedTuple):
     data: bytes
 
 
-def media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def read_uploads(
+    request: Request, limits: Limits, admission: AdmissionController, *, heavy: bool = False
+) -> list[Upload]:
+    """Admit a request and return its images; the middleware releases the reservation.
 
-
-def check_headers(request: Request, limits: Limits) -> int:
-    """Reject unsupported types and large bodies before they are read; return the size to expect."""
-    kind = media_type(request)
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    Unsupported types and large bodies are rejected before they are read.
+    """
+    record, headers = record_of(request.scope), request.headers
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not supported; send it as is", reason="type")
     if kind not in ("", FORM_TYPE, "application/octet-stream") and not kind.startswith("image/"):
         raise ApiError(415, f"unsupported type {kind[:60]}; {USAGE}", reason="type")
-    length = request.headers.get("content-length", "")
-    if not (length.isascii() and length.isdigit()):
-        return limits.body  # chunked
-    if int(length) > limits.body:
-        raise body_too_large(limits)
-    return int(length)
-
-
-def body_too_large(limits: Limits) -> ApiError:
     text = f"the body exceeds {limits.body:,} bytes; send smaller images, or fewer at once"
-    return ApiError(413, text, reason="size")
-
-
-async def read_body(request: Request, limits: Limits, record: RequestRecord) -> bytes:
-    """Read the whole body, within the time and size limits."""
+    too_large = ApiError(413, text, reason="size")
+    length = headers.get("content-length", "")
+    size = int(length) if length.isascii() and length.isdigit() else limits.body  # chunked
+    if size > limits.body:
+        raise too_large
+    reservation = record.reservation = admission.reserve(size, heavy=heavy)
     chunks: list[bytes] = []
     try:
         async with asyncio.timeout(limits.timeout):
@@ -253,21 +282,21 @@ async def read_body(request: Request, limits: Limits, record: RequestRecord) -> 
                 record.bytes += len(chunks[-1])
                 record.body_complete = not message.get("more_body", False)
                 if record.bytes > limits.body:
-                    raise body_too_large(limits)
+                    raise too_large
     except TimeoutError:
         text = f"the body did not arrive within {limits.timeout:g} s"
         raise ApiError(408, text, reason="slow", headers={"Connection": "close"}) from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def parse_uploads(request: Request, body: bytes, limits: Limits) -> list[Upload]:
-    """Return the images of a body."""
-    if media_type(request) == FORM_TYPE:
-        uploads = parse_form(request.headers["content-type"], body, limits)
-    else:
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if kind != FORM_TYPE:
         uploads = [Upload("picture", body)] if body else []
+    elif len(body) > LARGE_FORM:
+        uploads = await asyncio.to_thread(parse_form, headers["content-type"], body, limits)
+    else:
+        uploads = parse_form(headers["content-type"], body, limits)
     if not uploads:
         raise ApiError(400, f"the request contains no image; {USAGE}", reason="empty")
+    reservation.resize(len(uploads))
+    record.images = len(uploads)
     return uploads
 
 

@@ -1,16 +1,12 @@
 """Prometheus metrics and the request log. Neither contains images, file names or tokens."""
 
 import json
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import count
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,16 +19,10 @@ from prometheus_client import (
 )
 
 from vitrail.serving.config import LogFormat
-
-if TYPE_CHECKING:
-    from vitrail.serving.limits import Reservation
+from vitrail.serving.limits import RequestRecord
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
-RECORD = "vitrail.record"  # key of the record in a request's scope
-PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
-VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 disable_created_metrics()  # the text format has no place for creation times but extra gauges
 
@@ -47,81 +37,42 @@ class Metrics:
         in_flight: Callable[[], float],
         stuck: Callable[[], float],
     ) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "vitrail_requests_total", "Requests.", ("route", "status"), registry=registry
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("vitrail_requests_total", "Requests.", ("route", "status"))
+        self.rejected = counter("vitrail_rejected_total", "Requests rejected.", ("reason",))
+        self.images = counter("vitrail_pictures_total", "Images processed.")
+        self.unreadable = counter("vitrail_unreadable_total", "Images that could not be decoded.")
+        text = "Time from request to end of response."
+        self.request_seconds = histogram(
+            "vitrail_request_seconds", text, ("route",), buckets=SECONDS
         )
-        self.rejected = Counter(
-            "vitrail_rejected_total", "Requests rejected.", ("reason",), registry=registry
-        )
-        self.images = Counter("vitrail_pictures_total", "Images processed.", registry=registry)
-        self.unreadable = Counter(
-            "vitrail_unreadable_total", "Images that could not be decoded.", registry=registry
-        )
-        self.request_seconds = Histogram(
-            "vitrail_request_seconds",
-            "Time from request to end of response.",
-            ("route",),
-            buckets=SECONDS,
-            registry=registry,
-        )
-        stages = Histogram(
-            "vitrail_stage_seconds",
-            "Time in the queue, preprocessing, and running the model.",
-            ("stage",),
-            buckets=SECONDS,
-            registry=registry,
-        )
+        text = "Time in the queue, preprocessing, and running the model."
+        stages = histogram("vitrail_stage_seconds", text, ("stage",), buckets=SECONDS)
         self.wait_seconds = stages.labels("wait")
         self.prepare_seconds = stages.labels("prepare")
         self.run_seconds = stages.labels("run")
-        self.batch_sizes = Histogram(
-            "vitrail_batch_pictures", "Images per batch.", buckets=BATCH_SIZES, registry=registry
+        self.batch_sizes = histogram(
+            "vitrail_batch_pictures", "Images per batch.", buckets=BATCH_SIZES
         )
         for name, text, read in (
             ("vitrail_queue_pictures", "Images admitted and not yet answered.", queue),
             ("vitrail_requests_in_flight", "Requests in progress.", in_flight),
             ("vitrail_stuck_threads", "Threads beyond the watchdog's limit.", stuck),
         ):
-            Gauge(name, text, registry=registry).set_function(read)
-        ProcessCollector(registry=registry)
+            Gauge(name, text, registry=self.registry).set_function(read)
+        ProcessCollector(registry=self.registry)
 
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """A request's log entry, filled in while it is processed, and the memory it has reserved."""
-
-    id: str
-    method: str
-    route: str = "other"
-    status: int = 0
-    images: int = 0
-    batch: int = 0  # size of the batch that its images were part of
-    bytes: int = 0  # of its body
-    body_complete: bool = False
-    reason: str = ""  # why it was rejected
-    start: float = field(default_factory=time.perf_counter)
-    reservation: "Reservation | None" = None
-
-
-def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
-    """Return the record of a request."""
-    return scope[RECORD]
-
-
-def request_id(client_id: str) -> str:
-    """Return the client's ID if it is plain and short, else a new one."""
-    if client_id and VALID_REQUEST_ID.fullmatch(client_id):
-        return client_id
-    return f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
-
-
 def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> None:
     """Log a finished request."""
+    if format == "off":
+        return
     if format == "json":
         line = json.dumps(
             {
@@ -136,14 +87,12 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
                 "bytes": record.bytes,
             }
         )
-    elif format == "text":
+    else:
         batch = f"  {record.images} of {record.batch}" if record.batch else ""
         line = (
             f"{time.strftime('%H:%M:%S')}  {record.status}  {record.method} {record.route}"
             f"  {1000 * seconds:.0f} ms{batch}  {record.id}"
         )
-    else:
-        return
     print(line, file=sys.stderr, flush=True)
 
 

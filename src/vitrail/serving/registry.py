@@ -1,22 +1,53 @@
-"""The served models by name, and example images to try them with."""
+"""The served models: what they are, their explanations, classes taught by clients, and examples.
 
+Explanations hold one image and one layer in memory at a time. The model is never changed: it is in
+eval mode, and gradients are taken of attention and tokens, never of weights. So other threads may
+use it.
+
+Teaching replaces the head by a linear probe, fitted in closed form to everything the model
+remembers (`probing/memory.py`). The taught model replaces the old one at once and runs in torch,
+whatever the engine was before; requests in progress finish on the old one.
+
+Shapes: L layers, H heads, h x w patches, N tokens, q queries, C channels, D features.
+"""
+
+import base64
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from vitrail.checkpoints.metadata import Metadata
+from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, contains_model, is_generated_card
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.save import save
 from vitrail.data.datasets import Dataset, LabelSets, evaluation_split, open_dataset
-from vitrail.data.decode import thumbnail, to_jpeg, to_png
+from vitrail.data.decode import open_image, thumbnail, to_jpeg, to_png
 from vitrail.data.image_headers import read_header
-from vitrail.errors import DataError, VitrailError, unknown
+from vitrail.data.transforms import normalize
+from vitrail.errors import ConfigError, DataError, VitrailError, unknown
+from vitrail.inspection.drawing import overlay
+from vitrail.inspection.layers import grid_of, lag, walk, with_attention
+from vitrail.inspection.pictures import Picture, as_seen, prepared, seen
+from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
+from vitrail.inspection.rollout import read_by_head, rollout
 from vitrail.models.registry import name_of
-from vitrail.models.vit import VisionTransformer
+from vitrail.models.vit import Model, VisionTransformer
+from vitrail.prediction.engines import TorchEngine
 from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction
-from vitrail.probing.memory import Memory
+from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory
+from vitrail.probing.teaching import fitted, remembered
 from vitrail.serving.batching import (
     DEFAULT_BATCH_SIZE,
     DecodePool,
@@ -26,11 +57,20 @@ from vitrail.serving.batching import (
     predict_batch,
 )
 from vitrail.serving.config import ServerConfig
-from vitrail.serving.limits import ApiError
+from vitrail.serving.limits import ApiError, Upload
 from vitrail.serving.metrics import Metrics
-from vitrail.serving.overlay import methods_of
-from vitrail.serving.schemas import LimitsInfo, ModelInfo
+from vitrail.serving.schemas import (
+    AttentionResponse,
+    ImageStatus,
+    LimitsInfo,
+    ModelInfo,
+    TeachResponse,
+)
 
+MAX_LISTED_CLASSES = 20  # in an error message
+View = tuple[Tensor, list[float]]  # the model's input (C, H, W), and its box within the image
+FEATURE_BATCH_SIZE = 16
+HEAD_REPLACED = "the first taught class replaces the trained head by a linear probe"
 MAX_EXAMPLES = 12
 MAX_EXAMPLE_BYTES = 2**18  # of an image that is sent unchanged
 EXAMPLE_SIDE = 1024  # pixels; larger images are resized
@@ -114,6 +154,265 @@ class ModelRegistry:
     def set(self, served: ServedModel) -> None:
         """Add a model, or replace the version of that name."""
         self.models[served.name] = served
+
+
+# Explanations
+
+
+def methods_of(model: Model | None) -> tuple[str, ...]:
+    """Return the explanation methods of a model, the default first; none without attention."""
+    if not isinstance(model, VisionTransformer):
+        return ()
+    return GENERAL if model.head is None else FOR_CLASSES + GENERAL
+
+
+def explain(model: Model, data: bytes | Picture, *, method: str | None, label: str | None) -> bytes:
+    """Return a PNG of the image in gray, with a heat map where it supports the class.
+
+    `method` defaults to the model's first, `label` to the predicted class. `data` may be the
+    result of `inspection.pictures.prepared`.
+    """
+    vit = without_merging(with_attention(model, "explanations"))
+    method = method or methods_of(vit)[0]
+    if method not in methods_of(vit):
+        raise unknown("method", method, methods_of(vit))
+    classes = None
+    if label is not None:
+        names = get_metadata(vit).names(vit.config.num_classes)
+        if label not in names:
+            raise unknown(
+                "class", label, names, "see /model" if len(names) > MAX_LISTED_CLASSES else ""
+            )
+        if method in GENERAL:
+            raise ConfigError(
+                f"{method} is the same for every class; leave class={label} out, "
+                f"or use {' or '.join(FOR_CLASSES)}"
+            )
+        classes = torch.tensor([names.index(label)])
+    picture = data if isinstance(data, Picture) else prepared(vit, data)
+    values = METHODS[method](vit, picture.image[None], classes)[0]  # (h, w)
+    values = values.float().cpu().numpy()
+    return to_png(overlay(picture.pixels, values, picture.box, "heat", lag=lag(vit)))
+
+
+@torch.inference_mode()
+def attention(model: Model, data: bytes | View) -> AttentionResponse:
+    """Return where the tokens that the head reads attend, for every layer and head.
+
+    The head reads the class token, the mean of the patches, or the output of attention pooling.
+    `data` may be the result of `view`.
+    """
+    vit = without_merging(with_attention(model, "attention maps"))
+    image, box = view(vit, data) if isinstance(data, bytes) else data
+    image = image[None]  # (1, C, H, W)
+    (last,) = deque(walk(vit, image), maxlen=1)
+    weights = read_by_head(vit, last.tokens, "mean")[0]  # (N,)
+    grid, prefix = grid_of(vit, image), vit.config.num_prefix
+    layers = []
+    for layer in walk(vit, image):
+        attended = layer.query.new_zeros(layer.query.shape[1], layer.query.shape[2])  # (H, N)
+        for part, rows in layer.slices():
+            if weights[rows].any():
+                attended += weights[rows] @ layer.scores(part, rows).softmax(dim=-1)[0]  # (H, q, N)
+        layers.append(attended[:, prefix:])
+    maps = torch.stack(layers)  # (L, H, h * w)
+    peaks = maps.amax(dim=-1)  # (L, H)
+    rolled = rollout(vit, image)[0]  # (h, w)
+    return AttentionResponse(
+        grid=list(grid),
+        layers=len(maps),
+        heads=maps.shape[1],
+        box=box,
+        lag=lag(vit),
+        maps=to_base64(maps, peaks[..., None]),
+        peaks=[[round(peak, 6) for peak in row] for row in peaks.tolist()],
+        rollout=to_base64(rolled, rolled.amax()),
+    )
+
+
+def view(model: Model, data: bytes) -> View:
+    """Decode what `attention` needs of an image."""
+    picture = open_image(data)
+    height, width = picture.height, picture.width
+    box = seen(get_metadata(model).preprocessing, height, width)
+    sides = (box.top / height, box.left / width)
+    sides += ((box.bottom - box.top) / height, (box.right - box.left) / width)
+    return as_seen(model, data), [round(side, 5) for side in sides]
+
+
+def without_merging(vit: VisionTransformer) -> VisionTransformer:
+    """Return the model, or a twin that shares its weights and does not merge tokens."""
+    if not vit.merge:
+        return vit
+    with torch.device("meta"):
+        twin = VisionTransformer(vit.config)
+    twin.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
+    twin.metadata = vit.metadata
+    return twin.eval()
+
+
+def to_base64(values: Tensor, largest: Tensor) -> str:
+    """Encode values as base64 of bytes, with `largest` as 255."""
+    tiny = torch.finfo(values.dtype).tiny
+    scaled = (255 * values / largest.clamp_min(tiny)).round().byte()
+    return base64.b64encode(scaled.cpu().numpy().tobytes()).decode("ascii")
+
+
+# Teaching
+
+
+def load_memory(
+    predictor: Predictor, reference: str, using: str | None
+) -> tuple[Memory, list[str]]:
+    """Return what a model remembers of its classes, and notes on how that was obtained."""
+    if predictor.model is None:
+        raise ConfigError(
+            f"{reference} is an exported model and cannot be taught; serve the bundle"
+        )
+    if predictor.metadata.multi_label:
+        raise ConfigError(f"{reference} is a multi-label model and cannot be taught")
+    memory, notes = remembered(predictor.model, Path(reference), using, only=False)
+    return memory, [*notes[:1], *([HEAD_REPLACED] if notes else [])]
+
+
+def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -> Path | None:
+    """Return where a taught model is saved.
+
+    Never over another model, nor over the served one if that has a trained head.
+    """
+    if root is None:
+        return None
+    folder = root / name if several else root
+    own = folder.resolve() == Path(reference).resolve()
+    if contains_model(folder) and not own:
+        raise ConfigError(f"{folder} already holds a model; serve that one, or name another folder")
+    if contains_model(folder) and not holds_memory(folder):
+        raise ConfigError(
+            f"{folder} has no {MEMORY}, and only a bundle with one is changed in place; "
+            "give --teach-to another folder"
+        )
+    return folder
+
+
+def teach(
+    registry: ModelRegistry,
+    model: str | None,
+    label: str,
+    uploads: Sequence[Upload],
+    images: "Sequence[Future[torch.Tensor]]",
+    folder: Path | None,
+) -> TeachResponse:
+    """Add a class to a served model, or replace it. `images` are the decoded uploads.
+
+    Runs in the batch thread. An abandoned thread may come back at any time, so the model that it
+    started from must still be the served one.
+    """
+    start = time.perf_counter()
+    served = registry.get(model)
+    name = served.name
+    old_model, old_memory = served.predictor.model, served.memory
+    assert old_model is not None
+    assert old_memory is not None
+    features, errors = extract_features(served.predictor, old_model, uploads, images)
+    memory = old_memory.with_class(label, features)
+    if memory.rows.nbytes > MOST_BYTES:
+        raise ApiError(413, "the model's memory for taught classes is full", reason="size")
+    notes, accuracy, predictor = [], None, served.predictor
+    if len(memory.classes) < 2:
+        notes.append("a classifier needs two classes; teach another one")
+    else:
+        earlier = () if len(old_memory.classes) > 1 else old_memory.classes  # had no head yet
+        taught, memory, accuracy = fitted(old_model, memory, taught=(*earlier, label))
+        predictor = Predictor(taught, device=str(next(old_model.parameters()).device))
+        if predictor.engine.name != served.predictor.engine.name:
+            notes.append(f"engine changed from {served.predictor.engine.name} to torch")
+    with registry.lock:
+        if registry.get(name) is not served:
+            text = "the model changed in the meantime and the class was not added; send it again"
+            raise ApiError(503, text, reason="changed", headers={"Retry-After": "1"})
+        if folder is not None and len(memory.classes) > 1:
+            assert predictor.model is not None
+            save_taught(predictor.model, memory, folder)
+        shared, size = (served.pool, served.metrics), served.batch_size
+        registry.set(ServedModel(name, predictor, *shared, batch_size=size, memory=memory))
+    return TeachResponse(
+        model=name,
+        engine=predictor.engine.name,
+        seconds=round(time.perf_counter() - start, 4),
+        classes=list(memory.classes),
+        pictures=len(features),
+        replaced=label in old_memory.classes,
+        accuracy=accuracy,
+        notes=notes,
+        errors=errors,
+    )
+
+
+def extract_features(
+    predictor: Predictor,
+    model: Model,
+    uploads: Sequence[Upload],
+    images: "Sequence[Future[torch.Tensor]]",
+) -> tuple[torch.Tensor, list[ImageStatus]]:
+    """Return features (n, D) of the images that can be read, and the errors of the others."""
+    engine = TorchEngine(model, device=next(model.parameters()).device)
+    decoded, errors = [], []
+    for upload, image in zip(uploads, images, strict=True):
+        try:
+            decoded.append(image.result())
+        except DataError as error:
+            errors.append(ImageStatus(name=upload.name, error=str(error)))
+    if not decoded:
+        raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
+    preprocessing = predictor.metadata.preprocessing
+    batches = [
+        engine.features(normalize(torch.stack(decoded[i : i + FEATURE_BATCH_SIZE]), preprocessing))
+        for i in range(0, len(decoded), FEATURE_BATCH_SIZE)
+    ]
+    return torch.cat(batches), errors
+
+
+def save_taught(model: Model, memory: Memory, folder: Path) -> None:
+    """Save a taught model atomically: an error leaves the folder as it was.
+
+    The memory is moved first, since the model can be rebuilt from it if the process is killed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".lesson-") as scratch:
+            new, backup = Path(scratch) / folder.resolve().name, Path(scratch) / "old"
+            backup.mkdir()
+            save_memory(memory, new)
+            save(model, new)
+            if not is_generated_card(folder / CARD):
+                (new / CARD).unlink()
+            move_files(new, folder, backup)
+    except (OSError, VitrailError):
+        text = "the server cannot save the taught model, and the class was not added"
+        raise ApiError(503, text, reason="disk") from None
+
+
+def move_files(new: Path, folder: Path, backup: Path) -> None:
+    """Move a bundle's files into a folder; on an error, restore those that were there."""
+    names = [name for name in (MEMORY, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
+    for name in names:
+        if (folder / name).is_file():
+            try:
+                os.link(folder / name, backup / name)
+            except OSError:  # hard links are not supported everywhere
+                shutil.copy2(folder / name, backup / name)
+    moved: list[str] = []
+    try:
+        for name in names:
+            (new / name).replace(folder / name)
+            moved.append(name)
+    except OSError:
+        for name in moved:
+            if (backup / name).exists():
+                (backup / name).replace(folder / name)
+            else:
+                (folder / name).unlink()
+        raise
 
 
 # Example images

@@ -1,11 +1,18 @@
-"""Request and response schemas: what the routes return, and what the OpenAPI document says."""
+"""Request and response schemas, and the routes and OpenAPI document that are made of them."""
 
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from vitrail import __version__
 from vitrail.prediction.results import DEFAULT_TOP
-from vitrail.serving.limits import FORM_FIELD, FORM_TYPE
+from vitrail.serving.limits import FORM_FIELD, FORM_TYPE, PUBLIC_PATHS
 
 DESCRIPTION = """Image classification with a Vision Transformer. Send one encoded image as the body,
 or a form with one or more files in the field `pictures`. Every error is `{"error": "one line"}`."""
@@ -138,11 +145,15 @@ class ExampleInfo(BaseModel):
     label: str
 
 
+class ExampleList(RootModel[list[ExampleInfo]]):
+    pass
+
+
 class StatusResponse(BaseModel):
     status: str
 
 
-# OpenAPI
+# Routes
 
 ERRORS = {
     400: "malformed request, or no image in it",
@@ -156,34 +167,104 @@ ERRORS = {
     503: "overloaded, shutting down, or stuck; see Retry-After",
     504: "no result in time",
 }
-BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
+PUBLIC_ERRORS = (403, 503)
+PROTECTED_ERRORS = (401, 403, 503)
+LOOKUP_ERRORS = (401, 403, 404, 422, 503)
+UPLOAD_ERRORS = tuple(ERRORS)
+BINARY = {"type": "string", "format": "binary"}
 FORM_SCHEMA = {
     "type": "object",
     "required": [FORM_FIELD],
     "properties": {FORM_FIELD: {"type": "array", "items": BINARY, "minItems": 1}},
 }
-FORM_BODY = {"requestBody": {"required": True, "content": {FORM_TYPE: {"schema": FORM_SCHEMA}}}}
-IMAGE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            FORM_TYPE: {"schema": FORM_SCHEMA},
-            "image/*": {"schema": BINARY},
-            "application/octet-stream": {"schema": BINARY},
-        },
-    }
+FORM_BODY = {FORM_TYPE: {"schema": FORM_SCHEMA}}
+IMAGE_BODY = FORM_BODY | {
+    "image/*": {"schema": BINARY},
+    "application/octet-stream": {"schema": BINARY},
 }
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entries of a route's errors."""
-    return {s: {"model": ErrorBody, "description": ERRORS[s]} for s in statuses}
+class ApiRoute(Route):
+    """A route whose schemas validate its query and describe it in the OpenAPI document.
+
+    `handler` takes the application's state, the request and the validated query, and returns a
+    `response` or an HTTP response. Without a model, `response` is a tuple of media types.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Callable[[Any, Request, Any], Awaitable[BaseModel | Response]],
+        *,
+        summary: str,
+        response: type[BaseModel] | tuple[str, ...],
+        query: type[BaseModel] | None = None,
+        body: dict[str, Any] | None = None,
+        errors: Iterable[int] = PROTECTED_ERRORS,
+    ) -> None:
+        super().__init__(path, self.call, methods=[method])
+        self.method, self.methods = method, {method}  # without HEAD
+        self.handler, self.summary, self.response = handler, summary, response
+        self.query, self.body, self.errors = query, body, errors
+
+    async def call(self, request: Request) -> Response:
+        query = self.query.model_validate(dict(request.query_params)) if self.query else None
+        result = await self.handler(request.app.state.vitrail, request, query)
+        if isinstance(result, Response):
+            return result
+        return Response(result.model_dump_json(), media_type="application/json")
 
 
-def file_response(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entry of a response that is not JSON."""
-    content: dict[str, dict[str, Any]] = {
-        kind: {"schema": {"type": "string"} if kind.startswith("text/") else BINARY}
-        for kind in media_types
+def openapi_document(routes: Iterable[ApiRoute], *, token: bool) -> dict[str, Any]:
+    """Describe routes; with `token`, all but the public ones require one."""
+    routes = list(routes)
+    models = [ErrorBody, *(x.response for x in routes if not isinstance(x.response, tuple))]
+    _, definitions = models_json_schema(
+        [(model, "serialization") for model in dict.fromkeys(models)],
+        ref_template="#/components/schemas/{model}",
+    )
+
+    def content_of(model: type[BaseModel]) -> dict[str, Any]:
+        reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+        return {"application/json": {"schema": reference}}
+
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "vitrail", "version": __version__, "description": DESCRIPTION},
+        "paths": {},
+        "components": {"schemas": definitions["$defs"]},
     }
-    return {200: {"description": description, "content": content}}
+    if token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    for route in routes:
+        parameters: list[dict[str, Any]] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", route.path)
+        ]
+        query = route.query.model_json_schema() if route.query else {"properties": {}}
+        for name, schema in query["properties"].items():
+            text, required = schema.pop("description"), name in query.get("required", ())
+            parameters.append(
+                {"name": name, "in": "query", "required": required, "description": text}
+                | {"schema": schema}
+            )
+        if isinstance(route.response, tuple):
+            content: dict[str, Any] = {
+                kind: {"schema": {"type": "string"} if kind.startswith("text/") else BINARY}
+                for kind in route.response
+            }
+        else:
+            content = content_of(route.response)
+        responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
+        for status in sorted(route.errors):
+            error = {"description": ERRORS[status], "content": content_of(ErrorBody)}
+            responses[str(status)] = error
+        operation = {"summary": route.summary, "parameters": parameters, "responses": responses}
+        if route.body:
+            operation["requestBody"] = {"required": True, "content": route.body}
+        if token and route.path in PUBLIC_PATHS:
+            operation["security"] = []
+        document["paths"].setdefault(route.path, {})[route.method.lower()] = operation
+    return document

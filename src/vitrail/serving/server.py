@@ -14,13 +14,16 @@ from vitrail.prediction.predictor import Predictor
 from vitrail.serving.config import ServerConfig
 
 if TYPE_CHECKING:
+    from vitrail.serving.app import AppState
     from vitrail.serving.protocol import DrainingServer
-    from vitrail.serving.state import AppState
 
 BACKLOG = 1024  # connections that the system queues
 KEEP_ALIVE = 15  # seconds that a connection may be idle
 STUCK_STATUS = 70  # EX_SOFTWARE of sysexits.h
-REQUIRED = ("fastapi", "httptools", "prometheus_client", "python_multipart", "uvicorn")
+REQUIRED = (
+    *("httptools", "prometheus_client", "pydantic"),
+    *("python_multipart", "starlette", "uvicorn"),
+)
 SWITCH_INTERVAL = 5e-4  # seconds; Python's default of 5 ms delays the event loop
 
 
@@ -33,8 +36,7 @@ def serve(
 ) -> None:
     """Serve models until a signal arrives. `predictor` loads one; `log` gets progress lines."""
     check_installed()
-    from vitrail.serving.app import make_app
-    from vitrail.serving.state import AppState
+    from vitrail.serving.app import AppState, make_app
 
     with bind(config) as listener:  # first, because it fails fastest
         state = AppState(config)
@@ -48,7 +50,7 @@ def serve(
             listener.listen(BACKLOG)
             host, port = listener.getsockname()[:2]
             if config.is_public:
-                names = ", ".join(sorted(config.host_names or ()))
+                names = ", ".join(sorted(config.host_names))
                 print(
                     "vitrail: anybody who can reach this machine may use the server; "
                     "set a token with --token\n"
@@ -106,8 +108,7 @@ def load_model(
     several: bool,
 ) -> None:
     """Load a model and register it; `several` says that it is not the only one."""
-    from vitrail.serving.registry import examples_from, find_examples
-    from vitrail.serving.teaching import folder_for, load_memory
+    from vitrail.serving.registry import examples_from, find_examples, folder_for, load_memory
 
     config = state.config
     loaded, memory = predictor(reference), None
