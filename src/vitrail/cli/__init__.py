@@ -1,17 +1,16 @@
-"""The command `vitrail`: one thin file per verb.
+"""The command `vitrail`: one thin file per command.
 
-Options are dataclasses and nothing here imports torch until a command runs, so that help
-answers at once. A `VitrailError` ends as one line and status 2; a bug keeps its traceback.
+options.py has the options that commands share, console.py what they print with, live.py the view of
+a training run. Options are dataclasses, and nothing here imports torch until a command runs, so
+that help is fast. A `VitrailError` ends as one line and status 2; a bug keeps its traceback.
 """
 
 import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import make_dataclass
-from inspect import getdoc
-from textwrap import fill
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
 import tyro
@@ -19,6 +18,7 @@ import tyro
 from vitrail import __version__
 from vitrail.cli.check import Check
 from vitrail.cli.completion import Completion
+from vitrail.cli.console import VERBOSITY, verbosity
 from vitrail.cli.convert import Convert
 from vitrail.cli.demo import Demo
 from vitrail.cli.doctor import Doctor
@@ -27,61 +27,88 @@ from vitrail.cli.export import Export
 from vitrail.cli.fewshot import Fewshot
 from vitrail.cli.inspect import Inspect
 from vitrail.cli.models import Models
+from vitrail.cli.options import REFUSED, STOPPED, UNMET, UnmetError, parse_options
 from vitrail.cli.pack import Pack
 from vitrail.cli.plan import Plan
 from vitrail.cli.predict import Predict
 from vitrail.cli.recipes import Recipes
 from vitrail.cli.reproduce import Reproduce
 from vitrail.cli.serve import Serve
-from vitrail.cli.status import REFUSED, STOPPED, UNMET, UnmetError
 from vitrail.cli.teach import Teach
-from vitrail.cli.text import MANNER, WIDTH, chosen, manner
-from vitrail.cli.train import Finetune, Train, Training
+from vitrail.cli.train import Finetune, Train, TrainingOptions
 from vitrail.cli.vtab import Vtab
-from vitrail.cli.welcome import welcome
 from vitrail.data.storage import allow_outside
 from vitrail.errors import VitrailError, unknown
 
-COMMANDS = {
-    "check": Check,
-    "completion": Completion,
-    "convert": Convert,
-    "demo": Demo,
-    "doctor": Doctor,
-    "evaluate": Evaluate,
-    "export": Export,
-    "fewshot": Fewshot,
-    "finetune": Finetune,
-    "inspect": Inspect,
-    "models": Models,
-    "pack": Pack,
-    "plan": Plan,
-    "predict": Predict,
-    "recipes": Recipes,
-    "reproduce": Reproduce,
-    "serve": Serve,
-    "teach": Teach,
-    "train": Train,
-    "vtab": Vtab,
+GROUPS: dict[str, dict[str, tuple[type, str]]] = {
+    "Data": {
+        "check": (Check, "find unreadable files, duplicates and leaks in a dataset"),
+        "pack": (Pack, "write a dataset as .tar shards"),
+    },
+    "Training": {
+        "demo": (Demo, "train a small model on a built-in dataset"),
+        "train": (Train, "train a model from scratch"),
+        "finetune": (Finetune, "fine-tune a pretrained model"),
+        "fewshot": (Fewshot, "fit a classifier to a few images per class"),
+        "teach": (Teach, "add a class from a few images"),
+        "models": (Models, "list the models"),
+        "recipes": (Recipes, "list the training recipes"),
+        "plan": (Plan, "estimate FLOPs, memory and time of a training run"),
+    },
+    "Evaluation": {
+        "evaluate": (Evaluate, "accuracy, calibration, per-class metrics, mistakes"),
+        "inspect": (Inspect, "attention, filters, position embeddings, explanations"),
+        "vtab": (Vtab, "transfer to many small tasks (VTAB-1k protocol)"),
+        "reproduce": (Reproduce, "the paper's tables and figures at laptop scale"),
+    },
+    "Deployment": {
+        "predict": (Predict, "classify images"),
+        "serve": (Serve, "serve models over HTTP, with a web page"),
+        "export": (Export, "export to ONNX or torch.export"),
+        "convert": (Convert, "convert between checkpoint formats"),
+    },
+    "Setup": {
+        "doctor": (Doctor, "report hardware, packages, speed and problems"),
+        "completion": (Completion, "set up shell completion"),
+    },
 }
-# The threads of a matrix product wait for each other, turning in a loop so many times before they
-# sleep. OpenMP's own number is for a machine of one's own: beside other work it makes everything
-# ten times slower. This one costs nothing where nothing else runs. It must be set before torch.
+COMMANDS = {name: entry[0] for group in GROUPS.values() for name, entry in group.items()}
+WELCOME = f"""\
+vitrail {__version__}: Vision Transformers, from a folder of images to a model that is
+trained, evaluated, explained and deployed.
+
+Get started
+  vitrail demo                           train a small model in 3 minutes
+  vitrail train images/                  your own data: one subfolder per class
+  vitrail predict runs/images cat.jpg    classify an image
+"""
+MORE = """\
+vitrail COMMAND --help lists the options of a command. Every command has --quiet
+and --verbose; most have --json."""
+# Spellings of 0.1, which are not in the help.
+OLD_OPTIONS = {
+    "--ladder": "--search",
+    "--no-ladder": "--no-search",
+    "--max-pictures": "--max-images",
+}
+# OpenMP threads spin this often before they sleep. The default assumes an idle machine and makes
+# everything ten times slower beside other work; this value costs nothing on an idle one. It must be
+# set before torch is imported.
 SPIN = "20000"
 QUIET, VERBOSE = ("--quiet", "-q"), ("--verbose", "-v")
-# What every command takes: the name, how it is given, and what it does.
-SWITCHES = {
-    "quiet": (QUIET, "Print the result and errors, and nothing else."),
-    "verbose": (VERBOSE, "Tell the options that were understood, and where an error comes from."),
+SWITCHES = {  # of every command: how they are spelled, and their help
+    "quiet": (QUIET, "Print only results and errors."),
+    "verbose": (VERBOSE, "Print the parsed options and the traceback of errors."),
 }
+SECRET = "token"  # the option whose value is never printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the status for the shell."""
+    """Run one command and return its exit status."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet, verbose = (any(word in argv for word in words) for words in (QUIET, VERBOSE))
-    while argv and argv[0] in (*QUIET, *VERBOSE):  # before the command they mean the same
+    while argv and argv[0] in (*QUIET, *VERBOSE):  # they may come before the command
         del argv[0]
     if argv in (["--version"], ["-V"]):
         print(f"vitrail {__version__}")
@@ -91,63 +118,80 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if quiet:  # before huggingface_hub is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with manner(quiet=quiet, verbose=verbose):
+    with verbosity(quiet=quiet, verbose=verbose):
         return run(argv)
 
 
+def welcome() -> str:
+    """Return the help of `vitrail` itself: all commands by group."""
+    lines = [WELCOME]
+    for group, commands in GROUPS.items():
+        for number, (name, (_, summary)) in enumerate(commands.items()):
+            lines.append(f"{'' if number else group:12}{name:12}{summary}")
+    return "\n".join([*lines, "", MORE])
+
+
 def run(argv: Sequence[str]) -> int:
-    """One command with its options, in the manner that was asked for; the status."""
+    """Parse and run one command; return its exit status."""
     begun = time.monotonic()
     try:
         command = parse(argv)
-        if MANNER.verbose:
-            told = "".join(f"\n  {line}" for line in chosen(command))
-            print(f"vitrail {__version__}: {argv[0]}{told}", file=sys.stderr)
+        if VERBOSITY.verbose:
+            options = "".join(f"\n  {line}" for line in changed_options(command))
+            print(f"vitrail {__version__}: {argv[0]}{options}", file=sys.stderr)
         with allow_outside(getattr(command, "allow_outside", False)):
             status = command.run()
         sys.stdout.flush()
     except VitrailError as error:
-        if MANNER.verbose:
+        if VERBOSITY.verbose:
             traceback.print_exc()
         print(f"vitrail: {error}", file=sys.stderr)
         return UNMET if isinstance(error, UnmetError) else REFUSED
     except KeyboardInterrupt:
-        print("vitrail: stopped", file=sys.stderr)
+        print("vitrail: interrupted", file=sys.stderr)
         return STOPPED
-    except BrokenPipeError:  # `vitrail models | head`: the reader has seen enough
+    except BrokenPipeError:  # `vitrail models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if MANNER.verbose:
+    if VERBOSITY.verbose:
         print(f"vitrail: {time.monotonic() - begun:.1f} seconds", file=sys.stderr)
     return status or 0
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """The command and its options; one that begins with a recipe has other defaults."""
+    """Return the command with its options; defaults come from a recipe or a run, if given."""
     name, *options = argv
     if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS, "`vitrail` tells which there are")
+        raise unknown("command", name, COMMANDS, "`vitrail --help` lists all commands")
+    for number, word in enumerate(options):
+        option, equals, value = word.partition("=")
+        options[number] = f"{OLD_OPTIONS.get(option, option)}{equals}{value}"
     command = with_switches(COMMANDS[name])
-    training = issubclass(command, Training)
-    usual: Any = command.beginning(argv) if training else tyro.MISSING_NONPROP
+    default: Any = tyro.MISSING_NONPROP
+    if issubclass(command, TrainingOptions):
+        default = command.defaults(options)
     colors = sys.stdout.isatty() and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    tyro._experimental_options["ansi_codes"] = colors  # tyro itself looks at one of the three
-    called = f"vitrail {name}"
-    return tyro.cli(command, prog=called, description=about(command), args=options, default=usual)
-
-
-def about(command: type) -> str:
-    """What help says first, in lines that tyro keeps: it joins those that are not indented."""
-    parts = (getdoc(command) or "").split("\n\n")
-    return "\n\n".join(fill(part, WIDTH, subsequent_indent=" ") for part in parts)
+    tyro._experimental_options["ansi_codes"] = colors  # tyro itself checks one of the three
+    return parse_options(command, options, prog=f"vitrail {name}", default=default)
 
 
 def with_switches(command: type) -> Any:
-    """The command with the options that all have, so that help tells them too."""
+    """Return the command's options with --quiet and --verbose, so that help lists them."""
     extra: list[Any] = []
     for name, (words, help) in SWITCHES.items():
-        how = tyro.conf.arg(aliases=words[1:], help=help)
-        extra.append((name, Annotated[bool, tyro.conf.FlagCreatePairsOff, how], False))
+        config = tyro.conf.arg(aliases=words[1:], help=help)
+        extra.append((name, Annotated[bool, tyro.conf.FlagCreatePairsOff, config], False))
     made = make_dataclass(command.__name__, extra, bases=(command,), frozen=True, kw_only=True)
     made.__doc__ = command.__doc__
     return made
+
+
+def changed_options(options: Any, prefix: str = "") -> Iterator[str]:
+    """Yield `settings.optim.learning_rate = 0.001` for options that differ from their default."""
+    for field in fields(options):
+        value, name = getattr(options, field.name), f"{prefix}{field.name}"
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if is_dataclass(value):
+            yield from changed_options(value, f"{name}.")
+        elif value != default and field.name not in SWITCHES:
+            yield f"{name} = {'...' if field.name == SECRET else repr(value)}"

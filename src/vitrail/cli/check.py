@@ -1,4 +1,4 @@
-"""`vitrail check`: what is wrong with a data set, and what to do about it."""
+"""`vitrail check`: find problems in a dataset and recommend fixes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,120 +6,106 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.arguments import DataOptions, DataReference
-from vitrail.cli.progress import Progress
-from vitrail.cli.status import UnmetError
-from vitrail.cli.text import WIDTH, paragraph, printable
-from vitrail.formatting import truncate
+from vitrail.cli.console import Progress, paragraph, print_lines, table
+from vitrail.cli.options import DataOptions, DataReference, Json, UnmetError
+from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.data.check import DatasetReport, DuplicateGroup, SampleInfo
+    from vitrail.data.check import DatasetReport, DuplicateGroup
 
-MOST_ROWS = 40  # of the table of classes
-EXAMPLES = 5  # of each problem
+MAX_CLASSES = 40  # rows of the table
+MAX_EXAMPLES = 5  # of each problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(DataOptions):
-    """Look for unreadable files, duplicates, leaks between splits and odd labels."""
+    """Find unreadable files, duplicates, leaks between splits and suspicious labels."""
 
     data: DataReference
-    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     out: Path | None = None
-    """A folder to write a page with pictures into: index.html, and a sheet for each class."""
+    """Folder for an HTML report: index.html, and a contact sheet per class."""
     limit: int | None = None
-    """Look at this many pictures only, evenly spaced."""
+    """Check only this many images, evenly spaced."""
     strict: bool = False
-    """End with status 1 if a file cannot be read or a picture is in two splits."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Exit with status 1 if a file is unreadable or an image is in two splits."""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.data.check import check_dataset
-        from vitrail.errors import ConfigError
 
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"--limit {self.limit} leaves no picture to look at; give 1 or more")
+            raise ConfigError(f"--limit {self.limit}: must be 1 or more")
         with Progress() as progress:
-            health = check_dataset(self.data, limit=self.limit, progress=progress)
+            result = check_dataset(self.data, limit=self.limit, progress=progress)
         page = None
         if self.out is not None:
             from vitrail.reports.dataset_check import write_dataset_check
 
-            page = write_dataset_check(health, self.out)
+            page = write_dataset_check(result, self.out)
         if self.json:
-            print(json.dumps(health.to_dict() | {"page": page and str(page)}, indent=1))
+            print(json.dumps(result.to_dict() | {"page": page and str(page)}, indent=1))
         else:
-            for line in report(health):
-                print(printable(line))
+            print_lines(report(result))
             if page is not None:
                 print(f"\ndone: {page}")
-        if self.strict and (health.unreadable or health.leaks):
+        if self.strict and (result.unreadable or result.leaks):
             raise UnmetError(
-                f"{self.data} has {len(health.unreadable):,} unreadable files and "
-                f"{len(health.leaks):,} leaks between splits; mend them, or leave out --strict"
+                f"{self.data} has {len(result.unreadable):,} unreadable files and "
+                f"{len(result.leaks):,} leaks between splits; fix them, or run without --strict"
             )
 
 
-def report(health: "DatasetReport") -> Iterator[str]:
-    """The findings for people: what it is, how many, what to do, examples."""
-    splits = ", ".join(f"{count:,} {split}" for split, count in health.splits.items())
-    total = f"{health.images:,} pictures of {len(health.classes):,} classes"
-    yield from paragraph(f"{health.reference}: {total} ({splits})")
-    if health.height and health.width:
-        height, width = health.height, health.width
-        yield f"  width   {width.least} to {width.most} pixels, median {width.median}"
-        yield f"  height  {height.least} to {height.most} pixels, median {height.median}"
-    kinds = ", ".join(f"{kind} ({count:,})" for kind, count in health.kinds.items())
-    yield from paragraph(f"  kinds   {kinds}", 10)
-    for note in health.notes:
-        yield from paragraph(f"  note    {note}", 10)
+def report(result: "DatasetReport") -> Iterator[str]:
+    """The findings as text."""
+    splits = ", ".join(f"{count:,} {split}" for split, count in result.splits.items())
+    total = f"{result.images:,} images, {len(result.classes):,} classes"
+    yield from paragraph(f"{result.reference}: {total} ({splits})")
+    facts = []
+    for name, size in (("width", result.width), ("height", result.height)):
+        if size:
+            facts.append((name, f"{size.least} to {size.most} pixels, median {size.median}"))
+    formats = ", ".join(f"{kind} ({count:,})" for kind, count in result.kinds.items())
+    facts += [("format", formats), *(("note", note) for note in result.notes)]
+    yield from table(facts, "lw", indent=2)
     yield ""
-    yield from table(health)
+    names = list(result.splits)
+    rows = [
+        [name, *(f"{counts[split]:,}" for split in names), f"{sum(counts.values()):,}"]
+        for name, counts in list(result.counts.items())[:MAX_CLASSES]
+    ]
+    yield from table(rows, "l" + "r" * (len(names) + 1), ["class", *names, "all"])
+    if len(result.classes) > MAX_CLASSES:
+        yield f"and {len(result.classes) - MAX_CLASSES:,} more classes; --json or --out lists all"
     yield ""
-    yield "Verdict"
-    for sentence in health.recommendations:
+    yield "Recommendations"
+    for sentence in result.recommendations:
         yield from paragraph(f"- {sentence}", 2)
-    yield from examples("In more than one split", [about(twins) for twins in health.leaks])
-    unreadable = [f"{found.name}: {found.reason}" for found in health.unreadable]
-    yield from examples("Cannot be read", unreadable)
-    conflicts = [about(twins) for twins in health.conflicts if not twins.leak]
-    yield from examples("Under more than one label", conflicts)
-    rest = [t for t in health.duplicates + health.near_duplicates if not (t.leak or t.conflict)]
-    yield from examples("More than once in a split", [about(twins) for twins in rest])
-    yield from examples("Of a single color", names(health.blank))
-    yield from examples("Much smaller than the rest", names(health.small))
-    yield from examples("Gray among pictures in color", names(health.gray))
+    others = [t for t in result.duplicates + result.near_duplicates if not (t.leak or t.conflict)]
+    conflicts = [group for group in result.conflicts if not group.leak]
+    problems = {
+        "Leaks: in more than one split": map(group_text, result.leaks),
+        "Unreadable": (f"{file.name}: {file.reason}" for file in result.unreadable),
+        "Duplicates with different labels": map(group_text, conflicts),
+        "Duplicates within a split": map(group_text, others),
+        "Uniform color": (image.name for image in result.blank),
+        "Much smaller than the others": (image.name for image in result.small),
+        "Grayscale among color images": (image.name for image in result.gray),
+    }
+    for title, texts in problems.items():
+        yield from examples(title, list(texts))
 
 
-def table(health: "DatasetReport") -> Iterator[str]:
-    """Pictures of each class and split."""
-    splits = list(health.splits)
-    room = WIDTH - 11 * (len(splits) + 1)
-    widest = max(len("class"), min(room, max(map(len, health.classes), default=0)))
-    yield f"{'class':{widest}}" + "".join(f"{name[:10]:>11}" for name in [*splits, "all"])
-    for name, counts in list(health.counts.items())[:MOST_ROWS]:
-        numbers = [*(counts[split] for split in splits), sum(counts.values())]
-        yield f"{truncate(name, widest):{widest}}" + "".join(f"{number:>11,}" for number in numbers)
-    if len(health.classes) > MOST_ROWS:
-        yield f"and {len(health.classes) - MOST_ROWS:,} more classes; --json or --out lists all"
-
-
-def examples(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if not lines:
+def examples(title: str, texts: Sequence[str]) -> Iterator[str]:
+    if not texts:
         return
     yield ""
-    yield f"{title} ({len(lines):,})"
-    for line in lines[:EXAMPLES]:
-        yield from paragraph(f"  {line}", 4)
-    if len(lines) > EXAMPLES:
-        yield f"  and {len(lines) - EXAMPLES:,} more; --json lists all"
+    yield f"{title} ({len(texts):,})"
+    for text in texts[:MAX_EXAMPLES]:
+        yield from paragraph(f"  {text}", 4)
+    if len(texts) > MAX_EXAMPLES:
+        yield f"  and {len(texts) - MAX_EXAMPLES:,} more; --json lists all"
 
 
-def about(twins: "DuplicateGroup") -> str:
-    """`a.jpg = b.jpg`, or `a.jpg ~ b.jpg` if only nearly."""
-    return (" = " if twins.exact else " ~ ").join(names(twins.members))
-
-
-def names(members: Sequence["SampleInfo"]) -> list[str]:
-    return [member.name for member in members]
+def group_text(group: "DuplicateGroup") -> str:
+    """`a.jpg = b.jpg`, or `a.jpg ~ b.jpg` for a near duplicate."""
+    return (" = " if group.exact else " ~ ").join(image.name for image in group.members)

@@ -1,4 +1,4 @@
-"""`vitrail convert`: anybody's checkpoint into anybody else's format."""
+"""`vitrail convert`: a checkpoint into another format, with the same logits."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,36 +6,34 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import FileToWrite, ModelReference, Preset
-from vitrail.cli.text import aside
+from vitrail.cli.console import log_stderr
+from vitrail.cli.options import FileToWrite, Json, ModelReference, Preset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Turn a checkpoint into another format, and prove that it is the same model."""
+    """Convert a checkpoint into another format, and verify that the logits are the same."""
 
     source: ModelReference
-    """A file, a folder, or a hub address such as hf:google/vit-base-patch16-224."""
     destination: FileToWrite
-    """What to write: a file or a folder, whichever the format is."""
+    """The file or folder to write, depending on the format."""
     to: Literal[
         "bundle", "google", "google-older", "timm", "huggingface", "torchvision", "bit_pytorch"
     ]
-    """The format to write."""
+    """Output format."""
     source_format: Annotated[
         Literal["bundle", "google", "timm", "huggingface", "torchvision", "bit_pytorch"] | None,
         tyro.conf.arg(name="from"),
     ] = None
-    """The format of the source, where it is not recognized."""
+    """Input format, if it is not detected."""
     heads: int | None = None
-    """How many attention heads the model has, where the source does not say."""
+    """Number of attention heads, if the checkpoint does not state it."""
     preprocessing: Preset = None
     allow_loss: bool = False
-    """Give up numerics the format cannot express; weights are never given up."""
+    """Drop numerics that the format cannot express. Weights are never dropped."""
     dry_run: bool = False
-    """Say what would be done, and write nothing."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Print what would be done, and write nothing."""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.checkpoints.convert import convert, summarize
@@ -51,21 +49,18 @@ class Convert:
             dry_run=self.dry_run,
         )
         if done.notice:
-            aside(done.notice)
+            log_stderr(done.notice)
         if self.json:
             print(json.dumps(asdict(done) | {"destination": str(self.destination)}, indent=1))
             return
         print(f"{done.model}: {self.source} ({done.source_format}) -> {self.to}")
         for line in summarize(done.tensors):
             print(f"  {line}")
-        for line in done.changes:
-            print(f"  changed: {line}")
-        for line in done.lost:
-            print(f"  lost: {line}")
-        for line in done.notes:
-            print(f"  note: {line}")
+        for kind, lines in (("changed", done.changes), ("lost", done.lost), ("note", done.notes)):
+            for line in lines:
+                print(f"  {kind}: {line}")
         if done.difference is None:
-            print(f"nothing written; without --dry-run this makes {self.destination}")
+            print(f"dry run: nothing written; without --dry-run this writes {self.destination}")
             return
-        print(f"loaded again, logits on a probe image differ by {done.difference:.1e}")
+        print(f"verified: logits on a probe image differ by {done.difference:.1e}")
         print(f"done: {self.destination}")

@@ -1,18 +1,18 @@
-"""`vitrail doctor`: what this machine is, what is fast on it and why, and what is wrong."""
+"""`vitrail doctor`: hardware, packages, speed and problems of this machine."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
-from vitrail.cli.status import UNMET
-from vitrail.cli.text import WIDTH, paragraph, printable
+from vitrail.cli.console import paragraph, print_lines, table
+from vitrail.cli.options import UNMET, Json
 from vitrail.extras import EXTRAS
 from vitrail.formatting import byte_size
 from vitrail.planning.doctor import (
     SIDE,
     VARIABLES,
+    WIDTH,
     Machine,
     Package,
     Problem,
@@ -22,19 +22,15 @@ from vitrail.planning.doctor import (
     inspect_machine,
     measure_speeds,
 )
-from vitrail.planning.doctor import WIDTH as MATRIX
-
-NAME = 24  # columns of what is told about
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Tell what this machine is, what is fast on it and why, and what is wrong."""
+    """Report hardware, packages, measured speed and problems of this machine."""
 
     measure: bool = True
-    """Measure matrix products and JPEGs, for a second or two."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Measure matrix products and JPEG decoding, for a second or two."""
+    json: Json = False
 
     def run(self) -> int:
         machine = inspect_machine()
@@ -43,8 +39,7 @@ class Doctor:
         if self.json:
             print(json.dumps(as_json(machine, speeds, found), indent=1))
         else:
-            for line in report(machine, speeds, found):
-                print(printable(line))
+            print_lines(report(machine, speeds, found))
         return UNMET if any(problem["fatal"] for problem in found) else 0
 
 
@@ -58,102 +53,92 @@ def as_json(machine: Machine, speeds: Speeds | None, found: Sequence[Problem]) -
 
 
 def report(machine: Machine, speeds: Speeds | None, found: Sequence[Problem]) -> Iterator[str]:
-    """All of it for people, in 80 columns."""
     yield from paragraph(
         f"vitrail {machine['vitrail']}, Python {machine['python']}, {machine['system']}"
     )
-    yield from package_words(machine)
-    yield ""
-    yield from machine_words(machine)
-    if machine["disks"]:
-        yield ""
-        yield "Free disk"
-        for disk in machine["disks"]:
-            yield from row(disk["what"], f"{byte_size(disk['free'])} for {disk['path']}")
-    yield ""
-    yield "Environment"
-    for name, value in machine["environment"].items():
-        yield from row(f"{name}", f"{value}  ({VARIABLES[name]})")
-    if not machine["environment"]:
-        yield "  nothing that matters is set"
+    yield from section("Packages", package_rows(machine))
+    yield from section("Machine", machine_rows(machine))
+    disks = [
+        (disk["what"], f"{byte_size(disk['free'])} at {disk['path']}") for disk in machine["disks"]
+    ]
+    yield from section("Free disk space", disks)
+    environment = [(k, f"{value} ({VARIABLES[k]})") for k, value in machine["environment"].items()]
+    yield from section("Environment", environment or [("none set", "")])
     if speeds is not None:
-        yield ""
-        yield from speed_words(machine, speeds)
+        yield from speed_report(machine, speeds)
     yield ""
     yield "Problems" if found else "No problems found"
     for problem in found:
         yield from paragraph(f"- {problem['what']}; {problem['remedy']}")
 
 
-def package_words(machine: Machine) -> Iterator[str]:
-    yield ""
-    yield "Packages"
-    yield from wrap(
-        ", ".join(map(named, machine["packages"])) or "as vitrail is not installed, none are known",
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_on_hyphens=False,
-    )
+def section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if rows:
+        yield ""
+        yield title
+        yield from table([(f"{name:20}", text) for name, text in rows], "lw", indent=2)
+
+
+def package_rows(machine: Machine) -> list[tuple[str, str]]:
+    required = ", ".join(map(package_text, machine["packages"]))
+    rows = [("required", required or "unknown: vitrail is not installed as a package")]
     for name, packages in machine["extras"].items():
-        if all(package["version"] for package in packages):
-            yield from row(f"vitrail[{name}]", ", ".join(map(named, packages)) or "not known")
-        else:
-            yield from row(f"vitrail[{name}]", f"not there: {EXTRAS[name]}")
-            yield from row("", f"pip install 'vitrail[{name}]'")
+        text = ", ".join(map(package_text, packages)) or "unknown"
+        if not all(package["version"] for package in packages):
+            text = f"not installed ({EXTRAS[name]}): pip install 'vitrail[{name}]'"
+        rows.append((f"vitrail[{name}]", text))
+    return rows
 
 
-def named(package: Package) -> str:
+def package_text(package: Package) -> str:
     return f"{package['name']} {package['version'] or 'missing'}"
 
 
-def machine_words(machine: Machine) -> Iterator[str]:
+def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     processor, memory = machine["processor"], machine["memory"]
-    yield "Machine"
-    yield from row("processor", processor["model"])
+    rows = [("processor", processor["model"])]
     if processor["able"]:
         able = [f"{name} {'yes' if it else 'no'}" for name, it in processor["able"].items()]
-        yield from row("instructions", f"{', '.join(able)}; torch uses {processor['capability']}")
-    shared = [f"{processor['allowed']} of {processor['cores']} for this process"]
+        rows.append(("instructions", f"{', '.join(able)}; torch uses {processor['capability']}"))
+    cores = [f"{processor['allowed']} of {processor['cores']} available to this process"]
     if processor["quota"] is not None:
-        shared.append(f"{processor['quota']:g} cores' worth of time for its container")
+        cores.append(f"container limit {processor['quota']:g} cores")
     if processor["threads"] is not None:
-        shared.append(f"{threads(processor['threads'])} of torch")
+        cores.append(f"{thread_text(processor['threads'])} in torch")
     if processor["load"] is not None:
-        shared.append(f"load {processor['load']:.1f}")
-    yield from row("cores", ", ".join(shared))
-    limit = (
-        f", of which the container may take {byte_size(memory['limit'])}" if memory["limit"] else ""
-    )
+        cores.append(f"load {processor['load']:.1f}")
+    rows.append(("cores", ", ".join(cores)))
     free = "" if memory["free"] is None else f"{byte_size(memory['free'])} free of "
-    yield from row("memory", f"{free}{byte_size(memory['total'])}{limit}")
-    yield from row("accelerators", "; ".join(machine["accelerators"]) or "none")
+    limit = f", container limit {byte_size(memory['limit'])}" if memory["limit"] else ""
+    rows.append(("memory", f"{free}{byte_size(memory['total'])}{limit}"))
+    rows.append(("accelerators", "; ".join(machine["accelerators"]) or "none"))
+    return rows
 
 
-def speed_words(machine: Machine, speeds: Speeds) -> Iterator[str]:
-    yield "What is fast here, as just measured"
-    every = threads(speeds["threads"])
-    products = {f"float32, {every}": speeds["float32"], f"bfloat16, {every}": speeds["bfloat16"]}
+def speed_report(machine: Machine, speeds: Speeds) -> Iterator[str]:
+    threads = thread_text(speeds["threads"])
+    products = {
+        f"float32, {threads}": speeds["float32"],
+        f"bfloat16, {threads}": speeds["bfloat16"],
+    }
     if speeds["threads"] > 1:
         products["float32, 1 thread"] = speeds["float32_alone"]
-    for name, value in products.items():
-        yield f"  {name:22}{value / 1e9:>9,.1f} GFLOP/s, matrices of {MATRIX} x {MATRIX}"
+    rows = [
+        (name, f"{value / 1e9:,.1f} GFLOP/s", f"{WIDTH} x {WIDTH} matrix product")
+        for name, value in products.items()
+    ]
     for name, value in (
         ("simplejpeg", speeds["jpeg_simplejpeg"]),
         ("Pillow", speeds["jpeg_pillow"]),
     ):
         if value is not None:
-            yield f"  {f'{name}, 1 thread':22}{value:>9,.0f} JPEGs/s of {SIDE} x {SIDE} pixels"
-    yield "So"
+            rows.append((f"{name}, 1 thread", f"{value:,.0f} JPEGs/s", f"{SIDE} x {SIDE} pixels"))
+    yield ""
+    yield "Measured speed"
+    yield from table(rows, "lrl", indent=2)
     for sentence in draw_conclusions(machine, speeds):
         yield from paragraph(f"- {sentence}")
 
 
-def threads(count: int) -> str:
+def thread_text(count: int) -> str:
     return f"{count} thread{'s' * (count != 1)}"
-
-
-def row(name: str, words: str) -> list[str]:
-    """A name and what there is to say, in a column of its own."""
-    lines = wrap(words, WIDTH - NAME, break_on_hyphens=False, break_long_words=False)
-    return [f"  {'' if n else name:{NAME - 2}}{line}" for n, line in enumerate(lines)]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataOptions, DataReference, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.text import aside, paragraph, printable, tell
+from vitrail.cli.console import Progress, log, log_stderr, paragraph, print_lines, table
+from vitrail.cli.options import DataOptions, DataReference, Device, Json, Preset, RunnableModel
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.formatting import percent, truncate
+from vitrail.formatting import percent
 
 if TYPE_CHECKING:
     from vitrail.evaluation.results import EvaluationResult
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
 
 MAX_ROWS = 10  # of the table of classes
-MAX_NAME = 28
 METRICS = {
     "accuracy": "top-1 accuracy",
     "real_accuracy": "top-1 accuracy, ReaL labels",
@@ -38,10 +36,8 @@ METRICS = {
 class Evaluate(DataOptions):
     """Evaluate a model: accuracy, calibration, per-class metrics, mistakes."""
 
-    model: ModelReference
-    """A bundle, a file of weights, hf:owner/name, or an .onnx file of `vitrail export`."""
+    model: RunnableModel
     data: DataReference
-    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     split: str | None = None
     """Default: test, else val; all of a dataset without splits, or its held-out part if the model
     was trained on it."""
@@ -74,10 +70,8 @@ class Evaluate(DataOptions):
     """pillow resizes as published results did; torch is faster."""
     strict: bool = False
     """Fail on the first unreadable image."""
-    device: str = ""
-    """cpu, cuda or mps (default: the best available)."""
-    json: bool = False
-    """Print one JSON object instead of text."""
+    device: Device = ""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail import distributed
@@ -120,7 +114,7 @@ class Evaluate(DataOptions):
             preprocessing=self.preprocessing,
             guard=guard,
             device=self.device,
-            log=aside,
+            log=log_stderr,
         )
         with Progress() as progress:
             result = evaluate(
@@ -147,12 +141,11 @@ class Evaluate(DataOptions):
             about = {"model": self.model, "data": self.data}
             print(json.dumps(about | result.to_dict() | {"written": written}, indent=1))
         else:
-            for line in report(result, f"{self.model} on {self.data}"):
-                print(printable(line))
+            print_lines(report(result, f"{self.model} on {self.data}"))
             for path in written:
                 print(f"done: {path}")
             if not written:
-                tell("\nUse --out for a page with charts and the most confident mistakes.")
+                log("\nUse --out for a page with charts and the most confident mistakes.")
         if self.save_temperature is not None:
             assert predictor.model is not None
             self.calibrate(predictor.model, result, self.save_temperature)
@@ -204,7 +197,7 @@ class Evaluate(DataOptions):
 
 def report(result: "EvaluationResult", title: str) -> Iterator[str]:
     """The metrics as text, in 80 columns."""
-    from vitrail.reports.evaluation import loss_name, summary
+    from vitrail.reports.evaluation import MIN_SUPPORT, loss_name, summary, weakest_classes
 
     yield from paragraph(f"{title}: {result.samples:,} images")
     for note in result.notes:
@@ -214,36 +207,29 @@ def report(result: "EvaluationResult", title: str) -> Iterator[str]:
         yield from paragraph(
             f"  {len(result.skipped):,} unreadable images, such as {name}: {why}", 4
         )
-    yield ""
-    yield f"  {'':37}{'':>9}   95 % CI"
+    rows = []
     for key, label in METRICS.items():
         if key in result.estimates:
             value, low, high = result.estimates[key]
-            line = f"{percent(value):>9}   {percent(low).removesuffix(' %')}-{percent(high)}"
+            cells = [percent(value), f"{percent(low).removesuffix(' %')}-{percent(high)}"]
             if key == "loss":
-                label, line = loss_name(result), f"{value:>9.4f}   {low:.4f}-{high:.4f}"
-            yield f"  {label:37}{line}"
+                label, cells = loss_name(result), [f"{value:.4f}", f"{low:.4f}-{high:.4f}"]
+            rows.append([label, *cells])
     if (calibration := result.calibration) is not None and result.accuracy < 1:
-        yield f"  {'temperature (least NLL)':37}{calibration.temperature:>9.3g}"
-        yield f"  {'ECE after temperature scaling':37}{percent(calibration.ece_scaled):>9}"
+        rows.append(["temperature (least NLL)", f"{calibration.temperature:.3g}", ""])
+        rows.append(["ECE after temperature scaling", percent(calibration.ece_scaled), ""])
+    yield ""
+    yield from table(rows, "lrl", ["metric", "", "95 % CI"], indent=2)
     yield ""
     for sentence in summary(result):
         yield from paragraph(f"- {sentence}")
     yield ""
-    yield from class_table(result)
-
-
-def class_table(result: "EvaluationResult") -> Iterator[str]:
-    """The weakest classes among those with enough images."""
-    from vitrail.reports.evaluation import MIN_SUPPORT, weakest_classes
-
-    shown = weakest_classes(result)[:MAX_ROWS]
+    rows = [
+        [c.name, f"{c.support:,}", percent(c.precision), percent(c.recall), percent(c.f1)]
+        for c in weakest_classes(result)[:MAX_ROWS]
+    ]
     title = f"weakest classes (n >= {MIN_SUPPORT})"
-    if not shown:
+    if rows:
+        yield from table(rows, "lrrrr", [title, "images", "precision", "recall", "F1"])
+    else:
         yield f"{title}: no class has that many images"
-        return
-    width = max(len(title), *(min(MAX_NAME, len(c.name)) for c in shown))
-    yield f"{title:{width}}    images  precision   recall       F1"
-    for c in shown:
-        shares = f"{percent(c.precision):>9}  {percent(c.recall):>7}  {percent(c.f1):>7}"
-        yield f"{truncate(c.name, width):{width}}  {c.support:>8,}  {shares}"

@@ -1,4 +1,4 @@
-"""`vitrail export`: a model into a file that runs without vitrail."""
+"""`vitrail export`: a model as a file that runs without vitrail."""
 
 import json
 from collections.abc import Iterator
@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.arguments import DataOptions, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.text import aside, paragraph, printable
+from vitrail.cli.console import Progress, log_stderr, paragraph, print_lines
+from vitrail.cli.options import DataOptions, Json, ModelReference, Preset
 from vitrail.export.kinds import MOST_DROP, Target
 from vitrail.formatting import byte_size, duration, percent
 
@@ -18,27 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Export(DataOptions):
-    """Write a model for onnxruntime or torch, compared with the original before it says done."""
+    """Export a model for onnxruntime or torch, and compare its outputs with the original's."""
 
     model: ModelReference
-    """A bundle, a file of weights, or hf:owner/name."""
     out: Path
-    """The file to write: model.onnx, or model.pt2."""
+    """File to write: model.onnx or model.pt2."""
     to: Target = "onnx"
-    """onnx runs everywhere; torch is a torch.export program; aotinductor is that, compiled."""
+    """ONNX, a torch.export program, or that program compiled with AOTInductor."""
     int8: bool = False
-    """Round weights to 8 bits: a quarter of the size, quicker; what it costs is measured."""
+    """Quantize weights to 8 bits: a quarter of the size, faster; the accuracy is measured."""
     data: str | None = None
-    """Pictures to measure int8 by: their test split; without it, those of the training."""
+    """int8: labeled dataset to measure the accuracy on (default: that of the training)."""
     max_drop: float = MOST_DROP
-    """Refuse int8 if it loses more than this share of the accuracy."""
+    """int8: fail if the accuracy drops by more than this fraction."""
     preprocessing: Preset = None
     with_preprocessing: bool = False
-    """The file takes the pixels of a picture of any size, and prepares them itself."""
+    """Include preprocessing: the file takes uint8 pixels of any size."""
     overwrite: bool = False
-    """Replace the file that --out names."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Replace the file in --out."""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.checkpoints.load import load
@@ -46,7 +43,7 @@ class Export(DataOptions):
 
         model = self.model
         if self.preprocessing is not None:
-            model = load(model, preprocessing=self.preprocessing, log=aside)
+            model = load(model, preprocessing=self.preprocessing, log=log_stderr)
         with Progress() as progress:
             done = export_model(
                 model,
@@ -61,21 +58,19 @@ class Export(DataOptions):
             )
         if self.json:
             print(json.dumps(asdict(done) | {"path": str(done.path)}, indent=1))
-            return
-        for line in report(done):
-            print(printable(line))
+        else:
+            print_lines(report(done))
 
 
 def report(done: "Exported") -> Iterator[str]:
-    """What was written, for people."""
     yield f"{done.model} -> {done.to}, {byte_size(done.bytes)}"
     if (cost := done.cost) is not None:
         yield from paragraph(
-            f"  int8 is right on {percent(cost.int8_accuracy)} of {cost.pictures:,} pictures of "
-            f"{cost.data}, the model on {percent(cost.accuracy)}",
+            f"  int8 accuracy {percent(cost.int8_accuracy)}, original {percent(cost.accuracy)} "
+            f"(n={cost.pictures:,}, {cost.data})",
             4,
         )
     for note in done.notes:
         yield from paragraph(f"  note: {note}", 4)
-    yield f"run and compared: logits and features differ by {done.difference:.1e} of the largest"
+    yield f"verified: largest relative difference of logits and features {done.difference:.1e}"
     yield f"done in {duration(done.seconds)}: {done.path}"

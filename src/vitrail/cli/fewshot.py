@@ -1,4 +1,4 @@
-"""`vitrail fewshot`: what a model makes of a few pictures of each class."""
+"""`vitrail fewshot`: accuracy of closed-form classifiers that see a few images per class."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.arguments import DataOptions, DataReference, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.text import aside, paragraph, printable, tell
+from vitrail.cli.console import Progress, log, log_stderr, paragraph, print_lines, table
+from vitrail.cli.options import DataOptions, DataReference, Device, Json, ModelReference, Preset
 from vitrail.formatting import percent
 
 if TYPE_CHECKING:
@@ -17,48 +16,44 @@ if TYPE_CHECKING:
     from vitrail.probing.features import Features
     from vitrail.probing.shots import Trial
 
-COLUMN = 14
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fewshot(DataOptions):
-    """Fit a classifier to a few pictures of each class, in closed form, and measure it."""
+    """Fit classifiers to the features of a few images per class, and report test accuracy."""
 
     model: ModelReference
-    """A bundle, a file of weights, or hf:owner/name."""
     data: DataReference
-    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     shots: tuple[int | Literal["all"], ...] = (1, 5, 10, 25)
-    """Pictures of each class to learn from; all for all there are."""
+    """Training images per class; all for all of them."""
     seeds: int = 3
-    """Times that the pictures are drawn anew."""
+    """Number of random draws of the training images."""
     probes: tuple[Literal["ridge", "neighbors", "logistic"], ...] = ("ridge",)
-    """What is fitted to the features."""
+    """Classifiers to fit."""
     l2: float = 1024.0
-    """Ridge's penalty; the best one by leave-one-out is told beside it."""
+    """L2 penalty of ridge. A second column shows the best penalty by leave-one-out."""
     pixels: bool = False
-    """Show what raw pixels in place of the model's features would give."""
+    """Add a baseline that uses raw pixels as features."""
     image_size: int | None = None
-    """Pixels along each side, if not those of the model: its positions are stretched."""
+    """Image size in pixels, if not the model's; position embeddings are interpolated."""
     preprocessing: Preset = None
     out: Path | None = None
-    """Write a bundle: the model with ridge, best, of the largest number of shots as its head."""
+    """Write a bundle whose head is ridge with the best penalty, for the largest number of shots."""
     overwrite: bool = False
-    """Replace the model that --out holds."""
+    """Replace the model in --out."""
     cache: bool = True
-    """Keep the features on disk, so that another call need not compute them."""
+    """Cache the features on disk."""
     batch_size: int = 64
-    """Pictures at once."""
+    """Images per batch."""
     workers: int | None = None
-    """Processes that read pictures."""
-    device: str = ""
-    """cpu, cuda, mps; chosen if not given."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Data loading processes."""
+    device: Device = ""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
+        from vitrail.checkpoints.load import load
+        from vitrail.probing.features import features_of, pixels_of
         from vitrail.probing.shots import check_protocol, open_pair, try_shots
 
         check_protocol(self.shots, self.seeds, self.probes, self.l2)
@@ -66,77 +61,48 @@ class Fewshot(DataOptions):
             check_overwrite(self.out, overwrite=self.overwrite)
         try:
             sources = open_pair(self.data)
-            model, train, test = self.look(sources)
-            trials = list(
-                try_shots(
-                    train,
-                    test,
-                    shots=self.shots,
-                    seeds=self.seeds,
-                    probes=self.probes,
-                    l2=self.l2,
-                )
-            )
-            if self.pixels:
-                self.add_pixels(model, sources, trials)
+            device = distributed.init(self.device)
+            model = load(
+                self.model,
+                image_size=self.image_size,
+                preprocessing=self.preprocessing,
+                log=log_stderr,
+            ).to(device)
+            features = []
+            for split, source in zip(("training", "test"), sources, strict=True):
+                with Progress(f"{split} images") as progress:
+                    features.append(
+                        features_of(
+                            model,
+                            source,
+                            cache=self.cache,
+                            batch_size=self.batch_size,
+                            workers=self.workers,
+                            progress=progress if distributed.is_main() else None,
+                        )
+                    )
+            train, test = features
+            protocol = {"shots": self.shots, "seeds": self.seeds}
+            trials = list(try_shots(train, test, **protocol, probes=self.probes, l2=self.l2))
+            if self.pixels:  # one more column: ridge with the best l2
+                with Progress("images (raw pixels)") as progress:
+                    options = {"channels": model.config.channels, "workers": self.workers}
+                    options["progress"] = progress if distributed.is_main() else None
+                    pixels = [pixels_of(source, **options) for source in sources]
+                for row, baseline in zip(trials, try_shots(*pixels, **protocol), strict=True):
+                    row.append(replace(baseline[-1], probe="raw pixels"))
             if distributed.is_main():
-                notes = [*sources[0].notes, *few_pictures(train, self.shots)]
+                notes = [*sources[0].notes, *few_images_note(train, self.shots)]
                 if self.out is not None:
                     notes += self.write(model, train, self.out, sources[0])
-                self.tell(train, test, trials, notes)
+                self.print_results(train, test, trials, notes)
         finally:
             distributed.shutdown()
-
-    def look(
-        self, sources: "tuple[ImageDataset, ImageDataset]"
-    ) -> "tuple[Model, Features, Features]":
-        """The model, and its features of the pictures to learn from and to be judged by."""
-        from vitrail import distributed
-        from vitrail.checkpoints.load import load
-        from vitrail.probing.features import features_of
-
-        device = distributed.init(self.device)
-        model = load(
-            self.model, image_size=self.image_size, preprocessing=self.preprocessing, log=aside
-        ).to(device)
-        found = []
-        for part, source in zip(("training", "test"), sources, strict=True):
-            with Progress(f"{part} images") as progress:
-                features = features_of(
-                    model,
-                    source,
-                    cache=self.cache,
-                    batch_size=self.batch_size,
-                    workers=self.workers,
-                    progress=progress if distributed.is_main() else None,
-                )
-            found.append(features)
-        return model, *found
-
-    def add_pixels(
-        self,
-        model: "Model",
-        sources: "tuple[ImageDataset, ImageDataset]",
-        trials: list[list["Trial"]],
-    ) -> None:
-        """A column of what raw pixels give, by ridge with the best l2."""
-        from vitrail import distributed
-        from vitrail.probing.features import pixels_of
-        from vitrail.probing.shots import try_shots
-
-        channels = model.config.channels
-        with Progress("images (raw pixels)") as progress:
-            how = {"workers": self.workers, "progress": progress if distributed.is_main() else None}
-            pair = [pixels_of(source, channels=channels, **how) for source in sources]
-        for row, found in zip(
-            trials, try_shots(*pair, shots=self.shots, seeds=self.seeds), strict=True
-        ):
-            row.append(replace(found[-1], probe="raw pixels"))
 
     def write(
         self, model: "Model", train: "Features", out: Path, source: "ImageDataset"
     ) -> list[str]:
-        """The bundle of the largest number of shots; what should be known about it."""
+        """Write the bundle of the largest number of shots; return notes about it."""
         from vitrail.checkpoints.save import save
         from vitrail.data.provenance import DataProvenance
         from vitrail.probing.memory import memory_beside
@@ -151,7 +117,7 @@ class Fewshot(DataOptions):
             save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
         return [] if kept else [FORGETFUL]
 
-    def tell(
+    def print_results(
         self,
         train: "Features",
         test: "Features",
@@ -159,7 +125,7 @@ class Fewshot(DataOptions):
         notes: Sequence[str],
     ) -> None:
         if self.json:
-            about = {
+            result = {
                 "model": self.model,
                 "data": self.data,
                 "features": train.values.shape[1],
@@ -169,60 +135,52 @@ class Fewshot(DataOptions):
                 "notes": list(notes),
                 "bundle": self.out and str(self.out),
             }
-            print(json.dumps(about, indent=1))
+            print(json.dumps(result, indent=1))
             return
-        for line in self.report(train, test, trials, notes):
-            print(printable(line))
+        counts = f"{len(train):,} training images, {len(test):,} test images"
+        print_lines(paragraph(f"{self.model} on {self.data}: {counts}"))
+        print_lines(report(train, test, trials, notes))
         if self.out is not None:
             print(f"\ndone: {self.out}")
-            tell(f"Next:\n  vitrail evaluate {self.out} {self.data}")
-            tell(f"  vitrail teach {self.out} another-class=folder-of-pictures")
-
-    def report(
-        self,
-        train: "Features",
-        test: "Features",
-        trials: Sequence[Sequence["Trial"]],
-        notes: Sequence[str],
-    ) -> Iterator[str]:
-        counts = f"{len(train):,} pictures to draw from, {len(test):,} to judge by"
-        yield from paragraph(f"{self.model} on {self.data}: {counts}")
-        kept = "found on disk" if train.cached and test.cached else "computed"
-        yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features, {kept}"
-        for note in notes:
-            yield from paragraph(f"  note: {note}", 4)
-        if skipped := train.skipped | test.skipped:
-            name, why = next(iter(skipped.items()))
-            yield from paragraph(f"  {len(skipped):,} could not be read, such as {name}: {why}", 4)
-        yield ""
-        yield f"{'shots':>5} " + "".join(f"{trial.probe:>{COLUMN}}" for trial in trials[0])
-        for row in trials:
-            yield f"{row[0].shots!s:>5} " + "".join(f"{cell(trial):>{COLUMN}}" for trial in row)
-        yield ""
-        yield "Accuracy on the test pictures, the mean over draws and its 95 % interval."
-        for row in trials:
-            for trial in row:
-                if trial.probe == "ridge, best":
-                    yield f"  best l2 by leave-one-out, shots {trial.shots}: {values(trial.l2)}"
+            log(f"Next:\n  vitrail evaluate {self.out} {self.data}")
+            log(f"  vitrail teach {self.out} another-class=folder-of-images")
 
 
-def values(l2: Sequence[float]) -> str:
-    """`16`, or `4 to 64`."""
-    low, high = min(l2), max(l2)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+def report(
+    train: "Features", test: "Features", trials: list[list["Trial"]], notes: Sequence[str]
+) -> Iterator[str]:
+    origin = "cached" if train.cached and test.cached else "computed"
+    yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features ({origin})"
+    for note in notes:
+        yield from paragraph(f"  note: {note}", 4)
+    if skipped := train.skipped | test.skipped:
+        name, reason = next(iter(skipped.items()))
+        yield from paragraph(f"  {len(skipped):,} unreadable images, such as {name}: {reason}", 4)
+    yield ""
+    rows = [[str(row[0].shots), *map(accuracy_text, row)] for row in trials]
+    head = ["shots", *(trial.probe for trial in trials[0])]
+    yield from table(rows, "r" * len(head), head)
+    yield ""
+    yield "Test accuracy: mean over draws ± half of its 95 % CI."
+    for row in trials:
+        for trial in row:
+            if trial.probe == "ridge, best":
+                low, high = min(trial.l2), max(trial.l2)
+                values = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+                yield f"  best l2 by leave-one-out, {trial.shots} shots: {values}"
 
 
-def few_pictures(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:
-    """A note if some class has fewer pictures than were asked for."""
+def few_images_note(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:
+    """Yield a note if a class has fewer images than shots."""
     most = max((count for count in shots if isinstance(count, int)), default=0)
     counts = {name: int((train.labels == n).sum()) for n, name in enumerate(train.classes)}
     fewest = min(counts, key=lambda name: counts[name])
     if counts[fewest] < most:
-        yield f"{fewest!r} has {counts[fewest]:,} pictures only, and is learned from those"
+        yield f"{fewest!r} has only {counts[fewest]:,} training images; all of them are used"
 
 
-def cell(trial: "Trial") -> str:
-    """`81.3 ± 2.0 %`."""
+def accuracy_text(trial: "Trial") -> str:
+    """`81.3 ± 2.0 %`"""
     if trial.interval is None:
         return percent(trial.mean)
     half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)

@@ -1,4 +1,4 @@
-"""`vitrail inspect`: what a model has learned and what it looks at, as pictures and a page."""
+"""`vitrail inspect`: attention, filters, position embeddings and explanations of a model."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.text import aside, paragraph, printable
+from vitrail.cli.console import Progress, log_stderr, paragraph, print_lines, table
+from vitrail.cli.options import DataOptions, Json, ModelReference, Preset
 from vitrail.errors import ConfigError
 from vitrail.training.recipes import is_run
 
@@ -23,36 +22,34 @@ Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(DataOptions):
-    """Look inside a model: attention, filters, positions, and whether the maps are true."""
+    """Write a report on a model: attention, filters, position embeddings, explanations."""
 
     model: ModelReference
-    """A bundle, a file of weights, or hf:owner/name."""
     pictures: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PICTURES]")
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IMAGES]")
     ] = ()
-    """Files, or folders of them; without any, some of the data are taken."""
+    """Image files or folders (default: some images of the dataset)."""
     out: Path = Path("inspection")
-    """The folder to write report.html, pictures and arrays into."""
+    """Folder for report.html, figures and arrays."""
     data: str | None = None
-    """A data set: its test pictures for what is averaged. Without it, the one of a bundle's
-    training, if it is there."""
+    """Dataset whose test images statistics are averaged over (default: the training data of a
+    bundle, if it is available)."""
     images: int = 128
-    """Pictures that attention is averaged over."""
+    """Number of images that attention statistics are averaged over."""
     methods: tuple[Method, ...] | None = None
-    """Which maps; all of them if not given."""
+    """Explanation methods (default: all)."""
     classes: tuple[str, ...] = ()
-    """Classes to ask about in each picture, in place of the likeliest."""
+    """Classes to explain in each image (default: the most probable ones)."""
     layers: tuple[int, ...] = ()
-    """Layers whose attention maps of each picture go into arrays.npz; -1 is the last."""
+    """Layers whose attention maps are saved to arrays.npz; -1 is the last."""
     fuse: Literal["mean", "max", "min"] = "mean"
-    """How rollout joins heads."""
+    """Rollout: how heads are combined."""
     discard: float = 0.0
-    """Share of the smallest attention weights that rollout leaves out."""
+    """Rollout: fraction of the smallest attention weights to drop."""
     score: bool = False
-    """Test whether the maps tell the truth: insertion, deletion, random weights."""
+    """Measure how faithful the explanations are: insertion, deletion, randomized weights."""
     preprocessing: Preset = None
-    json: bool = False
-    """Print one JSON object instead of words."""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.checkpoints.bundle import contains_model
@@ -61,17 +58,19 @@ class Inspect(DataOptions):
         from vitrail.inspection.folder import write_folder
 
         if is_run(self.out) or contains_model(self.out):
-            raise ConfigError(f"{self.out} holds a model and its own report; name another --out")
-        model = load(self.model, preprocessing=self.preprocessing, log=aside)
-        data, note = (self.data, "") if self.data else usual_data(model)
+            raise ConfigError(
+                f"{self.out} contains a model with its own report; pass another --out"
+            )
+        model = load(self.model, preprocessing=self.preprocessing, log=log_stderr)
+        data, note = (self.data, "") if self.data else training_data(model)
         progress = Progress()
 
-        def tell(what: str, done: int, total: int) -> None:
+        def show_progress(what: str, done: int, total: int) -> None:
             progress.what = f"images ({what})"
             progress(done, total)
 
         with progress:
-            found = inspect_model(
+            result = inspect_model(
                 model,
                 self.pictures,
                 data=data,
@@ -82,19 +81,18 @@ class Inspect(DataOptions):
                 fuse=self.fuse,
                 discard=self.discard,
                 score=self.score,
-                progress=tell,
+                progress=show_progress,
             )
-        written = list(write_folder(self.out, found))
+        written = list(write_folder(self.out, result))
         if self.json:
-            print(json.dumps(as_json(found) | {"written": [str(p) for p in written]}, indent=1))
+            print(json.dumps(as_json(result) | {"written": [str(p) for p in written]}, indent=1))
             return
-        for line in report(found, [note] if note else []):
-            print(printable(line))
+        print_lines(report(result, [note] if note else []))
         print(f"done: {written[-1]}")
 
 
-def usual_data(model: "Model") -> tuple[str | None, str]:
-    """The data that a bundle was trained on, if it can be opened; and what to say about that."""
+def training_data(model: "Model") -> tuple[str | None, str]:
+    """Return the dataset that a bundle was trained on, if it can be opened, and a note."""
     from vitrail.checkpoints.metadata import get_metadata
     from vitrail.data.datasets import evaluation_split
     from vitrail.errors import DataError
@@ -103,51 +101,57 @@ def usual_data(model: "Model") -> tuple[str | None, str]:
     try:
         if isinstance(reference, str):
             evaluation_split(reference)
-            return reference, f"pictures come from {reference}, which the model was trained on"
+            return reference, f"images are from {reference}, the model's training data"
     except DataError:
         pass
     return None, ""
 
 
-def report(found: "Inspection", notes: list[str]) -> Iterator[str]:
-    """The numbers for people, in 80 columns."""
-    yield found.title
-    for note in (*notes, *found.notes):
+def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
+    yield result.title
+    for note in (*notes, *result.notes):
         yield from paragraph(f"  note: {note}", 4)
-    for look in found.looks:
-        said = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in look.classes[:3])
+    for look in result.looks:
+        classes = ", ".join(f"{name} {100 * p:.0f} %" for name, p in look.classes[:3])
         label = f" ({look.label})" if look.label else ""
-        yield from paragraph(f"  {look.name}{label}: {said}", 4)
-    if (study := found.study) is not None:
+        yield from paragraph(f"  {look.name}{label}: {classes}", 4)
+    if (study := result.study) is not None:
         yield ""
-        yield f"attention over {study.images:,} pictures: layer, distance in pixels, entropy"
+        yield f"attention over {study.images:,} images, smallest to largest head"
         distance = next(iter(study.distance.values()))
-        for layer, (far, wide) in enumerate(zip(distance, study.entropy, strict=True)):
-            spread = f"{far.min():.1f} to {far.max():.1f}"
-            yield f"  {layer:>3}  {spread:>16}  {100 * wide.min():.0f} to {100 * wide.max():.0f} %"
-    if (trust := found.trust) is not None:
+        rows = [
+            (
+                str(layer),
+                f"{pixels.min():.1f} to {pixels.max():.1f}",
+                f"{100 * entropy.min():.0f} to {100 * entropy.max():.0f} %",
+            )
+            for layer, (pixels, entropy) in enumerate(zip(distance, study.entropy, strict=True))
+        ]
+        yield from table(rows, "rrr", ("layer", "distance (pixels)", "entropy"), indent=2)
+    if (trust := result.trust) is not None:
         yield ""
-        title = f"explanations on {trust.images:,} pictures"
-        yield f"{title:32}  insertion  deletion"
-        for method, curves in trust.curves.items():
-            areas = f"{curves.insertion_area:>9.3f}  {curves.deletion_area:>8.3f}"
-            yield f"  {method:30}  {areas}"
+        yield f"faithfulness on {trust.images:,} images"
+        rows = [
+            (method, f"{curves.insertion_area:.3f}", f"{curves.deletion_area:.3f}")
+            for method, curves in trust.curves.items()
+        ]
+        yield from table(rows, "lrr", ("method", "insertion", "deletion"), indent=2)
     yield ""
 
 
-def as_json(found: "Inspection") -> dict[str, object]:
-    """What is short enough to be printed; arrays.npz has the rest."""
-    told: dict[str, object] = {"model": found.title, **found.facts}
-    told["pictures"] = [
+def as_json(result: "Inspection") -> dict[str, object]:
+    """Return everything except large arrays, which are in arrays.npz."""
+    values: dict[str, object] = {"model": result.title, **result.facts}
+    values["pictures"] = [
         {"name": look.name, "label": look.label, "classes": dict(look.classes)}
-        for look in found.looks
+        for look in result.looks
     ]
-    if (study := found.study) is not None:
-        told["images"] = study.images
-        told["distance"] = {name: values.tolist() for name, values in study.distance.items()}
-        told["entropy"] = study.entropy.tolist()
-    if (trust := found.trust) is not None:
-        told["insertion"] = {name: c.insertion_area for name, c in trust.curves.items()}
-        told["deletion"] = {name: c.deletion_area for name, c in trust.curves.items()}
-        told["sanity"] = dict(trust.sanity)
-    return told | {"notes": list(found.notes)}
+    if (study := result.study) is not None:
+        values["images"] = study.images
+        values["distance"] = {name: array.tolist() for name, array in study.distance.items()}
+        values["entropy"] = study.entropy.tolist()
+    if (trust := result.trust) is not None:
+        values["insertion"] = {name: c.insertion_area for name, c in trust.curves.items()}
+        values["deletion"] = {name: c.deletion_area for name, c in trust.curves.items()}
+        values["sanity"] = dict(trust.sanity)
+    return values | {"notes": list(result.notes)}

@@ -1,4 +1,4 @@
-"""How a run looks in a terminal while it goes on; plain lines where there is none."""
+"""The view of a training run in a terminal, and plain lines where there is none."""
 
 import sys
 import time
@@ -6,65 +6,51 @@ from collections.abc import Mapping
 from itertools import pairwise
 from math import isfinite
 from textwrap import wrap
-from types import TracebackType
 from typing import Any, Self
 
-from vitrail.cli.text import MANNER
+from vitrail.cli.console import REFRESH_RATE, VERBOSITY, Progress, clock
 from vitrail.formatting import percent
 from vitrail.training.callbacks import Callback
 
-EVERY = 10.0  # seconds between plain lines, growing with the run
-LONGEST_EVERY = 300.0
-PER_SECOND = 4  # times that the view changes
-MOST = 2000  # losses that are remembered; older ones as means of two, of four, …
+MIN_INTERVAL, MAX_INTERVAL = 10.0, 300.0  # seconds between plain lines, growing with the run
+MAX_LOSSES = 2000  # kept for the curve; above it, pairs are averaged
 BARS = "▁▂▃▄▅▆▇█"
-CURVE = 40  # columns of the curve of losses
+CURVE_WIDTH = 40
 
 
 class Live(Callback):
-    """A bar and a few numbers that change in place; `aside`, on standard error.
+    """A progress bar and metrics that are updated in place, on standard error with `stderr`.
 
-    Where there is no terminal it is lines without control codes; rich honors NO_COLOR. With
-    --quiet there is nothing to see.
+    Without a terminal it prints lines without control codes; rich honors NO_COLOR. With --quiet
+    it prints nothing.
     """
 
-    def __init__(self, *, aside: bool = False) -> None:
+    def __init__(self, *, stderr: bool = False) -> None:
         from rich.console import Console
 
-        self.console = Console(stderr=aside, highlight=False, quiet=MANNER.quiet)
-        able = self.console.file.isatty() and not self.console.is_dumb_terminal
-        self.terminal = able and not MANNER.quiet
+        self.console = Console(stderr=stderr, highlight=False, quiet=VERBOSITY.quiet)
+        can_update = self.console.file.isatty() and not self.console.is_dumb_terminal
+        self.terminal = can_update and not VERBOSITY.quiet
         self.view: Any = None
-        self.reading: Any = None  # the progress of feature extraction
+        self.reading: Progress | None = None  # the progress of feature extraction
+        self.begun = self.shown = time.monotonic()
         self.losses: list[float] = []
-        self.verdicts: list[Mapping[str, Any]] = []
+        self.evaluation: Mapping[str, Any] = {}
         self.row: Mapping[str, Any] = {}
-        self.begun = self.told = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.on_train_end()
 
     def log(self, line: str) -> None:
-        self.console.print(self.hanging(line), markup=False, soft_wrap=not self.terminal)
-
-    def hanging(self, line: str) -> str:
-        """On a terminal, what does not fit on a line goes on below it, two letters further in."""
-        if not self.terminal:
-            return line
-        inner = " " * (len(line) - len(line.lstrip()) + 2)
-        return "\n".join(wrap(line, self.console.width, subsequent_indent=inner)) or line
+        if self.terminal:  # wrapped with a hanging indent
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            line = "\n".join(wrap(line, self.console.width, subsequent_indent=indent)) or line
+        self.console.print(line, markup=False, soft_wrap=not self.terminal)
 
     def on_progress(self, done: int, total: int) -> None:
-        from vitrail.cli.progress import Progress
-
         if self.reading is None:
             self.reading = Progress()
         self.reading(done, total)
@@ -72,32 +58,33 @@ class Live(Callback):
             self.reading.done()
 
     def on_train_begin(self, step: int, steps: int) -> None:
+        self.losses, self.evaluation, self.row = [], {}, {}
         if self.terminal:
             from rich.live import Live as View
 
-            self.view = View(self.draw(), console=self.console, refresh_per_second=PER_SECOND)
+            self.view = View(self.draw(), console=self.console, refresh_per_second=REFRESH_RATE)
             self.view.start()
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         self.row = row
-        self.losses = shortened([*self.losses, row["loss"]])
+        self.losses = shorten([*self.losses, row["loss"]])
         now = time.monotonic()
         if self.view is not None:
-            if now - self.told >= 1 / PER_SECOND:
-                self.told = now
+            if now - self.shown >= 1 / REFRESH_RATE:
+                self.shown = now
                 self.view.update(self.draw())
             return
-        wait = min(LONGEST_EVERY, max(EVERY, (now - self.begun) / 20))
-        if now - self.told >= wait or row["step"] == 1:
-            self.told = now
-            self.console.print(plain(row), markup=False, soft_wrap=True)
+        interval = min(MAX_INTERVAL, max(MIN_INTERVAL, (now - self.begun) / 20))
+        if now - self.shown >= interval or row["step"] == 1:
+            self.shown = now
+            self.console.print(step_line(row), markup=False, soft_wrap=True)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        self.verdicts.append(row)
+        self.evaluation = row
         if self.view is not None:
             self.view.update(self.draw())
         else:
-            self.console.print(f"  {verdict(row)}", markup=False, soft_wrap=True)
+            self.console.print(f"  {evaluation_line(row)}", markup=False, soft_wrap=True)
 
     def on_train_end(self) -> None:
         if self.reading is not None:
@@ -109,55 +96,55 @@ class Live(Callback):
         sys.stdout.flush()
 
     def draw(self) -> Any:
-        """The bar, the numbers, the curve."""
+        """The bar, the metrics, the loss curve."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         row = self.row
         if not row:
-            return Text("the first step …", style="dim")
+            return Text("waiting for the first step …", style="dim")
         share = row["step"] / row["steps"]
         head = Table.grid(padding=(0, 1), expand=False)
         head.add_row(
-            ProgressBar(total=1.0, completed=share, width=CURVE),
+            ProgressBar(total=1.0, completed=share, width=CURVE_WIDTH),
             Text(f"{share:4.0%}", style="bold"),
             Text(f"{clock(row['seconds_left'])} left", style="dim"),
         )
-        table = Table.grid(padding=(0, 2))
-        table.add_row(head)
-        numbers = f"loss {row['loss']:.3f}   rate {row['learning_rate']:.1e}"
-        speed = f"{row['images_per_second']:,.0f} pictures/s   {row['image_size']} px"
-        table.add_row(Text(f"{numbers}   {speed}   step {row['step']:,} of {row['steps']:,}"))
-        table.add_row(Text(f"{curve(self.losses)}  loss", style="cyan"))
-        if self.verdicts:
-            table.add_row(Text(verdict(self.verdicts[-1]), style="green"))
-        return table
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row(head)
+        metrics = f"loss {row['loss']:.3f}   lr {row['learning_rate']:.1e}"
+        speed = f"{row['images_per_second']:,.0f} images/s   {row['image_size']} px"
+        grid.add_row(Text(f"{metrics}   {speed}   step {row['step']:,} of {row['steps']:,}"))
+        grid.add_row(Text(f"{curve(self.losses)}  loss", style="cyan"))
+        if self.evaluation:
+            grid.add_row(Text(evaluation_line(self.evaluation), style="green"))
+        return grid
 
 
-def plain(row: Mapping[str, Any]) -> str:
-    """One line for a log."""
+def step_line(row: Mapping[str, Any]) -> str:
+    """`step    120 of 1,000  loss 1.234  lr 3.0e-04  256 images/s  1:05 left`"""
     return (
         f"step {row['step']:>6,} of {row['steps']:,}  loss {row['loss']:.3f}  "
-        f"rate {row['learning_rate']:.1e}  {row['images_per_second']:,.0f} pictures/s  "
+        f"lr {row['learning_rate']:.1e}  {row['images_per_second']:,.0f} images/s  "
         f"{clock(row['seconds_left'])} left"
     )
 
 
-def verdict(row: Mapping[str, Any]) -> str:
+def evaluation_line(row: Mapping[str, Any]) -> str:
     """`val accuracy 91.2 %, loss 0.301, epoch 12.0`"""
-    words = []
+    parts = []
     for key, value in row.items():
-        split, _, what = key.partition("/")
-        if what == "accuracy":
-            words.append(f"{split} accuracy {percent(value)}")
-        elif what == "loss":
-            words.append(f"{'' if words else split + ' '}loss {value:.3f}")
-    return f"{', '.join(words)}, epoch {row['epoch']:.1f}"
+        split, _, metric = key.partition("/")
+        if metric == "accuracy":
+            parts.append(f"{split} accuracy {percent(value)}")
+        elif metric == "loss":
+            parts.append(f"{'' if parts else split + ' '}loss {value:.3f}")
+    return f"{', '.join(parts)}, epoch {row['epoch']:.1f}"
 
 
-def curve(values: list[float], columns: int = CURVE) -> str:
-    """A row of bars, the means of equal stretches."""
+def curve(values: list[float], columns: int = CURVE_WIDTH) -> str:
+    """Draw means over equal parts of the values as a row of bars."""
     values = [value for value in values if isfinite(value)]
     if not values:
         return ""
@@ -169,15 +156,8 @@ def curve(values: list[float], columns: int = CURVE) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def shortened(values: list[float]) -> list[float]:
-    """The same course in half as many values, once there are many."""
-    if len(values) < MOST:
+def shorten(values: list[float]) -> list[float]:
+    """Average pairs of values once there are many."""
+    if len(values) < MAX_LOSSES:
         return values
     return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
-
-
-def clock(seconds: float) -> str:
-    """`1:05` or `2:10:05`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,64 +1,57 @@
-"""`vitrail models`: every name, and how large what it stands for is."""
+"""`vitrail models`: the named architectures and their sizes."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.cli.status import UNMET
+from vitrail.cli.console import table
+from vitrail.cli.options import UNMET
 from vitrail.models.config import BitConfig, Config, VitConfig
 from vitrail.models.registry import CONFIGURATIONS
+
+COLUMNS = ("name", "parameters", "image_size", "tokens", "depth", "width", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the models that have a name."""
+    """List the named architectures."""
 
     like: str = ""
-    """Only names that contain this; case does not matter."""
+    """Only names that contain this text, in upper or lower case."""
     json: bool = False
     """Print one JSON list instead of a table."""
 
     def run(self) -> int:
-        found = {
-            name: config
+        rows = [
+            describe(name, config)
             for name, config in CONFIGURATIONS.items()
             if self.like.lower() in name.lower()
-        }
-        rows = [row(name, config) for name, config in found.items()]
+        ]
         if self.json:
             print(json.dumps(rows, indent=1))
         elif rows:
-            print_table(rows)
+            cells = [[cell(row.get(column)) for column in COLUMNS] for row in rows]
+            head = [column.replace("_", " ") for column in COLUMNS]
+            print(*table(cells, "lrrrrrr", head), sep="\n")
+            print("\nParameters include a head of 1000 classes, at the image size shown.")
+            print('In Python: vitrail.create("ViT-B/16", num_classes=10)')
         else:
             print(f"no name contains {self.like!r}; `vitrail models` lists all")
         return 0 if rows else UNMET
 
 
-def row(name: str, config: Config) -> dict[str, Any]:
+def describe(name: str, config: Config) -> dict[str, Any]:
     from vitrail.models.vit import build
 
-    size = config.image_size
-    facts: dict[str, Any] = {
+    row: dict[str, Any] = {
         "name": name,
         "parameters": sum(p.numel() for p in build(config).parameters()),
-        "image_size": size,
+        "image_size": config.image_size,
     }
     if isinstance(config, BitConfig):
-        return facts | {"depth": sum(config.blocks), "width": config.num_features}
-    facts |= {"depth": config.depth, "width": config.width, "tokens": config.num_tokens}
-    return facts | ({"heads": config.heads} if isinstance(config, VitConfig) else {})
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    columns = ("name", "parameters", "image_size", "tokens", "depth", "width", "heads")
-    cells = [[column.replace("_", " ") for column in columns]]
-    cells += [[cell(facts.get(column)) for column in columns] for facts in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for name, *numbers in cells:
-        aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        print("   ".join([name.ljust(widths[0]), *aligned]).rstrip())
-    print('\nIn Python: vitrail.create("ViT-B/16", num_classes=10)')
-    print("Parameters are counted with a head of 1000 classes, at the image size shown.")
+        return row | {"depth": sum(config.blocks), "width": config.num_features}
+    row |= {"depth": config.depth, "width": config.width, "tokens": config.num_tokens}
+    return row | ({"heads": config.heads} if isinstance(config, VitConfig) else {})
 
 
 def cell(value: Any) -> str:

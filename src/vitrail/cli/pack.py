@@ -1,38 +1,36 @@
-"""`vitrail pack`: a data set into a few large files that are fast to read and to copy."""
+"""`vitrail pack`: a dataset as .tar shards, which are fast to read and to copy."""
 
 import json
 from dataclasses import dataclass
 
-from vitrail.cli.arguments import DataOptions, DataReference, FolderToWrite
-from vitrail.cli.text import printable, tell
+from vitrail.cli.console import log, printable
+from vitrail.cli.options import DataOptions, DataReference, FolderToWrite, Json
 from vitrail.formatting import MIB, byte_size
 
-MAX_BYTES = 256 * MIB  # that of data/tar_shards.py, which imports more than an option should
-MOST_NAMED = 20  # files that were left out; the others are counted
+MAX_BYTES = 256 * MIB  # as in data/tar_shards.py, which imports more than options should
+MAX_NAMES = 20  # of skipped files; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack(DataOptions):
-    """Write a data set as .tar shards in WebDataset layout; pictures are copied as they are.
+    """Write a dataset as .tar shards in WebDataset layout; image files are copied unchanged.
 
-    Files that are no images are left out and named."""
+    Files that are not images are skipped and named."""
 
     source: DataReference
-    """What to pack: a folder of class folders, a list, .npz, builtin:sign-digits or another."""
     destination: FolderToWrite
-    """The folder to write the shards into."""
+    """Folder for the shards."""
     split: str | None = None
-    """Pack this split only; "all" puts everything together."""
+    """Pack only this split; "all" merges all splits."""
     max_bytes: int = MAX_BYTES
-    """The size at which the next shard begins."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Size at which the next shard begins."""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.data.tar_shards import pack
 
         splits: dict[str, dict[str, int]] = {}
-        left_out: list[str] = []
+        skipped: list[str] = []
         for shard in pack(
             self.source, self.destination, split=self.split, max_bytes=self.max_bytes
         ):
@@ -40,16 +38,16 @@ class Pack(DataOptions):
             counts["shards"] += 1
             counts["samples"] += shard.samples
             counts["bytes"] += shard.bytes
-            left_out += shard.skipped
+            skipped += shard.skipped
             if not self.json:
-                tell(f"{shard.path}  {shard.samples:,} pictures  {byte_size(shard.bytes)}")
+                log(f"{shard.path}  {shard.samples:,} images  {byte_size(shard.bytes)}")
         if self.json:
-            done = {"destination": str(self.destination), "splits": splits, "left_out": left_out}
+            done = {"destination": str(self.destination), "splits": splits, "left_out": skipped}
             print(json.dumps(done, indent=1))
             return
-        for name in left_out[:MOST_NAMED]:
-            print(printable(f"left out, not an image: {name}"))
-        if len(left_out) > MOST_NAMED:
-            print(f"left out, not images: {len(left_out) - MOST_NAMED:,} more; --json lists all")
+        for name in skipped[:MAX_NAMES]:
+            print(printable(f"skipped, not an image: {name}"))
+        if len(skipped) > MAX_NAMES:
+            print(f"skipped, not images: {len(skipped) - MAX_NAMES:,} more; --json lists all")
         counted = ", ".join(f"{counts['samples']:,} {split}" for split, counts in splits.items())
-        print(f"done: {self.destination} ({counted}); it can be given wherever a data set can")
+        print(f"done: {self.destination} ({counted}); use the folder wherever DATA is expected")

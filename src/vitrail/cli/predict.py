@@ -1,4 +1,4 @@
-"""`vitrail predict`: what a model says about pictures."""
+"""`vitrail predict`: classify images."""
 
 import csv
 import json
@@ -6,17 +6,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BufferedReader, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.status import UNMET
-from vitrail.cli.text import MANNER, WIDTH, aside, printable
+from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log_stderr, printable
+from vitrail.cli.options import UNMET, DataOptions, Device, Preset, RunnableModel
 from vitrail.errors import ConfigError, DataError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import truncate
@@ -25,53 +23,56 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
     from vitrail.prediction.results import Prediction
 
-BAR = 24  # letters of the longest bar
-FEW = 3  # pictures up to which each has its bars
-NAME, LABEL = 30, 16  # letters of a column
-WORTH = 0.01  # probability from which a guess is worth a word in the table
-MOST_ERRORS = 20  # that are named; the others are counted
+FEW = 3  # images up to which each prediction is shown as bars
+BAR_WIDTH = 24
+NAME_WIDTH, LABEL_WIDTH = 30, 16
+MIN_PROBABILITY = 0.01  # of other classes in the table
+MAX_ERRORS = 20  # that are named; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(DataOptions):
-    """Say what pictures show: files, folders, patterns, or a list on standard input."""
+    """Classify images: files, folders, glob patterns, or a list on standard input."""
 
-    model: ModelReference
-    """A bundle, a file of weights, hf:owner/name, or an .onnx file of `vitrail export`."""
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
-    """Files, folders, patterns in quotes; `-` takes a list of paths, or a picture, from standard
+    model: RunnableModel
+    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES")]
+    """Files, folders, quoted glob patterns; - reads a list of paths, or one image, from standard
     input."""
     top: int = 5
-    """How many classes to tell."""
+    """Number of classes per image."""
     threshold: float | None = None
-    """Abstain below this probability. Of a model whose classes may come together, those from here
-    on apply; 0.5 unless you say otherwise."""
+    """Abstain below this probability. For a multi-label model: the probability from which a class
+    applies (default: 0.5)."""
     csv: bool = False
-    """A table for other programs."""
+    """Print CSV."""
     json: bool = False
-    """One JSON object on a line for each picture."""
+    """Print one JSON object per image and line."""
     features: Path | None = None
-    """Write the vector of each picture to this .npz, in place of answers."""
+    """Write the feature vectors to this .npz file instead of predicting classes."""
     preprocessing: Preset = None
     engine: EngineKind | None = None
-    """What computes; auto measures for two seconds and takes the fastest. torch unless you say."""
+    """Inference engine (default: torch); auto benchmarks for two seconds and takes the fastest."""
     merge: int = 0
-    """Tokens to merge in each layer of a Vision Transformer: faster, a little less accurate."""
+    """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate."""
     data: str | None = None
-    """For int8: pictures with labels, to measure what it loses; else those of the training."""
+    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
     max_drop: float = MOST_DROP
-    """For int8: the largest share of accuracy that it may lose."""
+    """int8: largest accepted drop in accuracy, as a fraction."""
     batch_size: int = 16
-    """Pictures at once."""
-    device: str = ""
-    """cpu, cuda, mps; chosen if not given."""
+    """Images per batch."""
+    device: Device = ""
 
     def run(self) -> int:
         from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor, find_images
 
-        self.check()
-        if isinstance(sys.stdout, TextIOWrapper):  # names of files may be any bytes
+        if not self.pictures:
+            raise ConfigError("no images given; pass files, folders, or - for a list")
+        if sum((self.csv, self.json, self.features is not None)) > 1:
+            raise ConfigError("--csv, --json and --features exclude each other; pass one of them")
+        if self.features is not None and self.features.suffix != ".npz":
+            raise ConfigError(f"--features {self.features} must end in .npz")
+        if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
             sys.stdout.reconfigure(errors="surrogateescape")
         predictor = Predictor(
             self.model,
@@ -80,135 +81,119 @@ class Predict(DataOptions):
             preprocessing=self.preprocessing,
             guard=AccuracyGuard(data=self.data, max_drop=self.max_drop),
             device=self.device,
-            log=aside,
+            log=log_stderr,
         )
-        pictures: Iterable[Any] = find_images(self.pictures, standard_input)
-        printed = self.features is None and sys.stdout.isatty()  # there, the lines are progress
-        tally = Tally(engine=predictor.engine.name, progress=None if printed else Progress())
+        images: Iterable[Any] = find_images(self.pictures, standard_input)
+        total = None  # unknown for standard input
         if "-" not in self.pictures:
-            pictures = list(pictures)
-            tally.total = len(pictures)
-        with tally.progress or nullcontext():
+            images = list(images)
+            total = len(images)
+        # On a terminal, the printed predictions show the progress.
+        printed = self.features is None and sys.stdout.isatty()
+        counter = Counter(total, None if printed else Progress())
+        with counter.progress or nullcontext():
             if self.features is not None:
-                self.write_features(predictor, pictures, tally)
+                self.write_features(predictor, images, counter, self.features)
             else:
-                answers = predictor.stream(
-                    pictures, top=self.top, threshold=self.threshold, batch_size=self.batch_size
+                predictions = counter.count_all(
+                    predictor.stream(
+                        images, top=self.top, threshold=self.threshold, batch_size=self.batch_size
+                    )
                 )
-                for line in self.written(tally.watch(answers), tally):
+                if self.csv:
+                    lines = csv_lines(predictions, self.top)
+                elif self.json:
+                    lines = map(json_line, predictions)
+                elif total is not None and total <= FEW:
+                    lines = bar_lines(predictions)
+                else:
+                    lines = table_lines(predictions)
+                for line in lines:
                     print(line)
         sys.stdout.flush()
-        for line in tally.lines():
+        for line in counter.summary(predictor.engine.name):
             print(line, file=sys.stderr if self.csv or self.json else sys.stdout)
-        return UNMET if tally.errors else 0
-
-    def check(self) -> None:
-        if not self.pictures:
-            raise ConfigError("predict what? Name pictures, folders, or - for a list")
-        if sum((self.csv, self.json, self.features is not None)) > 1:
-            raise ConfigError("--csv, --json and --features are three ways to answer; give one")
-        if self.features is not None and self.features.suffix != ".npz":
-            raise ConfigError(f"--features {self.features} must end in .npz")
-
-    def written(self, answers: Iterator["Prediction"], tally: "Tally") -> Iterator[str]:
-        """What is printed: for programs or for people."""
-        if self.csv:
-            return as_csv(answers, self.top)
-        if self.json:
-            return (as_json(answer) for answer in answers)
-        return (
-            as_bars(answers)
-            if tally.total is not None and tally.total <= FEW
-            else as_table(answers)
-        )
+        return UNMET if counter.errors else 0
 
     def write_features(
-        self, predictor: "Predictor", pictures: Iterable[Any], tally: "Tally"
+        self, predictor: "Predictor", images: Iterable[Any], counter: "Counter", path: Path
     ) -> None:
-        """The vectors of all pictures that can be read, and what those are called."""
+        """Write the features and names of all readable images."""
         import numpy as np
 
         from vitrail.data.storage import atomic_path
 
-        assert self.features is not None
         names: list[str] = []
         rows = []
-        for batch in predictor.run_batches(pictures, batch_size=self.batch_size, features=True):
+        for batch in predictor.run_batches(images, batch_size=self.batch_size, features=True):
             for name, error in zip(batch.names, batch.errors, strict=True):
-                tally.count(name, error, sure=True)
+                counter.count(name, error)
                 if not error:
                     names.append(name)
             if batch.outputs is not None:
                 rows.append(batch.outputs.numpy())
-        if tally.progress is not None:
-            tally.progress.done()
+        if counter.progress is not None:
+            counter.progress.done()
         if not rows:
             return
         vectors = np.concatenate(rows)
-        with atomic_path(self.features) as temporary, temporary.open("wb") as file:
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.savez(file, features=vectors, names=np.array(names))
-        print(f"{len(names):,} vectors of {vectors.shape[1]:,} numbers: {self.features}")
+        print(f"done: {path} ({len(names):,} vectors, {vectors.shape[1]:,} features)")
 
 
-@dataclass
-class Tally:
-    """How many pictures there were, and what became of them."""
+class Counter:
+    """Counts images, unreadable images and abstentions."""
 
-    engine: str
-    total: int | None = None  # not known of a list that comes in
-    pictures: int = 0
-    errors: int = 0
-    named: list[str] = field(default_factory=list)  # the first of them, and why
-    unsure: int = 0
-    begun: float = field(default_factory=time.monotonic)
-    progress: Progress | None = None
+    def __init__(self, total: int | None, progress: Progress | None) -> None:
+        self.total, self.progress = total, progress
+        self.images = self.errors = self.abstained = 0
+        self.messages: list[str] = []  # of the first errors
+        self.begun = time.monotonic()
 
-    def watch(self, answers: Iterable["Prediction"]) -> Iterator["Prediction"]:
-        for answer in answers:
-            self.count(answer.name, answer.error, sure=bool(answer.labels))
-            yield answer
+    def count_all(self, predictions: Iterable["Prediction"]) -> Iterator["Prediction"]:
+        for prediction in predictions:
+            self.count(prediction.name, prediction.error, abstained=not prediction.labels)
+            yield prediction
 
-    def count(self, name: str, error: str, *, sure: bool) -> None:
-        self.pictures += 1
+    def count(self, name: str, error: str, *, abstained: bool = False) -> None:
+        self.images += 1
         if error:
             self.errors += 1
-            if len(self.named) < MOST_ERRORS:
-                self.named.append(f"{name}: {error}")
-        elif not sure:
-            self.unsure += 1
+            if len(self.messages) < MAX_ERRORS:
+                self.messages.append(f"{name}: {error}")
+        elif abstained:
+            self.abstained += 1
         if self.progress is not None:
-            self.progress(self.pictures, self.total)
+            self.progress(self.images, self.total)
 
-    def lines(self) -> Iterator[str]:
-        """The end: what could not be read, how many there were, and how fast it went."""
+    def summary(self, engine: str) -> Iterator[str]:
         seconds = time.monotonic() - self.begun
         if self.errors:
-            yield f"{self.errors:,} of {self.pictures:,} could not be read:"
-            for told in self.named:
-                yield printable(f"  {told}")  # not wrapped: a path in two parts cannot be copied
-            if self.errors > len(self.named):
-                yield f"  and {self.errors - len(self.named):,} more"
-        if self.pictures > FEW and not MANNER.quiet:
-            unsure = f", not sure of {self.unsure:,}" if self.unsure else ""
-            pace = f"{self.pictures / max(seconds, 1e-9):,.0f} a second"
-            yield f"{self.pictures:,} pictures{unsure}, {pace} with {self.engine}"
+            yield f"{self.errors:,} of {self.images:,} images are unreadable:"
+            for message in self.messages:
+                yield printable(f"  {message}")  # not wrapped, so that paths can be copied
+            if self.errors > len(self.messages):
+                yield f"  and {self.errors - len(self.messages):,} more"
+        if self.images > FEW and not VERBOSITY.quiet:
+            abstained = f", {self.abstained:,} abstentions" if self.abstained else ""
+            speed = f"{self.images / max(seconds, 1e-9):,.0f} images/s"
+            yield f"{self.images:,} images{abstained}, {speed} ({engine})"
 
 
 def standard_input() -> BufferedReader:
-    """What comes in, as bytes."""
     if sys.stdin is None:
-        raise DataError("nothing can come in: standard input is closed")
+        raise DataError("standard input is closed; pass files or folders instead of -")
     return cast(BufferedReader, sys.stdin.buffer)
 
 
-def as_csv(answers: Iterable["Prediction"], top: int) -> Iterator[str]:
-    """A line for each picture; what it is decided to be, then the guesses."""
+def csv_lines(predictions: Iterable["Prediction"], top: int) -> Iterator[str]:
     columns = [f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability")]
     yield csv_line(["picture", "answer", *columns, "error"])
-    for answer in answers:
-        guesses = [x for guess in answer.guesses for x in (guess.label, f"{guess.probability:.6g}")]
+    for one in predictions:
+        guesses = [x for guess in one.guesses for x in (guess.label, f"{guess.probability:.6g}")]
         guesses += [""] * (2 * top - len(guesses))
-        yield csv_line([answer.name, ";".join(answer.labels), *guesses, answer.error])
+        yield csv_line([one.name, ";".join(one.labels), *guesses, one.error])
 
 
 def csv_line(values: Iterable[str]) -> str:
@@ -217,42 +202,38 @@ def csv_line(values: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def as_json(answer: "Prediction") -> str:
-    guesses = [{"label": label, "probability": chance} for label, chance in answer.guesses]
-    told = {"picture": answer.name, "labels": list(answer.labels), "guesses": guesses}
-    return json.dumps(told | {"error": answer.error or None})
+def json_line(prediction: "Prediction") -> str:
+    guesses = [{"label": label, "probability": p} for label, p in prediction.guesses]
+    values = {"picture": prediction.name, "labels": list(prediction.labels), "guesses": guesses}
+    return json.dumps(values | {"error": prediction.error or None})
 
 
-def as_bars(answers: Iterable["Prediction"]) -> Iterator[str]:
-    """A few pictures: every guess with its bar."""
-    for answer in answers:
-        if answer.error:
-            continue  # it is named at the end
-        unsure = "" if answer.labels else "   not sure"
-        yield printable(f"{answer.name}{unsure}")
-        width = min(NAME, max(len(guess.label) for guess in answer.guesses))
-        for label, chance in answer.guesses:
-            bar = "█" * round(BAR * chance) or "▏"
-            yield f"  {truncate(label, width):{width}}  {100 * chance:5.1f} %  {bar}"
-
-
-def as_table(answers: Iterable["Prediction"]) -> Iterator[str]:
-    """Many pictures: one line each, with the answer and what else it might be."""
-    yield f"{'picture':{NAME}}  {'answer':{LABEL}}          what else"
-    for answer in answers:
-        name = cut_left(printable(answer.name), NAME)
-        if answer.error:
-            yield f"{name:{NAME}}  (cannot be read)"
+def bar_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
+    """Each class of a few images, with a bar; unreadable images are in the summary."""
+    for one in predictions:
+        if one.error:
             continue
-        label = truncate(", ".join(answer.labels) or "(not sure)", LABEL)
-        line = f"{name:{NAME}}  {label:{LABEL}} {100 * answer.probability:5.1f} % "
-        for other, chance in answer.guesses:
-            more = f" {other} {100 * chance:.0f} %"
-            if other not in answer.labels and chance >= WORTH and len(line) + len(more) <= WIDTH:
+        yield printable(f"{one.name}{'' if one.labels else '   (abstained)'}")
+        width = min(NAME_WIDTH, max(len(guess.label) for guess in one.guesses))
+        for label, p in one.guesses:
+            bar = "█" * round(BAR_WIDTH * p) or "▏"
+            yield printable(f"  {truncate(label, width):{width}}  {100 * p:5.1f} %  {bar}")
+
+
+def table_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
+    """One line per image, as it arrives."""
+    yield f"{'image':{NAME_WIDTH}}  {'prediction':{LABEL_WIDTH}}          other classes"
+    for one in predictions:
+        name = printable(one.name)
+        if len(name) > NAME_WIDTH:  # the end of a path is what distinguishes it
+            name = f"…{name[1 - NAME_WIDTH :]}"
+        if one.error:
+            yield f"{name:{NAME_WIDTH}}  (unreadable)"
+            continue
+        label = truncate(", ".join(one.labels) or "(abstained)", LABEL_WIDTH)
+        line = f"{name:{NAME_WIDTH}}  {label:{LABEL_WIDTH}} {100 * one.probability:5.1f} % "
+        for other, p in one.guesses:
+            more = f" {other} {100 * p:.0f} %"
+            if other not in one.labels and p >= MIN_PROBABILITY and len(line) + len(more) <= WIDTH:
                 line += more
-        yield line.rstrip()
-
-
-def cut_left(text: str, width: int) -> str:
-    """The end of a path is what tells it from others."""
-    return text if len(text) <= width else f"…{text[1 - width :]}"
+        yield printable(line.rstrip())

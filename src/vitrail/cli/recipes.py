@@ -1,38 +1,33 @@
-"""`vitrail recipes`: the training recipes that come along."""
+"""`vitrail recipes`: the built-in training recipes."""
 
 import json
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import indent, wrap
 
-from vitrail.cli.status import UNMET
+from vitrail.cli.console import WIDTH
+from vitrail.cli.options import UNMET, Json
 from vitrail.training.recipes import recipe_names, summary
-
-INDENT = "    "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes:
-    """List the recipes that `train` and `finetune` can begin with."""
+    """List the recipes for `vitrail train` and `vitrail finetune`."""
 
     like: str = ""
-    """Only names that contain this; case does not matter."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
+    """Only names that contain this text, in upper or lower case."""
+    json: Json = False
 
     def run(self) -> int:
-        found = {
+        summaries = {
             name: summary(name) for name in recipe_names() if self.like.lower() in name.lower()
         }
         if self.json:
-            print(json.dumps(found, indent=1))
-        elif not found:
+            print(json.dumps(summaries, indent=1))
+        elif not summaries:
             print(f"no name contains {self.like!r}; `vitrail recipes` lists all")
         else:
-            for name, words in found.items():
-                print(
-                    name,
-                    *wrap(words, 80, initial_indent=INDENT, subsequent_indent=INDENT),
-                    sep="\n",
-                )
-            print("\nvitrail train DATA --recipe NAME; --print-settings shows what is in one")
-        return 0 if found else UNMET
+            for name, text in summaries.items():
+                print(name, indent("\n".join(wrap(text, WIDTH - 4)), "    "), sep="\n")
+            print("\nUse one with: vitrail train DATA --recipe NAME")
+            print("Show its settings with: vitrail train --recipe NAME --print-settings")
+        return 0 if summaries else UNMET

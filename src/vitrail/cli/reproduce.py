@@ -9,9 +9,17 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import vitrail
-from vitrail.cli.arguments import DataOptions
-from vitrail.cli.live import clock
-from vitrail.cli.text import MANNER, WIDTH, aside, paragraph, printable, tell
+from vitrail.cli.console import (
+    VERBOSITY,
+    WIDTH,
+    clock,
+    log,
+    log_stderr,
+    paragraph,
+    printable,
+    table,
+)
+from vitrail.cli.options import DataOptions
 from vitrail.errors import ConfigError, unknown
 from vitrail.formatting import percent
 
@@ -118,22 +126,14 @@ class Reproduce(DataOptions):
         if self.json:
             print(json.dumps(to_dict(report)))
             return
-        from rich.console import Console
-        from rich.table import Table
-
-        console = Console(width=WIDTH, highlight=False, markup=False, emoji=False, no_color=True)
         blocks = [heading(report), f"Paper: {report.claim}", f"Method: {report.method}"]
         for block in blocks:
             print(*paragraph(block), sep="\n")
         for content in report.tables:
             print("", *paragraph(content.caption), "", sep="\n")
-            grid = Table(box=None, pad_edge=False, padding=(0, 1))
             right = numeric_columns(content.rows, len(content.head))
-            for title, is_number in zip(content.head, right, strict=True):
-                grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
-            for row in content.rows:
-                grid.add_row(*row)
-            console.print(grid)
+            align = "".join("r" if is_number else "w" for is_number in right)
+            print(*table(content.rows, align, content.head), sep="\n")
         print("", *paragraph(f"Result: {report.result}"), sep="\n")
         print(f"Verdict: {report.verdict}")
 
@@ -142,7 +142,7 @@ class Reproduce(DataOptions):
         if result.accuracy is not None:
             text = f"test {percent(result.accuracy)}, {text}"
         line = f"  {printable(name)}: {text}, {result.seconds:.0f} s"
-        (aside if self.json else tell)(line)
+        (log_stderr if self.json else log)(line)
 
 
 class ProgressLine:
@@ -152,7 +152,7 @@ class ProgressLine:
         self.last: Any = None
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
-        if MANNER.quiet:
+        if VERBOSITY.quiet:
             return
         line = f"{done} of {total} runs finished"
         if done < total:

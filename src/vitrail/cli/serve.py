@@ -1,4 +1,4 @@
-"""`vitrail serve`: a model over HTTP, and a page to try it."""
+"""`vitrail serve`: models over HTTP, with a web page to try them."""
 
 import os
 from dataclasses import dataclass
@@ -7,79 +7,81 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, Preset
-from vitrail.cli.text import MANNER, tell
+from vitrail.cli.console import VERBOSITY, log
+from vitrail.cli.options import DataOptions, Device, Preset
 from vitrail.errors import ConfigError
 from vitrail.export.kinds import MOST_DROP, EngineKind
 from vitrail.formatting import MIB
 from vitrail.serving.config import MAX_PIXELS
 
-MODEL = tyro.conf.arg(metavar="MODEL|NAME=MODEL")
 TOKEN = "VITRAIL_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(DataOptions):
-    """Answer pictures over HTTP; open its address in a browser to try it."""
+    """Serve models over HTTP; open the address in a browser to try them."""
 
-    models: Annotated[tyro.conf.Positional[tuple[str, ...]], MODEL]
-    """Bundles, files of weights, hf:owner/name, or .onnx files; the first is meant by default."""
+    models: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL|NAME=MODEL")
+    ]
+    """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model."""
     host: str = "127.0.0.1"
-    """0.0.0.0 lets other machines in; then give a --token."""
+    """Address to bind; 0.0.0.0 admits other machines: pass a --token then."""
     port: int = 8000
-    """0 takes any that is free."""
+    """Port; 0 takes any free one."""
     preprocessing: Preset = None
     engine: EngineKind | None = None
-    """What runs the models: torch unless told otherwise; auto measures and takes the fastest."""
+    """Inference engine (default: torch); auto benchmarks and takes the fastest."""
     merge: int = 0
-    """Tokens to merge in each layer, for more speed at a small loss; torch only."""
+    """Tokens merged per layer (ToMe): faster, slightly less accurate; torch only."""
     data: str | None = None
-    """For int8: pictures with labels, to measure what it loses; else those of the training."""
+    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
     max_drop: float = MOST_DROP
-    """For int8: the largest share of accuracy that it may lose."""
-    device: str = ""
-    """cpu, cuda, mps; chosen if not given."""
+    """int8: largest accepted drop in accuracy, as a fraction."""
+    device: Device = ""
     batch: int = 0
-    """Pictures at once at most; 0 measures what is best."""
+    """Maximum batch size; 0 measures the best."""
     queue: int = 256
-    """Pictures that may wait; who comes when it is full gets status 503."""
+    """Maximum number of queued images; requests beyond it get status 503."""
     timeout: float = 30.0
-    """Seconds for a request to arrive, and again to be answered."""
+    """Seconds to receive a request, and seconds to process it."""
     grace: float = 30.0
-    """Seconds to finish what has begun, when told to stop."""
+    """Seconds to finish open requests at shutdown."""
     watchdog: float = 120.0
-    """Seconds after which a batch, explanation or lesson counts as stuck and its thread is
-    replaced; at least --timeout. With three stuck threads, or one for five times as long, the
-    server ends with status 70, to be restarted."""
+    """Seconds after which a batch, explanation or teaching request is considered stuck and its
+    thread is replaced; at least --timeout. With three stuck threads, or one for five times as long,
+    the server exits with status 70, to be restarted."""
     max_megabytes: float = 20.0
-    """Size of a request."""
-    max_pictures: int = 64
-    """Pictures in a request."""
+    """Maximum size of a request."""
+    max_images: int = 64
+    """Maximum number of images per request."""
     max_pixels: int = MAX_PIXELS
-    """Pixels of a picture."""
+    """Maximum number of pixels per image."""
     token: str | None = None
-    """What clients must show; better given in the environment, as VITRAIL_TOKEN."""
+    """Bearer token that clients must send; prefer the environment variable VITRAIL_TOKEN."""
     allow_origin: tuple[str, ...] = ()
-    """Web sites whose pages may ask, such as https://example.org."""
+    """Origins that may send requests from a browser (CORS), such as https://example.org."""
     allow_host: tuple[str, ...] = ()
-    """Host names to answer to, such as example.org behind a proxy. Without a token, only IP
-    addresses and the machine's own names are accepted besides (DNS rebinding)."""
+    """Accepted Host headers, such as example.org behind a proxy. Without a token, only IP addresses
+    and the machine's own names are accepted otherwise (DNS rebinding)."""
     allow_teach: bool = False
-    """Let clients teach classes by a few pictures."""
+    """Let clients teach classes from a few images."""
     teach_to: Path | None = None
-    """A folder to keep what was taught, as a bundle; the model's own only if it remembers."""
+    """Folder where taught classes are saved as a bundle; may be the model's own if it stores
+    training statistics."""
     using: str | None = None
-    """For teaching: pictures of the classes a model knows, where it does not remember any."""
+    """Teaching: dataset with images of the existing classes, if the model stores no statistics."""
     examples: str = ""
-    """Data to take pictures to try from, or none. If not given: the data a model was trained on,
-    while only this machine can ask."""
+    """Dataset for the example images on the web page, or none (default: the training data, while
+    only this machine can connect)."""
     log: Literal["text", "json", "off"] = "text"
-    """A line for each request, on standard error."""
+    """Format of the access log on standard error."""
 
     def run(self) -> None:
         if self.merge and self.allow_teach:
             raise ConfigError(
-                "--merge changes the features that classes are taught by; leave it or --allow-teach"
+                "--merge changes the features that classes are taught from; omit --merge or "
+                "--allow-teach"
             )
         from vitrail.prediction.engines import AccuracyGuard
         from vitrail.prediction.predictor import Predictor
@@ -99,19 +101,18 @@ class Serve(DataOptions):
             batch_size=self.batch,
             grace=self.grace,
             watchdog=self.watchdog,
-            log="off" if MANNER.quiet else self.log,
+            log="off" if VERBOSITY.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MIB),
-                images=self.max_pictures,
+                images=self.max_images,
                 pixels=self.max_pixels,
                 queue=self.queue,
                 timeout=self.timeout,
             ),
         )
-
         guard = AccuracyGuard(data=self.data, max_drop=self.max_drop)
 
-        def opened(reference: str) -> Predictor:
+        def open_predictor(reference: str) -> Predictor:
             return Predictor(
                 reference,
                 engine=self.engine or "",
@@ -119,11 +120,11 @@ class Serve(DataOptions):
                 preprocessing=self.preprocessing,
                 guard=guard,
                 device=self.device,
-                log=tell,
+                log=log,
             )
 
-        serve(parse_models(self.models), config, predictor=opened, log=say)
+        serve(parse_models(self.models), config, predictor=open_predictor, log=print_now)
 
 
-def say(line: str) -> None:
+def print_now(line: str) -> None:
     print(line, flush=True)

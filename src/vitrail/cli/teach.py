@@ -1,4 +1,4 @@
-"""`vitrail teach`: classes from a handful of pictures, in seconds."""
+"""`vitrail teach`: add classes from a few images, in seconds."""
 
 import json
 from collections.abc import Iterator
@@ -8,48 +8,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, ModelReference, Preset
-from vitrail.cli.progress import Progress
-from vitrail.cli.text import paragraph, printable
+from vitrail.cli.console import Progress, paragraph, print_lines
+from vitrail.cli.options import DataOptions, Device, Json, ModelReference, Preset
 from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.probing.teaching import Taught
 
-CLASS = tyro.conf.arg(metavar="CLASS=PICTURES")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Teach(DataOptions):
-    """Add classes to a model, or replace some, by a few pictures of each."""
+    """Add classes to a model, or replace classes, from a few images of each."""
 
     model: ModelReference
-    """A bundle, a file of weights, or hf:owner/name."""
-    classes: Annotated[tyro.conf.Positional[tuple[str, ...]], CLASS]
-    """thumb=folder, or thumb=picture.jpg; the same class may come more than once."""
+    classes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CLASS=IMAGES")]
+    """thumb=folder or thumb=image.jpg; repeat a class to add more images."""
     out: Path | None = None
-    """The bundle to write; without it, a bundle that remembers what it has seen is changed."""
+    """Bundle to write. Without it, a bundle that stores its training statistics is updated."""
     using: str | None = None
-    """A data set with pictures of the classes the model knows, where it does not remember any."""
+    """Dataset with images of the model's existing classes, if it stores no statistics of them."""
     only: bool = False
-    """Leave the classes behind that the model knows, and learn just these."""
+    """Drop the model's existing classes."""
     preprocessing: Preset = None
     overwrite: bool = False
-    """Replace the model that --out holds."""
-    device: str = ""
-    """cpu, cuda, mps; chosen if not given."""
-    json: bool = False
-    """Print one JSON object instead of words."""
+    """Replace the model in --out."""
+    device: Device = ""
+    json: Json = False
 
     def run(self) -> None:
         from vitrail.probing.teaching import teach
 
-        places = as_places(self.classes)
+        images: dict[str, list[str]] = {}
+        for word in self.classes:
+            name, equals, path = word.partition("=")
+            if not (name.strip() and equals and path):
+                raise ConfigError(f"{word!r} is not CLASS=IMAGES, such as thumb=folder")
+            images.setdefault(name.strip(), []).append(path)
         with Progress() as progress:
             taught = teach(
                 self.model,
-                places,
+                images,
                 self.out,
                 using=self.using,
                 only=self.only,
@@ -60,32 +59,20 @@ class Teach(DataOptions):
             )
         if self.json:
             print(json.dumps(asdict(taught) | {"folder": str(taught.folder)}, indent=1))
-            return
-        for line in report(taught):
-            print(printable(line))
-
-
-def as_places(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """Each class and where its pictures are, of words such as thumb=folder."""
-    places: dict[str, list[str]] = {}
-    for word in words:
-        name, equals, place = word.partition("=")
-        if not (name.strip() and equals and place):
-            raise ConfigError(f"{word!r} names no class with pictures; write thumb=folder")
-        places.setdefault(name.strip(), []).append(place)
-    return places
+        else:
+            print_lines(report(taught))
 
 
 def report(taught: "Taught") -> Iterator[str]:
-    for name, pictures in taught.pictures.items():
-        how = "learned anew" if name in taught.replaced else "learned"
-        yield f"{name}: {how} from {pictures:,} picture{'s' * (pictures != 1)}"
+    for name, count in taught.pictures.items():
+        verb = "replaced" if name in taught.replaced else "added"
+        yield f"{name}: {verb}, {count:,} image{'s' * (count != 1)}"
     for note in taught.notes:
         yield from paragraph(f"  note: {note}", 4)
-    for name, why in taught.skipped.items():
-        yield from paragraph(f"  not read: {name}: {why}", 4)
-    yield f"it tells {len(taught.classes):,} classes apart now"
+    for name, reason in taught.skipped.items():
+        yield from paragraph(f"  unreadable: {name}: {reason}", 4)
+    accuracy = ""
     if taught.accuracy is not None:
-        right = percent(taught.accuracy)
-        yield f"with each of its pictures left out in turn, {right} are right"
+        accuracy = f", leave-one-out accuracy {percent(taught.accuracy)}"
+    yield f"{len(taught.classes):,} classes{accuracy}"
     yield f"done in {duration(taught.seconds)}: {taught.folder}"

@@ -1,21 +1,20 @@
-"""`vitrail train` and `vitrail finetune`: pictures → a bundle."""
+"""`vitrail train` and `vitrail finetune`: a dataset → a bundle."""
 
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import tyro
 
-from vitrail.cli.arguments import DataOptions, DataReference
-from vitrail.cli.status import STOPPED
-from vitrail.cli.text import MANNER, accuracy_line
+from vitrail.cli.console import VERBOSITY, accuracy_line, paragraph, print_lines, table
+from vitrail.cli.options import STOPPED, DataOptions, DataReference
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError
-from vitrail.formatting import duration
+from vitrail.formatting import duration, percent
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.recipes import (
     ALTERNATIVES,
@@ -29,46 +28,46 @@ from vitrail.training.recipes import (
 )
 
 if TYPE_CHECKING:
+    from vitrail.training.adapt import SearchResult
     from vitrail.training.trainer import Result
 
 BEGUN = time.monotonic()  # a time budget includes the time that importing takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(DataOptions):
-    """What both commands take."""
+class TrainingOptions(DataOptions):
+    """Options of both commands."""
 
     data: DataReference = ""
-    """A folder of class folders, a list, .tar or .npz files, builtin:sign-digits or another."""
     out: Path | None = None
-    """The run's folder; without it, a new one in runs/."""
+    """Folder of the run (default: a new one in runs/)."""
     recipe: str = ""
-    """Settings to begin with: one that `vitrail recipes` lists, or a .toml file."""
+    """Default settings: a name from `vitrail recipes`, or a .toml file."""
     overwrite: bool = False
-    """Replace the run that --out holds."""
+    """Replace the run in --out."""
     resume: bool = False
-    """Go on with the run in --out that was stopped."""
+    """Resume the interrupted run in --out."""
     print_settings: bool = False
-    """Print the settings as a recipe, and train nothing."""
+    """Print the settings as a recipe, without training."""
     json: bool = False
-    """Print one JSON object when done; progress goes to standard error."""
+    """Print one JSON object at the end; progress goes to standard error."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
 
     @classmethod
-    def beginning(cls, argv: Sequence[str]) -> Self:
-        """What the options change: defaults, a recipe, or the run that is to be resumed."""
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        """Return what the options override: defaults, a recipe, or the run to resume."""
         recipe, out = option(argv, "--recipe"), option(argv, "--out")
         if "--resume" in argv and out is not None and is_run(Path(out)):
             settings, data, start = read_run(Path(out))
-            return cls(settings=settings, data=data, **cls.beginning_with(start))
+            return cls(settings=settings, data=data, **cls.start_options(start))
         settings = read_recipe(recipe) if recipe else Settings()
-        words = {word.partition("=")[0].replace("_", "-") for word in argv}
+        names = {word.partition("=")[0].replace("_", "-") for word in argv}
         either = [name for pair in ALTERNATIVES for name in pair]
-        given = [name for name in either if f"--{name}".replace("_", "-") in words]
-        return cls(settings=drop_alternatives(settings, given))  # options overrule the recipe
+        given = [name for name in either if f"--{name}".replace("_", "-") in names]
+        return cls(settings=drop_alternatives(settings, given))  # options override the recipe
 
     @classmethod
-    def beginning_with(cls, start: str) -> dict[str, Any]:
+    def start_options(cls, start: str) -> dict[str, Any]:
         return {}
 
     def run(self) -> int:
@@ -79,29 +78,12 @@ class Training(DataOptions):
             self.check_resume()
         if not self.data:
             raise ConfigError(
-                "which pictures? Give a folder of class folders, or builtin:sign-digits"
+                "no dataset given; pass a folder with one subfolder per class, or "
+                "builtin:sign-digits"
             )
-        config = self.run_config()
-        from vitrail.training.memory import configure_malloc
-
-        if self.settings.machine.parts != 1:
-            configure_malloc()
-        return 0 if self.go(config) else STOPPED
-
-    def go(self, config: RunConfig) -> bool:
-        """Train and tell; whether it came to its end."""
-        from vitrail.cli.live import Live
-        from vitrail.training.trainer import run
-
-        with Live(aside=self.json) as live:
-            result = run(config, live, started=BEGUN)
-        self.tell(result)
-        return result.finished
-
-    def run_config(self) -> RunConfig:
         if self.out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError("several processes must know the run's folder; give --out")
-        return RunConfig(
+            raise ConfigError("several processes need the same run folder; pass --out")
+        config = RunConfig(
             data=self.data,
             out=self.out or new_run_folder(self.data),
             settings=self.settings,
@@ -109,82 +91,105 @@ class Training(DataOptions):
             resume=self.resume,
             overwrite=self.overwrite,
         )
+        from vitrail.training.memory import configure_malloc
+
+        if self.settings.machine.parts != 1:
+            configure_malloc()
+        return 0 if self.fit(config) else STOPPED
+
+    def fit(self, config: RunConfig) -> bool:
+        """Train and report; return whether training finished."""
+        from vitrail.cli.live import Live
+        from vitrail.training.trainer import run
+
+        with Live(stderr=self.json) as live:
+            result = run(config, live, started=BEGUN)
+        if self.json:
+            print(json.dumps(as_json(result), indent=1))
+        else:
+            print_lines(report(result, self))
+        return result.finished
 
     @property
     def start(self) -> str:
+        """The model to start from; empty for random initialization."""
         return ""
 
     def check_resume(self) -> None:
-        """Options may change how a run goes on, but not what it is."""
+        """Options may change how a run continues, but not what it computes."""
         if self.out is None:
-            raise ConfigError("which run? --resume needs --out with the run's folder")
+            raise ConfigError("--resume needs --out with the folder of the run")
         before, data, start = read_run(self.out)
         if not same_location(data, self.data):
             raise ConfigError(
-                f"{self.out} was trained on {data}, not {self.data}; leave the data out to resume"
+                f"{self.out} was trained on {data}, not {self.data}; omit the dataset to resume"
             )
         if start != self.start:
-            verb = "finetune" if start else "train"
-            raise ConfigError(f"{self.out} is a run of `vitrail {verb}`; resume it with that")
+            command = "finetune" if start else "train"
+            raise ConfigError(
+                f"{self.out} is a run of `vitrail {command}`; resume it with that command"
+            )
         check_same_run(before, self.settings)
 
-    def tell(self, result: "Result") -> None:
-        if self.json:
-            print(json.dumps(as_json(result), indent=1))
-            return
-        for line in words(result, self):
-            print(line)
+
+@dataclass(frozen=True, kw_only=True)
+class Train(TrainingOptions):
+    """Train a model from scratch; settings that are not given are chosen from the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Training):
-    """Train a model from scratch; with no options, everything is chosen from the data."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finetune(Training):
-    """Fit a trained model to your pictures: any bundle, file, or hub address."""
+class Finetune(TrainingOptions):
+    """Fine-tune a pretrained model: a bundle, a weights file, or a model of the hub."""
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """The model to begin with: a bundle, a file of weights, or hf:owner/name."""
-    ladder: bool = False
-    """Try a probe, a linear head, attention-only and full fine-tuning, with several learning rates,
-    on pictures kept apart; the best is the result. Stopped before its last run, it starts over."""
+    """The pretrained model: a bundle, a weights file, or hf:owner/name."""
+    search: bool = False
+    """Compare a linear probe, head-only, attention-only and full fine-tuning with several learning
+    rates on held-out images, and keep the best. Resumable in its last run."""
 
     @classmethod
-    def beginning_with(cls, start: str) -> dict[str, Any]:
+    def start_options(cls, start: str) -> dict[str, Any]:
         return {"origin": start}
 
     def run(self) -> int:
-        if self.ladder and self.resume:
-            raise ConfigError("--ladder begins anew and --resume goes on; leave one of them out")
+        if self.search and self.resume:
+            raise ConfigError(
+                "--search cannot be resumed; omit --search to resume its final run, or --resume"
+            )
         return super().run()
 
-    def go(self, config: RunConfig) -> bool:
-        if not self.ladder:
-            return super().go(config)
-        from vitrail.cli.ladder import run_ladder
+    def fit(self, config: RunConfig) -> bool:
+        if not self.search:
+            return super().fit(config)
+        from vitrail.cli.live import Live
+        from vitrail.training.adapt import search
 
         rate = self.settings.optim.learning_rate
         if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
-            rate = None  # nobody asked for this one alone
-        return run_ladder(config, rate=rate, started=BEGUN, as_json=self.json)
+            rate = None  # the recipe's, not the user's: try others too
+        with Live(stderr=self.json) as live:
+            result = search(config, live, rate=rate, started=BEGUN)
+        if self.json:
+            print(json.dumps(result.to_dict(), indent=1))
+        else:
+            print_lines(search_report(result))
+        return result.finished
 
     @property
     def start(self) -> str:
         if not self.origin:
             raise ConfigError(
-                "fine-tune which model? Give --from with a bundle, a file of weights, or "
-                "hf:owner/name; `vitrail train` begins with fresh weights"
+                "no model given; pass --from with a bundle, a weights file or hf:owner/name; "
+                "`vitrail train` trains from scratch"
             )
         return self.origin
 
 
 def option(argv: Sequence[str], name: str) -> str | None:
-    """The value of an option, before all of them are parsed."""
-    for place, word in enumerate(argv):
-        if word == name and place + 1 < len(argv):
-            return argv[place + 1]
+    """Return the value of an option before all of them are parsed."""
+    for number, word in enumerate(argv):
+        if word == name and number + 1 < len(argv):
+            return argv[number + 1]
         if word.startswith(f"{name}="):
             return word.removeprefix(f"{name}=")
     return None
@@ -200,24 +205,63 @@ def as_json(result: "Result") -> dict[str, Any]:
     }
 
 
-def words(result: "Result", command: Training) -> list[str]:
-    """What became of it, and what to type next."""
+def report(result: "Result", command: TrainingOptions) -> Iterator[str]:
+    """The results, and what to run next."""
     if not result.finished:
-        verb = "finetune" if command.start else "train"
-        return [
-            f"stopped after step {result.step:,}; nothing is lost. To go on:",
-            f"  vitrail {verb} --resume --out {result.folder}",
-        ]
-    lines = [accuracy_line(split, outcome) for split, outcome in result.outcomes.items()]
-    lines.append(f"done in {duration(result.seconds)}: {result.folder}")
-    if MANNER.quiet:
-        return lines
-    return [
-        *lines,
-        "",
-        "Next:",
-        f"  open {result.folder / 'report.html'} in a browser: curves, mistakes, settings",
-        f"  vitrail evaluate {result.folder} {command.data}    how sure it may be of itself",
-        f"  vitrail inspect {result.folder}    what it looks at",
-        f'  vitrail.load("{result.folder}") in Python',
-    ]
+        name = "finetune" if command.start else "train"
+        yield f"stopped after step {result.step:,}; the state is saved. Resume with:"
+        yield f"  vitrail {name} --resume --out {result.folder}"
+        return
+    for split, outcome in result.outcomes.items():
+        yield accuracy_line(split, outcome)
+    yield f"done in {duration(result.seconds)}: {result.folder}"
+    if not VERBOSITY.quiet:
+        yield ""
+        yield "Next:"
+        yield f"  open {result.folder / 'report.html'} in a browser: curves, mistakes, settings"
+        yield f"  vitrail evaluate {result.folder} {command.data}"
+        yield f"  vitrail inspect {result.folder}"
+        yield f'  vitrail.load("{result.folder}") in Python'
+
+
+def search_report(result: "SearchResult") -> Iterator[str]:
+    """The candidates, which of them improved the dev accuracy, and what to run next."""
+    rows = []
+    for candidate in result.candidates:
+        gain = result.gain(candidate)
+        finished = [trial for trial in candidate.trials if trial.accuracy is not None]
+        rate = f"{candidate.learning_rate:g}" if finished else ""
+        rows.append(
+            [
+                candidate.name,
+                percent(candidate.accuracy),
+                "" if gain is None else f"{100 * gain:+.1f}",
+                duration(candidate.seconds),
+                rate + (f" (best of {len(finished)})" if len(finished) > 1 else ""),
+            ]
+        )
+    yield ""
+    yield from table(rows, "lrrrl", ["candidate", "dev", "gain", "time", "learning rate"])
+    for candidate in result.candidates:
+        if candidate.problem and not candidate.trials:
+            yield from paragraph(f"  {candidate.name}: {candidate.problem}", 4)
+        for trial in candidate.trials:
+            if trial.problem:
+                where = f"{candidate.name}, learning rate {trial.learning_rate:g}"
+                yield from paragraph(f"  {where}: {trial.problem}", 4)
+    yield ""
+    best, origin = result.chosen, "the val split" if result.dev == "val" else "held out from train"
+    on_dev = f"{percent(best.accuracy)} on dev: {result.images:,} images, {origin}"
+    yield from paragraph(f"chosen: {best.name} ({on_dev})")
+    yield ""
+    if not result.finished:
+        yield "stopped in the run on all training images; the state is saved. Resume with:"
+        yield f"  vitrail finetune --resume --out {result.folder}"
+        return
+    for split, outcome in result.outcomes.items():
+        yield accuracy_line(split, outcome)
+    yield f"done in {duration(result.seconds)}: {result.folder}"
+    if not VERBOSITY.quiet:
+        yield ""
+        yield "Next:"
+        yield f"  vitrail evaluate {result.folder} {result.data}"

@@ -1,0 +1,171 @@
+"""Options that several commands share, exit statuses, and how tyro presents options in help."""
+
+import re
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from inspect import getdoc
+from io import StringIO
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
+
+from vitrail.cli.console import WIDTH
+from vitrail.data.preprocessing import Preset as PresetName
+from vitrail.errors import ConfigError, DataError
+
+# Exit statuses; docs/commands.md has the table.
+UNMET = 1  # the command ran, and the requested condition does not hold
+REFUSED = 2  # nothing was done: one line on standard error says why, and what would work
+STOPPED = 130  # Ctrl-C, or SIGTERM while training
+
+DATA_HELP = (
+    "A folder with one subfolder per class, a CSV list, .tar or .npz files, hf:owner/name, or "
+    "builtin:sign-digits."
+)
+PRESET_HELP = "How images are resized and normalized, instead of as the model states."
+MODEL_HELP = "A bundle, a weights file, or hf:owner/name."
+RUNNABLE_HELP = "A bundle, a weights file, hf:owner/name, or an exported .onnx file."
+ModelReference = Annotated[
+    tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)
+]
+RunnableModel = Annotated[
+    tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL", help=RUNNABLE_HELP)
+]
+DataReference = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA", help=DATA_HELP)]
+FileToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+FolderToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+Preset = Annotated[PresetName | None, tyro.conf.arg(help=PRESET_HELP)]
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda or mps (default: the best available).")]
+Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object instead of text.")]
+
+
+class UnmetError(DataError):
+    """The command ran, and the requested condition does not hold: one line, status 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Options of commands that read datasets."""
+
+    allow_outside: bool = False
+    """Read files that a list names outside its own folder; only for lists you trust."""
+
+
+def parse_options(command: type, argv: list[str], *, prog: str, default: Any) -> Any:
+    """Parse the options of one command. --help prints and exits; an error is a `ConfigError`."""
+    errors = StringIO()
+    # tyro joins lines of a description that are not indented.
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    description = "\n\n".join(fill(text, WIDTH, subsequent_indent=" ") for text in paragraphs)
+    try:
+        with redirect_stderr(errors):
+            return tyro.cli(
+                command,
+                prog=prog,
+                description=description,
+                args=argv,
+                default=default,
+                registry=HelpRegistry(),
+            )
+    except SystemExit as end:
+        if end.code in (None, 0):
+            raise
+        message = one_line(errors.getvalue())
+        more = "" if message.endswith("?") else f"; see {prog} --help"
+        raise ConfigError(message + more) from None
+
+
+def one_line(box: str) -> str:
+    """Return the message of tyro's error box as one line: `--steps abc: expected INT`.
+
+    The box has a title, then sections: the message, suggestions or the help of the option.
+    """
+    plain = re.sub(r"\x1b\[[\d;]*m", "", box)
+    inner = "\n".join(line.strip("│|") for line in plain.splitlines()[1:-1])
+    section = inner.split("───")[0]
+    message = " ".join(section.split())
+    if message.startswith("Missing from"):
+        return "missing " + ", ".join(re.findall(r"^ {5}(\S.*?) *$", section, re.MULTILINE))
+    if wrong := re.match(r"Unrecognized options: ([^, ]+)", message):
+        if not wrong[1].startswith("-"):
+            return f"unexpected argument {wrong[1]!r}"
+        similar = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", inner)
+        return f"unknown option {wrong[1]}" + (f"; did you mean {similar[1]}?" if similar else "")
+    if wrong := re.match(r"Missing value for argument '(\S+)'", message):
+        return f"{wrong[1]} needs a value"
+    if wrong := re.match(r"Error parsing (\S+): .*?(?:\['(.*?)'\]|'(.*?)')", message):
+        option, value = wrong[1], (wrong[2] or wrong[3]).replace("'", "").replace(",", "")
+        expected = re.search(rf"^ *{re.escape(option)} (\S.*?) *$", inner, re.MULTILINE)
+        return f"{option} {value}: expected {expected[1] if expected else 'another value'}"
+    if wrong := re.match(r"invalid choice '(.*)' for argument '(.*)'.*\((.*)\)", message):
+        choices = wrong[3].replace("'", "").removesuffix(", None").removesuffix(",")
+        return f"{wrong[2]} {wrong[1]}: expected one of {choices}"
+    return message[:1].lower() + message[1:].rstrip(".")
+
+
+class HelpRegistry(ConstructorRegistry):
+    """tyro's rules, with help that hides None and empty defaults.
+
+    `--minutes FLOAT` instead of `--minutes {None}|FLOAT … (default: None)`. The value None is still
+    accepted: it resets a setting of a recipe.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delegating = False  # to tyro's own rule for the same type
+        self.struct_rule(self.hide_empty_defaults)
+        self.primitive_rule(self.hide_none)
+
+    def hide_empty_defaults(self, info: StructTypeInfo) -> StructConstructorSpec | None:
+        spec = self.delegate(self.get_struct_spec, info)
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        hint = tyro.conf.arg(help_behavior_hint=default_hint)
+        fields = [
+            replace(field, type=Annotated[field.type, hint], helptext=one_paragraph(field.helptext))
+            for field in spec.fields
+        ]
+        return replace(spec, fields=tuple(fields))
+
+    def hide_none(self, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        spec = self.delegate(self.get_primitive_spec, info)
+        if not isinstance(spec, PrimitiveConstructorSpec) or "{None" not in spec.metavar:
+            return None
+        metavar = spec.metavar.replace("{None}|", "").replace("{None,", "{")
+        metavar = re.sub(r"^\{(\[.*\]|[A-Z ]+)\}$", r"\1", metavar)
+        choices = spec.choices and (*metavar.strip("{}").split(","), "None")  # tyro's have no order
+        return replace(spec, metavar=metavar, choices=choices)
+
+    def delegate(self, rule: Any, info: Any) -> Any:
+        if self.delegating:
+            return None
+        self.delegating = True
+        try:
+            return rule(info)
+        finally:
+            self.delegating = False
+
+
+def default_hint(default: str) -> str:
+    return "" if default in ("None", "", "''", "False") else f"(default: {default})"
+
+
+def one_paragraph(help: Any) -> Any:
+    """Join the lines of a docstring."""
+    if not callable(help):
+        return help
+
+    def joined() -> str | None:
+        text: Any = help()
+        return text and " ".join(text.split())
+
+    return joined
