@@ -30,7 +30,7 @@ def test_a_file_is_written_and_the_difference_told(bundle, tmp_path, capsys):
     run(bundle, "--out", tmp_path / "model.onnx")
     told = capsys.readouterr().out
     assert "ViT-Mu/4" in told
-    assert "run and compared: logits and features differ by" in told
+    assert "verified: largest relative difference of logits and features" in told
     assert f"{tmp_path}/model.onnx" in told
     assert (tmp_path / "model.onnx").exists()
 
@@ -46,7 +46,7 @@ def test_json_holds_both_accuracies(bundle, tmp_path, capsys):
 
 def test_int8_tells_what_it_costs(bundle, tmp_path, capsys):
     run(bundle, "--out", tmp_path / "model.onnx", "--int8", "--max-drop", "1")
-    assert "of 12 pictures of" in capsys.readouterr().out
+    assert "(n=12," in capsys.readouterr().out
 
 
 def test_a_wrong_ending_is_refused(bundle, tmp_path):

@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle, capsys):
         (("{}", "--timeout", "0"), "timeout=0.0 must be greater than 0"),
         (("{}", "--teach-to", "x"), "it needs --allow-teach"),
         (("{}", "--token", "päss"), "printable ASCII"),
-        (("{}", "--merge", "1", "--allow-teach"), "leave it or --allow-teach"),
+        (("{}", "--merge", "1", "--allow-teach"), "omit --merge or --allow-teach"),
         (("{}", "--port", "0", "--allow-teach"), "give --using"),
         (("{}", "--port", "0", "--examples", "nowhere"), "Dataset not found: nowhere"),
     ],

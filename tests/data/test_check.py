@@ -247,7 +247,7 @@ def test_dataset_of_unreadable_files_only(tmp_path):
 def test_strict_fails_on_problems(planted, capsys):
     with pytest.raises(DataError, match="6 unreadable files and 2 leaks"):
         Check(data=str(planted), strict=True).run()
-    assert "Verdict" in capsys.readouterr().out
+    assert "Recommendations" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="--limit 0"):
         Check(data=str(planted), limit=0).run()
 

@@ -112,7 +112,7 @@ def test_shards_are_written_atomically(tmp_path):
 def test_pack_command_output(tmp_path, capsys):
     folder = str(make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 1}))
     Pack(source=folder, destination=tmp_path / "a").run()
-    assert "train-000000.tar  3 pictures" in capsys.readouterr().out
+    assert "train-000000.tar  3 images" in capsys.readouterr().out
     Pack(source=folder, destination=tmp_path / "b", json=True).run()
     told = json.loads(capsys.readouterr().out)["splits"]
     assert told["train"] == {"shards": 1, "samples": 3, "bytes": told["train"]["bytes"]}

@@ -82,8 +82,7 @@ def test_every_reason_not_to_run_a_command_is_needed():
 
 def test_a_mistake_in_a_command_would_be_found(started, capsys):
     for argv in (["train", "pictures/", "--learning-rate", "3"], ["predict", "--thresold", "0.8"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(argv)
+        assert main(argv) == 2
     assert main(["predict", "runs/none", "tulip.jpg"]) == 2
     assert capsys.readouterr().err
 

@@ -206,7 +206,7 @@ def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, ca
     out = tmp_path / "out"
     assert main(["inspect", *words, "--images", "5", "--layers", "0", "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "attention over 5 pictures" in told
+    assert "attention over 5 images" in told
     assert max(map(len, told.splitlines()[:-1])) <= 80
     for name in ("report.html", "filters.png", "positions.png", "distance.png", "map.png"):
         assert (out / name).stat().st_size > 500, name
@@ -222,7 +222,7 @@ def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, ca
 def test_a_models_own_report_is_not_overwritten(model, tmp_path, capsys):
     vitrail.save(model, tmp_path / "bundle")
     assert main(["inspect", str(tmp_path / "bundle"), "--out", str(tmp_path / "bundle")]) == 2
-    assert "holds a model and its own report" in capsys.readouterr().err
+    assert "contains a model with its own report" in capsys.readouterr().err
 
 
 def test_a_picture_of_the_set_is_not_its_own_neighbor_and_another_of_its_name_is(model, tmp_path):

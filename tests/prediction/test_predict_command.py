@@ -68,7 +68,7 @@ def test_many_pictures_have_a_line_each_in_80_columns(predict, pictures):
     assert status == 0
     assert [line.split()[0][-5:] for line in lines[1:6]] == [f"{n}.png" for n in range(5)]
     assert max(map(len, lines)) <= 80
-    assert "5 pictures" in lines[-1]
+    assert "5 images" in lines[-1]
 
 
 def test_json_is_a_line_for_each_picture(predict, bundle, pictures):
@@ -81,7 +81,7 @@ def test_json_is_a_line_for_each_picture(predict, bundle, pictures):
         for guess, expected in zip(row["guesses"], answer.guesses, strict=True):
             assert guess["label"] == expected.label
             assert guess["probability"] == pytest.approx(expected.probability, abs=1e-6)
-    assert "5 pictures" in err
+    assert "5 images" in err
 
 
 def test_csv_can_be_read_by_others(predict, pictures):
@@ -101,7 +101,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_the_status_is_1(
     status, out, err = predict(bad, pictures, tmp_path / "gone.png", *options)
     assert status == 1
     told = err if options else out
-    assert "2 of 7 could not be read" in told
+    assert "2 of 7 images are unreadable" in told
     assert "bad.jpg" in told
     assert "gone.png" in told
     assert str(pictures / "4.png")[-20:] in out
@@ -110,8 +110,8 @@ def test_a_picture_that_cannot_be_read_is_named_and_the_status_is_1(
 def test_below_the_threshold_it_is_not_sure(predict, pictures):
     status, out, _ = predict(pictures, "--threshold", "1")
     assert status == 0
-    assert "(not sure)" in out
-    assert "not sure of 5" in out
+    assert "(abstained)" in out
+    assert "5 abstentions" in out
 
 
 def test_features_are_written_whole(predict, bundle, pictures, tmp_path):
@@ -148,8 +148,8 @@ def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, c
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "predict what?"),
-        (["x", "--csv", "--json"], "give one"),
+        ([], "no images given"),
+        (["x", "--csv", "--json"], "pass one of them"),
         (["x", "--features", "x.csv"], "must end in .npz"),
         (["x", "--top", "0"], "top=0"),
         (["x", "--threshold", "2"], "threshold=2"),
@@ -171,13 +171,13 @@ def test_the_same_bad_file_counts_as_often_as_it_was_named(predict, tmp_path):
     bad.write_bytes(b"")
     status, out, _ = predict(bad, bad)
     assert status == 1
-    assert "2 of 2 could not be read" in out
+    assert "2 of 2 images are unreadable" in out
 
 
 def test_features_of_nothing_are_not_written_and_the_status_is_1(predict, tmp_path):
     status, out, _ = predict(tmp_path / "gone.png", "--features", tmp_path / "none.npz")
     assert status == 1
-    assert "1 of 1 could not be read" in out
+    assert "1 of 1 images are unreadable" in out
     assert not (tmp_path / "none.npz").exists()
 
 
@@ -185,7 +185,7 @@ def test_features_of_nothing_are_not_written_and_the_status_is_1(predict, tmp_pa
 def test_odd_names_are_files_that_are_not_there(predict, name):
     status, out, _ = predict(name)
     assert status == 1
-    assert "1 of 1 could not be read" in out
+    assert "1 of 1 images are unreadable" in out
 
 
 def test_names_that_are_no_text_are_printed_as_they_are(bundle, pictures, tmp_path):

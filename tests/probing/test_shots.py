@@ -135,7 +135,7 @@ def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):
 
 def test_a_class_with_too_few_pictures_is_named(trained, capsys):
     assert main(["fewshot", *map(str, trained), "--shots", "25"]) == 0
-    assert "'red' has 20 pictures only, and is learned from those" in capsys.readouterr().out
+    assert "'red' has only 20 training images; all of them are used" in capsys.readouterr().out
 
 
 def test_what_was_learned_from_is_not_judged_by(trained, tmp_path):

@@ -251,18 +251,18 @@ def test_the_command_teaches_and_tells(model, home, capsys):
     out = str(home / "out")
     assert main(["teach", str(model), *words, f"green={single}", "--out", out]) == 0
     told = capsys.readouterr().out
-    assert "red: learned from 6 pictures" in told
-    assert "green: learned from 7 pictures" in told
-    assert "not read:" in told
-    assert "it tells 2 classes apart now" in told
+    assert "red: added, 6 images" in told
+    assert "green: added, 7 images" in told
+    assert "unreadable:" in told
+    assert "2 classes, leave-one-out accuracy" in told
     assert main(["teach", out, f"blue={paint(home / 'blue', 'blue')}", "--json"]) == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["red"], "'red' names no class with pictures; write thumb=folder"),
-        (["red="], "'red=' names no class"),
+        (["red"], "'red' is not CLASS=IMAGES, such as thumb=folder"),
+        (["red="], "'red=' is not CLASS=IMAGES"),
         (["red=nowhere"], "red=nowhere: not found"),
         (["red=empty"], "red=empty: contains no images"),
     ],

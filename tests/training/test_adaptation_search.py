@@ -14,7 +14,7 @@ from tiny_searches import FINE, config_of, named, real_run, without_times, writt
 import vitrail
 from tiny_runs import CLASSES, Recorder, write_colors
 from vitrail.cli import main
-from vitrail.cli.ladder import report
+from vitrail.cli.train import search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dataset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
@@ -415,19 +415,17 @@ def make_result(*accuracies, **changes) -> SearchResult:
 
 def test_report_shows_the_gain_of_each_candidate():
     accuracies = ((PROBE, 0.912), (LINEAR, 0.908), (ATTENTION, 0.94), (FULL, 0.936))
-    lines = list(report(make_result(*accuracies)))
+    lines = list(search_report(make_result(*accuracies)))
     assert max(map(len, lines)) <= 80
     message = " ".join(line.strip() for line in lines)
-    assert (
-        "few-shot probe: 91.2 %; linear head did not pay (90.8 %); attention-only paid: "
-        "91.2 -> 94.0 % for 3 min 10 s; full fine-tuning did not pay (93.6 %)."
-    ) in message
-    assert "dev is 240 pictures, cut out of train" in message
+    assert "attention-only    94.0 %  +2.8  3 min 10 s" in "\n".join(lines)
+    assert "full fine-tuning  93.6 %  -0.4  3 min 10 s" in "\n".join(lines)
+    assert "chosen: attention-only (94.0 % on dev: 240 images, held out from train)" in message
 
 
 def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quick):
     runs = quick()
-    args = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
+    args = ["finetune", str(colors), "--from", start, "--search", "--out", str(tmp_path / "out")]
     small = ["--batch-size", "6", "--model.image-size", "8"]
     assert main([*args, "--json", "--recipe", "paper-finetune", *small]) == 0
     message = json.loads(capsys.readouterr().out)
@@ -438,7 +436,7 @@ def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quic
 
 def test_explicit_learning_rate_replaces_the_grid(colors, start, tmp_path, capsys, quick):
     runs = quick()
-    args = ["finetune", str(colors), "--from", start, "--ladder", "--out", str(tmp_path / "out")]
+    args = ["finetune", str(colors), "--from", start, "--search", "--out", str(tmp_path / "out")]
     assert main([*args, "--optim.learning-rate", "0.5"]) == 0
     assert [config.settings.optim.learning_rate for config in runs.configs] == [0.5, 0.5]
     printed = capsys.readouterr().out
@@ -447,7 +445,6 @@ def test_explicit_learning_rate_replaces_the_grid(colors, start, tmp_path, capsy
 
 
 def test_search_cannot_be_resumed(colors, start, tmp_path, capsys):
-    args = ["finetune", str(colors), "--from", start, "--ladder", "--resume"]
+    args = ["finetune", str(colors), "--from", start, "--search", "--resume"]
     assert main([*args, "--out", str(tmp_path / "out")]) == 2
-    message = "vitrail: --ladder begins anew and --resume goes on; leave one of them out\n"
-    assert capsys.readouterr().err == message
+    assert capsys.readouterr().err.startswith("vitrail: --search cannot be resumed; ")

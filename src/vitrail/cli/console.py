@@ -77,19 +77,16 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[printable(cell) for cell in row] for row in rows]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(head))
     for column, letter in enumerate(align):
-        widest = max(len(row[column]) for row in [*cells, *([head] if head else [])])
-        grid.add_column(
-            Text(head[column]) if head else "",
-            justify="right" if letter == "r" else "left",
-            no_wrap=letter != "w",
-            overflow="fold" if letter == "w" else "ellipsis",
-            min_width=widest if letter == "r" else None,  # numbers are never shortened
+        justify = "right" if letter == "r" else "left"
+        # rich reduces the width of other columns before those of numbers, which have no_wrap.
+        grid.add_column(Text(head[column]) if head else "", justify=justify, no_wrap=letter == "r")
+    for row in rows:
+        cells = zip(row, align, strict=True)
+        grid.add_row(
+            *(Text(printable(text), no_wrap=a != "w", overflow="ellipsis") for text, a in cells)
         )
-    for row in cells:
-        grid.add_row(*map(Text, row))
     text = StringIO()
     Console(file=text, width=WIDTH - indent, color_system=None, legacy_windows=False).print(grid)
     return [" " * indent + line.rstrip() for line in text.getvalue().splitlines()]

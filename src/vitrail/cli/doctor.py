@@ -83,10 +83,11 @@ def package_rows(machine: Machine) -> list[tuple[str, str]]:
     required = ", ".join(map(package_text, machine["packages"]))
     rows = [("required", required or "unknown: vitrail is not installed as a package")]
     for name, packages in machine["extras"].items():
-        text = ", ".join(map(package_text, packages)) or "unknown"
-        if not all(package["version"] for package in packages):
-            text = f"not installed ({EXTRAS[name]}): pip install 'vitrail[{name}]'"
-        rows.append((f"vitrail[{name}]", text))
+        if all(package["version"] for package in packages):
+            rows.append((f"vitrail[{name}]", ", ".join(map(package_text, packages)) or "unknown"))
+        else:
+            rows.append((f"vitrail[{name}]", f"not installed: {EXTRAS[name]}"))
+            rows.append(("", f"pip install 'vitrail[{name}]'"))
     return rows
 
 

@@ -89,12 +89,12 @@ def one_line(box: str) -> str:
 
     The box has a title, then sections: the message, suggestions or the help of the option.
     """
-    plain = re.sub(r"\x1b\[[\d;]*m", "", box)
-    inner = "\n".join(line.strip("│|") for line in plain.splitlines()[1:-1])
-    section = inner.split("───")[0]
+    plain = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box)
+    inner = plain.partition("\n")[2].lstrip("─- \n")  # without the title
+    section = re.split(r"[─-]{8}", inner)[0]
     message = " ".join(section.split())
     if message.startswith("Missing from"):
-        return "missing " + ", ".join(re.findall(r"^ {5}(\S.*?) *$", section, re.MULTILINE))
+        return "missing " + ", ".join(re.findall(r"^ +(--[\w.-]+|[A-Z][A-Z=|]+)", section, re.M))
     if wrong := re.match(r"Unrecognized options: ([^, ]+)", message):
         if not wrong[1].startswith("-"):
             return f"unexpected argument {wrong[1]!r}"
@@ -104,7 +104,7 @@ def one_line(box: str) -> str:
         return f"{wrong[1]} needs a value"
     if wrong := re.match(r"Error parsing (\S+): .*?(?:\['(.*?)'\]|'(.*?)')", message):
         option, value = wrong[1], (wrong[2] or wrong[3]).replace("'", "").replace(",", "")
-        expected = re.search(rf"^ *{re.escape(option)} (\S.*?) *$", inner, re.MULTILINE)
+        expected = re.search(rf"^ *{re.escape(option)} (\S.*?) *$", inner, re.M)
         return f"{option} {value}: expected {expected[1] if expected else 'another value'}"
     if wrong := re.match(r"invalid choice '(.*)' for argument '(.*)'.*\((.*)\)", message):
         choices = wrong[3].replace("'", "").removesuffix(", None").removesuffix(",")

@@ -124,7 +124,8 @@ def time_report(plan: "TrainingPlan") -> Iterator[str]:
 
 def accelerator_report(plan: "TrainingPlan") -> Iterator[str]:
     request = plan.request
-    yield f"{request.epochs:g} epochs of {request.images:,.0f} images: {plan.exaflops:,.4g} exaFLOPs"
+    run = f"{request.epochs:g} epochs of {request.images:,.0f} images"
+    yield f"{run}: {plan.exaflops:,.4g} exaFLOPs"
     several = request.devices > 1
     head = ["", "peak TFLOP/s", "device-days", *([f"days on {request.devices}"] * several), ""]
     rows = []

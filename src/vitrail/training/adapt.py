@@ -242,7 +242,7 @@ class AdaptationSearch:
         if splits.train.multi_label:
             raise DataError(
                 f"the images of {config.data} have several labels each, and probes need one; "
-                "fine-tune without --ladder"
+                "fine-tune without --search"
             )
         others = (note for samples in splits.held_out.values() for note in samples.notes)
         for note in dict.fromkeys((*splits.notes, *others)):

@@ -1,0 +1,388 @@
+"""`vitrail` itself: help, errors, switches, exit statuses, shell completion."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail.cli import COMMANDS, GROUPS, SWITCHES, changed_options, main, welcome
+from vitrail.cli.completion import INSTALL, script
+from vitrail.cli.console import LOG_INTERVAL, Progress, verbosity
+from vitrail.cli.live import Live
+from vitrail.cli.serve import Serve
+from vitrail.cli.train import Train
+from vitrail.planning.doctor import VARIABLES
+from vitrail.training.config import OptimSettings, Settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
+
+
+def run_python(code: str) -> str:
+    """Run code in a new process; return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A dataset of two classes with one image each."""
+    for name, color in (("cat", "red"), ("dog", "blue")):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), color).save(tmp_path / "set" / name / "1.png")
+    return tmp_path / "set"
+
+
+# Help
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"], ["--quiet"]])
+def test_help_fits_on_a_screen_and_names_every_command(argv, capsys):
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == welcome().splitlines()
+    assert len(lines) < 40
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_version_and_completion_do_not_import_torch():
+    printed = run_python(
+        "import sys; from vitrail.cli import main\n"
+        "for argv in (['--help'], ['--version'], ['completion', 'bash'], ['train', '--help']):\n"
+        "    try: assert main(argv) == 0\n"
+        "    except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'fastapi', 'uvicorn'} & sys.modules.keys()\n"
+    )
+    assert f"vitrail {vitrail.__version__}\n" in printed
+
+
+def test_module_runs_like_the_command():
+    words = [sys.executable, "-m", "vitrail", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout == f"vitrail {vitrail.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command(name, capsys, monkeypatch):
+    """It fits 80 columns, lists the switches, and shows no internal values."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines()[1:])) <= 80  # the first line is tyro's usage
+    assert all(f"--{switch}" in text for switch in SWITCHES)
+    for internal in ("None", "''", "False)", "(default: )"):
+        assert internal not in text, internal
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian", "images"], "unknown command 'trian'; did you mean 'train'?"),
+        (["--bogus"], "unknown command '--bogus'; `vitrail --help` lists all commands"),
+        (["train", "x", "--minuets", "3"], "unknown option --minuets; did you mean --minutes?"),
+        (["train", "x", "--minutes"], "--minutes needs a value; see vitrail train --help"),
+        (["train", "x", "--steps", "a"], "--steps a: expected INT; see vitrail train --help"),
+        (["train", "x", "--seed=a"], "--seed a: expected INT; see vitrail train --help"),
+        (
+            ["train", "x", "--optim.betas", "1"],
+            "--optim.betas 1: expected FLOAT FLOAT; see vitrail train --help",
+        ),
+        (
+            ["train", "x", "--model.pool", "max"],
+            "--model.pool max: expected one of cls, mean, map; see vitrail train --help",
+        ),
+        (["evaluate"], "missing MODEL, DATA; see vitrail evaluate --help"),
+        (["check", "x", "y"], "unexpected argument 'y'; see vitrail check --help"),
+    ],
+)
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_wrong_words_are_one_line_and_status_2(argv, message, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"vitrail: {message}\n"
+
+
+def test_options_of_0_1_still_work(capsys):
+    assert main(["finetune", "x", "--ladder", "--resume", "--from", "y"]) == 2
+    assert "--search cannot be resumed" in capsys.readouterr().err
+    assert main(["serve", "--max-pictures=3"]) == 2
+    assert "no model to serve" in capsys.readouterr().err
+
+
+def test_none_resets_a_setting_of_a_recipe(capsys):
+    words = ["train", "--recipe", "demo", "--print-settings"]
+    assert main(words) == 0
+    assert "minutes = " in capsys.readouterr().out
+    assert main([*words, "--minutes", "None"]) == 0
+    assert "\nminutes = " not in capsys.readouterr().out
+
+
+# Switches
+
+
+@pytest.mark.parametrize("argv", [["pack", "{}", "{}s", "-q"], ["--quiet", "pack", "{}", "{}s"]])
+def test_quiet_leaves_the_result(argv, images, capsys):
+    assert main([word.format(images) for word in argv]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("done: ")
+
+
+def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
+    def show_progress():
+        progress = Progress()
+        progress.shown -= LOG_INTERVAL
+        progress(3, 10)
+        live = Live(stderr=True)
+        live.log("a choice")
+        live.on_evaluate({"epoch": 1.0, "val/loss": 2.5})
+        live.on_train_end()
+
+    with verbosity(quiet=True, verbose=False):
+        show_progress()
+    assert capsys.readouterr() == ("", "")
+    show_progress()
+    lines = "3 of 10 images\na choice\n  val loss 2.500, epoch 1.0\n"
+    assert capsys.readouterr() == ("", lines)
+
+
+def test_verbose_prints_options_and_traceback(tmp_path, capsys):
+    words = ["demo", "--out", str(tmp_path), "--seed", "-1"]
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*words, "-v"]) == 2
+    errors = capsys.readouterr().err
+    assert "  seed = -1\n" in errors
+    assert "Traceback" in errors
+    assert errors.splitlines()[-1] == "vitrail: --seed -1: must be 0 or more"
+
+
+def test_changed_options_hide_the_token():
+    settings = Settings(optim=OptimSettings(learning_rate=0.5))
+    changed = list(changed_options(Train(data="images", settings=settings)))
+    assert changed == ["data = 'images'", "settings.optim.learning_rate = 0.5"]
+    assert list(changed_options(Serve(models=(), token="hush"))) == ["models = ()", "token = ..."]
+
+
+def test_no_control_codes_without_a_terminal_or_with_no_color(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # many CI systems set it
+    live = Live()
+    live.on_train_begin(0, 10)
+    live.log("a choice")
+    assert capsys.readouterr().out == "a choice\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    for error_is_terminal, no_color, colored in (
+        (True, "1", False),
+        (False, "", False),
+        (True, "", True),
+    ):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda value=error_is_terminal: value)
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with pytest.raises(SystemExit):
+            main(["models", "--help"])
+        assert ("\x1b" in capsys.readouterr().out) == colored
+
+
+# Exit statuses
+
+
+def test_strict_check_is_status_1_and_one_line(images, capsys):
+    assert main(["check", str(images), "--strict"]) == 0
+    capsys.readouterr()
+    (images / "cat" / "2.png").write_bytes(b"nothing")
+    assert main(["check", str(images), "--strict", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["unreadable"]) == 1
+    assert "1 unreadable files" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["models", "recipes"])
+def test_an_empty_list_is_status_1(command, capsys):
+    assert main([command, "--like", "no such name"]) == 1
+    assert "lists all" in capsys.readouterr().out
+
+
+def test_closed_pipe_is_no_error():
+    code = "import sys; from vitrail.cli import main; sys.exit(main(['models', '--like', 'mu']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 0
+    assert errors == b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("predict NAME cat.jpg", "evaluate NAME DATA", "serve NAME --port 0", "inspect NAME"),
+        *("fewshot NAME DATA", "finetune DATA --from NAME --out OUT"),
+        *("export NAME --out OUT", "convert NAME OUT --to timm", "teach NAME a=cats/ --out OUT"),
+    ],
+)
+def test_an_architecture_is_not_a_trained_model(words, tmp_path, capsys):
+    places = {"NAME": "ViT-B/16", "DATA": "builtin:sign-digits", "OUT": str(tmp_path / "o.onnx")}
+    assert main([places.get(word, word) for word in words.split()]) == 2
+    error = capsys.readouterr().err
+    assert "'ViT-B/16' is an architecture without weights; vitrail.create" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("check nowhere", "Dataset not found: nowhere"),
+        ("check EMPTY", "EMPTY"),
+        ("check builtin:sign-digits --limit 0", "--limit 0: must be 1 or more"),
+        ("check builtin:sign-digits --limit 9 --out FILE/x", "FILE/x"),
+        ("pack nowhere out", "Dataset not found: nowhere"),
+        ("pack builtin:sign-digits FILE/x", "FILE/x"),
+        ("train", "no dataset given"),
+        ("train nowhere", "Dataset not found: nowhere"),
+        ("train EMPTY", "EMPTY"),
+        ("train builtin:sign-digits --out FILE/x", "FILE/x"),
+        ("train builtin:sign-digits --recipe nothing", "nothing"),
+        ("train --resume --out EMPTY/none", "no run to resume in"),
+        ("train --resume", "--resume needs --out"),
+        ("finetune builtin:sign-digits", "no model given"),
+        ("finetune builtin:sign-digits --from nowhere --out OUT", "nowhere"),
+        ("evaluate nowhere builtin:sign-digits", "nowhere"),
+        ("evaluate EMPTY builtin:sign-digits", "EMPTY"),
+        ("fewshot FILE builtin:sign-digits", "FILE"),
+        ("teach nowhere thumb", "'thumb' is not CLASS=IMAGES, such as thumb=folder"),
+        ("predict nowhere cat.jpg", "nowhere"),
+        ("predict nowhere", "no images given"),
+        ("inspect nowhere", "nowhere"),
+        ("export nowhere --out model.onnx", "nowhere"),
+        ("convert nowhere out --to timm", "nowhere"),
+        ("plan ViT-B/61 --no-probe", "unknown model 'ViT-B/61'"),
+        ("vtab nowhere tasks.toml", "tasks.toml"),
+        ("reproduce table99", "unknown experiment 'table99'"),
+        ("demo --minutes 0", "--minutes 0: must be greater than 0"),
+        ("demo --out FILE/x", "cannot write into"),
+        ("demo --out FILES", "contains other files; pass another --out"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("no folder")
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "FILES").mkdir()
+    (tmp_path / "FILES" / "letter.txt").write_text("mine")
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vitrail: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+# Commands that have no tests of their own
+
+
+def test_models_are_listed_with_their_sizes(capsys):
+    assert main(["models", "--like", "vit-b/16", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["parameters"]) for row in rows] == [
+        ("ViT-B/16", 86_567_656),
+        ("R50+ViT-B/16", 98_659_112),
+    ]
+    assert main(["models", "--like", "mixer-b"]) == 0
+    assert "59,880,472" in capsys.readouterr().out
+
+
+def test_demo_trains_and_draws(tmp_path, capsys):
+    for _ in range(2):  # the second replaces the first
+        assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0
+    assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
+    assert re.search(r"^test accuracy \d+\.\d % \(n=409, ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_stopped_demo_is_status_130(tmp_path, monkeypatch, capsys):
+    from vitrail.training import trainer
+
+    result = trainer.Result(folder=tmp_path, step=1, seconds=1.0, finished=False)
+    monkeypatch.setattr(trainer, "run", lambda *_, **__: result)
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 130
+    assert capsys.readouterr().out.startswith("stopped; ")
+
+
+def test_public_names_exist():
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = vitrail.nonsense
+
+
+# Shell completion
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["tr"], {"train"}),
+        (["check", "--str"], {"--strict"}),
+        (["train", "images", "--optim.sched"], {"--optim.schedule"}),
+        (["convert", "a", "b", "--to", "goo"], {"google", "google-older"}),
+        (["check", "ima"], set()),  # the shell completes files
+        (["check", ""], set()),
+        (["check", "--out", "Vi"], set()),
+    ],
+)
+def test_bash_completes(typed, offered):
+    words = ["vitrail", *typed]
+    quoted = " ".join(f'"{word}"' for word in words)
+    ask = (
+        f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}\n"
+        '_vitrail; printf "%s\\n" "${COMPREPLY[@]}"; complete -p vitrail'
+    )
+    text = f"{script('bash')}\n{ask}"
+    done = subprocess.run(["bash"], input=text, capture_output=True, text=True)
+    assert done.stderr == ""
+    *found, registered = done.stdout.splitlines()
+    assert set(filter(None, found)) == offered
+    assert "-o default" in registered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_every_command_and_parse(shell, capsys):
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert set(COMMANDS) <= set(re.findall(r"[\w-]+", text))
+    if shutil.which(shell):
+        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_completion_explains_its_installation(capsys):
+    assert main(["completion"]) == 0
+    assert capsys.readouterr().out == f"{INSTALL}\n"
+    assert max(map(len, INSTALL.splitlines())) <= 80
+
+
+# docs/commands.md
+
+
+def rows(title):
+    """Return the first cells of the table below a heading, without their backticks."""
+    part = PAGE.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1].strip().strip("`") for line in part.splitlines() if line[:1] == "|"]
+    return cells[2:]
+
+
+def test_page_lists_every_command_switch_status_and_variable():
+    names = [name for group in GROUPS.values() for name in group]
+    assert [row.split()[1] for row in rows("Commands")] == names
+    switches = [row.split("`")[0] for row in rows("Common options")][:2]
+    assert switches == ["--quiet", "--verbose"]
+    assert rows("Exit status") == ["0", "1", "2", "70", "130"]
+    assert rows("Environment") == [*VARIABLES, "VITRAIL_TOKEN"]
