@@ -155,7 +155,9 @@ def test_all_commands_and_public_names_load_without_any_extra():
             continue
         seen.add(module)
         for path in files_of(module):
-            later = path.parent.name == "cli" or path.name == "datasets.py"  # which loads one format
+            later = (
+                path.parent.name == "cli" or path.name == "datasets.py"
+            )  # which loads one format
             used = modules_of(path, later=later)
             left += used
             assert {distribution(name) for name in used} <= base | OWN, f"{module} needs more"
