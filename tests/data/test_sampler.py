@@ -14,7 +14,7 @@ def test_epoch_is_a_permutation():
     batches = take(TrainSampler(samples=10, batch_size=4), 5)  # 20 places: two epochs
     places = [place for batch in batches for place in batch]
     for epoch in (0, 1):
-        assert sorted(p.index for p in places if p.epoch == epoch) == list(range(10))
+        assert sorted(p.row for p in places if p.epoch == epoch) == list(range(10))
 
 
 def test_epochs_differ():
@@ -53,7 +53,7 @@ def test_eval_sampler_covers_every_sample_once(samples, world):
         EvalSampler(samples=samples, batch_size=4, rank=rank, world_size=world)
         for rank in range(world)
     ]
-    seen = [place.index for order in orders for batch in order for place in batch]
+    seen = [place.row for order in orders for batch in order for place in batch]
     assert sorted(seen) == list(range(samples))
     assert all(len(list(order)) == len(order) for order in orders)
 
@@ -63,8 +63,8 @@ def test_repeated_augmentation():
     places = [place for batch in batches for place in batch]
     assert [place.repeat for place in places] == [0, 1, 2] * 10
     for start in range(0, 30, 3):
-        assert len({(place.epoch, place.index) for place in places[start : start + 3]}) == 1
-    assert sorted(p.index for p in places[:15]) == sorted(list(range(5)) * 3)
+        assert len({(place.epoch, place.row) for place in places[start : start + 3]}) == 1
+    assert sorted(p.row for p in places[:15]) == sorted(list(range(5)) * 3)
     assert len({sample_rng(0, place).random() for place in places}) == 30
 
 

@@ -15,7 +15,6 @@ images to blend with.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -229,22 +228,9 @@ def random_erasing(
 # Color operations.
 
 
-def brightness(image: Image.Image, factor: float) -> Image.Image:
-    return blend_with_gray(0, image, factor)
-
-
 def contrast(image: Image.Image, factor: float) -> Image.Image:
     mean = ImageStat.Stat(image.convert("L")).mean[0]
     return blend_with_gray(int(mean + 0.5), image, factor)
-
-
-def contrast_by_size(image: Image.Image, factor: float) -> Image.Image:
-    """Contrast of TensorFlow's RandAugment, which Google's models were trained with.
-
-    Its "mean" sums the counts of a histogram instead of weighting them, and so is the number of
-    pixels / 256, whatever they show: 196 for 224 x 224, white from 256 x 256 on.
-    """
-    return blend_with_gray(min(255, image.width * image.height // 256), image, factor)
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
@@ -285,20 +271,10 @@ def posterize(image: Image.Image, bits: float) -> Image.Image:
     return image if bits == 8 else lookup(image, LEVELS & (256 - 2 ** (8 - bits)))
 
 
-def solarize(image: Image.Image, threshold: float) -> Image.Image:
-    """Invert the values from the threshold on."""
-    return lookup(image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS))
-
-
-def solarize_add(image: Image.Image, addition: float) -> Image.Image:
-    """Brighten the values below 128."""
-    return lookup(image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS))
-
-
 def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
     """Stretch each channel to 0 to 255."""
     tables = []
-    for counts in histograms(image):
+    for counts in np.array(image.histogram()).reshape(-1, 256):
         low, high = counts.nonzero()[0][[0, -1]]
         scale = 255 / max(1, high - low)
         tables.append(LEVELS * scale - low * scale if low < high else LEVELS)
@@ -308,7 +284,7 @@ def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
 def equalize(image: Image.Image, _amount: float) -> Image.Image:
     """Equalize the histogram of each channel."""
     tables = []
-    for counts in histograms(image):
+    for counts in np.array(image.histogram()).reshape(-1, 256):
         step = int(counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
         below = np.cumsum(counts) - counts
         tables.append((below + step // 2) // step if step else LEVELS)
@@ -324,10 +300,6 @@ def lookup(image: Image.Image, table: np.ndarray) -> Image.Image:
     """Map every value; (256,) for all channels or (channels, 256)."""
     entries = np.clip(table, 0, 255).astype(np.uint8).tobytes()
     return image.point(entries * (len(image.getbands()) * 256 // len(entries)))
-
-
-def histograms(image: Image.Image) -> np.ndarray:
-    return np.array(image.histogram()).reshape(-1, 256)
 
 
 # Geometric operations.
@@ -346,11 +318,6 @@ class Geometry(NamedTuple):
         if image.mode == "L":
             return round(0.299 * red + 0.587 * green + 0.114 * blue)
         return red, green, blue
-
-
-def rotate(image: Image.Image, degrees: float, geometry: Geometry) -> Image.Image:
-    """Rotate counterclockwise about the center."""
-    return image.rotate(degrees, geometry.resample, fillcolor=geometry.fill_color(image))
 
 
 def cutout(image: Image.Image, half: float, geometry: Geometry) -> Image.Image:
@@ -393,17 +360,28 @@ def shift(
 
 
 COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    "identity": lambda image, _amount: image,
-    "invert": lambda image, _amount: ImageChops.invert(image),
-    "brightness": brightness,
+    "identity": lambda image, _: image,
+    "invert": lambda image, _: ImageChops.invert(image),
+    "brightness": lambda image, factor: blend_with_gray(0, image, factor),
     "contrast": contrast,
-    "contrast_by_size": contrast_by_size,
+    # Contrast of TensorFlow's RandAugment, which Google's models were trained with. Its "mean" sums
+    # the counts of a histogram instead of weighting them, and so is the number of pixels / 256,
+    # whatever they show: 196 for 224 x 224, white from 256 x 256 on.
+    "contrast_by_size": lambda image, factor: blend_with_gray(
+        min(255, image.width * image.height // 256), image, factor
+    ),
     "color": color,
     "hue": hue,
     "sharpness": sharpness,
     "posterize": posterize,
-    "solarize": solarize,
-    "solarize_add": solarize_add,
+    # inverts the values from the threshold on
+    "solarize": lambda image, threshold: lookup(
+        image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS)
+    ),
+    # brightens the values below 128
+    "solarize_add": lambda image, addition: lookup(
+        image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS)
+    ),
     "autocontrast": autocontrast,
     "equalize": equalize,
 }
@@ -412,7 +390,9 @@ GEOMETRY_OPS: dict[str, Callable[[Image.Image, float, Geometry], Image.Image]] =
     "shear_y": lambda image, amount, geometry: shift(image, amount, 0.0, geometry, axis=1),
     "translate_x": lambda image, pixels, geometry: shift(image, 0.0, -pixels, geometry, axis=0),
     "translate_y": lambda image, pixels, geometry: shift(image, 0.0, -pixels, geometry, axis=1),
-    "rotate": rotate,
+    "rotate": lambda image, degrees, geometry: image.rotate(
+        degrees, geometry.resample, fillcolor=geometry.fill_color(image)
+    ),
     "cutout": cutout,
 }
 
@@ -427,12 +407,13 @@ def apply_operation(
 
 # Policies: the strength of each operation as a function (level, sign, (width, height)) → amount.
 # Level 0 is the weakest and 1 the strongest that the policy was designed for; the sign is random.
+# A policy draws operations by position: their order is part of it.
 
 Strength = Callable[[float, int, tuple[int, int]], float]
+ENHANCERS = ("brightness", "color", "contrast", "sharpness")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AugmentPolicy:
+class AugmentPolicy(NamedTuple):
     """Operations, their strengths, and how they are drawn."""
 
     strengths: dict[str, Strength]
@@ -443,126 +424,84 @@ class AugmentPolicy:
     resample: Resampling = Resampling.NEAREST
 
 
-def constant(_level: float, _sign: int, _size: tuple[int, int]) -> float:
-    """For operations without a strength."""
-    return 0.0
-
-
-def signed(most: float) -> Strength:
-    return lambda level, sign, size: sign * most * level
-
-
-def around_one(most: float, least: float = 0.0) -> Strength:
-    return lambda level, sign, size: max(least, 1 + sign * most * level)
-
-
-def linear(first: float, last: float) -> Strength:
-    return lambda level, sign, size: first + (last - first) * level
-
-
-def of_width(share: float) -> Strength:
-    return lambda level, sign, size: sign * share * size[0] * level
-
-
-def of_height(share: float) -> Strength:
-    return lambda level, sign, size: sign * share * size[1] * level
-
-
-def truncate(strength: Strength) -> Strength:
-    """Round toward zero: 3.9 is 3, and -3.9 is -3."""
-    return lambda level, sign, size: int(strength(level, sign, size))
-
-
-def enhance(strength: Strength) -> dict[str, Strength]:
-    return dict.fromkeys(("brightness", "color", "contrast", "sharpness"), strength)
-
-
-def bits(most: int, fewer: int) -> Strength:
-    return lambda level, sign, size: most - round(fewer * level)
-
-
 # Cubuk et al. 2020 (arXiv:1909.13719) with the ranges of torchvision, which has no inversion.
 TORCHVISION: dict[str, Strength] = {
-    "identity": constant,
-    "shear_x": signed(0.3),
-    "shear_y": signed(0.3),
-    "translate_x": truncate(of_width(150 / 331)),
-    "translate_y": truncate(of_height(150 / 331)),
-    "rotate": signed(30),
-    **enhance(around_one(0.9)),
-    "posterize": bits(8, 4),
-    "solarize": linear(255, 0),
-    "autocontrast": constant,
-    "equalize": constant,
+    "identity": lambda level, sign, size: 0.0,
+    "shear_x": lambda level, sign, size: sign * 0.3 * level,
+    "shear_y": lambda level, sign, size: sign * 0.3 * level,
+    "translate_x": lambda level, sign, size: int(sign * (150 / 331) * size[0] * level),
+    "translate_y": lambda level, sign, size: int(sign * (150 / 331) * size[1] * level),
+    "rotate": lambda level, sign, size: sign * 30 * level,
+    **dict.fromkeys(ENHANCERS, lambda level, sign, size: max(0.0, 1 + sign * 0.9 * level)),
+    "posterize": lambda level, sign, size: 8 - round(4 * level),
+    "solarize": lambda level, sign, size: 255 - 255 * level,
+    "autocontrast": lambda level, sign, size: 0.0,
+    "equalize": lambda level, sign, size: 0.0,
 }
 # TensorFlow's first table, where several operations become weaker as the level increases.
 TENSORFLOW: dict[str, Strength] = {
-    "autocontrast": constant,
-    "equalize": constant,
-    "invert": constant,
-    "rotate": signed(30),
-    "posterize": truncate(linear(0, 4)),
-    "solarize": truncate(linear(0, 256)),
-    "solarize_add": truncate(linear(0, 110)),
-    **enhance(linear(0.1, 1.9)),
-    "shear_x": signed(0.3),
-    "shear_y": signed(0.3),
+    "autocontrast": lambda level, sign, size: 0.0,
+    "equalize": lambda level, sign, size: 0.0,
+    "invert": lambda level, sign, size: 0.0,
+    "rotate": lambda level, sign, size: sign * 30 * level,
+    "posterize": lambda level, sign, size: int(4 * level),
+    "solarize": lambda level, sign, size: int(256 * level),
+    "solarize_add": lambda level, sign, size: int(110 * level),
+    **dict.fromkeys(ENHANCERS, lambda level, sign, size: 0.1 + (1.9 - 0.1) * level),
+    "shear_x": lambda level, sign, size: sign * 0.3 * level,
+    "shear_y": lambda level, sign, size: sign * 0.3 * level,
 }
-TIMM = TENSORFLOW | {"translate_x": of_width(0.45), "translate_y": of_height(0.45)}
+TIMM = TENSORFLOW | {
+    "translate_x": lambda level, sign, size: sign * 0.45 * size[0] * level,
+    "translate_y": lambda level, sign, size: sign * 0.45 * size[1] * level,
+}
 TIMM_INCREASING = TIMM | {
     "posterize": lambda level, sign, size: 4 - int(4 * level),
     "solarize": lambda level, sign, size: 256 - int(256 * level),
-    **enhance(around_one(0.9, least=0.1)),
+    **dict.fromkeys(ENHANCERS, lambda level, sign, size: max(0.1, 1 + sign * 0.9 * level)),
 }
 # AugReg (Steiner et al. 2022) and the later ViTs of Google: translations in pixels, for 224.
 BIG_VISION = {name: strength for name, strength in TENSORFLOW.items() if name != "contrast"} | {
-    "contrast_by_size": linear(0.1, 1.9),
+    "contrast_by_size": TENSORFLOW["contrast"],
     "posterize": lambda level, sign, size: max(1, int(4 * level)),  # a shift by 8 bits is one by 7
-    "translate_x": signed(100),
-    "translate_y": signed(100),
-    "cutout": truncate(linear(0, 40)),
+    "translate_x": lambda level, sign, size: sign * 100 * level,
+    "translate_y": lambda level, sign, size: sign * 100 * level,
+    "cutout": lambda level, sign, size: int(40 * level),
 }
-
-
-def timm_policy(strengths: dict[str, Strength]) -> AugmentPolicy:
-    return AugmentPolicy(
-        strengths=strengths,
-        full_magnitude=10,
-        max_magnitude=10,
-        prob=0.5,
-        fill=128,
-        resample=Resampling.BILINEAR,
-    )
-
-
+TIMM_POLICY = AugmentPolicy(
+    TIMM,
+    full_magnitude=10,
+    max_magnitude=10,
+    prob=0.5,
+    fill=128,
+    resample=Resampling.BILINEAR,
+)
 RAND_AUGMENT = {
-    "torchvision": AugmentPolicy(strengths=TORCHVISION),
-    "timm": timm_policy(TIMM),
-    "timm-increasing": timm_policy(TIMM_INCREASING),
-    "big_vision": AugmentPolicy(strengths=BIG_VISION, full_magnitude=10, fill=128),
+    "torchvision": AugmentPolicy(TORCHVISION),
+    "timm": TIMM_POLICY,
+    "timm-increasing": TIMM_POLICY._replace(strengths=TIMM_INCREASING),
+    "big_vision": AugmentPolicy(BIG_VISION, full_magnitude=10, fill=128),
 }
-
 # Müller and Hutter 2021 (arXiv:2103.10158), table "wide".
 TRIVIAL_AUGMENT = AugmentPolicy(
-    strengths=TORCHVISION
+    TORCHVISION
     | {
-        "shear_x": signed(0.99),
-        "shear_y": signed(0.99),
-        "translate_x": truncate(signed(32)),
-        "translate_y": truncate(signed(32)),
-        "rotate": signed(135),
-        **enhance(around_one(0.99)),
-        "posterize": bits(8, 6),
+        "shear_x": lambda level, sign, size: sign * 0.99 * level,
+        "shear_y": lambda level, sign, size: sign * 0.99 * level,
+        "translate_x": lambda level, sign, size: int(sign * 32 * level),
+        "translate_y": lambda level, sign, size: int(sign * 32 * level),
+        "rotate": lambda level, sign, size: sign * 135 * level,
+        **dict.fromkeys(ENHANCERS, lambda level, sign, size: max(0.0, 1 + sign * 0.99 * level)),
+        "posterize": lambda level, sign, size: 8 - round(6 * level),
     }
 )
-
 # Hendrycks et al. 2020 (arXiv:1912.02781), with the color operations that torchvision adds.
 AUG_MIX = AugmentPolicy(
-    strengths={name: strength for name, strength in TORCHVISION.items() if name != "identity"}
+    {name: strength for name, strength in TORCHVISION.items() if name != "identity"}
     | {
-        "translate_x": truncate(of_width(1 / 3)),
-        "translate_y": truncate(of_height(1 / 3)),
-        "posterize": bits(4, 4),
+        "translate_x": lambda level, sign, size: int(sign * (1 / 3) * size[0] * level),
+        "translate_y": lambda level, sign, size: int(sign * (1 / 3) * size[1] * level),
+        "posterize": lambda level, sign, size: 4 - round(4 * level),
     },
     full_magnitude=9,
     max_magnitude=9,

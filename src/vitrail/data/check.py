@@ -67,8 +67,7 @@ class SampleInfo:
     index: int  # in its split
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnreadableFile:
+class UnreadableFile(NamedTuple):
     """A file that cannot be decoded."""
 
     name: str
@@ -76,8 +75,7 @@ class UnreadableFile:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DuplicateGroup:
+class DuplicateGroup(NamedTuple):
     """Identical images, or a pair of near duplicates."""
 
     members: tuple[SampleInfo, ...]
@@ -93,11 +91,11 @@ class DuplicateGroup:
         return len({member.labels for member in self.members}) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"leak": self.leak, "conflict": self.conflict}
+        members = [asdict(member) for member in self.members]
+        return self._asdict() | {"members": members, "leak": self.leak, "conflict": self.conflict}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SizeRange:
+class SizeRange(NamedTuple):
     """Range of a side in pixels."""
 
     least: int
@@ -164,10 +162,11 @@ class DatasetReport:
             "counts": self.counts,
             "notes": list(self.notes),
             "kinds": self.kinds,
-            **{side: (r := getattr(self, side)) and asdict(r) for side in ("height", "width")},
+            **{side: (r := getattr(self, side)) and r._asdict() for side in ("height", "width")},
+            "unreadable": [file._asdict() for file in self.unreadable],
             **{
                 name: [asdict(item) for item in getattr(self, name)]
-                for name in ("unreadable", "small", "gray", "blank")
+                for name in ("small", "gray", "blank")
             },
             **{
                 name: [group.to_dict() for group in getattr(self, name)]

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Barrier, Lock
 from typing import NamedTuple
 
@@ -58,17 +57,25 @@ class ItemBatch(NamedTuple):
     errors: list[tuple[str, str]]
 
 
-@dataclass
 class Loader:
     """Iterable over batches; `skipped` maps the names of unreadable images to the reason."""
 
-    dataset: Dataset
-    transform: Transform
-    sampler: TrainSampler | EvalSampler
-    seed: int = 0
-    workers: int | None = None  # processes; None: automatic, 0: threads of this process
-    strict: bool = False
-    skipped: dict[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        dataset: Dataset,
+        transform: Transform,
+        sampler: TrainSampler | EvalSampler,
+        seed: int = 0,
+        workers: int | None = None,  # processes; None: automatic, 0: threads of this process
+        strict: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.transform = transform
+        self.sampler = sampler
+        self.seed = seed
+        self.workers = workers
+        self.strict = strict
+        self.skipped: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Batch]:
         workers = default_workers(self.dataset) if self.workers is None else self.workers
@@ -123,7 +130,7 @@ class ItemDataset(TorchDataset):
         errors = []
         for attempt in range(MAX_REPLACEMENTS):
             rng = sample_rng(self.seed, key, attempt)
-            index = key.index if attempt == 0 else int(rng.integers(len(self.dataset)))
+            index = key.row if attempt == 0 else int(rng.integers(len(self.dataset)))
             try:
                 sample = self.dataset[index]
                 return Item(self.transform(sample.data, rng), sample.label, index, errors)
@@ -131,7 +138,7 @@ class ItemDataset(TorchDataset):
                 errors.append((self.dataset.name(index), str(error)))
                 if not self.replace:
                     break
-        return Item(None, 0, key.index, errors)
+        return Item(None, 0, key.row, errors)
 
 
 def threaded_batches(items: ItemDataset, batches: Iterable[list[SampleKey]]) -> Iterator[ItemBatch]:

@@ -113,14 +113,11 @@ def paste(
 
 def cutmix_box(height: int, width: int, lam: float, rng: Rng) -> Box:
     """Return a box of the image's aspect ratio and 1 - lam of its area, at a random center."""
-    side = math.sqrt(1 - lam)
-
-    def span(length: int, size: int) -> tuple[int, int]:
-        middle = int(rng.integers(size))
-        return max(0, middle - length // 2), min(size, middle + (length + 1) // 2)
-
-    top, bottom = span(int(height * side), height)
-    left, right = span(int(width * side), width)
+    side, spans = math.sqrt(1 - lam), []
+    for size in (height, width):
+        length, middle = int(size * side), int(rng.integers(size))
+        spans.append((max(0, middle - length // 2), min(size, middle + (length + 1) // 2)))
+    (top, bottom), (left, right) = spans
     return Box(top, left, bottom - top, right - left)
 
 

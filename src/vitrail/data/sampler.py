@@ -8,18 +8,18 @@ among processes, any number of processes trains on the same batches.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from vitrail.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class SampleKey:
+class SampleKey(NamedTuple):
     """One use of a sample: the key of all its randomness."""
 
     epoch: int
-    index: int
+    row: int  # in the dataset
     repeat: int = 0  # in repeated augmentation
 
 
@@ -76,20 +76,17 @@ class EvalSampler:
             yield [SampleKey(0, index) for index in batch]
 
     def __len__(self) -> int:
-        return len(self.starts())
+        return len(self.batches())
 
     @property
     def local_samples(self) -> int:
         """Number of samples of this process."""
         return sum(map(len, self.batches()))
 
-    def batches(self) -> Iterator[range]:
-        for start in self.starts():
-            yield range(start, min(start + self.batch_size, self.samples))
-
-    def starts(self) -> range:
-        size = self.batch_size
-        return range(self.rank * size, self.samples, self.world_size * size)
+    def batches(self) -> list[range]:
+        size, samples = self.batch_size, self.samples
+        starts = range(self.rank * size, samples, self.world_size * size)
+        return [range(start, min(start + size, samples)) for start in starts]
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
@@ -99,4 +96,4 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 def sample_rng(seed: int, key: SampleKey, attempt: int = 0) -> np.random.Generator:
     """Return the generator of one use of a sample, the same in every process."""
-    return np.random.default_rng((seed, key.epoch, key.index, key.repeat, attempt))
+    return np.random.default_rng((seed, key.epoch, key.row, key.repeat, attempt))

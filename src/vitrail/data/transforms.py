@@ -150,7 +150,8 @@ class TrainTransform:
         if config.flip and rng.random() < 0.5:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.policy != "none" or config.color_jitter:
-            tensor = from_pillow(self.augment(to_pillow(tensor), rng))
+            pixels = tensor.permute(1, 2, 0).contiguous().numpy()
+            tensor = from_pillow(self.augment(to_pillow(pixels), rng))
         if config.erasing and rng.random() < config.erasing:
             tensor = augment.random_erasing(tensor, rng)
         return tensor.contiguous()
@@ -192,7 +193,11 @@ class EvalTransform:
         image = LazyImage(data, self.channels, decoder, full_size=not config.antialias)
         size = config.resize_to or config.size
         if config.resize == "short-side":
-            check_aspect(image.height, image.width)
+            if max(image.height, image.width) > MAX_ASPECT * min(image.height, image.width):
+                raise DataError(
+                    f"aspect ratio of {image.width} x {image.height} pixels is above {MAX_ASPECT}, "
+                    "the limit for resizing the short side"
+                )
             size = short_side_size(image.height, image.width, min(size))
         pixels = image.crop(Box(0, 0, image.height, image.width), size)
         tensor = resize(
@@ -216,6 +221,7 @@ class LazyImage:
         self.decoder: Decoder = decoder
         self.full_size = full_size or decoder == "pillow"
         self.encoded: EncodedImage | None = None
+        self.array = np.empty(0, np.uint8)
         if isinstance(data, np.ndarray):
             self.array = to_channels(data, channels)
             self.height, self.width = self.array.shape[:2]
@@ -225,30 +231,25 @@ class LazyImage:
 
     def crop(self, box: Box, size: tuple[int, int]) -> np.ndarray:
         """Return a crop that will be resized to `size`."""
-        array, down, across = self.decode(box, size)
-        top, left = int(box.top * down), int(box.left * across)
-        bottom = max(top + 1, round((box.top + box.height) * down))
-        right = max(left + 1, round((box.left + box.width) * across))
-        return array[top:bottom, left:right]
-
-    def decode(self, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, float, float]:
-        """Return pixels down to the end of the box, and their scale, vertical and horizontal."""
-        if self.encoded is None:
-            return self.array, 1.0, 1.0
-        min_size = None
-        if not self.full_size:
+        array, down, across = self.array, 1.0, 1.0  # pixels, and their scale
+        if self.encoded is not None:
             min_size = (
                 -(-self.height * size[0] // box.height),
                 -(-self.width * size[1] // box.width),
             )
-        array = self.encoded.pixels(
-            channels=self.channels,
-            min_size=min_size,
-            max_rows=box.top + box.height,
-            backend=self.decoder,
-        )
-        rows = -(-self.height // self.encoded.scale(min_size))  # including those not decoded
-        return array, rows / self.height, array.shape[1] / self.width
+            min_size = None if self.full_size else min_size
+            array = self.encoded.pixels(
+                channels=self.channels,
+                min_size=min_size,
+                max_rows=box.top + box.height,
+                backend=self.decoder,
+            )
+            rows = -(-self.height // self.encoded.scale(min_size))  # including those not decoded
+            down, across = rows / self.height, array.shape[1] / self.width
+        top, left = int(box.top * down), int(box.left * across)
+        bottom = max(top + 1, round((box.top + box.height) * down))
+        right = max(left + 1, round((box.left + box.width) * across))
+        return array[top:bottom, left:right]
 
 
 def resize(
@@ -266,7 +267,7 @@ def resize(
         if pixels.shape[2] not in (1, 3):  # Pillow has no mode for them
             planes = np.dsplit(pixels, pixels.shape[2])
             return torch.cat([resize(one, size, interpolation, backend=backend) for one in planes])
-        image = pixels_to_pillow(pixels)
+        image = to_pillow(pixels)
         return from_pillow(image.resize((size[1], size[0]), PILLOW_FILTERS[interpolation]))
     tensor = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: the fast kernel
     if interpolation in ("bilinear", "bicubic", "lanczos") and antialias:
@@ -310,15 +311,6 @@ def center_crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:
     return tensor[..., top : top + size[0], left : left + size[1]].contiguous()
 
 
-def check_aspect(height: int, width: int) -> None:
-    """Reject an image so thin that resizing its short side would make the other enormous."""
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise DataError(
-            f"aspect ratio of {width} x {height} pixels is above {MAX_ASPECT}, the limit for "
-            "resizing the short side"
-        )
-
-
 def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
     """Return the size with this short side and the image's aspect ratio."""
     if height <= width:
@@ -343,11 +335,7 @@ def to_channels(array: np.ndarray, channels: int) -> np.ndarray:
     )
 
 
-def to_pillow(tensor: Tensor) -> Image.Image:
-    return pixels_to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
-
-
-def pixels_to_pillow(pixels: np.ndarray) -> Image.Image:
+def to_pillow(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
 
