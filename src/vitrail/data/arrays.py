@@ -174,29 +174,22 @@ def encode_labels(
 # .npz and .npy files.
 
 
-def index_npz(path: Path) -> DatasetIndex:
-    try:
-        arrays = read_npz(path)
-    except READ_ERRORS as error:
-        raise read_error(path, error) from None
-    return index_named_arrays(arrays, path, path.parent)
+def index_array_files(path: Path) -> DatasetIndex:
+    """Index an .npz file, the .npy files of a folder, or the pair that an .npy file belongs to.
 
-
-def index_npy(path: Path) -> DatasetIndex:
-    """Index the .npy files of a folder, or the pair that a file belongs to."""
+    Images are paired with labels by name: x_train with y_train, images with labels.
+    """
     folder = path if path.is_dir() else path.parent
     try:
-        arrays = {file.stem: read_npy(file) for file in sorted(folder.glob("*.npy"))}
+        if path.suffix.lower() == ".npz" and path.is_file():
+            arrays = read_npz(path)
+        else:
+            arrays = {file.stem: read_npy(file) for file in sorted(folder.glob("*.npy"))}
     except READ_ERRORS as error:
         raise read_error(path, error) from None
-    if path.is_file():
+    if path.suffix.lower() == ".npy" and path.is_file():
         split = array_role(path.stem)[1]
         arrays = {name: array for name, array in arrays.items() if array_role(name)[1] == split}
-    return index_named_arrays(arrays, path, folder)
-
-
-def index_named_arrays(arrays: dict[str, LazyArray], path: Path, folder: Path) -> DatasetIndex:
-    """Pair images with labels by name: x_train with y_train, images with labels."""
     roles = {array_role(name): array for name, array in arrays.items()}
     parts = []
     for (role, split), array in roles.items():

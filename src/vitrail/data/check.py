@@ -175,13 +175,6 @@ class DatasetReport:
         }
 
 
-class Location(NamedTuple):
-    """Split and index of an image."""
-
-    split: str
-    row: int
-
-
 def check_dataset(
     reference: str | os.PathLike[str],
     *,
@@ -193,22 +186,33 @@ def check_dataset(
     `progress` is called with the number of images done and the total.
     """
     datasets = open_splits(reference)
-    locations = [Location(split, i) for split, part in datasets.items() for i in range(len(part))]
+    locations = [(split, i) for split, part in datasets.items() for i in range(len(part))]
     if limit is not None and limit < len(locations):
         chosen = np.linspace(0, len(locations) - 1, max(limit, 1))
         locations = [locations[int(position)] for position in chosen]
     stats = np.zeros(len(locations), IMAGE_STATS)
-    kinds, unreadable = Counter[str](), []
-    results = examine(datasets, locations)
-    for row, (location, result) in enumerate(zip(locations, results, strict=True)):
-        if isinstance(result, str):
-            name = datasets[location.split].name(location.row)
-            unreadable.append(UnreadableFile(name=name, split=location.split, reason=result))
-        else:
-            stats[row], kind = result
-            kinds[kind] += 1
-        if progress is not None:
-            progress(row + 1, len(locations))
+    kinds, unreadable, results = Counter[str](), [], iter(())
+
+    def examine(location: tuple[str, int]) -> tuple[tuple[Any, ...], str] | DataError:
+        split, index = location
+        try:
+            return image_stats(datasets[split][index].data)
+        except DataError as error:
+            return error
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for row, (split, index) in enumerate(locations):
+            if row % BATCH == 0:  # never more than a batch ahead
+                results = pool.map(examine, locations[row : row + BATCH])
+            result = next(results)
+            if isinstance(result, DataError):
+                name = datasets[split].name(index)
+                unreadable.append(UnreadableFile(name, split, str(result)))
+            else:
+                stats[row], kind = result
+                kinds[kind] += 1
+            if progress is not None:
+                progress(row + 1, len(locations))
     readable = np.flatnonzero(stats["readable"])
     stats, locations = stats[readable], [locations[row] for row in readable]
     labels = {split: part.labels() for split, part in datasets.items()}
@@ -226,6 +230,10 @@ def check_dataset(
     # of identical images, only the first is compared with others
     first = np.sort(np.unique(stats["digest"], axis=0, return_index=True)[1])
     near = near_pairs(stats["hash"][first], stats["thumbnail"][first])
+    sides = {
+        side: SizeRange(int(stats[side].min()), int(np.median(stats[side])), int(stats[side].max()))
+        for side in (("height", "width") if len(stats) else ())
+    }
     short = np.minimum(stats["height"], stats["width"])
     gray = stats["gray"]
     mostly_color = 2 * np.count_nonzero(gray) < len(gray)
@@ -236,8 +244,8 @@ def check_dataset(
         counts=count_classes(datasets, labels),
         notes=tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts))),
         examined=len(stats) + len(unreadable),
-        height=size_range(stats["height"]),
-        width=size_range(stats["width"]),
+        height=sides.get("height"),
+        width=sides.get("width"),
         kinds=dict(kinds.most_common()),
         unreadable=tuple(unreadable),
         duplicates=tuple(
@@ -252,23 +260,6 @@ def check_dataset(
         gray=infos(np.flatnonzero(gray)) if mostly_color else (),
         blank=infos(np.flatnonzero(contrasts(stats["thumbnail"]) < MIN_CONTRAST)),
     )
-
-
-ImageResult = tuple[tuple[Any, ...], str] | str  # a row of IMAGE_STATS and the kind; or an error
-
-
-def examine(datasets: dict[str, ImageDataset], locations: list[Location]) -> Iterator[ImageResult]:
-    """Yield the result for each image in order, never more than a batch ahead."""
-
-    def examine_one(location: Location) -> ImageResult:
-        try:
-            return image_stats(datasets[location.split][location.row].data)
-        except DataError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for start in range(0, len(locations), BATCH):
-            yield from pool.map(examine_one, locations[start : start + BATCH])
 
 
 def image_stats(data: bytes | np.ndarray) -> tuple[tuple[Any, ...], str]:
@@ -307,12 +298,6 @@ def count_classes(
         for number, count in enumerate(np.bincount(ids).tolist()):
             counts[datasets[split].classes[number]][split] += count
     return counts
-
-
-def size_range(sides: np.ndarray) -> SizeRange | None:
-    if not len(sides):
-        return None
-    return SizeRange(least=int(sides.min()), median=int(np.median(sides)), most=int(sides.max()))
 
 
 # Duplicates. Shapes: n images.

@@ -504,7 +504,7 @@ def load_index(
     if arrays.IDX_FILE.fullmatch(path.name):
         return arrays.index_idx(path.parent)
     if suffix in (".npz", ".npy"):
-        return arrays.index_npz(path) if suffix == ".npz" else arrays.index_npy(path)
+        return arrays.index_array_files(path)
     if suffix in (".parquet", ".arrow"):
         return hf_datasets.index_hf(str(path))
     if suffix in COMPRESSED:
@@ -544,7 +544,7 @@ def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
     if hf_datasets.is_table_folder(folder):
         return hf_datasets.index_hf(str(folder))
     if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
-        return arrays.index_npy(folder)
+        return arrays.index_array_files(folder)
     reason = "contains no images" if folders.list_entries(folder) else "is empty"
     if images:
         reason = f"contains {images:,} images but no class folders"

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, get_args
@@ -117,7 +117,7 @@ class EncodedImage:
             return None
         data = bytearray(header.data)  # the same file with a smaller height in its header
         data[header.height_offset : header.height_offset + 2] = height.to_bytes(2)
-        shorter = replace(header, data=bytes(data), size=(height, self.width), height_offset=None)
+        shorter = header._replace(data=bytes(data), size=(height, self.width), height_offset=None)
         return decode_simplejpeg(shorter, channels, scale, fast=True, cut_short=True)
 
     def scale(self, min_size: tuple[int, int] | None) -> int:
@@ -136,7 +136,18 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> EncodedImage:
     header = read_header(data)
     mode = {1: "L", 3: "RGB", 4: "CMYK"}.get(header.components or 0, "")
     check_size(header.format, header.size, max_pixels)
-    check_cost(header, max(max_pixels, MIN_CODED))
+    limit = max(max_pixels, MIN_CODED)
+    largest = min(limit, max(MIN_CODED, MAX_PADDING * math.prod(header.size or (0, 0))))
+    if header.coded_pixels > largest:
+        raise DataError(
+            f"{header.format} with a tile or frame of {header.coded_pixels:,} pixels, above the "
+            f"limit of {largest:,} for its size; save it as PNG or JPEG"
+        )
+    if header.total_pixels > MAX_PASSES * limit:
+        raise DataError(
+            f"{header.format} of {header.total_pixels:,} pixels in all scans, tiles or frames, "
+            f"above the limit of {MAX_PASSES * limit:,}; save it as PNG or baseline JPEG"
+        )
     size, orientation = header.size, header.orientation
     if not mode:
         with open_pillow(header) as image:
@@ -146,7 +157,7 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> EncodedImage:
         check_size(header.format, size, max_pixels)
     assert size is not None
     if orientation != header.orientation:
-        header = replace(header, orientation=orientation)
+        header = header._replace(orientation=orientation)
     height, width = size if orientation < 5 else size[::-1]
     return EncodedImage(format=header.format, mode=mode, height=height, width=width, header=header)
 
@@ -179,28 +190,13 @@ def check_size(format: str, size: tuple[int, int] | None, max_pixels: int) -> No
         )
 
 
-def check_cost(header: Header, max_pixels: int) -> None:
-    """Reject an image that takes far more memory or time than its size suggests."""
-    largest = max(MIN_CODED, MAX_PADDING * math.prod(header.size or (0, 0)))
-    if header.coded_pixels > (largest := min(largest, max_pixels)):
-        raise DataError(
-            f"{header.format} with a tile or frame of {header.coded_pixels:,} pixels, above the "
-            f"limit of {largest:,} for its size; save it as PNG or JPEG"
-        )
-    if header.total_pixels > MAX_PASSES * max_pixels:
-        raise DataError(
-            f"{header.format} of {header.total_pixels:,} pixels in all scans, tiles or frames, "
-            f"above the limit of {MAX_PASSES * max_pixels:,}; save it as PNG or baseline JPEG"
-        )
-
-
 class LimitedFile(io.BytesIO):
     """File in memory that limits the CPU seconds of this thread between reads.
 
     This ends loops in Python that ask for more bytes: Pillow's over blocks of 64 kB for JPEG, PNG,
     GIF, BMP and plain TIFF, and over run lengths. It cannot interrupt one call into C, and WebP,
     AVIF, compressed TIFF and simplejpeg decode a whole image in one call. Those are limited by
-    `check_size` and `check_cost` only, and headers by the number of their segments.
+    `open_image` only, and headers by the number of their segments.
     """
 
     def limit(self, seconds: float) -> None:

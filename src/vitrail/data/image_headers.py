@@ -13,7 +13,6 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vitrail.errors import DataError
@@ -46,7 +45,7 @@ MAX_TAG_VALUES = 300_000  # of a TIFF tag
 MAX_SAMPLES = 6  # per pixel of a TIFF: more than any kind that Pillow reads
 MAX_RLE = 2**18  # pixels and bytes of a run-length encoded BMP, which Pillow decodes in Python
 MAX_AVIF_PARTS = 10_000  # boxes, extents or OBUs of an AVIF, each a step in Python
-EXIF_ORIENTATION = 274  # the same tag in EXIF and in TIFF
+ORIENTATION = 274  # the same tag in EXIF and in TIFF
 TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}
 TIFF_TYPE_CODES = {3: "H", 4: "L", 16: "Q"}  # `struct` codes of integers
 TIFF_SINGLE = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 512, 513, 514, 531}
@@ -63,15 +62,12 @@ SEQUENCE_HEADER, FRAME_HEADER, FRAME = 1, 3, 6  # OBU types
 KEY_FRAME, SWITCH_FRAME = 0, 3
 SELECT = 2  # set per frame
 
-Tag = tuple[int, int, bytes]  # type, count, and the values or their offset
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Header of an image file. The size is as stored, before rotation."""
 
     format: str
-    data: bytes = field(repr=False)  # the file without what defines no pixels
+    data: bytes  # the file without what defines no pixels
     size: tuple[int, int] | None = None  # height and width; None if only the decoder knows
     orientation: int = 1  # EXIF: 1 is upright
     components: int | None = None  # JPEG: 1 gray, 3 color, 4 CMYK
@@ -88,26 +84,21 @@ def detect_format(data: bytes) -> str | None:
 def read_header(data: bytes) -> Header:
     """Read the header of an image file; raise a one-line `DataError` for anything else."""
     format = detect_format(data)
-    if format is None:
-        raise DataError(describe_unsupported(data))
-    try:
-        return READERS[format](data)
-    except (struct.error, IndexError, OverflowError, ValueError):
-        raise truncated(format) from None
-
-
-def describe_unsupported(data: bytes) -> str:
+    if format is not None:
+        try:
+            return READERS[format](data)
+        except (struct.error, IndexError, OverflowError, ValueError):
+            raise truncated(format) from None
     if not data:
-        return f"empty file; supported: {READABLE_FORMATS}"
+        raise DataError(f"empty file; supported: {READABLE_FORMATS}")
     for name, start in UNSUPPORTED_SIGNATURES.items():
         if re.match(start, data[:2000], re.S):
-            return f"{name}, which is not supported; convert it to PNG or JPEG"
+            raise DataError(f"{name}, which is not supported; convert it to PNG or JPEG")
     text = data[:500].decode("utf-8", "ignore")
-    is_text = len(text.encode()) > len(data[:500]) - 4 and not re.search(
-        r"[\0-\x08\x0e-\x1f]", text
-    )
+    is_text = len(text.encode()) > len(data[:500]) - 4
+    is_text = is_text and not re.search(r"[\0-\x08\x0e-\x1f]", text)
     kind = "a text file" if is_text else "an unknown format"
-    return f"{kind}, not an image; supported: {READABLE_FORMATS}"
+    raise DataError(f"{kind}, not an image; supported: {READABLE_FORMATS}")
 
 
 def truncated(format: str) -> DataError:
@@ -126,8 +117,10 @@ def max_segments(data: bytes) -> int:
     return 1000 + len(data) // 2048
 
 
-def too_many_segments(format: str, data: bytes) -> DataError:
-    return DataError(f"{format} with more than {max_segments(data):,} segments; save it again")
+def count_segments(format: str, data: bytes) -> Iterator[int]:
+    """Count up to `max_segments`, then raise."""
+    yield from range(max_segments(data))
+    raise DataError(f"{format} with more than {max_segments(data):,} segments; save it again")
 
 
 def read_jpeg(data: bytes) -> Header:
@@ -135,7 +128,7 @@ def read_jpeg(data: bytes) -> Header:
     parts, exif, frame, progressive, dropped, at = [b"\xff\xd8"], b"", None, False, False, 2
     size = 2  # of `parts`
     height_offset = 0, 0  # in `parts`, and in the file
-    for _ in range(max_segments(data)):
+    for _ in count_segments("JPEG", data):
         at = data.index(b"\xff", at)
         if (marker := data[at + 1]) == 0xFF:  # padding, of any length
             padding = re.compile(rb"\xff+").match(data, at)
@@ -164,8 +157,6 @@ def read_jpeg(data: bytes) -> Header:
         else:
             dropped = True
         at += 2 + length
-    else:
-        raise too_many_segments("JPEG", data)
     if frame is None or 0 in frame:
         raise corrupt("JPEG", "no size in its header")
     if data.rfind(b"\xff\xd9", at) < 0:  # no end of image: decoders would fill up with gray
@@ -194,7 +185,7 @@ def read_png(data: bytes) -> Header:
     first, width, height, depth, color = struct.unpack_from(">4sLLBB", data, 12)
     if first != b"IHDR":
         raise corrupt("PNG", "invalid header")
-    for _ in range(max_segments(data)):
+    for _ in count_segments("PNG", data):
         length, kind = struct.unpack_from(">L4s", data, at)
         chunk = data[at : at + 12 + length]
         if len(chunk) < 12 + length:
@@ -208,8 +199,6 @@ def read_png(data: bytes) -> Header:
         if kind == b"IEND":
             break
         at += 12 + length
-    else:
-        raise too_many_segments("PNG", data)
     return Header(
         format="PNG",
         data=b"".join(parts),
@@ -236,7 +225,7 @@ def read_gif(data: bytes) -> Header:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 128 else 0)
     palette, control = data[10:at], b""
-    for _ in range(max_segments(data)):
+    for _ in count_segments("GIF", data):
         block = re.compile(rb"[,;!]").search(data, at)  # anything else is a stray byte
         if block is None:
             raise truncated("GIF")
@@ -251,8 +240,6 @@ def read_gif(data: bytes) -> Header:
         while data[at]:
             at += data[at] + 1
         at += 1
-    else:
-        raise too_many_segments("GIF", data)
     left, top, across, down = struct.unpack_from("<4H", data, at + 1)
     width, height = max(width, left + across), max(height, top + down)
     screen = data[:6] + struct.pack("<HH", width, height) if max(width, height) < 2**16 else b""
@@ -267,14 +254,12 @@ def read_webp(data: bytes) -> Header:
     match data[15:16]:
         case b"X":
             width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
-            for _ in range(max_segments(data)):
+            for _ in count_segments("WebP", data):
                 if at + 8 > len(data):
                     break
                 kind, length = struct.unpack_from("<4sL", data, at)
                 exif = data[at + 8 : at + 8 + length] if kind == b"EXIF" else exif
                 at += 8 + length + length % 2
-            else:
-                raise too_many_segments("WebP", data)
         case b"L":
             (bits,) = struct.unpack_from("<L", data, 21)
             width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
@@ -297,50 +282,91 @@ def read_bmp(data: bytes) -> Header:
     return Header(format="BMP", data=data)
 
 
+class TiffTags:
+    """Tags of the first directory of a TIFF file or of EXIF data."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.order = order = "<" if data.startswith(b"II") else ">"
+        self.big = big = data[2:4] in (b"+\0", b"\0+")
+        self.inline = 8 if big else 4  # bytes of values that an entry holds
+        self.entry = struct.Struct(order + ("HHQ8s" if big else "HHL4s"))
+        self.word = struct.Struct(order + ("Q" if big else "L"))
+        (start,) = self.word.unpack_from(data, self.inline)
+        (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, start)
+        self.tags: dict[int, tuple[int, int, bytes]] = {}  # type, count, values or their offset
+        for i in range(min(count, 2**16)):  # as many as there are tag numbers
+            at = start + (8 if big else 2) + i * self.entry.size
+            tag, *value = self.entry.unpack_from(data, at)
+            self.tags.setdefault(tag, tuple(value))
+
+    def value(self, tag: int) -> int:
+        """Return the single integer in a tag; 0 if it is something else."""
+        type, count, content = self.tags.get(tag, (0, 0, b""))
+        code = TIFF_TYPE_CODES.get(type)
+        return struct.unpack_from(self.order + code, content)[0] if code and count == 1 else 0
+
+    def values(self, tag: int) -> tuple[int, ...]:
+        """Return all integers in a tag; those that its entry cannot hold are elsewhere."""
+        type, count, content = self.tags.get(tag, (0, 0, b""))
+        code, at = TIFF_TYPE_CODES.get(type), 0
+        if code is None:
+            return ()
+        if count * TIFF_TYPE_BYTES[type] > self.inline:
+            (at,) = self.word.unpack(content)
+            content = self.data
+        return struct.unpack_from(f"{self.order}{count}{code}", content, at)
+
+
+def read_orientation(exif: bytes) -> int:
+    """Return the EXIF orientation, 1 to 8; 1 for anything invalid."""
+    exif = exif.removeprefix(b"Exif\0\0")
+    try:
+        orientation = TiffTags(exif).value(ORIENTATION) if exif[:2] in (b"II", b"MM") else 1
+    except (struct.error, OverflowError):
+        return 1
+    return orientation if 1 <= orientation <= 8 else 1
+
+
 def read_tiff(data: bytes) -> Header:
     """Keep the first page, under a new directory of the tags that define pixels."""
-    order, big, tags = read_directory(data)
-    word, inline = (order + "Q", 8) if big else (order + "L", 4)
+    tiff = TiffTags(data)
     entries, total = [], 0
-    for tag in sorted((TIFF_SINGLE | TIFF_SEVERAL) & tags.keys()):
-        type, count, value = tags[tag]
+    for tag in sorted((TIFF_SINGLE | TIFF_SEVERAL) & tiff.tags.keys()):
+        type, count, value = tiff.tags[tag]
         size = count * TIFF_TYPE_BYTES.get(type, 0)
-        if size > inline:
+        if size > tiff.inline:
             total += size
-            if struct.unpack(word, value)[0] + size > len(data) or total > len(data):
+            if tiff.word.unpack(value)[0] + size > len(data) or total > len(data):
                 raise truncated("TIFF")
         if count > 1 and (tag in TIFF_SINGLE or type == 1 or count > MAX_TAG_VALUES):
             raise corrupt("TIFF", f"invalid tag {tag}")
         if size:
-            entry = struct.pack(order + ("HHQ8s" if big else "HHL4s"), tag, type, count, value)
-            entries.append(entry)
-    width, height, samples, orientation = (
-        tag_value(order, tags.get(tag)) for tag in (256, 257, 277, EXIF_ORIENTATION)
-    )
+            entries.append(tiff.entry.pack(tag, type, count, value))
+    orientation, samples = tiff.value(ORIENTATION), tiff.value(277)
     if samples > MAX_SAMPLES:
         raise DataError(f"TIFF with {samples} samples per pixel; save it as RGB")
-    coded, total = tiff_pixels(data, order, inline, tags)
-    start = data[:inline] + struct.pack(word, len(data))
-    count = struct.pack(order + ("Q" if big else "H"), len(entries))
+    coded, total = tiff_pixels(tiff)
+    start = data[: tiff.inline] + tiff.word.pack(len(data))
+    count = struct.pack(tiff.order + ("Q" if tiff.big else "H"), len(entries))
     return Header(
         format="TIFF",
-        data=b"".join([start, data[len(start) :], count, *entries, bytes(inline)]),
-        size=(height, width),
+        data=b"".join([start, data[len(start) :], count, *entries, bytes(tiff.inline)]),
+        size=(tiff.value(257), tiff.value(256)),
         orientation=orientation if 1 <= orientation <= 8 else 1,
         coded_pixels=coded,
         total_pixels=total,
     )
 
 
-def tiff_pixels(data: bytes, order: str, inline: int, tags: dict[int, Tag]) -> tuple[int, int]:
+def tiff_pixels(tiff: TiffTags) -> tuple[int, int]:
     """Return the pixels of the largest strip or tile, and of all of them."""
+    data = tiff.data
     width, height, rows, tile_width, tile_height, samples, planar, compression = (
-        tag_value(order, tags.get(tag)) for tag in (256, 257, 278, 322, 323, 277, 284, 259)
+        tiff.value(tag) for tag in (256, 257, 278, 322, 323, 277, 284, 259)
     )
-    offsets, sizes = (
-        [n for tag in pair if tag in tags for n in tag_values(data, order, inline, tags[tag])]
-        for pair in ((273, 324), (279, 325))
-    )
+    offsets = [*tiff.values(273), *tiff.values(324)]
+    sizes = [*tiff.values(279), *tiff.values(325)]
     if compression > 1 and sum(min(size, len(data)) for size in sizes) > 2 * len(data):
         raise corrupt("TIFF", "overlapping strips")  # the same bytes would be decoded each time
     scans = 0
@@ -350,8 +376,8 @@ def tiff_pixels(data: bytes, order: str, inline: int, tags: dict[int, Tag]) -> t
     elif compression in (6, 7):
         scans = data.count(b"\xff\xda")
     planes = max(1, samples) if planar == 2 else 1
-    parts = [(width, min(rows or height, height))] if 273 in tags else []
-    if {322, 323} & tags.keys():
+    parts = [(width, min(rows or height, height))] if 273 in tiff.tags else []
+    if {322, 323} & tiff.tags.keys():
         parts.append((tile_width or width, tile_height or height))
     coded = total = 0
     for across, down in parts:
@@ -368,65 +394,13 @@ def tiff_pixels(data: bytes, order: str, inline: int, tags: dict[int, Tag]) -> t
     return coded, total
 
 
-def read_orientation(exif: bytes) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 for anything invalid."""
-    exif = exif.removeprefix(b"Exif\0\0")
-    if exif[:2] not in (b"II", b"MM"):
-        return 1
-    try:
-        order, _, tags = read_directory(exif)
-        orientation = tag_value(order, tags.get(EXIF_ORIENTATION))
-    except (struct.error, OverflowError):
-        return 1
-    return orientation if 1 <= orientation <= 8 else 1
-
-
-def read_directory(tiff: bytes) -> tuple[str, bool, dict[int, Tag]]:
-    """Return byte order, BigTIFF or not, and the tags of the first TIFF or EXIF directory."""
-    order = "<" if tiff.startswith(b"II") else ">"
-    big = tiff[2:4] in (b"+\0", b"\0+")
-    (start,) = struct.unpack_from(order + ("Q" if big else "L"), tiff, 8 if big else 4)
-    (count,) = struct.unpack_from(order + ("Q" if big else "H"), tiff, start)
-    entry = struct.Struct(order + ("HHQ8s" if big else "HHL4s"))
-    tags: dict[int, Tag] = {}
-    for i in range(min(count, 2**16)):  # as many as there are tag numbers
-        tag, *value = entry.unpack_from(tiff, start + (8 if big else 2) + i * entry.size)
-        tags.setdefault(tag, tuple(value))
-    return order, big, tags
-
-
-def tag_value(order: str, tag: Tag | None) -> int:
-    """Return the single integer in a tag; 0 if it is something else."""
-    type, count, content = tag or (0, 0, b"")
-    code = TIFF_TYPE_CODES.get(type)
-    return struct.unpack_from(order + code, content)[0] if code and count == 1 else 0
-
-
-def tag_values(data: bytes, order: str, inline: int, tag: Tag) -> tuple[int, ...]:
-    """Return all integers in a tag; more than `inline` bytes of them are elsewhere in the file."""
-    type, count, content = tag
-    code, at = TIFF_TYPE_CODES.get(type), 0
-    if code is None:
-        return ()
-    if count * TIFF_TYPE_BYTES[type] > inline:
-        (at,) = struct.unpack(order + ("Q" if inline == 8 else "L"), content)
-        content = data
-    return struct.unpack_from(f"{order}{count}{code}", content, at)
-
-
 def read_avif(data: bytes) -> Header:
     """Rename EXIF away, since the container defines the orientation. The largest part counts."""
     renamed = re.sub(rb"(infe.{8}(?:..)?)Exif", rb"\1none", data, flags=re.S)
     parts = (struct.unpack(">LL", part[1]) for part in re.finditer(rb"ispe\0{4}(.{8})", data, re.S))
     width, height = max(parts, key=math.prod, default=(0, 0))
     coded, total = avif_pixels(data)
-    return Header(
-        format="AVIF",
-        data=renamed,
-        size=(height, width),
-        coded_pixels=coded,
-        total_pixels=total,
-    )
+    return Header("AVIF", renamed, (height, width), coded_pixels=coded, total_pixels=total)
 
 
 class Bits:

@@ -68,6 +68,7 @@ class Loader:
         seed: int = 0,
         workers: int | None = None,  # processes; None: automatic, 0: threads of this process
         strict: bool = False,
+        skipped: dict[str, str] | None = None,  # to record into
     ) -> None:
         self.dataset = dataset
         self.transform = transform
@@ -75,7 +76,7 @@ class Loader:
         self.seed = seed
         self.workers = workers
         self.strict = strict
-        self.skipped: dict[str, str] = {}
+        self.skipped = {} if skipped is None else skipped
 
     def __iter__(self) -> Iterator[Batch]:
         workers = default_workers(self.dataset) if self.workers is None else self.workers
