@@ -1,5 +1,6 @@
 """Jobs and the runner: each job runs once, resumes, and is shared between experiments."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from reproduction.jobs import (
+    PROBE,
     RESULT,
     Job,
     digest,
     open_data,
+    open_probe,
     probe_split,
     read_result,
     run_job,
+    shrink,
 )
 from reproduction.runner import OVERHEAD, Runner, job_name, with_starts
 from tiny_runs import SETTINGS, Recorder, write_colors
@@ -161,6 +166,36 @@ def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
     assert (len(pool), len(rest)) == (8, len(test) - 8)
     names = {pool.name(index) for index in range(8)}
     assert not names & {rest.name(index) for index in range(len(rest))}
+
+
+def test_probes_compare_models_on_other_datasets(job, tmp_path, monkeypatch):
+    monkeypatch.setitem(PROBE, "shots", 2)
+    others = tuple(
+        str(write_colors(tmp_path / f"{name}.npz", train=30, test=12)) for name in ("a", "b")
+    )
+    probed = replace(job, probes=others)
+    assert digest(probed) != digest(job) != digest(replace(job, probes=others[:1]))
+    assert run_job(probed, tmp_path / "run")
+    draws = json.loads((tmp_path / "run" / RESULT).read_text())["draws"]
+    assert len(draws) == 2 * PROBE["draws"]
+    assert read_result(tmp_path / "run").fewshot == pytest.approx(np.mean(draws))
+    pool, test = open_probe(others[0])
+    assert (len(pool), len(test)) == (30, 12)
+
+
+def test_images_are_shrunk_once(tmp_path, monkeypatch):
+    folder = tmp_path / "photos"
+    for split, shade in (("train", 10), ("train", 200), ("test", 100)):
+        (folder / split / "gray").mkdir(parents=True, exist_ok=True)
+        Image.new("L", (60, 40), shade).save(folder / split / "gray" / f"{shade}.png")
+    path = shrink(str(folder), tmp_path / "small")
+    assert Path(path).name == "photos.npz"
+    with np.load(path) as arrays:
+        assert arrays["x_train"].shape == (2, 32, 32, 3)
+        assert sorted(arrays["x_train"][:, 5, 5, 0]) == [10, 200]
+        assert (arrays["y_test"].tolist(), arrays["class_names"].tolist()) == ([0], ["gray"])
+    monkeypatch.setattr("reproduction.jobs.decode", None)
+    assert shrink(str(folder), tmp_path / "small") == path
 
 
 LONG = """

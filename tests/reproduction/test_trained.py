@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reproduction import trained
-from reproduction.jobs import PROTOCOL, Datasets, Result, small_model
+from reproduction.jobs import PROBE, PROTOCOL, Datasets, Result, small_model
 from reproduction.report import TEXT
 from reproduction.results import Results
 from reproduction.runner import EXPERIMENTS, list_jobs
@@ -59,6 +59,20 @@ def report(name, accuracy, noise=0.002):
 def test_all_experiments_of_the_paper_are_there():
     assert tuple(EXPERIMENTS) == NAMES
     assert len(NAMES) == 16
+
+
+@pytest.mark.parametrize("name", ["figure3", "figure5", "figure8", "heads"])
+def test_probed_models_are_compared_by_fewshot_accuracy(name):
+    datasets, results = replace(DATASETS, probes=("builtin:sign-digits",)), {}
+    for key, job in list_jobs(name, datasets).items():
+        assert job.settings.steps == PROBE["steps_factor"] * PROTOCOL["steps"]
+        assert job.start is None
+        results[key] = replace(RESULT, accuracy=0.1, fewshot=random.Random(0).random())
+        results[key] = replace(results[key], config=job.config)
+    result = EXPERIMENTS[name](Results(name, datasets, results))
+    assert "closed-form linear probe on 10 images per class of sign-digits" in result.method
+    assert "{" not in result.method + result.result
+    assert not any("{" in cell for table in result.tables for cell in table.head)
 
 
 @pytest.mark.parametrize("name", TRAINED)
