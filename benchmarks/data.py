@@ -1,4 +1,4 @@
-"""From JPEG files to training batches, beside torchvision and timm: pictures per second."""
+"""From JPEG files to training batches, beside torchvision and timm: images per second."""
 
 import io
 import statistics
@@ -11,7 +11,7 @@ from PIL import Image
 
 from peers import make_torchvision_importable
 from race_sets import data_folder
-from timing import claim, in_turns
+from timing import claim, interleave
 from vitrail.data.augment import rand_augment
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Augmentation, preset
 from vitrail.data.transforms import TrainTransform, normalize
@@ -51,7 +51,7 @@ def report() -> str:
 
 
 def photographs(size: tuple[int, int], count: int) -> list[bytes]:
-    """Real pictures, enlarged and encoded again."""
+    """Real images, enlarged and encoded again."""
     found = []
     with tarfile.open(FLOWERS) as archive:
         for member in archive:
@@ -66,7 +66,7 @@ def photographs(size: tuple[int, int], count: int) -> list[bytes]:
 def pipelines(title: str, size: tuple[int, int], count: int) -> list[str]:
     files = photographs(size, count)
     return rows(
-        f"Training pictures a second, {title} JPEG",
+        f"Training images per second, {title} JPEG",
         {
             "vitrail": ours(files),
             "torchvision": theirs(files, torchvision_transform()),
@@ -148,12 +148,12 @@ def augmentations() -> list[str]:
             rand_augment(image, rng, count=2, magnitude=9)
 
     calls = {"vitrail": our_call, "timm": lambda: [timm(image) for image in images]}
-    return rows("RandAugment, pictures a second", calls, len(images))
+    return rows("RandAugment, images per second", calls, len(images))
 
 
 def rows(what: str, calls: dict[str, Callable[[], object]], count: int) -> list[str]:
-    seconds = in_turns(calls, rounds=ROUNDS)
-    lines = ["| pipeline | pictures / s | ratio |", "|---|---|---|"]
+    seconds = interleave(calls, rounds=ROUNDS)
+    lines = ["| pipeline | images / s | ratio |", "|---|---|---|"]
     ratios = {}
     for name, times in seconds.items():
         pairs = zip(times, seconds["vitrail"], strict=True)

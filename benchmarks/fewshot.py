@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from timing import claim, in_turns, spread
+from timing import claim, interleave, spread
 from vitrail.probing.ridge import BIAS, PATH, fit_path
 
 ROWS, WIDTH, CLASSES = 50_000, 768, 100
@@ -67,7 +67,7 @@ def material() -> tuple[np.ndarray, np.ndarray]:
 
 def rows(features: np.ndarray, labels: np.ndarray) -> list[str]:
     calls = {OURS: ours(features, labels), AT_ONCE: theirs(features, labels)}
-    seconds = in_turns(calls | {LOOP: one_fit(features, labels)}, rounds=ROUNDS)
+    seconds = interleave(calls | {LOOP: one_fit(features, labels)}, rounds=ROUNDS)
     seconds[LOOP] = [len(PATH) * FOLDS * second for second in seconds[LOOP]]
     lines = ["| path of l2 | best, ms | median, ms | ratio |", "|---|---|---|---|"]
     ratios = {}

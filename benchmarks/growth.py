@@ -23,13 +23,13 @@ from fewshot import PEAK, held
 from growth_data import data_curves
 from models import step_call
 from peers import Shape, vitrail
-from timing import claim, in_turns
+from timing import claim, interleave
 
 FIGURE = Path(__file__).parents[1] / "benchmarks" / "figures" / "growth.svg"
 ROUNDS = 7
 BASE, BATCH = Shape(64, 8, 128, 4, 4, 512, 10), 16
 TINY = Shape(16, 8, 32, 1, 1, 64, 10)
-FINE = 128  # pixels of the pictures that are cut into more and more tokens
+FINE = 128  # pixels of the images that are cut into more and more tokens
 
 
 @dataclass(frozen=True)
@@ -57,35 +57,35 @@ SWEEPS = (
         (32, 64, 96, 128, 192, 256),
         lambda side: (replace(BASE, image_size=side), BATCH),
         ("2, then 4", "2"),
-        "tokens grow with the area; attention with its square, but its map is never built",
+        "tokens grow with the area, attention with its square; the map is never materialized",
     ),
     Sweep(
-        "patches of a picture",
+        "patches of an image",
         (4, 16, 64, 256, 1024),
         cut,
         ("1, then 2", "1"),
-        "everything but attention looks at each token alone; its map is never built",
+        "all but attention is linear in tokens; the attention map is never materialized",
     ),
     Sweep(
-        "pictures in a batch",
+        "images in a batch",
         (2, 4, 8, 16, 32, 64),
         lambda batch: (BASE, batch),
         ("1", "1"),
-        "pictures do not know of each other; weights count once",
+        "images are independent; weights count once",
     ),
     Sweep(
         "classes",
         (10, 100, 1_000, 10_000, 100_000),
         lambda classes: (replace(BASE, classes=classes), BATCH),
         ("0, then 1", "0, then 1"),
-        "the head is nothing beside the encoder, until its weights are many, all of them updated",
+        "the head is negligible until its weights are many",
     ),
     Sweep(
         "depth",
         (2, 4, 8, 16, 32),
         lambda depth: (replace(BASE, depth=depth), BATCH),
         ("1", "1"),
-        "blocks are alike",
+        "blocks are identical",
     ),
     Sweep(
         "width",
@@ -100,16 +100,16 @@ SWEEPS = (
 def report() -> str:
     """The section of benchmarks/README.md, measured now."""
     if not PEAK.exists():
-        return "## How cost grows\n\nNot measured: this system does not tell a process its peak.\n"
+        return "## How cost grows\n\nNot measured: this system does not report peak memory.\n"
     peaks = memory()
     panels = {}
     for sweep, mebibytes in zip(SWEEPS, peaks, strict=True):
         print(f"  {sweep.what}", flush=True)
         panels[sweep.what] = (times(sweep), Curve("memory", sweep.sizes, [mebibytes], "MiB"))
-    print("  pictures of a data set", flush=True)
+    print("  images of a dataset", flush=True)
     data = data_curves()
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    FIGURE.write_text(drawing(panels | {"pictures of a data set": data}), encoding="utf-8")
+    FIGURE.write_text(drawing(panels | {"images of a dataset": data}), encoding="utf-8")
     return "\n".join(["## How cost grows", "", *claims(panels, data), "", *page(panels, data)])
 
 
@@ -117,11 +117,11 @@ def claims(panels: dict[str, tuple[Curve, ...]], data: Sequence[Curve]) -> list[
     tokens = panels[SWEEPS[1].what]
     return [
         claim(
-            "Cost of a training step against tokens, as a power",
+            "Cost of a training step against tokens, exponent",
             f"time {tokens[0].exponent:.2f}, memory {tokens[1].exponent:.2f}",
         ),
         claim(
-            "Cost of a data set against its pictures, as a power",
+            "Cost of a dataset against its images, exponent",
             f"opening {data[0].exponent:.2f}, memory {data[1].exponent:.2f}, "
             f"first batch {data[2].exponent:.2f}",
         ),
@@ -138,21 +138,20 @@ def page(panels: dict[str, tuple[Curve, ...]], data: Sequence[Curve]) -> list[st
     return [
         f"A training step (forward, backward, fused AdamW) of a ViT of {sizes},",
         f"depth {BASE.depth}, batch {BATCH}, {BASE.classes} classes, where one size is changed and",
-        f"the others are not; patches are those of a picture of {FINE} pixels. Time is the median",
-        f"of {ROUNDS} rounds in turns; memory is the peak beyond what the process held before it",
-        "made the model, each in a process of its own. An exponent is the slope on doubly",
-        "logarithmic axes over the larger half of the sizes; in brackets, its least and greatest",
-        "over the rounds. *Counted* is the same slope of the operations of all matrix products;",
-        "*in the limit* is what theory says.",
+        f"the others are not; patches are those of an image of {FINE} pixels. Time is the median",
+        f"of {ROUNDS} interleaved rounds; memory is the peak above that of the process before it",
+        "built the model. An exponent is the slope on log-log axes over the larger half of the",
+        "sizes, with its range over rounds. *Counted* is the same slope of the FLOPs of all matrix",
+        "products, *in the limit* the asymptotic one.",
         "",
         "| against | cost | smallest and largest | exponent | counted | in the limit | why |",
         "|---|---|---|---|---|---|---|",
         *rows,
-        *starmap(row, zip(["pictures of a data set"] * 3, data, *DATA_WORDS, strict=True)),
+        *starmap(row, zip(["images of a dataset"] * 3, data, *DATA_WORDS, strict=True)),
         "",
-        "Data sets are .tar files of tiny PNGs, each opened in processes of their own, in turns:",
+        "Datasets are .tar files of tiny PNGs, each opened in processes of their own, interleaved:",
         "headers are read once and kept beside the file; this is the first time. The first batch",
-        "of 8 pictures is that of a new epoch.",
+        "of 8 images is that of a new epoch.",
         "",
         "![Growth of cost with each size](figures/growth.svg)",
         "",
@@ -163,9 +162,9 @@ DATA_WORDS = (
     ("", "", ""),
     ("1", "1", "0, then 1"),
     (
-        "headers are read one after the other",
-        "names, places and labels; no pixels",
-        "an epoch begins with a permutation, 8 bytes a picture",
+        "headers are read sequentially",
+        "names, offsets and labels; no pixels",
+        "an epoch starts with a permutation, 8 bytes per image",
     ),
 )
 
@@ -191,7 +190,7 @@ def counted(sweep: Sweep) -> str:
 def times(sweep: Sweep) -> Curve:
     """Milliseconds of a training step."""
     calls = {str(size): step(*sweep.case(size)) for size in sweep.sizes}
-    seconds = in_turns(calls, rounds=ROUNDS)
+    seconds = interleave(calls, rounds=ROUNDS)
     rounds = [[1e3 * second for second in once] for once in zip(*seconds.values(), strict=True)]
     return Curve("time", sweep.sizes, rounds, "ms")
 

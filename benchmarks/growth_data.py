@@ -1,4 +1,4 @@
-"""What a data set costs before its first picture: opening it, holding its index, an epoch's start.
+"""What a dataset costs before its first image: opening it, holding its index, an epoch's start.
 
 python benchmarks/growth_data.py FILE.tar      in a process of its own: three numbers as JSON
 """
@@ -25,7 +25,7 @@ CLASSES = 10
 
 
 def data_curves(counts: Sequence[int] = PICTURES) -> tuple[Curve, Curve, Curve]:
-    """Opening (ms), memory (MiB) and the first batch of an epoch (ms), over numbers of pictures."""
+    """Opening (ms), memory (MiB) and the first batch of an epoch (ms), over numbers of images."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         paths = write_tars(folder, counts)
@@ -40,7 +40,7 @@ def data_curves(counts: Sequence[int] = PICTURES) -> tuple[Curve, Curve, Curve]:
 
 
 def write_tars(folder: Path, counts: Sequence[int]) -> list[Path]:
-    """Tars of so many tiny pictures in class folders, each the beginning of the largest."""
+    """Tars of so many tiny images in class folders, each the beginning of the largest."""
     buffer = io.BytesIO()
     Image.new("L", (8, 8)).save(buffer, "PNG")
     data = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Looking inside: what attention over many pictures costs, and the memory it takes."""
+"""Looking inside: what attention over many images costs, and the memory it takes."""
 
 import statistics
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from fewshot import PEAK, held
 from peers import Shape, vitrail
-from timing import claim, in_turns, spread
+from timing import claim, interleave, spread
 from vitrail.inspection.attention import study
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import create
@@ -22,11 +22,11 @@ LARGE, SIZE = "ViT-L/16", 512
 
 def report() -> str:
     """The section of benchmarks/README.md, measured now."""
-    return "\n".join(["## Looking inside", "", *cost(), "", *memory(), ""])
+    return "\n".join(["## Inspection", "", *cost(), "", *memory(), ""])
 
 
 def cost() -> list[str]:
-    """A study of many pictures beside their plain forward pass."""
+    """A study of many images beside their plain forward pass."""
     model = vitrail(SHAPE).eval()
     batches = torch.randn(IMAGES, 3, 224, 224).split(BATCH)
 
@@ -36,25 +36,25 @@ def cost() -> list[str]:
             model(images)
 
     calls = {"forward": forward, "study": lambda: study(model, batches)}
-    seconds = in_turns(calls, rounds=ROUNDS)
+    seconds = interleave(calls, rounds=ROUNDS)
     pairs = zip(seconds["study"], seconds["forward"], strict=True)
     ratio = statistics.median(own / plain for own, plain in pairs)
     return [
-        claim("A study of attention over many pictures", f"{ratio:.2f} times their forward pass"),
+        claim("A study of attention over many images", f"{ratio:.2f} times their forward pass"),
         "",
-        f"ViT-S/16 at 224 pixels, {IMAGES} pictures in batches of {BATCH}: mean attention distance",
+        f"ViT-S/16 at 224 pixels, {IMAGES} images in batches of {BATCH}: mean attention distance",
         "(all variants), entropy, redundancy of heads and norms of tokens, all layers and heads,",
         f"beside the plain forward pass. Interleaved, {ROUNDS} rounds; *ratio* is the median over",
-        "rounds. The line asked for is at most 1.6.",
+        "rounds. The target is at most 1.6.",
         "",
         "| pass | best, ms | median, ms | ratio |",
         "|---|---|---|---|",
         f"| forward | {spread(seconds['forward'])} | 1.00 |",
-        f"| forward with the study of attention | {spread(seconds['study'])} | {ratio:.2f} |",
+        f"| forward with attention statistics | {spread(seconds['study'])} | {ratio:.2f} |",
     ]
 
 
-LOOKS: dict[str, Callable[..., object]] = {
+EVALUATIONS: dict[str, Callable[..., object]] = {
     "forward": lambda model, image: model(image),
     "rollout": rollout,
     "attention distance": lambda model, image: study(model, [image]),
@@ -69,13 +69,13 @@ def memory() -> list[str]:
         name: subprocess.run(
             [sys.executable, __file__, name], check=True, capture_output=True, text=True
         ).stdout.strip()
-        for name in LOOKS
+        for name in EVALUATIONS
     }
     config = create_large("meta").config
     stored = config.depth * config.heads * config.num_tokens**2 * 4 / 2**20
     return [
-        f"{LARGE} at {SIZE} x {SIZE} pixels, one picture: most memory held beyond the model, each",
-        f"in a fresh process. All maps at once would be {stored:,.0f} MiB; the line asked for is",
+        f"{LARGE} at {SIZE} x {SIZE} pixels, one image: most memory held beyond the model, each",
+        f"in a fresh process. All maps at once would be {stored:,.0f} MiB; the target is",
         "at most 300 MB.",
         "",
         "| what | MiB |",
@@ -90,14 +90,14 @@ def create_large(device: str) -> torch.nn.Module:
 
 
 def growth(name: str) -> float:
-    """MiB, with a small picture before so that libraries have loaded what they load."""
+    """MiB, with a small image before so that libraries have loaded what they load."""
     model = create_large("cpu")
     image = torch.randn(1, 3, SIZE, SIZE)
     with torch.inference_mode():
-        LOOKS[name](model, image[..., :64, :64])
+        EVALUATIONS[name](model, image[..., :64, :64])
         PEAK.write_text("5")
         before = held("VmRSS")
-        LOOKS[name](model, image)
+        EVALUATIONS[name](model, image)
     return held("VmHWM") - before
 
 

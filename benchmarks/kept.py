@@ -1,6 +1,6 @@
-"""Results that are kept as they come, so that a benchmark that was interrupted goes on.
+"""Cache of results on disk, so that an interrupted benchmark resumes.
 
-Each is a JSON file in `.bench/` in the project's root, written whole or not at all.
+Each result is a JSON file in `.bench/` in the root of the project, written atomically.
 """
 
 import json
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / ".bench"
 
 
 def kept(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is kept under a key; made now, and kept, if there is nothing yet."""
+    """Return the cached result of a key; compute and cache it if there is none."""
     path = FOLDER / f"{quote(key, safe=' ')}.json"
     if not path.exists():
         result = make()
@@ -26,5 +26,5 @@ def kept(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def forget() -> None:
-    """Begin anew: everything that was kept goes."""
+    """Delete all cached results."""
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py        the section of benchmarks/README.md
 
-The cases are commands as anybody would type them, on pictures of noise and weights that were drawn.
+The cases are commands as anybody would type them, on images of noise and weights that were drawn.
 The system refuses a process what is beyond its limit (RLIMIT_DATA); what is told is the most that
 the process held (VmHWM), from its start to its end: loading, steps, judging, saving.
 """
@@ -32,7 +32,7 @@ from vitrail.training.recipes import METRICS
 
 GIB = 2**30
 CLASSES, PICTURES, JUDGED = 5, 16, 5
-FULL, BLOCKS = 64, 2  # pictures that a probe looks at at once; blocks that suffice to see its peak
+FULL, BLOCKS = 64, 2  # images that a probe looks at at once; blocks that suffice to see its peak
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc gives each larger block back to the system
 
 
@@ -68,13 +68,13 @@ GROUPS = (
         "ViT-L/16",
         12,
         (
-            Case("nothing said: batches of 16, AdamW", FINETUNE),
+            Case("defaults: batches of 16, AdamW", FINETUNE),
             Case(
-                "384 pixels; Adafactor, checkpointing, one picture at a time",
+                "384 pixels; Adafactor, checkpointing, one image at a time",
                 f"{FINETUNE} --model.image-size 384 --batch-size 2 {LEAN}",
             ),
         ),
-        ("fine-tuned", "s per picture"),
+        ("fine-tuned", "s per image"),
         claims="Fine-tuning ViT-L/16 in 12 GiB",
     ),
     Group(
@@ -82,12 +82,12 @@ GROUPS = (
         4,
         (
             Case("few-shot probe and linear probe", PROBE),
-            Case(f"loaded, and {FULL} pictures at once", "look MODEL"),
+            Case(f"loaded, and {FULL} images at once", "look MODEL"),
         ),
         ("632 million weights", "s"),
         claims="Loading and probing ViT-H/14 in 4 GiB",
         note=(
-            f"The probes learn from {CLASSES} classes of 3 pictures. *At once* is the largest batch"
+            f"The probes learn from {CLASSES} classes of 3 images. *At once* is the largest batch"
             f" that they take, through {BLOCKS} of 32 blocks: each needs the same memory again."
         ),
     ),
@@ -99,7 +99,7 @@ GROUPS = (
             Case("checkpointing", CHECKED),
             Case("checkpointing, every tensor mapped by itself", CHECKED, mapped=True),
         ),
-        ("fine-tuned in batches of 16", "s per picture"),
+        ("fine-tuned in batches of 16", "s per image"),
         note="Mapping (`MALLOC_MMAP_THRESHOLD_=65536`) leaves no holes between tensors.",
     ),
 )
@@ -108,7 +108,7 @@ GROUPS = (
 def report() -> str:
     """The section of benchmarks/README.md, measured now or kept from before."""
     if not resident_bytes("VmHWM"):
-        return "## Memory\n\nNot measured: this system does not tell what a process has held\n"
+        return "## Memory\n\nNot measured: this system does not report the memory of a process\n"
     kept.FOLDER.mkdir(parents=True, exist_ok=True)
     parts = []
     for group in GROUPS:
@@ -157,7 +157,7 @@ def measured(group: Group, case: Case, folder: Path) -> dict[str, float]:
     limit = str(group.limit * GIB)
     result = in_process("run", limit, *words, environment=MAPPED if case.mapped else {})
     if places["OUT"].exists():
-        result["seconds"] = per_picture(places["OUT"])
+        result["seconds"] = per_image(places["OUT"])
         shutil.rmtree(places["OUT"])
     return result
 
@@ -176,8 +176,8 @@ def in_process(*words: str, environment: Mapping[str, str] | None = None) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def per_picture(out: Path) -> float:
-    """Seconds of a step, from the end of the one before, for each picture: the median."""
+def per_image(out: Path) -> float:
+    """Seconds of a step, from the end of the one before, for each image: the median."""
     lines = (out / METRICS).read_text(encoding="utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "loss" in row]
     return statistics.median(
@@ -187,7 +187,7 @@ def per_picture(out: Path) -> float:
 
 
 def write_noise(path: Path) -> None:
-    """Small pictures that show nothing; every model enlarges them."""
+    """Small images that show nothing; every model enlarges them."""
     rng = np.random.default_rng(0)
     parts = {}
     for split, count in (("train", PICTURES), ("test", JUDGED)):

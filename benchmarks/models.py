@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from peers import LIBRARIES, Shape, make_torchvision_importable
-from timing import claim, in_turns, matrix_call, matrix_rate, spread
+from timing import claim, interleave, matrix_call, matrix_rate, spread
 
 ROUNDS = 15
 ALONE, PARTS = "products alone", "vitrail, in parts"
@@ -32,7 +32,7 @@ def report() -> str:
         "how much of the machine's best float32 matrix-product rate the plain network's products",
         "make up; vitrail leaves out those of the last block that nobody reads. *Products alone*",
         "are the network's matrix products and nothing else, one after the other by torch, in",
-        "memory that is there already: what is left for a step that does nothing else. *In parts*",
+        "preallocated memory: the bound of a step that does nothing else. *In parts*",
         "is the step as `vitrail train` takes it here, each core with a part of the batch",
         "(`training/cpu_parallel.py`).",
         "",
@@ -54,7 +54,7 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
         calls[PARTS] = parted_call(LIBRARIES["vitrail"](shape), images, labels)
         calls[ALONE_PARTS] = parted_products_call(shape, batch, passes)
     calls |= {ALONE: products_call(shape, batch, passes), "matrix": matrix_call()}
-    seconds = in_turns(calls, rounds=ROUNDS)
+    seconds = interleave(calls, rounds=ROUNDS)
     rate = matrix_rate(seconds.pop("matrix"))
     ours = seconds["vitrail"]
     rows = ["| library | best, ms | median, ms | ratio | share |", "|---|---|---|---|---|"]
@@ -75,7 +75,7 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
         "",
         *rows,
         "",
-        f"The machine's best matrix product: {rate / 1e9:.0f} Gflop/s.",
+        f"Best matrix product of the machine: {rate / 1e9:.0f} Gflop/s.",
     ]
 
 

@@ -1,6 +1,6 @@
 """The same Vision Transformer in five libraries.
 
-Each function takes a `Shape` and gives a module from images to logits. Only tests and benchmarks
+Each function takes a `Shape` and returns a module from images to logits. Only tests and benchmarks
 import the peers; vitrail itself never does.
 """
 
@@ -32,7 +32,7 @@ class Shape:
         return (self.image_size // self.patch_size) ** 2 + 1
 
     def forward_flops(self) -> float:
-        """Operations of all matrix products for one picture: two for each multiply and add."""
+        """Operations of all matrix products for one image: two for each multiply and add."""
         n, d = self.tokens, self.width
         patches = (n - 1) * d * self.channels * self.patch_size**2
         block = n * (4 * d * d + 2 * d * self.mlp_width) + 2 * n * n * d
@@ -158,4 +158,4 @@ def make_torchvision_importable() -> None:
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        make_torchvision_importable.keep = library  # or the operators would go with it
+        make_torchvision_importable.keep = library  # keeps the operators registered

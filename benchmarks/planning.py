@@ -95,7 +95,7 @@ def compare(request: PlanRequest) -> dict[str, object]:
 
 
 def write_noise(path: Path, request: PlanRequest) -> Path:
-    """Pictures of the model's size that show nothing."""
+    """DecodedImages of the model's size that show nothing."""
     size = configuration(request.model).image_size
     rng = np.random.default_rng(0)
     parts = {}

@@ -1,6 +1,6 @@
-"""Answers for a folder of photographs, and for one picture at a time, beside timm and transformers.
+"""Answers for a folder of photographs, and for one image at a time, beside timm and transformers.
 
-All have the same weights. Each library prepares pictures as it usually does for such a model, and
+All have the same weights. Each library prepares images as it usually does for such a model, and
 each is measured with the batches and helpers that suit it best of those tried.
 """
 
@@ -17,13 +17,13 @@ from torch import nn
 import vitrail
 from data import FLOWERS, photographs
 from peers import LIBRARIES, Shape, make_torchvision_importable
-from timing import claim, in_turns, spread
+from timing import claim, interleave, spread
 from vitrail.data.preprocessing import preset
 from vitrail.prediction.engines import AccuracyGuard
 from vitrail.prediction.predictor import Predictor
 
-PICTURES = 2000
-ROUNDS = 4  # each looks at a quarter of the pictures in turn
+IMAGES = 2000
+ROUNDS = 4  # each looks at a quarter of the images in turn
 SIZE = (500, 375)
 SMALL = Shape(224, 16, 384, 12, 6, 1536, 1000)
 ONE_ROUNDS = 25
@@ -38,14 +38,14 @@ def report() -> str:
     with tempfile.TemporaryDirectory() as place:
         print("  a folder", flush=True)
         folder = whole_folder(Path(place))
-        print("  one picture", flush=True)
-        single = one_picture()
+        print("  one image", flush=True)
+        single = one_image()
     return "\n".join(["## Prediction", "", *folder, "", *single, ""])
 
 
 def whole_folder(place: Path) -> list[str]:
     """ViT-Ti/16 on photographs in files."""
-    paths = written(place / "pictures")
+    paths = written(place / "images")
     model = random_model("ViT-Ti/16")
     vitrail.save(model, place / "hf", "huggingface")
     vitrail.save(model, place / "timm", "timm")
@@ -76,14 +76,14 @@ def folder_table(rates: dict[str, list[float]]) -> list[str]:
     ours = max(rates.keys() - set(theirs), key=lambda name: statistics.median(rates[name]))
     lead = statistics.median(a / b for a, b in zip(rates[ours], rates[best], strict=True))
     rows = [
-        f"### A folder of {PICTURES:,} JPEGs of {SIZE[0]} x {SIZE[1]}, ViT-Ti/16 at 224",
+        f"### A folder of {IMAGES:,} JPEGs of {SIZE[0]} x {SIZE[1]}, ViT-Ti/16 at 224",
         "",
-        claim("Pictures a second from files to classes", f"{ours} {lead:.2f} times {best}"),
+        claim("DecodedImages per second from files to classes", f"{ours} {lead:.2f} times {best}"),
         "",
-        f"From files to ranked classes, {ROUNDS} rounds in turns. *Ratio* is the median over",
+        f"From files to ranked classes, {ROUNDS} interleaved rounds. *Ratio* is the median over",
         f"rounds of the rate divided by that of the fastest peer, {best}.",
         "",
-        "| what | pictures a second, median | ratio |",
+        "| pipeline | images per second, median | ratio |",
         "|---|---|---|",
     ]
     for name, found in sorted(rates.items(), key=lambda item: -statistics.median(item[1])):
@@ -92,8 +92,8 @@ def folder_table(rates: dict[str, list[float]]) -> list[str]:
     return rows
 
 
-def one_picture() -> list[str]:
-    """ViT-S/16, one prepared picture: what a person waits for."""
+def one_image() -> list[str]:
+    """ViT-S/16, one prepared image: what a person waits for."""
     image = torch.randn(1, 3, 224, 224)
     calls: dict[str, Callable[[], object]] = {}
     for name in ("vitrail", "timm", "transformers", "torchvision"):
@@ -102,16 +102,16 @@ def one_picture() -> list[str]:
     for name in ("onnx", "onnx-int8"):
         engine = Predictor(model, engine=name, guard=ANY_LOSS).engine
         calls[f"vitrail, {name}"] = lambda engine=engine: engine(image)
-    seconds = in_turns(calls, rounds=ONE_ROUNDS)
+    seconds = interleave(calls, rounds=ONE_ROUNDS)
     ours = seconds["vitrail, eager"]
     quick = zip(seconds["vitrail, onnx-int8"], ours, strict=True)
     speed = statistics.median(own / t for t, own in quick)
     rows = [
-        "### One picture, ViT-S/16 at 224",
+        "### One image, ViT-S/16 at 224",
         "",
-        claim("One picture, ViT-S/16", f"onnx-int8 {speed:.2f} times as fast as eager torch"),
+        claim("One image, ViT-S/16", f"onnx-int8 {speed:.2f} times as fast as eager torch"),
         "",
-        f"The forward pass of a prepared picture, {ONE_ROUNDS} rounds in turns. *Speed* is the",
+        f"The forward pass of a prepared image, {ONE_ROUNDS} interleaved rounds. *Speed* is the",
         "median over rounds of the time of vitrail's eager model divided by this one's.",
         "",
         "| what | best, ms | median, ms | speed |",
@@ -134,7 +134,7 @@ def eager(model: nn.Module, image: torch.Tensor) -> Callable[[], object]:
 
 
 def random_model(name: str) -> nn.Module:
-    """A model with weights that tell pictures apart, prepared as timm prepares for it."""
+    """A model with weights that tell images apart, prepared as timm prepares for it."""
     torch.manual_seed(0)
     model = vitrail.create(name, num_classes=1000, numerics=vitrail.NUMERICS["timm"])
     nn.init.normal_(model.head.weight, std=0.1)
@@ -149,7 +149,7 @@ def written(folder: Path) -> list[Path]:
     inside = folder / "flowers"
     inside.mkdir(parents=True)
     paths = []
-    for number, data in enumerate(photographs(SIZE, PICTURES)):
+    for number, data in enumerate(photographs(SIZE, IMAGES)):
         paths.append(inside / f"{number:04d}.jpg")
         paths[-1].write_bytes(data)
     return paths
@@ -176,7 +176,7 @@ def by_timm(place: Path, batch: int, workers: int) -> Callable[[Sequence[Path]],
     config = resolve_model_data_config(model)
 
     def call(paths: Sequence[Path]) -> list[object]:
-        data = ImageDataset(str(place / "pictures"))
+        data = ImageDataset(str(place / "images"))
         data.reader.samples = [(str(path), 0) for path in paths]
         loader = create_loader(
             data,

@@ -3,8 +3,7 @@
     python benchmarks/race.py                         from scratch: a section of `make bench`
     python benchmarks/race.py try cifar --seconds 30  every variant of every peer, once
 
-Every run has a process of its own and the machine to itself, and is kept when it is done. The data
-sets are read from the folder DATA.
+Every run has its own process, and its result is cached. Datasets are read from the folder DATA.
 """
 
 import argparse
@@ -17,32 +16,32 @@ from pathlib import Path
 from typing import Any
 
 import kept
-from race_clock import LOOKS
+from race_clock import EVALUATIONS
 from race_report import Entry, budgets, conclusion, figure, table
-from race_sets import COURSES, Course, missing
+from race_sets import DATASETS, RaceDataset, missing
 from race_variants import BEST, VARIANTS
 
 SEEDS = (0, 1, 2)
-TRIED = 100  # the seed that variants are tried with
-SHARES = (1, 2, 3, 4, 6)  # vitrail is run with all of the time, and with less of it
+TRIED = 100  # seed of the trials of variants
+SHARES = (1, 2, 3, 4, 6)  # vitrail runs with these fractions of the time
 THREADS = 2
 FIGURE = Path(__file__).parents[1] / "benchmarks" / "figures" / "race.svg"
 Key = tuple[str, str, float]  # set, contender, seconds
 
 
 def report() -> str:
-    """The section on training from scratch; runs that are kept are not run again."""
+    """Return the section on training from scratch; cached runs are not repeated."""
     head = ["## Time to accuracy", ""]
-    if told := missing(list(COURSES)):
-        return "\n".join([*head, told, ""])
+    if reason := missing(list(DATASETS)):
+        return "\n".join([*head, reason, ""])
     runs: dict[Key, list[dict[str, Any]]] = {}
     for seed in SEEDS:
-        for name, course in COURSES.items():
+        for name, course in DATASETS.items():
             race(runs, name, course, seed)
-    lines = [*head, *RULES.format(seeds=len(SEEDS), looks=LOOKS).splitlines(), ""]
+    lines = [*head, *RULES.format(seeds=len(SEEDS), looks=EVALUATIONS).splitlines(), ""]
     lines += ["![Accuracy over seconds of training](figures/race.svg)", ""]
     panels = {}
-    for name, course in COURSES.items():
+    for name, course in DATASETS.items():
         ours, peers = entries(runs, name, course)
         panels[course.title] = ours, peers
         lines += [f"### {course.title}, {course.seconds:g} seconds", ""]
@@ -56,10 +55,10 @@ def report() -> str:
 def race(
     runs: dict[Key, list[dict[str, Any]]],
     name: str,
-    course: Course,
+    course: RaceDataset,
     seed: int,
 ) -> None:
-    """All contenders with one seed, in turns; adds what came out to `runs`."""
+    """Run all libraries with one seed and add the results to `runs`."""
     for contender, variant in BEST[name].items():
         result = measured(name, contender, variant, course.seconds, seed)
         runs.setdefault((name, contender, course.seconds), []).append(result)
@@ -70,11 +69,11 @@ def race(
 
 
 def entries(
-    runs: dict[Key, list[dict[str, Any]]], name: str, course: Course
+    runs: dict[Key, list[dict[str, Any]]], name: str, course: RaceDataset
 ) -> tuple[list[Entry], list[Entry]]:
-    """What came out for a set: ours, and the peers."""
+    """Return the results on a dataset: ours, and the peers'."""
     ours = [
-        Entry("vitrail", "nothing given", runs[name, "vitrail", course.seconds / share])
+        Entry("vitrail", "defaults", runs[name, "vitrail", course.seconds / share])
         for share in SHARES
     ]
     peers = [
@@ -85,15 +84,15 @@ def entries(
 
 
 def measured(name: str, contender: str, variant: str, seconds: float, seed: int) -> dict[str, Any]:
-    """A run in a process of its own, or what was kept of it."""
+    """Return the result of a run in its own process, or its cached result."""
     words = ["race", name, contender, variant, f"{seconds:g} s", f"seed {seed}"]
     key = " ".join(filter(None, [*words, version(contender)]))
     options = ["--variant", variant, "--seconds", str(seconds), "--seed", str(seed)]
-    return kept.kept(key, lambda: alone(key, [contender, name, *options]))
+    return kept.kept(key, lambda: run_process(key, [contender, name, *options]))
 
 
 def version(contender: str) -> str:
-    """What a result depends on, as a few letters: our code, or how the peers are run."""
+    """Return a short hash of what a result depends on: our code, or the scripts of the peers."""
     here = Path(__file__).parent
     ours = sorted((here.parent / "src" / "vitrail").rglob("*.py"))
     theirs = sorted(here.glob("race_*.py"))
@@ -103,8 +102,8 @@ def version(contender: str) -> str:
     return digest.hexdigest()[:8]
 
 
-def alone(what: str, options: list[str]) -> dict[str, Any]:
-    """What `runners.py` prints."""
+def run_process(what: str, options: list[str]) -> dict[str, Any]:
+    """Run `runners.py` and return the JSON that it prints."""
     print(f"  {what}", flush=True)
     command = [sys.executable, str(Path(__file__).with_name("runners.py")), *options]
     threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
@@ -117,14 +116,14 @@ def alone(what: str, options: list[str]) -> dict[str, Any]:
 
 
 def try_all(name: str, seconds: float) -> str:
-    """Every variant of every peer once, and vitrail with all and a third of the time: a table."""
+    """Return a table of all variants of all peers, and vitrail with all and a third of the time."""
     peers = [
         Entry(contender, variant, [measured(name, contender, variant, seconds, TRIED)])
         for contender, variants in VARIANTS.items()
         for variant in variants
     ]
     ours = [
-        Entry("vitrail", "nothing given", [measured(name, "vitrail", "", time, TRIED)])
+        Entry("vitrail", "defaults", [measured(name, "vitrail", "", time, TRIED)])
         for time in (seconds, seconds / 3)
     ]
     best = {peer.name: peer.settings for peer in sorted(peers, key=lambda peer: peer.accuracy)}
@@ -132,33 +131,32 @@ def try_all(name: str, seconds: float) -> str:
 
 
 RULES = """\
-Everybody trains from scratch on the same pictures and the same two cores for the same time. The
-peers have ViTs of the depth, width, heads, patch and image size of the model that vitrail chooses
-by itself, with patches and class token as their libraries have them and MLPs so much wider that a
-picture costs the same; vitrail's has a convolutional stem and no class token. What counts is the
-time of training: the clock stands still while a model is judged, by all test pictures, {looks}
-times in a run. The peers get their pictures decoded, and learning rates that fall with the clock
-(vit-pytorch's is constant, as in its readme); each is run with the best of the settings that were
-tried for it on this set (`benchmarks/race_variants.py`). vitrail is given the data and the time:
-all of it, a half, a third, a quarter and a sixth, each a run of its own; its time includes looking
-at the data, planning and decoding. Its defaults come from trials, many of them on these sets
-([notebook.md](../docs/notebook.md)). GFLOPs are those of a forward pass of one
-picture at full size. {seeds} seeds, taken in turns.
+All libraries train from scratch on the same images and the same two cores for the same time. The
+peers' ViTs have the depth, width, heads, patch and image size of the model that vitrail chooses,
+with plain patches and a class token, and wider MLPs so that a forward pass costs the same;
+vitrail's model has a convolutional stem and no class token. Only training time counts: the clock
+stops during the {looks} evaluations of a run, on all test images. The peers get decoded images and
+learning rate schedules that end with the time (vit-pytorch's rate is constant, as in its readme);
+each runs with the best of the settings tried for it on the dataset (`benchmarks/race_variants.py`).
+vitrail gets the data and the time: all of it, a half, a third, a quarter and a sixth, each a
+separate run, including inspecting the data, planning and decoding. Its defaults come from trials,
+many of them on these datasets ([notebook.md](../docs/notebook.md)). GFLOPs are those of a forward
+pass of one image at full size. {seeds} seeds, interleaved.
 
-*Times quicker* compares the time at which the best peer was best, in the mean over the seeds, with
-the shortest of vitrail's runs whose worst seed ends at least as good."""
+The speedup compares the time at which the best peer reaches its best mean accuracy with the
+shortest of vitrail's runs whose worst seed is at least as good."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["race", "try"], default="race")
-    parser.add_argument("course", nargs="?", choices=list(COURSES), default="fashion")
+    parser.add_argument("course", nargs="?", choices=list(DATASETS), default="fashion")
     parser.add_argument("--seconds", type=float, help="of each trial; without it, as in the race")
     options = parser.parse_args()
     if options.what == "race":
         print(report())
         return
-    course = COURSES[options.course]
+    course = DATASETS[options.course]
     print(try_all(options.course, options.seconds or course.seconds))
 
 

@@ -1,4 +1,4 @@
-"""The clock of a race, and the referee who stops it to see how good a model is."""
+"""Training time without evaluation, and the accuracy over it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-LOOKS = 3  # at a model, evenly spaced in time; the last is the end
-BATCH = 250  # pictures at once when a model is judged
+EVALUATIONS = 3  # per run, evenly spaced in time; the last is at the end
+BATCH = 250  # images per batch of the evaluation
 
 
 class Clock:
-    """Seconds of training; what happens while it is stopped does not count."""
+    """Seconds of training, not counting the time while it is stopped."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
@@ -28,8 +28,8 @@ class Clock:
         self.begun += self.now() - stop
 
 
-class Referee:
-    """Tells when the time is over, and keeps the curve of accuracy over seconds of training."""
+class AccuracyClock:
+    """Ends a run on time and records accuracy over seconds of training."""
 
     def __init__(self, images: Tensor, labels: Tensor, seconds: float) -> None:
         self.images, self.labels = images, labels
@@ -39,20 +39,20 @@ class Referee:
         self.start()
 
     def start(self) -> None:
-        """Now the first step is about to be taken."""
+        """Start the clock right before the first step."""
         self.clock = Clock()
 
     def progress(self) -> float:
-        """The share of the time that is used: what schedules go by."""
+        """Return the fraction of the time used, for schedules."""
         return min(1.0, self.clock.elapsed() / self.seconds)
 
-    def goes_on(self, predict: Callable[[Tensor], Tensor]) -> bool:
-        """To be asked after each step; looks at the model when it is time to."""
+    def keep_training(self, predict: Callable[[Tensor], Tensor]) -> bool:
+        """Return whether time is left after a step; evaluate the model when due."""
         self.steps += 1
         elapsed = self.clock.elapsed()
-        due = min(LOOKS, int(LOOKS * elapsed / self.seconds)) - len(self.curve)
+        due = min(EVALUATIONS, int(EVALUATIONS * elapsed / self.seconds)) - len(self.curve)
         if due > 0:
-            with self.clock.stopped():  # one look counts for all that a long step has missed
+            with self.clock.stopped():  # one evaluation counts for all that a long step missed
                 self.curve += due * [(round(elapsed, 3), self.accuracy(predict))]
         return elapsed < self.seconds
 

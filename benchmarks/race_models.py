@@ -1,4 +1,4 @@
-"""The peers' models, as much work as a vitrail configuration: plain patches and a class token."""
+"""The peers' models, with the FLOPs of a vitrail configuration: plain patches and a class token."""
 
 import torch
 from torch import nn
@@ -11,8 +11,8 @@ from vitrail.planning.flops import cost_of
 STEP = 8  # channels
 
 
-def of_equal_work(config: VitConfig) -> VitConfig:
-    """Plain patches and a class token, with MLPs so wide that a picture costs the same."""
+def with_equal_flops(config: VitConfig) -> VitConfig:
+    """Plain patches and a class token, with MLPs so wide that a forward pass costs the same."""
     plain = config.change(stem="patches", pool="cls")
     wider = plain.change(mlp_width=plain.mlp_width + STEP)
     missing = cost_of(config).forward - cost_of(plain).forward
@@ -47,7 +47,7 @@ def shape_of(config: VitConfig) -> peers.Shape:
 
 
 def size_of(model: nn.Module, config: VitConfig) -> dict[str, float]:
-    """Parameters, and billions of operations of a forward pass of one picture at full size."""
+    """Parameters, and billions of operations of a forward pass of one image at full size."""
     counter = FlopCounterMode(display=False)
     image = torch.zeros(1, config.channels, *(config.stride[0] * side for side in config.grid))
     # every attention as plain products: the counter does not know the one for processors

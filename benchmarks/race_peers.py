@@ -1,7 +1,7 @@
 """The peers in the race, each trained as its own scripts and readme do it.
 
-They get decoded pictures, tensors to be judged by, and schedules that go by the clock, so that
-they end when the time does. transformers has a file of its own, `race_trainer.py`.
+They get decoded training images, test tensors, and schedules that end with the time. transformers
+is in `race_trainer.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import race_models as models
-from race_clock import Referee
-from race_sets import SMALL, Pictures, judged_by, prepared, read
+from race_clock import AccuracyClock
+from race_sets import SMALL, DecodedImages, prepared, read, test_split_of
 from race_variants import Variant
 from vitrail.models.config import VitConfig
 
 Result = dict[str, Any]
 
-WORKERS = 0  # processes that vary pictures; beside two threads that learn, one only costs time
+WORKERS = 0  # data loading processes; they only slow down two compute threads
 SMOOTHING = 0.1  # of labels, timm's default
 DECAY = 0.05  # of weights, usual for AdamW in timm
 WARMUP, TICKS = 0.05, 10_000  # share of a cosine schedule; into how many parts time is cut for it
@@ -30,7 +30,7 @@ WARMUP, TICKS = 0.05, 10_000  # share of a cosine schedule; into how many parts 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a peer is given."""
+    """Dataset, model, settings and time of a peer's run."""
 
     data: str
     config: VitConfig
@@ -47,19 +47,19 @@ class Task:
     def size(self) -> int:
         return self.config.stride[0] * self.config.grid[0]
 
-    def judging(self, crop: float) -> tuple[Tensor, Tensor]:
-        """What the model is judged by; of larger pictures the middle `crop` of the short side."""
+    def test_tensors(self, crop: float) -> tuple[Tensor, Tensor]:
+        """What the model is judged by; of larger images the middle `crop` of the short side."""
         from torchvision import transforms as t
 
-        pictures = read(self.data, judged_by(self.data))
-        crop = crop if min(pictures.images[0].size) > SMALL else 1.0
+        split = read(self.data, test_split_of(self.data))
+        crop = crop if min(split.images[0].size) > SMALL else 1.0
         steps = [t.Resize(round(self.size / crop)), t.CenterCrop(self.size), t.ToTensor()]
         transform = t.Compose([*steps, t.Normalize(**self.normal)])
-        return prepared(pictures, transform), pictures.labels
+        return prepared(split, transform), split.labels
 
 
 class Endless(Sampler[int]):
-    """All pictures in random order, and again: no epoch ends, so no worker is started anew."""
+    """All images in random order, and again: no epoch ends, so no worker is started anew."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length, self.generator = length, torch.Generator().manual_seed(seed)
@@ -73,11 +73,11 @@ class Endless(Sampler[int]):
 
 
 class Varied(Dataset[tuple[Tensor, int]]):
-    """Pictures in memory, each varied anew whenever it is asked for."""
+    """DecodedImages in memory, each varied anew whenever it is asked for."""
 
-    def __init__(self, pictures: Pictures, transform: Callable[[Image.Image], Tensor]) -> None:
-        self.images, self.transform = pictures.images, transform
-        self.labels = pictures.labels.tolist()
+    def __init__(self, split: DecodedImages, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.images, self.transform = split.images, transform
+        self.labels = split.labels.tolist()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -104,22 +104,22 @@ def run_timm(task: Task) -> Result:
     )
     mix, loss_of = timm_loss(task)
     batches, floats = timm_batches(task), timm_floats(task)
-    referee = Referee(*task.judging(crop=0.875), task.seconds)  # timm's default
-    referee.start()
+    clock = AccuracyClock(*task.test_tensors(crop=0.875), task.seconds)  # timm's default
+    clock.start()
     for pixels, labels in batches:
         images = floats(pixels)
         images, labels = mix(images, labels) if mix else (images, labels)
         loss_of(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
-        schedule.step_update(round(TICKS * referee.progress()))
-        if not referee.goes_on(judged(model)):
+        schedule.step_update(round(TICKS * clock.progress()))
+        if not clock.keep_training(logits_of(model)):
             break
-    return size | referee.result()
+    return size | clock.result()
 
 
 def timm_loss(task: Task) -> tuple[Callable[..., tuple[Tensor, Tensor]] | None, nn.Module]:
-    """How pictures of a batch are mixed, if they are, and what is made small."""
+    """How images of a batch are mixed, if they are, and what is made small."""
     from timm.data import Mixup
     from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 
@@ -146,7 +146,7 @@ def timm_floats(task: Task) -> Callable[[Tensor], Tensor]:
 
 
 def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Pictures varied by timm's own transforms, as bytes, without end."""
+    """DecodedImages varied by timm's own transforms, as bytes, without end."""
     from timm.data import create_transform
     from timm.data.loader import fast_collate
 
@@ -162,10 +162,10 @@ def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
         use_prefetcher=True,
         **task.normal,
     )
-    pictures = read(task.data, "train")
-    order = Endless(len(pictures.labels), task.seed)
+    split = read(task.data, "train")
+    order = Endless(len(split.labels), task.seed)
     return DataLoader(
-        Varied(pictures, transform),
+        Varied(split, transform),
         how.batch,
         sampler=order,
         num_workers=WORKERS,
@@ -187,30 +187,30 @@ def run_vit_pytorch(task: Task) -> Result:
     """Adam and cross-entropy as in the readme; photographs are mirrored half of the time."""
     from torchvision import transforms as t
 
-    pictures = read(task.data, "train")
+    split = read(task.data, "train")
     steps = [t.Resize(task.size), t.CenterCrop(task.size), t.ToTensor(), t.Normalize(**task.normal)]
-    images = prepared(pictures, t.Compose(steps))
+    images = prepared(split, t.Compose(steps))
     model = models.vit_pytorch_model(task.config)
     size = models.size_of(model, task.config)
     optimizer = torch.optim.Adam(model.parameters(), lr=task.variant.rate)
     order = iter(Endless(len(images), task.seed))
-    referee = Referee(*task.judging(crop=1.0), task.seconds)
-    referee.start()
+    clock = AccuracyClock(*task.test_tensors(crop=1.0), task.seconds)
+    clock.start()
     while True:
         rows = [next(order) for _ in range(task.variant.batch)]
         batch = images[rows]
         if task.config.channels == 3:
             mirrored = torch.rand(len(batch)) < 0.5
             batch[mirrored] = batch[mirrored].flip(-1)
-        F.cross_entropy(model(batch), pictures.labels[rows]).backward()
+        F.cross_entropy(model(batch), split.labels[rows]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if not referee.goes_on(judged(model)):
-            return size | referee.result()
+        if not clock.keep_training(logits_of(model)):
+            return size | clock.result()
 
 
-def judged(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model as the referee calls it."""
+def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function from images to logits, in eval mode."""
 
     def predict(images: Tensor) -> Tensor:
         model.eval()

@@ -1,4 +1,4 @@
-"""What came out of the race, in words, tables and a figure. Nothing is run here."""
+"""Tables, claims and figure of the race, from its results."""
 
 import io
 import statistics
@@ -32,14 +32,14 @@ class Entry:
         return statistics.mean(run["seconds"] for run in self.runs)
 
     def curve(self) -> list[tuple[float, float]]:
-        """Seconds and accuracy at each look, mean over the seeds; the last is the end."""
+        """Return seconds and accuracy at each evaluation, mean over seeds."""
         looks = zip(*(run["curve"] for run in self.runs), strict=True)
         return [tuple(map(statistics.mean, zip(*look, strict=True))) for look in looks]
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best that any peer reached at any time, in the mean over seeds."""
+    """The best accuracy of any peer at any time, mean over seeds."""
 
     name: str
     seconds: float
@@ -52,21 +52,21 @@ def best_of(peers: Sequence[Entry]) -> Best:
 
 
 def quickest(ours: Sequence[Entry], best: Best) -> Entry | None:
-    """Our shortest run that is as good as the peers' best with every seed; None if none is."""
+    """Return our shortest run that matches the peers' best with every seed; None if none does."""
     good = [entry for entry in ours if entry.lowest >= best.accuracy]
     return min(good, key=lambda entry: entry.seconds, default=None)
 
 
 def times_quicker(ours: Sequence[Entry], best: Best) -> float | None:
-    """The peer's seconds to its best, over ours to as much."""
+    """Return the peer's time to its best accuracy divided by ours."""
     entry = quickest(ours, best)
     return None if entry is None else best.seconds / entry.seconds
 
 
 def conclusion(title: str, ours: Sequence[Entry], peers: Sequence[Entry]) -> list[str]:
-    """Who was quicker and by how much: a claim, and what it rests on."""
+    """Return the claim on the speedup and the numbers behind it."""
     best, times = best_of(peers), times_quicker(ours, best_of(peers))
-    found = "not reached" if times is None else f"{times:.1f} times as quick as {best.name}"
+    found = "not reached" if times is None else f"{times:.1f} times as fast as {best.name}"
     runs = [
         f"{entry.accuracy:.1%} after {entry.seconds:.0f} s"
         for entry in sorted(ours, key=lambda entry: entry.seconds)
@@ -80,7 +80,7 @@ def conclusion(title: str, ours: Sequence[Entry], peers: Sequence[Entry]) -> lis
 
 
 def table(entries: Sequence[Entry]) -> list[str]:
-    """A row for each contender and its time."""
+    """Return a row for each library and time budget."""
     lines = [
         "| | settings | parameters | GFLOPs | trained, s | steps | accuracy | from, to |",
         "|---|---|---|---|---|---|---|---|",
@@ -98,11 +98,11 @@ def table(entries: Sequence[Entry]) -> list[str]:
 
 
 def budgets(ours: Sequence[Entry], peers: Sequence[Entry]) -> str:
-    """How far the work that the models are lies apart: `1.7 % fewer to 2.3 % more`."""
+    """Return how much the models differ in FLOPs: `1.7 % fewer to 2.3 % more`."""
     own = ours[0].runs[0]["gflops"]
     apart = [peer.runs[0]["gflops"] / own - 1 for peer in peers]
     low, high = (f"{abs(x):.1%} {'more' if x >= 0 else 'fewer'}" for x in (min(apart), max(apart)))
-    return f"A picture costs the peers {low if low == high else f'{low} to {high}'} operations."
+    return f"A forward pass costs the peers {low if low == high else f'{low} to {high}'} FLOPs."
 
 
 def figure(panels: dict[str, tuple[Sequence[Entry], Sequence[Entry]]]) -> str:

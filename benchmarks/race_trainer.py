@@ -14,38 +14,38 @@ from torchvision import transforms as t
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import race_models as models
-from race_clock import Referee
-from race_peers import WORKERS, Task, Varied, judged
+from race_clock import AccuracyClock
+from race_peers import WORKERS, Task, Varied, logits_of
 from race_sets import read
 
 NEVER = 2**30  # steps: the clock ends the run
 
 
 class ByTheClock(Trainer):
-    """The Trainer, with a schedule that ends when the time does."""
+    """Trainer whose learning rate schedule ends with the time."""
 
-    def __init__(self, *args: Any, referee: Referee, **more: Any) -> None:
+    def __init__(self, *args: Any, clock: AccuracyClock, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.referee = referee
+        self.clock = clock
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(
-            optimizer or self.optimizer, lambda step: 1 - self.referee.progress()
+            optimizer or self.optimizer, lambda step: 1 - self.clock.progress()
         )
         return self.lr_scheduler
 
 
-class Looks(TrainerCallback):
-    """Starts the clock before the first step, and stops the training when the time is over."""
+class StopOnTime(TrainerCallback):
+    """Start the clock before the first step and stop training when the time is over."""
 
-    def __init__(self, referee: Referee, predict: Any) -> None:
-        self.referee, self.predict = referee, predict
+    def __init__(self, clock: AccuracyClock, predict: Any) -> None:
+        self.clock, self.predict = clock, predict
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.referee.start()
+        self.clock.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        control.should_training_stop = not self.referee.goes_on(self.predict)
+        control.should_training_stop = not self.clock.keep_training(self.predict)
 
 
 def run_transformers(task: Task) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def run_transformers(task: Task) -> dict[str, Any]:
     transform = t.Compose([*steps, t.ToTensor(), t.Normalize(**task.normal)])
     model = models.transformers_model(task.config)
     size = models.size_of(model, task.config)
-    referee = Referee(*task.judging(crop=1.0), task.seconds)
+    clock = AccuracyClock(*task.test_tensors(crop=1.0), task.seconds)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -75,11 +75,11 @@ def run_transformers(task: Task) -> dict[str, Any]:
             arguments,
             train_dataset=Varied(read(task.data, "train"), transform),
             data_collator=collate,
-            callbacks=[Looks(referee, judged(model))],
-            referee=referee,
+            callbacks=[StopOnTime(clock, logits_of(model))],
+            clock=clock,
         )
         trainer.train()
-    return size | referee.result()
+    return size | clock.result()
 
 
 def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:

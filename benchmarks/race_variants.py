@@ -1,6 +1,6 @@
-"""The settings that each peer was tried with, and the best of them, which is in the race.
+"""Settings tried for each peer, and the best ones, which the race uses.
 
-`python benchmarks/race.py try SET` runs all of them once, with a seed that is not in the race.
+`python benchmarks/race.py try SET` runs all of them once, with another seed than the race.
 """
 
 from dataclasses import dataclass, replace
@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What can be set about a peer's training; the defaults are those of timm's train.py."""
+    """Settings of a peer's training; the defaults are those of timm's train.py."""
 
     rate: float
     batch: int = 64
-    crop: tuple[float, float] = (0.08, 1.0)  # share of the picture that a random crop takes
+    crop: tuple[float, float] = (0.08, 1.0)  # area of random crops, relative to the image
     jitter: float | None = 0.4
     policy: str | None = None
     erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
     drop_path: float = 0.0
-    pool: str = "token"  # what timm's head reads
+    pool: str = "token"  # timm's global_pool
 
 
 def light(rate: float, batch: int = 64) -> Variant:
-    """timm for small pictures: mild crops, colors as they are."""
+    """timm for small images: mild crops, colors as they are."""
     return Variant(rate=rate, batch=batch, crop=(0.35, 1.0), jitter=None)
 
 
@@ -45,7 +45,7 @@ VARIANTS = {
         "light, 2e-3": light(2e-3),
         "light, 1e-3, batch 32": light(1e-3, 32),
         "light, 2e-3, mean pooling": replace(light(2e-3), pool="avg"),
-        "whole pictures, 2e-3": Variant(rate=2e-3, crop=(1.0, 1.0), jitter=None),
+        "no crops, 2e-3": Variant(rate=2e-3, crop=(1.0, 1.0), jitter=None),
         "deit, 1e-3": DEIT,
     },
     "transformers": {
@@ -61,7 +61,7 @@ VARIANTS = {
 
 BEST = {
     "fashion": {
-        "timm": "whole pictures, 2e-3",
+        "timm": "no crops, 2e-3",
         "transformers": "5e-4, batch 8",
         "vit-pytorch": "1e-3",
     },

@@ -27,12 +27,11 @@ NOT = "Not measured: "
 CLAIM = re.compile(r"^\*\*(.+?): (.+)\.\*\*$", re.M)
 HEAD = """# Benchmarks
 
-Made by `make bench`, which measures everything again on your machine and rewrites this page
-(`make bench DATA=folder` for the data sets of the race). Compare ratios, not times: times of two
-machines, or of two hours on a shared one, mean nothing beside each other. So things that are
-compared take turns: one of each, then again, as many rounds as the section says; what is given is
-the median over rounds, and the spread where it matters. The last line of a section tells when it
-was measured, for how long and on what; the last to be measured were so on:
+Written by `make bench`, which repeats all measurements on your machine
+(`make bench DATA=folder WEIGHTS=checkpoint` for sections that need data). Compare ratios, not
+times: times from two machines, or from two hours on a shared one, are not comparable. Measurements
+that are compared are interleaved; values are medians over rounds. The last line of a section has
+its date, duration and machine. The most recent machine:
 """
 
 
@@ -52,7 +51,7 @@ SECTIONS = {
     "growth": Section(("## How cost grows",), 4),
     "memory": Section(("## Memory",), 6),
     "fewshot": Section(("## The few-shot probe",), 4),
-    "inspection": Section(("## Looking inside",), 3),
+    "inspection": Section(("## Inspection",), 3),
     "prediction": Section(("## Prediction",), 11),
     "serving": Section(("## Serving",), 3),
     "data": Section(("## Data",), 2),
@@ -85,7 +84,7 @@ def main(names: Sequence[str]) -> None:
             else:
                 page[heading] = part
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(assembled(page, machine_table()), encoding="utf-8")
+    PAGE.write_text(assemble(page, machine_table()), encoding="utf-8")
     kept.forget()
     print(f"written to {PAGE.name}")
 
@@ -147,21 +146,21 @@ def lacks(part: str) -> bool:
     return part.partition("\n")[2].lstrip().startswith(NOT)
 
 
-def assembled(page: Mapping[str, str], about: Sequence[str]) -> str:
+def assemble(page: Mapping[str, str], about: Sequence[str]) -> str:
     """The whole page: sections in their order, whatever the order they were measured in."""
     headings = [heading for section in SECTIONS.values() for heading in section.headings]
     parts = [page[heading] for heading in headings if heading in page]
-    return "\n".join([HEAD, *about, "", *in_one_look(parts), *parts])
+    return "\n".join([HEAD, *about, "", *summary(parts), *parts])
 
 
-def in_one_look(parts: Sequence[str]) -> list[str]:
+def summary(parts: Sequence[str]) -> list[str]:
     """All claims of all sections, in a table."""
     rows = []
     for part in parts:
         heading = part.splitlines()[0].removeprefix("## ")
         link = f"[{heading}](#{heading.lower().replace(' ', '-')})"
         rows += [f"| {what} | {found} | {link} |" for what, found in CLAIM.findall(part)]
-    return ["## In one look", "", "| | | section |", "|---|---|---|", *rows, ""] if rows else []
+    return ["## Summary", "", "| | | section |", "|---|---|---|", *rows, ""] if rows else []
 
 
 if __name__ == "__main__":

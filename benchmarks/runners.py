@@ -1,12 +1,11 @@
-"""One contender, one data set, one run, in a process of its own; what came out is printed as JSON.
+"""One run of one library on one dataset, in its own process; prints the result as JSON.
 
     python benchmarks/runners.py timm cifar --variant "light, 1e-3" --seconds 90 --seed 0
     python benchmarks/runners.py vitrail cifar --seconds 45
 
-The clock runs from before the first step to after the last and stands still while a model is
-judged; imports and opening the data come before it. vitrail is called as anyone would call it: its
-clock includes looking at the data, building the model, planning and decoding pictures, which are
-done for the peers beforehand.
+The clock runs from the first to the last step and stops during evaluations; imports and opening the
+data are not counted. vitrail's clock also includes inspecting the data, building the model,
+planning and decoding images, which is done for the peers beforehand.
 """
 
 import argparse
@@ -23,9 +22,9 @@ import torch._dynamo  # or torch would do so within the time of whoever needs it
 import torch.distributed.checkpoint
 
 from peers import make_torchvision_importable
-from race_models import of_equal_work
+from race_models import with_equal_flops
 from race_peers import Task, run_timm, run_vit_pytorch
-from race_sets import COURSES, default_model, judged_by
+from race_sets import DATASETS, default_model, test_split_of
 from race_sets import reference as reference_of
 from race_variants import VARIANTS
 from vitrail import evaluate, load
@@ -44,7 +43,7 @@ SPARE = 1.5  # of the 2 seconds that vitrail plans for saving and a report, whic
 
 
 def run_vitrail(data: str, seconds: float, seed: int) -> Result:
-    """`vitrail train` with the data, the time and the seed; judged when it is done.
+    """`vitrail train` with the data, the time and the seed; then evaluate it.
 
     Its time budget ends with the last evaluation, which is left out here, and with saving.
     """
@@ -60,7 +59,7 @@ def run_vitrail(data: str, seconds: float, seed: int) -> Result:
         done = run(config, started=time.monotonic())
         model = load(out)
         cost = cost_of(model.config)
-        accuracy = evaluate(model, data, judged_by(data)).accuracy
+        accuracy = evaluate(model, data, test_split_of(data)).accuracy
         last = [row["seconds"] for row in read_rows(out / METRICS) if "loss" in row][-1]
     return {
         "parameters": cost.parameters,
@@ -87,20 +86,20 @@ def run_peer(contender: str, task: Task) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=["vitrail", *VARIANTS])
-    parser.add_argument("course", choices=list(COURSES))
+    parser.add_argument("course", choices=list(DATASETS))
     parser.add_argument("--variant", default="")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.contender == "vitrail":
         configure_malloc()  # as the command does it
-    data = reference_of(COURSES[options.course])
+    data = reference_of(DATASETS[options.course])
     seconds, seed = options.seconds, options.seed
     if options.contender == "vitrail":
         result = run_vitrail(data, seconds, seed)
     else:
         source = open_dataset(data, "train")
-        config = of_equal_work(default_model(source))
+        config = with_equal_flops(default_model(source))
         task = Task(
             data=data,
             config=config.change(num_classes=len(source.classes)),

@@ -67,7 +67,7 @@ def write_models(place: Path) -> None:
 
 
 def write_photographs(folder: Path) -> None:
-    """Real pictures, enlarged to the size of photographs on the web."""
+    """Real images, enlarged to the size of photographs on the web."""
     (folder / "test" / "hands").mkdir(parents=True)
     source = open_dataset("builtin:sign-digits", "all")
     for number in range(PHOTOGRAPHS):
@@ -78,7 +78,7 @@ def write_photographs(folder: Path) -> None:
 
 def loaded(servers: dict[str, Server], place: Path) -> tuple[Loads, list[float]]:
     """Each number of clients asks each server in turn, nobody else meanwhile; and in each round the
-    pictures a second of the same predictor without a server."""
+    images per second of the same predictor without a server."""
     model, photographs = str(place / "vitrail"), str(place / "photographs")
     endless = itertools.cycle([raw("/predict", data) for data in pictures_of(photographs)])
     loads: Loads = {(name, clients): [] for clients in CLIENTS for name in servers}
@@ -104,23 +104,23 @@ def page(loads: Loads, paces: list[float]) -> list[str]:
     share = statistics.median(rate(found) / pace for found, pace in pairs)
     return [
         claim(
-            f"Answers a second over HTTP, {most} clients, {MODEL}",
+            f"HTTP requests per second, {most} clients, {MODEL}",
             f"{ratio(loads, peer, most):.2f} times the faster plain server",
         ),
         claim(
-            f"Answers a second over HTTP, {most} clients, of the same model's without a server",
+            f"HTTP requests per second, {most} clients, relative to the predictor without a server",
             f"{share:.0%}",
         ),
         "",
         f"{MODEL} at 224 pixels on JPEGs of {SIZE[0]} x {SIZE[1]}, one in each request over kept",
         "connections; each client asks again when it has its answer. One process for each server;",
         "the plain ones answer one request after the other, with all cores for each. Clients and",
-        f"server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds in turns; rates are",
+        f"server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds, interleaved; rates are",
         "medians over rounds, latencies are of all answers. *Ratio* is the median over rounds of",
         "vitrail's rate divided by this one's. Without a server, the same predictor answers",
-        f"{statistics.median(paces):.1f} pictures a second, in the batches that suit it best.",
+        f"{statistics.median(paces):.1f} images per second, in the batches that suit it best.",
         "",
-        "| clients | server | answers a second | ratio | p50, ms | p99, ms |",
+        "| clients | server | requests per second | ratio | p50, ms | p99, ms |",
         "|---|---|---|---|---|---|",
         *(row(loads, name, clients) for name, clients in loads),
     ]

@@ -1,6 +1,6 @@
-"""Timing things against each other fairly: in turns, many times, with the machine described.
+"""Interleaved timing, and a description of the machine.
 
-Absolute times mean little on a shared machine; ratios between things that took turns do.
+On a shared machine, ratios of interleaved measurements are meaningful and absolute times are not.
 """
 
 import os
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-MATRIX = 1536  # side of the plain matrix product that says what this machine can do
+MATRIX = 1536  # side of the matrix product that measures the peak rate of the machine
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, `rounds` times; after a warm-up, one of each, then again."""
+def interleave(calls: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each call in each round; calls are interleaved, after a warm-up."""
     for call in calls.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -32,7 +32,7 @@ def in_turns(calls: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[
 
 
 def matrix_call() -> Callable[[], object]:
-    """A large float32 matrix product, to be timed among the others."""
+    """Return a large float32 matrix product to be timed."""
     one, other = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
     out = torch.empty(MATRIX, MATRIX)
     return lambda: [torch.mm(one, other, out=out) for _ in range(4)]
@@ -49,12 +49,12 @@ def spread(seconds: list[float]) -> str:
 
 
 def claim(what: str, found: str) -> str:
-    """The line of a section that the table at the top of the page repeats."""
+    """Format a claim, which the summary at the top of the page repeats."""
     return f"**{what}: {found}.**"
 
 
 def machine() -> str:
-    """One line on what the numbers were measured on."""
+    """Describe the machine in one line."""
     level = torch.backends.cpu.get_cpu_capability()
     return (
         f"{processor()}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}, "
@@ -63,11 +63,11 @@ def machine() -> str:
 
 
 def machine_table() -> list[str]:
-    """All that may matter to a time, as a Markdown table."""
+    """Describe the machine as a Markdown table."""
     facts = {
         "processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
-        "cores": f"{os.cpu_count()}, of which {torch.get_num_threads()} threads are used",
-        "caches": caches(CACHES) or "not told",
+        "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads used",
+        "caches": caches(CACHES) or "unknown",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
         "torch": f"{torch.__version__}, {blas()}",
@@ -87,7 +87,7 @@ def processor() -> str:
 
 
 def caches(folder: Path) -> str:
-    """`L1 32K data, L2 512K, L3 32768K`: those of the first core; empty if nobody tells."""
+    """`L1 32K data, L2 512K, L3 32768K`: of the first core; empty if unknown."""
     found = []
     for place in sorted(folder.glob("index*")):
         level, kind, size = (
@@ -99,9 +99,9 @@ def caches(folder: Path) -> str:
 
 
 def blas() -> str:
-    """The libraries that torch multiplies matrices with, as it tells them itself."""
+    """The libraries that torch multiplies matrices with, as torch reports them."""
     told = torch.__config__.show()
     kind = re.search(r"BLAS_INFO=(\w+)", told)
     onednn = re.search(r"MKL-DNN v([\d.]+)", told)
-    parts = [f"BLAS: {kind[1]}" if kind else "BLAS not told"]
+    parts = [f"BLAS: {kind[1]}" if kind else "BLAS unknown"]
     return ", ".join([*parts, f"oneDNN {onednn[1]}"] if onednn else parts)

@@ -1,7 +1,6 @@
-"""A whole training step: the loop of vitrail beside that of timm's train.py, and what is overhead.
+"""A whole training step: vitrail's loop against that of timm's train.py, and its overhead.
 
-Both get the same picture bytes, normalize them, and have AdamW, clipping and an average of the
-weights switched on.
+Both normalize the same image bytes and use AdamW, gradient clipping and EMA.
 """
 
 import statistics
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from peers import Shape, make_torchvision_importable, timm, vitrail
-from timing import claim, in_turns, spread
+from timing import claim, interleave, spread
 
 ROUNDS = 7
 BATCH = 16
@@ -24,7 +23,7 @@ def report() -> str:
     make_torchvision_importable()
     whole, bare = vitrail_steps()
     calls = {"vitrail": whole, "timm": timm_step(), "bare": bare}
-    seconds = in_turns(calls, rounds=ROUNDS)
+    seconds = interleave(calls, rounds=ROUNDS)
     ours = seconds["vitrail"]
     ratio = statistics.median(t / own for t, own in zip(seconds["timm"], ours, strict=True))
     over = statistics.median(1 - b / own for b, own in zip(seconds["bare"], ours, strict=True))
@@ -37,7 +36,7 @@ def report() -> str:
             ),
             "",
             f"One step of ViT-S/16 at 224 pixels, batch {BATCH}: bytes to floats, forward,",
-            "backward, clipping, AdamW and a running average of the weights, in the loop of each.",
+            "backward, clipping, AdamW and EMA, in the training loop of each library.",
             f"Interleaved, {ROUNDS} rounds. *Ratio* is the median over rounds of timm's time",
             "divided by vitrail's.",
             "",
@@ -47,13 +46,13 @@ def report() -> str:
             f"| timm, as in its train.py | {spread(seconds['timm'])} | {ratio:.2f} |",
             f"| vitrail, forward and backward alone | {spread(seconds['bare'])} | |",
             "",
-            f"Normalizing, clipping, optimizer, average and the loop itself: {over:.1%} of a step.",
+            f"Normalization, clipping, optimizer, EMA and the loop take {over:.1%} of a step.",
             "",
         ]
     )
 
 
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+def random_batch() -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.randint(0, 256, (BATCH, 3, 224, 224), dtype=torch.uint8)
     return images, torch.randint(1000, (BATCH,))
 
@@ -88,7 +87,7 @@ def vitrail_steps() -> tuple[Callable[[], object], Callable[[], object]]:
     prepare = batch_preparation(
         Preprocessing(size=(224, 224)), Mixing(), 1000, torch.device("cpu"), steps_per_epoch=1
     )
-    images, labels = pictures()
+    images, labels = random_batch()
     batches = repeat(Batch(images, labels, torch.arange(BATCH)))
     ready = torch.randn(BATCH, 3, 224, 224)
 
@@ -108,7 +107,7 @@ def timm_step() -> Callable[[], object]:
     model = timm(SHAPE).train()
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-4, weight_decay=0.05)
     average = ModelEmaV3(model, decay=DECAY, foreach=True)
-    images, labels = pictures()
+    images, labels = random_batch()
     mean = torch.full((1, 3, 1, 1), 127.5)
 
     def step() -> None:

@@ -124,7 +124,7 @@ def report() -> str:
         best = max(CHOSEN, key=lambda peer: accuracy(dataset, peer, SECONDS))
         target = accuracy(dataset, best, SECONDS)
         reached = [s for s in (SHORTER, SECONDS) if accuracy(dataset, "vitrail", s) >= target]
-        speed = f"at least {SECONDS / min(reached):g} times as quick" if reached else "not reached"
+        speed = f"at least {SECONDS / min(reached):g} times as fast" if reached else "not reached"
         lines.append(claim(f"To the peers' best accuracy, {dataset}", f"{speed} ({best})"))
         lines.append("")
     return "\n".join(lines)

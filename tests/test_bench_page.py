@@ -60,7 +60,7 @@ def again(names: list[str], monkeypatch) -> None:
 def test_the_page_has_all_sections_in_order(bench, monkeypatch):
     again([], monkeypatch)
     headings = [line for line in page().splitlines() if line.startswith("## ")]
-    assert headings == ["## In one look", "## Fidelity", "## Models", "## Data"]
+    assert headings == ["## Summary", "## Fidelity", "## Models", "## Data"]
 
 
 def test_claims_of_sections_stand_at_the_top(bench, monkeypatch):
@@ -182,7 +182,7 @@ def test_the_claim_of_a_table_is_about_its_fastest_peer(monkeypatch):
     def made_up(calls, *, rounds):
         return {name: [2.0, 2.0] for name in calls} | {"vitrail": [1.0, 1.0], "timm": [1.5, 1.5]}
 
-    monkeypatch.setattr(models, "in_turns", made_up)
+    monkeypatch.setattr(models, "interleave", made_up)
     monkeypatch.setattr(models, "forward_call", lambda *_: None)
     monkeypatch.setattr(models, "LIBRARIES", dict.fromkeys(LIBRARIES, lambda shape: None))
     lines = models.table("small, forward", models.Shape(8, 4, 8, 1, 1, 16, 3), 1, 1)

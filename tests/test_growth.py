@@ -53,7 +53,7 @@ def test_the_table_has_measured_counted_and_expected_exponents():
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert len({line.count("|") for line in rows}) == 1
     assert len(rows) == 1 + 2 * len(growth.SWEEPS) + 3
-    batch = next(line for line in rows if line.startswith("| pictures in a batch | time"))
+    batch = next(line for line in rows if line.startswith("| images in a batch | time"))
     assert batch.split(" | ")[3:6] == ["1.50 (1.50 to 1.50)", "1.00", "1"]
 
 

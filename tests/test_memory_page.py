@@ -65,7 +65,7 @@ def test_seconds_are_those_of_a_step_for_each_picture_without_the_first(tmp_path
         '{"step": 4, "test/accuracy": 1, "epoch": 1.0, "seconds": 99}',
     ]
     (tmp_path / memory.METRICS).write_text("\n".join(rows))
-    assert memory.per_picture(tmp_path) == 8 / (memory.PICTURES * 0.25)
+    assert memory.per_image(tmp_path) == 8 / (memory.PICTURES * 0.25)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")

@@ -126,9 +126,9 @@ class Time:
 
 def test_judging_takes_no_time_and_happens_evenly(monkeypatch):
     time = Time()
-    looks = race_clock.LOOKS
-    referee = race_clock.Referee(torch.zeros(2, 1), torch.tensor([0, 1]), seconds=looks)
-    referee.clock = race_clock.Clock(time)
+    looks = race_clock.EVALUATIONS
+    clock = race_clock.AccuracyClock(torch.zeros(2, 1), torch.tensor([0, 1]), seconds=looks)
+    clock.clock = race_clock.Clock(time)
 
     def predict(images):
         time.now += 100
@@ -138,22 +138,22 @@ def test_judging_takes_no_time_and_happens_evenly(monkeypatch):
     while True:
         steps += 1
         time.now += 0.5
-        if not referee.goes_on(predict):
+        if not clock.keep_training(predict):
             break
     assert steps == 2 * looks
-    assert referee.curve == [(float(second), 0.5) for second in range(1, looks + 1)]
+    assert clock.curve == [(float(second), 0.5) for second in range(1, looks + 1)]
 
 
 def test_a_step_that_misses_looks_leaves_the_curve_as_long():
     time = Time()
-    referee = race_clock.Referee(torch.zeros(1, 1), torch.tensor([0]), seconds=12)
-    referee.clock = race_clock.Clock(time)
+    clock = race_clock.AccuracyClock(torch.zeros(1, 1), torch.tensor([0]), seconds=12)
+    clock.clock = race_clock.Clock(time)
     for seconds in (1, 20):
         time.now += seconds
-        more = referee.goes_on(lambda images: torch.ones(1, 2))
+        more = clock.keep_training(lambda images: torch.ones(1, 2))
     assert not more
-    assert len(referee.curve) == race_clock.LOOKS
-    assert referee.result()["seconds"] == 21
+    assert len(clock.curve) == race_clock.EVALUATIONS
+    assert clock.result()["seconds"] == 21
 
 
 # The contenders
@@ -185,7 +185,7 @@ def test_a_peer_learns_colors_in_its_time(colors, recipe, monkeypatch):
     monkeypatch.setattr(race_clock.Clock.__init__, "__defaults__", clock)
     task = runners.Task(data=colors, config=TINY, variant=CONTENDERS[recipe], seconds=4, seed=0)
     result = runners.run_peer(peer, task)
-    assert len(result["curve"]) == race_clock.LOOKS
+    assert len(result["curve"]) == race_clock.EVALUATIONS
     assert result["seconds"] >= 4
     assert result["accuracy"] > 0.6  # a third by chance
     assert json.loads(json.dumps(result))["parameters"] > 1000
@@ -205,7 +205,7 @@ def test_all_models_of_a_race_are_the_same_work():
     ours = configuration("ViT-Femto/4").change(
         num_classes=10, channels=1, image_size=28, stem="conv", pool="mean"
     )
-    config = models.of_equal_work(ours)
+    config = models.with_equal_flops(ours)
     makers = (models.timm_model, models.transformers_model, models.vit_pytorch_model)
     sizes = [models.size_of(make(config), config)["gflops"] for make in makers]
     assert max(sizes) == pytest.approx(min(sizes), rel=1e-3)
@@ -228,7 +228,7 @@ def test_missing_data_is_told_in_one_line(tmp_path, monkeypatch):
 def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
     ran = []
 
-    def alone(what, options):
+    def run_process(what, options):
         ran.append(what)
         if len(ran) == 5:
             raise KeyboardInterrupt
@@ -236,14 +236,14 @@ def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
         points = [(seconds * part / 3, 0.3 * part) for part in (1, 2, 3)]
         return entry("any", points).runs[0]
 
-    monkeypatch.setattr(race, "alone", alone)
+    monkeypatch.setattr(race, "run_process", run_process)
     monkeypatch.setattr(race, "FIGURE", tmp_path / "docs" / "race.svg")
     monkeypatch.setattr(race, "missing", lambda names: "")
     with pytest.raises(KeyboardInterrupt):
         race.report()
     text = race.report()
     assert len(ran) == 1 + len(set(ran))  # only the one that was cut off ran twice
-    for course in race_sets.COURSES.values():
-        claim = f"To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as quick"
+    for course in race_sets.DATASETS.values():
+        claim = f"To the peers' best accuracy, {course.title}: {max(race.SHARES)}.0 times as fast"
         assert f"**{claim}" in text
     assert "<svg" in (tmp_path / "docs" / "race.svg").read_text()
