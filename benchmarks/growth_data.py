@@ -19,12 +19,12 @@ from PIL import Image
 from curves import Curve
 from fewshot import PEAK, held
 
-PICTURES, ROUNDS = (8_000, 16_000, 32_000, 64_000, 128_000), 3
+IMAGE_COUNTS, ROUNDS = (8_000, 16_000, 32_000, 64_000, 128_000), 3
 STARTS, BATCH = 9, 8
 CLASSES = 10
 
 
-def data_curves(counts: Sequence[int] = PICTURES) -> tuple[Curve, Curve, Curve]:
+def data_curves(counts: Sequence[int] = IMAGE_COUNTS) -> tuple[Curve, Curve, Curve]:
     """Opening (ms), memory (MiB) and the first batch of an epoch (ms), over numbers of images."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
