@@ -47,30 +47,16 @@ class Callback:
 class Watch(Callback):
     """Deprecated alias of `Callback` with the method names of 0.1; removed in 0.3."""
 
-    def log(self, line: str) -> None:
-        self.say(line)
+    def __init_subclass__(cls) -> None:
+        for old, new in OLD_NAMES.items():
+            if old in vars(cls):
+                setattr(cls, new, vars(cls)[old])
 
-    def on_progress(self, done: int, total: int) -> None:
-        self.progress(done, total)
 
-    def on_train_begin(self, step: int, steps: int) -> None:
-        self.begin(step, steps)
-
-    def on_step(self, row: Mapping[str, Any]) -> None:
-        self.step(row)
-
-    def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        self.evaluated(row)
-
-    def on_train_end(self) -> None:
-        self.end()
-
-    def say(self, line: str) -> None: ...
-    def progress(self, done: int, images: int) -> None: ...
-    def begin(self, step: int, steps: int) -> None: ...
-    def step(self, row: Mapping[str, Any]) -> None: ...
-    def evaluated(self, row: Mapping[str, Any]) -> None: ...
-    def end(self) -> None: ...
+OLD_NAMES = {"say": "log", "progress": "on_progress", "begin": "on_train_begin"}
+OLD_NAMES |= {"step": "on_step", "evaluated": "on_evaluate", "end": "on_train_end"}
+for old_name, new_name in OLD_NAMES.items():
+    setattr(Watch, old_name, getattr(Callback, new_name))
 
 
 class MetricsLog:

@@ -67,27 +67,21 @@ def open_splits(reference: str, settings: Settings) -> DataSplits:
             f"try {max(1, len(train) // 4)}"
         )
     if settings.until_accuracy is not None:
-        check_early_stopping(settings, reference, held_out)
+        option = f"until_accuracy={settings.until_accuracy}"
+        if settings.objective != "classify":
+            raise ConfigError(
+                f"{option} needs classes, and objective={settings.objective!r} has none; "
+                "leave it out"
+            )
+        if "val" not in held_out:
+            test = ", and test must not be used for model selection" if "test" in held_out else ""
+            raise ConfigError(
+                f"{option} needs a val split, which {reference} does not have{test}; "
+                "--dev 0.1 holds out a tenth of train as val"
+            )
     if not held_out:
         notes.append("no split to evaluate on; --dev 0.1 holds out a tenth of the images")
     return DataSplits(reference=reference, train=train, held_out=held_out, notes=notes)
-
-
-def check_early_stopping(
-    settings: Settings, reference: str, held_out: dict[str, ImageDataset]
-) -> None:
-    """Raise if `until_accuracy` has no val split: test must not be used for model selection."""
-    option = f"until_accuracy={settings.until_accuracy}"
-    if settings.objective != "classify":
-        raise ConfigError(
-            f"{option} needs classes, and objective={settings.objective!r} has none; leave it out"
-        )
-    if "val" not in held_out:
-        test = ", and test must not be used for model selection" if "test" in held_out else ""
-        raise ConfigError(
-            f"{option} needs a val split, which {reference} does not have{test}; "
-            "--dev 0.1 holds out a tenth of train as val"
-        )
 
 
 def check_classes(

@@ -114,7 +114,12 @@ def build_model(
         size, channels = pair(model.config.image_size), model.config.channels
         preprocessing = preset(settings.preprocessing, size, channels)
     if not start and isinstance(model, VisionTransformer) and uses_whitening(auto.settings.model):
-        whiten(cast(ConvStem, model.stem), sample_images(train, preprocessing))
+        transform = EvalTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
+        images = []
+        for index in sample_indices(train):
+            with suppress(DataError):
+                images.append(transform(train[index].data))
+        whiten(cast(ConvStem, model.stem), normalize(torch.stack(images), preprocessing))
     multi_label = train.multi_label and bool(classes)
     model.metadata = Metadata(
         preprocessing=preprocessing, class_names=classes, multi_label=multi_label
@@ -148,16 +153,6 @@ def plan_for_budget(
         train=len(train),
         evaluated=sum(evaluated.values()),
     )
-
-
-def sample_images(dataset: ImageDataset, preprocessing: Preprocessing) -> Tensor:
-    """Return a few evenly spaced images, preprocessed: (B, C, H, W)."""
-    transform = EvalTransform(preprocessing=preprocessing, channels=len(preprocessing.mean))
-    images = []
-    for index in sample_indices(dataset):
-        with suppress(DataError):
-            images.append(transform(dataset[index].data))
-    return normalize(torch.stack(images), preprocessing)
 
 
 def load_pretrained(

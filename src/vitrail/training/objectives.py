@@ -76,11 +76,30 @@ class Teacher:
     """
 
     def __init__(self, model: Model, student: Model) -> None:
-        check_teacher(model, student)
+        theirs, ours = model.config, student.config
+        if theirs.num_classes != ours.num_classes:
+            count = f"{theirs.num_classes} classes" if theirs.num_classes else "no head"
+            raise CheckpointError(
+                f"the teacher has {count}, the student {ours.num_classes} classes; "
+                "use a teacher that was trained on the same classes"
+            )
+        own, its = get_metadata(student), get_metadata(model)
+        names = zip(its.class_names, own.class_names, strict=False)  # empty if unknown
+        for index, (its_name, own_name) in enumerate(names):
+            if its_name != own_name:
+                raise CheckpointError(
+                    f"class {index} is {its_name!r} for the teacher and {own_name!r} for the "
+                    "student; use a teacher that was trained on the same classes in the same order"
+                )
+        if theirs.channels != ours.channels:
+            raise CheckpointError(
+                f"the teacher takes images of {theirs.channels} channels, the student of "
+                f"{ours.channels}; load the teacher with channels={ours.channels}"
+            )
         self.model = model.eval().requires_grad_(False)
         self.size = pair(model.config.image_size)
-        ours, theirs = get_metadata(student).preprocessing, get_metadata(model).preprocessing
-        channels = list(zip(ours.mean, ours.std, theirs.mean, theirs.std, strict=True))
+        before, after = own.preprocessing, its.preprocessing
+        channels = list(zip(before.mean, before.std, after.mean, after.std, strict=True))
         # (pixel - mean) / std of the teacher from that of the student
         self.scale = [std / its_std for _, std, _, its_std in channels]
         self.shift = [(mean - its) / its_std for mean, _, its, its_std in channels]
@@ -131,29 +150,6 @@ def check_head(model: Model) -> None:
         raise ConfigError(
             "the model has no head (num_classes=0), so it cannot learn classes; "
             "give it one, or use objective='masked-patches'"
-        )
-
-
-def check_teacher(teacher: Model, student: Model) -> None:
-    """Raise if the teacher has other classes or input channels than the student."""
-    theirs, ours = teacher.config, student.config
-    if theirs.num_classes != ours.num_classes:
-        count = f"{theirs.num_classes} classes" if theirs.num_classes else "no head"
-        raise CheckpointError(
-            f"the teacher has {count}, the student {ours.num_classes} classes; "
-            "use a teacher that was trained on the same classes"
-        )
-    names = zip(get_metadata(teacher).class_names, get_metadata(student).class_names, strict=False)
-    for index, (its_name, own_name) in enumerate(names):  # empty where names are unknown
-        if its_name != own_name:
-            raise CheckpointError(
-                f"class {index} is {its_name!r} for the teacher and {own_name!r} for the student; "
-                "use a teacher that was trained on the same classes in the same order"
-            )
-    if theirs.channels != ours.channels:
-        raise CheckpointError(
-            f"the teacher takes images of {theirs.channels} channels, the student of "
-            f"{ours.channels}; load the teacher with channels={ours.channels}"
         )
 
 

@@ -198,7 +198,7 @@ class Trainer:
         self.config, self.callback, self.device = config, callback, device
         self.folder = config.out
         self.started = time.monotonic() if started is None else started
-        self.stop = stop or StopSignal()
+        self.stop = StopSignal() if stop is None else stop  # an unset signal is false
         splits = config.splits or open_splits(config.data, config.settings)
         for note in splits.notes:
             callback.log(f"note: {note}")
