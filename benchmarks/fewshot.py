@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from timing import claim, interleave, spread
-from vitrail.probing.ridge import BIAS, PATH, fit_path
+from vitrail.probing.ridge import BIAS, L2_GRID, fit_path
 
 ROWS, WIDTH, CLASSES = 50_000, 768, 100
 FOLDS = 5
@@ -38,12 +38,12 @@ def report() -> str:
             "## The few-shot probe",
             "",
             f"The closed-form probe of {len(features):,} x {WIDTH} float32 features and {CLASSES}",
-            f"classes for {len(PATH)} values of l2, with the accuracy of each on rows it has not",
-            "seen: one process, one thread. vitrail and RidgeClassifierCV whiten the features and",
+            f"classes for {len(L2_GRID)} values of l2, with the accuracy of each on rows it",
+            "has not seen: one process, one thread. vitrail and RidgeClassifierCV whiten them and",
             f"leave out every row in closed form; the loop fits each l2 to each of {FOLDS} folds,",
             "whitened beforehand, and scores the rest: one such fit was timed, and multiplied by",
-            f"{len(PATH) * FOLDS}. Interleaved, {ROUNDS} rounds. *Ratio* is the median over rounds",
-            "of the other's time divided by vitrail's.",
+            f"{len(L2_GRID) * FOLDS}. Interleaved, {ROUNDS} rounds. *Ratio* is the median over",
+            "rounds of the other's time divided by vitrail's.",
             "",
             *table,
             "",
@@ -68,7 +68,7 @@ def material() -> tuple[np.ndarray, np.ndarray]:
 def rows(features: np.ndarray, labels: np.ndarray) -> list[str]:
     calls = {OURS: ours(features, labels), AT_ONCE: theirs(features, labels)}
     seconds = interleave(calls | {LOOP: one_fit(features, labels)}, rounds=ROUNDS)
-    seconds[LOOP] = [len(PATH) * FOLDS * second for second in seconds[LOOP]]
+    seconds[LOOP] = [len(L2_GRID) * FOLDS * second for second in seconds[LOOP]]
     lines = ["| path of l2 | best, ms | median, ms | ratio |", "|---|---|---|---|"]
     ratios = {}
     for name, times in seconds.items():
@@ -86,7 +86,7 @@ def ours(features: np.ndarray, labels: np.ndarray) -> Callable[[], object]:
 def theirs(features: np.ndarray, labels: np.ndarray) -> Callable[[], object]:
     from sklearn.linear_model import RidgeClassifierCV
 
-    model = RidgeClassifierCV(np.array(PATH), fit_intercept=False, scoring="accuracy")
+    model = RidgeClassifierCV(np.array(L2_GRID), fit_intercept=False, scoring="accuracy")
     return lambda: model.fit(whitened(features), labels)
 
 

@@ -19,8 +19,8 @@ from vitrail import load
 from vitrail.data.datasets import ImageDataset, open_dataset
 from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
-from vitrail.probing.ridge import USUAL_L2, fit_path
-from vitrail.probing.shots import Shots, draw
+from vitrail.probing.fewshot import Shots, draw
+from vitrail.probing.ridge import DEFAULT_L2, fit_path
 
 MODEL = "hf:facebook/deit-tiny-patch16-224"
 SIZE = 128  # pixels: positions are interpolated
@@ -90,7 +90,7 @@ def regret(values: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Shots, np.n
                 float((probe.predict(values[~train]).numpy() == labels[~train]).mean())
                 for probe in path.probes
             ]
-            fixed = [probe.l2 for probe in path.probes].index(USUAL_L2)
+            fixed = [probe.l2 for probe in path.probes].index(DEFAULT_L2)
             picked = (fixed, int(np.argmin(path.errors)), path.best, int(np.argmax(right)))
             found.append([right[i] for i in picked])
         yield shots, np.array(found)

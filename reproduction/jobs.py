@@ -29,7 +29,7 @@ from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import configuration
 from vitrail.planning.flops import training_flops
 from vitrail.probing.features import features_of
-from vitrail.probing.shots import try_shots
+from vitrail.probing.fewshot import try_shots
 from vitrail.training.callbacks import Callback
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import ModelSettings, RunConfig, Settings

@@ -16,7 +16,7 @@ from reproduction.jobs import Key
 from reproduction.report import Verdict
 from vitrail.evaluation.bootstrap import RESAMPLES, resample_weights
 from vitrail.evaluation.results import Estimate
-from vitrail.probing.shots import student
+from vitrail.probing.fewshot import student_t
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pooled_means(values: Mapping[Key, float | None]) -> dict[Key, Mean]:
     within = table - table.mean(axis=1, keepdims=True)
 
     def half_interval(residuals: np.ndarray, degrees: int) -> float:
-        return student(degrees) * math.sqrt(float(np.sum(residuals**2)) / degrees)
+        return student_t(degrees) * math.sqrt(float(np.sum(residuals**2)) / degrees)
 
     error = half_interval(within, jobs * (seeds - 1))
     paired = half_interval(within - within.mean(axis=0), max(1, jobs - 1) * (seeds - 1))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor as Predictor
     from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
-    from vitrail.probing.teaching import teach as teach
+    from vitrail.probing.teach import teach as teach
     from vitrail.training.callbacks import Callback as Callback
     from vitrail.training.config import Settings as Settings
     from vitrail.training.trainer import train as train
@@ -50,7 +50,7 @@ WHERE = {
     "open_dataset": "data.datasets",
     "push": "checkpoints.save",
     "save": "checkpoints.save",
-    "teach": "probing.teaching",
+    "teach": "probing.teach",
     "train": "training.trainer",
     "AccuracyGuard": "prediction.engines",
     "Metadata": "checkpoints.metadata",

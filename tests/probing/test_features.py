@@ -124,7 +124,7 @@ def test_features_of_a_set_with_unreadable_pictures_are_not_kept(model, tmp_path
 def test_weights_that_give_no_numbers_are_noticed(model, source):
     with torch.no_grad():
         model.encoder.norm.weight.fill_(torch.nan)
-    with pytest.raises(DataError, match="features of train/0 are no numbers"):
+    with pytest.raises(DataError, match="features of train/0 are not finite"):
         features_of(model, source)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing.fewshot import fewshot
-from vitrail.probing.ridge import PATH, fit_path
+from vitrail.probing.ridge import L2_GRID, fit_path
 
 
 @pytest.fixture(params=["wide", "tall"])
@@ -61,7 +61,7 @@ def test_tensors_and_arrays_give_the_same(case):
 
 def test_of_several_l2_the_best_left_out_is_taken(case):
     path = fit_path(*rows(case)[:2])
-    result = fewshot(*rows(case), l2=PATH)
+    result = fewshot(*rows(case), l2=L2_GRID)
     assert result.l2 == path.probes[path.best].l2
     assert torch.equal(result.weights, path.probes[path.best].weights)
 

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.probing import others, rows
-from vitrail.probing.others import fit_logistic, fit_neighbors
+from vitrail.probing import probes
+from vitrail.probing.probes import fit_logistic, fit_neighbors
 from vitrail.probing.ridge import fit, fit_path
 
 
@@ -25,7 +25,7 @@ def some(n=90, d=10, classes=3, seed=0):
 
 @pytest.mark.parametrize("k", [1, 5, 20, 1000])
 def test_neighbors_vote_as_a_plain_loop_says(k, monkeypatch):
-    monkeypatch.setattr(others, "AT_ONCE", 7)
+    monkeypatch.setattr(probes, "NEIGHBOR_CHUNK", 7)
     features, labels = some()
     asked, _ = some(seed=1)
     probe = fit_neighbors(features, labels, k=k)
@@ -62,7 +62,7 @@ def test_logistic_regression_is_at_a_minimum():
     weight, bias = (part.requires_grad_() for part in fit_logistic(features, labels).linear())
     x = torch.from_numpy(features).double()
     std = x.std(0, correction=0) + 1e-5
-    penalty = others.DECAY / 2 * (weight * std).square().sum()
+    penalty = probes.DECAY / 2 * (weight * std).square().sum()
     loss = F.cross_entropy(F.linear(x, weight, bias), torch.from_numpy(labels)) + penalty
     slopes = torch.autograd.grad(loss, (weight, bias))
     assert max(float(slope.abs().max()) for slope in slopes) < 1e-5
@@ -77,7 +77,7 @@ def test_logits_are_the_linear_map_whatever_the_chunks(monkeypatch):
     features, labels = some()
     probe = fit_logistic(features, labels)
     expected = F.linear(torch.from_numpy(features).double(), *probe.linear())
-    monkeypatch.setattr(rows, "CHUNK", 7)
+    monkeypatch.setattr(probes, "CHUNK", 7)
     torch.testing.assert_close(probe.scores(features), expected)
     assert torch.equal(probe.predict(features), expected.argmax(1))
 
@@ -120,7 +120,7 @@ def test_impossible_settings_are_refused():
 
 def test_a_fit_that_needs_more_steps_than_it_has_is_a_classifier_all_the_same(monkeypatch):
     features, labels = some()
-    monkeypatch.setattr(others, "STEPS", 2)
+    monkeypatch.setattr(probes, "STEPS", 2)
     hasty = fit_logistic(features, labels, decay=1e-9)
     assert float((hasty.predict(features).numpy() == labels).mean()) > 0.6
 
@@ -142,7 +142,7 @@ def test_a_prediction_never_holds_the_scores_of_all_rows(fitting, monkeypatch):
     probe = fitting(*some(n=100, classes=50))
     asked, _ = some(n=300, classes=50, seed=1)
     expected = probe.scores(asked).argmax(1)
-    monkeypatch.setattr(rows, "MOST", 1000)
+    monkeypatch.setattr(probes, "MAX_VALUES", 1000)
     with Largest() as largest:
         assert torch.equal(probe.predict(asked), expected)
     assert largest.numbers <= 300 * 10  # the rows themselves; scores would be 300 * 50
@@ -152,7 +152,7 @@ def test_a_prediction_never_holds_the_scores_of_all_rows(fitting, monkeypatch):
 def test_leaving_one_out_never_holds_the_scores_of_many_rows_for_very_many_classes(monkeypatch):
     features, labels = some(n=300, classes=50)
     whole = fit_path(features, labels)
-    monkeypatch.setattr(rows, "MOST", 1000)
+    monkeypatch.setattr(probes, "MAX_VALUES", 1000)
     with Largest() as largest:
         path = fit_path(features, labels)
     assert largest.numbers <= 11 * 10 * 50  # the weights of ten probes; 300 * 10 * 50 are scores

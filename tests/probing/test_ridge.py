@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.probing import equations, rows
+from vitrail.probing import probes, ridge
 from vitrail.probing.ridge import (
     BIAS,
-    PATH,
+    DEFAULT_L2,
+    DEFAULT_SCALE,
+    L2_GRID,
     SCALES,
-    USUAL_L2,
-    USUAL_SCALE,
     fit,
     fit_moments,
     fit_path,
@@ -63,7 +63,7 @@ def test_the_weights_solve_the_whole_system(shape, l2):
 def test_the_path_equals_separate_solves(shape):
     features, labels = some(*shape)
     path = fit_path(features, labels)
-    assert [probe.l2 for probe in path.probes] == list(PATH)
+    assert [probe.l2 for probe in path.probes] == list(L2_GRID)
     for probe in path.probes:
         alone = fit(features, labels, l2=probe.l2)
         torch.testing.assert_close(probe.weights, alone.weights, **LIMITS)
@@ -72,8 +72,8 @@ def test_the_path_equals_separate_solves(shape):
 
 
 def test_the_usual_path_has_ten_values_and_the_usual_one():
-    assert len(PATH) == 10
-    assert USUAL_L2 in PATH
+    assert len(L2_GRID) == 10
+    assert DEFAULT_L2 in L2_GRID
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -81,7 +81,7 @@ def test_leaving_one_out_equals_fitting_without_it(shape):
     features, labels = some(*shape)
     x, y = whitened(features), targets(labels, 4)
     path = fit_path(features, labels)
-    for l2, error, accuracy in zip(PATH, path.errors, path.accuracies, strict=True):
+    for l2, error, accuracy in zip(L2_GRID, path.errors, path.accuracies, strict=True):
         unseen = torch.stack(
             [x[i] @ plain(without(x, i), without(y, i), l2) for i in range(len(x))]
         )
@@ -98,14 +98,14 @@ def without(rows, i):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_weights_and_leave_one_out_are_those_of_scikit_learn(shape):
     features, labels = some(*shape)
-    x, alphas = whitened(features).numpy(), np.array(PATH)
+    x, alphas = whitened(features).numpy(), np.array(L2_GRID)
     theirs = RidgeClassifierCV(alphas, fit_intercept=False, store_cv_results=True)
     errors = theirs.fit(x, labels.numpy()).cv_results_.mean((0, 1))
     path = fit_path(features, labels)
     np.testing.assert_allclose(path.errors, errors, rtol=1e-6)
     for probe in path.probes:
-        ridge = RidgeClassifier(alpha=probe.l2, fit_intercept=False, solver="cholesky")
-        weights = ridge.fit(x, labels.numpy()).coef_.T
+        theirs = RidgeClassifier(alpha=probe.l2, fit_intercept=False, solver="cholesky")
+        weights = theirs.fit(x, labels.numpy()).coef_.T
         np.testing.assert_allclose(probe.weights, weights, rtol=1e-6, atol=1e-9)
 
 
@@ -195,8 +195,8 @@ def test_one_shot_keeps_1024():
     """Without its only example, a class cannot be predicted: there is no evidence."""
     features, _ = some(n=4, d=6)
     path = fit_path(features, torch.arange(4))
-    assert path.unexplained == (1.0,) * len(PATH)
-    assert path.probes[path.best].l2 == USUAL_L2
+    assert path.unexplained == (1.0,) * len(L2_GRID)
+    assert path.probes[path.best].l2 == DEFAULT_L2
     assert path.held_out.shape == (4, 4)
 
 
@@ -204,8 +204,8 @@ def test_one_shot_keeps_1024():
 def test_the_size_of_chunks_does_not_matter(shape, monkeypatch):
     features, labels = some(*shape)
     expected = fit_path(features, labels)
-    monkeypatch.setattr(rows, "CHUNK", 7)
-    monkeypatch.setattr(equations, "BLOCK", 5)
+    monkeypatch.setattr(probes, "CHUNK", 7)
+    monkeypatch.setattr(ridge, "BLOCK", 5)
     path = fit_path(features, labels)
     assert path.accuracies == expected.accuracies
     assert path.errors == pytest.approx(expected.errors, rel=1e-12)
@@ -317,7 +317,7 @@ def test_unusable_data_is_refused_in_one_line(change, message):
 
 
 def test_the_row_that_is_not_finite_is_named(monkeypatch):
-    monkeypatch.setattr(rows, "CHUNK", 7)
+    monkeypatch.setattr(probes, "CHUNK", 7)
     features, labels = some()
     probe = fit(features, labels)
     features[40, 2] = torch.inf
@@ -364,11 +364,11 @@ def test_features_of_another_width_are_refused():
 def test_rounding_does_not_turn_a_sign(shape):
     features, labels = some(*shape)
     features = torch.cat([features, features], dim=1)  # many eigenvalues are zero
-    spectrum = fit_path(features, labels).spectrum
-    assert (spectrum.values >= 0).all()
+    system = fit_path(features, labels).system
+    assert (system.spectrum[0] >= 0).all()
     x = whitened(features)[:, :-1]
     tiny = torch.tensor([1e-18], dtype=torch.float64)
-    assert (spectrum.freedom(slice(0, len(x)), x, tiny) > 0).all()
+    assert (system.freedom(slice(0, len(x)), x, tiny) > 0).all()
 
 
 def cross_entropy(path, scale):
@@ -397,7 +397,7 @@ def test_scale_ignores_the_only_example_of_a_class():
     lone = torch.cat([labels, torch.tensor([4])])
     path = fit_path(torch.cat([features, features[:1] + 9]), lone)
     assert path.scale == pytest.approx(fit_scale(balanced(path)[:60], labels))
-    assert fit_path(features[:4], torch.arange(4)).scale == USUAL_SCALE
+    assert fit_path(features[:4], torch.arange(4)).scale == DEFAULT_SCALE
 
 
 def test_linear_applies_the_scale():

@@ -8,7 +8,7 @@ from tiny_runs import tiny_run, write_colors
 from vitrail import ConfigError, DataError
 from vitrail.cli import main
 from vitrail.probing.features import Features
-from vitrail.probing.shots import Trial, draw, try_shots
+from vitrail.probing.fewshot import Trial, draw, try_shots
 
 
 def blobs(count, seed, classes=3, distance=3.0):
@@ -72,7 +72,7 @@ def test_a_class_without_pictures_is_named():
     train = blobs(9, 0)
     part = train.labels != 1
     poor = Features(values=train.values[part], labels=train.labels[part], classes=train.classes)
-    with pytest.raises(DataError, match="no picture of 'b' to learn from"):
+    with pytest.raises(DataError, match="no training images of 'b'"):
         list(try_shots(poor, blobs(9, 1), shots=(1,)))
 
 
@@ -122,7 +122,7 @@ def test_a_bundle_prepares_pictures_as_its_head_was_fitted(trained, tmp_path, ca
 
 def test_what_cannot_be_tried_is_refused_before_anything_is_computed(capsys):
     assert main(["fewshot", "no-model", "no-data", "--l2", "-1"]) == 2
-    assert "l2=-1.0 is no penalty" in capsys.readouterr().err
+    assert "l2=-1.0 must be" in capsys.readouterr().err
 
 
 def test_a_model_is_not_replaced_unasked(trained, tmp_path, capsys):

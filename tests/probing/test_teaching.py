@@ -9,10 +9,9 @@ import vitrail
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
-from vitrail.probing import memory as memories
-from vitrail.probing.memory import Memory, load_memory, remember, save_memory, shortened
+from vitrail.probing import teach as module
 from vitrail.probing.ridge import fit_moments
-from vitrail.probing.teaching import fitted
+from vitrail.probing.teach import ProbeMemory, fit_head, load_memory, save_memory
 
 RNG = np.random.default_rng(0)
 COLORS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "gray": (1, 1, 1)}
@@ -102,13 +101,13 @@ def test_many_pictures_are_remembered_by_their_moments_with_the_same_result(home
     width = net.config.num_features
     values = RNG.normal(size=(3 * width, width)).astype(np.float32) + 1
     labels = np.array([0] * (2 * width) + [1] * width)
-    memory = shortened(remember(net, values, labels, ["a", "b"]))
+    memory = ProbeMemory.of(net, values, labels, ["a", "b"]).compressed()
     assert len(memory.rows) == 2 * width
     assert not memory.whole
     gram = torch.from_numpy(values).double().mT @ torch.from_numpy(values).double()
     sums = torch.stack([torch.from_numpy(values[labels == c]).double().sum(0) for c in (0, 1)])
     wanted = fit_moments(torch.tensor([2 * width, width]), sums, gram, memory.l2)
-    headed, _, accuracy = fitted(net, memory)
+    headed, _, accuracy = fit_head(net, memory)
     assert accuracy is None
     same(headed.head.weight.double(), wanted.linear()[0])
 
@@ -120,22 +119,22 @@ def test_many_pictures_are_calibrated_and_go_on_to_be_so(model, home):
     values = RNG.normal(size=(4 * width, width)).astype(np.float32)
     labels = np.arange(4 * width) % 2
     values[:, 0] += 3 * labels
-    _, memory, accuracy = fitted(net, remember(net, values, labels, ["a", "b"]))
+    _, memory, accuracy = fit_head(net, ProbeMemory.of(net, values, labels, ["a", "b"]))
     assert accuracy is not None
     assert memory.temperature < 0.7
     save_memory(memory, home)
     kept = load_memory(home, net)
     assert kept is not None
     assert not kept.whole
-    assert fitted(net, kept)[1].temperature == memory.temperature
+    assert fit_head(net, kept)[1].temperature == memory.temperature
 
 
 def test_a_memory_that_is_too_large_is_not_kept_and_that_is_told(model, home, monkeypatch):
     places = {name: paint(home / name, name) for name in ("red", "green")}
     vitrail.teach(model, places, home / "one")
-    monkeypatch.setattr(memories, "MOST_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
     taught = vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
-    assert "cannot be remembered" in taught.notes[-1]
+    assert "too many classes to remember" in taught.notes[-1]
     assert not (home / "one" / "probe.safetensors").exists()
 
 
@@ -144,7 +143,7 @@ def test_pictures_to_remind_a_model_must_show_all_it_knows(home):
     tiny_run(data, home / "run")
     two = write_colors(home / "two.npz", classes=2)
     gray = {"gray": paint(home / "gray", "gray")}
-    with pytest.raises(ConfigError, match=r"two\.npz has no pictures of 'blue'"):
+    with pytest.raises(ConfigError, match=r"two\.npz has no images of 'blue'"):
         vitrail.teach(home / "run", gray, home / "more", using=two)
 
 
@@ -169,7 +168,7 @@ def test_a_trained_model_is_reminded_of_its_classes_by_its_data(home):
     before = vitrail.evaluate(home / "run", data).accuracy
     taught = vitrail.teach(home / "run", {"gray": paint(home / "gray", "gray")}, home / "more")
     assert taught.classes == ("red", "green", "blue", "gray")
-    assert "90 pictures of the 3 classes" in taught.notes[0]
+    assert "90 images of the 3 known classes" in taught.notes[0]
     assert vitrail.evaluate(home / "more", data).accuracy >= before - 0.1
 
 
@@ -179,7 +178,7 @@ def test_what_was_kept_apart_stays_apart_when_a_model_is_taught(home):
     tiny_run(folder, home / "run", dev=0.3)
     gray = {"gray": paint(home / "gray", "gray")}
     taught = vitrail.teach(home / "run", gray, home / "more")
-    assert "42 pictures of the 3 classes" in taught.notes[0]
+    assert "42 images of the 3 known classes" in taught.notes[0]
     found = vitrail.evaluate(home / "more", f"{folder}/")
     assert found.notes[0] == "split: val"
     assert found.samples == 18
@@ -235,10 +234,10 @@ def test_a_memory_that_cannot_be_read_is_named(model, home):
 def test_a_memory_comes_back_as_it_was(model, home):
     net = vitrail.load(model)
     values = RNG.normal(size=(6, net.config.num_features)).astype(np.float32)
-    memory = remember(net, values, np.arange(6) // 3, ["über", "b"])
+    memory = ProbeMemory.of(net, values, np.arange(6) // 3, ["über", "b"])
     save_memory(memory, home)
     back = load_memory(home, net)
-    assert isinstance(back, Memory)
+    assert isinstance(back, ProbeMemory)
     for name, value in vars(memory).items():
         other = getattr(back, name)
         assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
@@ -278,7 +277,7 @@ def test_what_cannot_be_taught_is_one_line(model, home, capsys, monkeypatch, wor
 
 
 def test_one_class_alone_is_refused(model, home):
-    with pytest.raises(ConfigError, match="one class, 'red', cannot be told from anything"):
+    with pytest.raises(ConfigError, match="'red' is the only class"):
         vitrail.teach(model, {"red": paint(home / "red", "red")}, home / "out")
 
 
@@ -332,12 +331,12 @@ def test_a_full_disk_leaves_the_memory_as_it_was(model, home, monkeypatch, too_l
     vitrail.teach(model, places, home / "one")
     before = {path.name: path.read_bytes() for path in (home / "one").iterdir()}
     if too_large:
-        monkeypatch.setattr(memories, "MOST_BYTES", 100)
+        monkeypatch.setattr(module, "MAX_BYTES", 100)
 
     def full(*_: object, **__: object) -> None:
         raise CheckpointError("cannot write model.safetensors: No space left on device")
 
-    monkeypatch.setattr("vitrail.probing.teaching.save", full)  # there was room for the memory
+    monkeypatch.setattr("vitrail.probing.teach.save", full)  # there was room for the memory
     with pytest.raises(CheckpointError, match="No space left"):
         vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
     assert {path.name: path.read_bytes() for path in (home / "one").iterdir()} == before
@@ -349,5 +348,5 @@ def test_a_memory_that_is_older_than_its_model_is_refused(model, home):
     old = (home / "one" / "probe.safetensors").read_bytes()
     vitrail.teach(home / "one", {"blue": paint(home / "blue", "blue")})
     (home / "one" / "probe.safetensors").write_bytes(old)  # killed between the two
-    with pytest.raises(CheckpointError, match=r"older than the model .* nothing of 'blue'"):
+    with pytest.raises(CheckpointError, match=r"older than the model .* lacks 'blue'"):
         vitrail.teach(home / "one", {"blue": home / "blue"})

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 import vitrail
 from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
-from vitrail.probing import teaching
-from vitrail.probing.memory import remember, save_memory
+from vitrail.probing import teach as probing_teach
+from vitrail.probing.teach import ProbeMemory, save_memory
 from vitrail.serving import registry as serving_teaching
 from vitrail.serving.app import make_app
 from vitrail.serving.config import Limits
@@ -34,7 +34,7 @@ def taught():
             for n in range(5)
         ]
         values = predictor.forward_features(torch.stack(images)).numpy()
-        memory = remember(model, values, np.repeat([0, 1], 5), ("red", "green"))
+        memory = ProbeMemory.of(model, values, np.repeat([0, 1], 5), ("red", "green"))
         state.add_model("tiny", predictor, memory)
         with TestClient(make_app(state)) as client:
             yield state, client
@@ -174,7 +174,7 @@ def test_abandoned_thread_does_not_undo_a_later_class(taught):
     def late(model, memory, taught):
         started.set()
         assert release.wait(20)
-        return teaching.fitted(model, memory, taught=taught)
+        return probing_teach.fit_head(model, memory, taught=taught)
 
     def teach_slowly():
         images = [state.pool.submit(encoded_image("red"), stuck.predictor.preprocess)]
@@ -185,7 +185,7 @@ def test_abandoned_thread_does_not_undo_a_later_class(taught):
             rejected.append(refusal.status)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving_teaching, "fitted", late)
+        patch.setattr(serving_teaching, "fit_head", late)
         thread = threading.Thread(target=teach_slowly)
         thread.start()
         assert started.wait(20)
@@ -222,7 +222,7 @@ def test_memory_is_built_from_the_training_data(tmp_path):
     predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
     memory, notes = serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
     assert memory.classes == CLASSES
-    assert "30 pictures of the 3 classes" in notes[0]
+    assert "30 images of the 3 known classes" in notes[0]
     data.unlink()
     with pytest.raises(ConfigError, match="--using"):
         serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
@@ -236,7 +236,9 @@ def test_taught_model_never_overwrites_another(tmp_path):
     with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
         serving_teaching.folder_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
     values = np.zeros((2, tiny_model().config.num_features), np.float32)
-    save_memory(remember(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one")
+    save_memory(
+        ProbeMemory.of(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one"
+    )
     own = serving_teaching.folder_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
     assert own == tmp_path / "one"
     free = serving_teaching.folder_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)

@@ -19,7 +19,7 @@ from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dat
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.vit import create
-from vitrail.probing.memory import MEMORY, load_memory
+from vitrail.probing.teach import MEMORY_FILE, load_memory
 from vitrail.training import adapt
 from vitrail.training.adapt import (
     ATTENTION,
@@ -203,7 +203,7 @@ def test_chosen_linear_head_is_the_bundle(colors, start, tmp_path, quick, monkey
     assert vitrail.evaluate(str(tmp_path / "out"), colors).accuracy == (
         result.outcomes["test"].accuracy
     )
-    assert not (tmp_path / "out" / MEMORY).exists()
+    assert not (tmp_path / "out" / MEMORY_FILE).exists()
 
 
 def test_attention_only_trains_attention_and_head(colors, start, tmp_path, quick):
@@ -347,7 +347,7 @@ def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
     quick({"full-fine-tuning": 1.0}, probes=0.0)
     search(config_of(colors, out, start, overwrite=True))
     assert "head" not in vitrail.load(out).metadata.provenance
-    assert not (out / MEMORY).exists()  # it was of other weights
+    assert not (out / MEMORY_FILE).exists()  # it was of other weights
 
 
 def test_other_files_in_the_trials_folder_are_kept(colors, start, tmp_path):

@@ -11,7 +11,7 @@ import vitrail
 from tiny_runs import Recorder
 from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
-from vitrail.probing.memory import load_memory
+from vitrail.probing.teach import load_memory
 from vitrail.training import adapt, auto_config, model_init
 from vitrail.training.adapt import AdaptationSearch, search
 from vitrail.training.data_module import subsample

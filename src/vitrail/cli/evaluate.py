@@ -174,7 +174,7 @@ class Evaluate(DataOptions):
 
         from vitrail.checkpoints.load import with_temperature
         from vitrail.checkpoints.save import save
-        from vitrail.probing.memory import load_memory, memory_beside
+        from vitrail.probing.teach import load_memory, saving_memory
 
         if result.calibration is None:
             raise ConfigError(
@@ -191,7 +191,7 @@ class Evaluate(DataOptions):
             save(calibrated, out)
             return
         memory = replace(memory, temperature=memory.temperature * temperature)
-        with memory_beside(memory, out):
+        with saving_memory(memory, out):
             save(calibrated, out)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrail.data.datasets import ImageDataset
     from vitrail.models.vit import Model
     from vitrail.probing.features import Features
-    from vitrail.probing.shots import Trial
+    from vitrail.probing.fewshot import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Fewshot(DataOptions):
         from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.checkpoints.load import load
         from vitrail.probing.features import features_of, pixels_of
-        from vitrail.probing.shots import check_protocol, open_pair, try_shots
+        from vitrail.probing.fewshot import check_protocol, open_pair, try_shots
 
         check_protocol(self.shots, self.seeds, self.probes, self.l2)
         if self.out is not None:
@@ -105,17 +105,17 @@ class Fewshot(DataOptions):
         """Write the bundle of the largest number of shots; return notes about it."""
         from vitrail.checkpoints.save import save
         from vitrail.data.provenance import DataProvenance
-        from vitrail.probing.memory import memory_beside
-        from vitrail.probing.shots import draw
-        from vitrail.probing.teaching import FORGETFUL, learned
+        from vitrail.probing.fewshot import draw
+        from vitrail.probing.teach import NOT_REMEMBERED, ProbeMemory, fit_head, saving_memory
 
         most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
         rows = draw(train.labels, len(train.classes), most, seed=0)
-        headed, memory = learned(model, train.values[rows], train.labels[rows], train.classes)
+        memory = ProbeMemory.of(model, train.values[rows], train.labels[rows], train.classes)
+        headed, memory, _ = fit_head(model, memory)
         about = {"shots": most, "from": self.model}
-        with memory_beside(memory, out) as kept:
+        with saving_memory(memory, out) as saved:
             save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
-        return [] if kept else [FORGETFUL]
+        return [] if saved else [NOT_REMEMBERED]
 
     def print_results(
         self,

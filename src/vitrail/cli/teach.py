@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
-    from vitrail.probing.teaching import Taught
+    from vitrail.probing.teach import TeachResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Teach(DataOptions):
     json: Json = False
 
     def run(self) -> None:
-        from vitrail.probing.teaching import teach
+        from vitrail.probing.teach import teach
 
         images: dict[str, list[str]] = {}
         for word in self.classes:
@@ -63,7 +63,7 @@ class Teach(DataOptions):
             print_lines(report(taught))
 
 
-def report(taught: "Taught") -> Iterator[str]:
+def report(taught: "TeachResult") -> Iterator[str]:
     for name, count in taught.pictures.items():
         verb = "replaced" if name in taught.replaced else "added"
         yield f"{name}: {verb}, {count:,} image{'s' * (count != 1)}"

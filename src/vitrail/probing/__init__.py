@@ -1,11 +1,8 @@
-"""What frozen features know: probes in closed form, from few pictures and in seconds.
+"""Classifiers on frozen features, fitted in closed form from few images.
 
-rows.py        features and labels as they come, checked and read a piece at a time
-equations.py   the algebra of the closed-form probe; ridge.py the probe, and its path of l2
-others.py      nearest neighbors and logistic regression on the same features
-fewshot.py     the few-shot protocol as a plain function
-features.py    a model's features of a data set, computed once and kept on disk
-shots.py       how good each probe is for 1, 5, 10 ... pictures of each class
-memory.py      the sums of what a probe has seen, kept in its bundle
-teaching.py    classes added to a bundle, or put in the place of others
+features.py   a model's features of a dataset, cached on disk
+probes.py     what all probes share; nearest neighbors and logistic regression
+ridge.py      the paper's closed-form probe, and its path of l2 with leave-one-out
+fewshot.py    the few-shot protocol: accuracy with 1, 5, 10 ... images of each class
+teach.py      classes added to a bundle without forgetting others
 """

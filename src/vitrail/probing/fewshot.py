@@ -1,23 +1,37 @@
-"""The few-shot protocol as a plain function: features and labels in, accuracy and weights out."""
+"""The paper's few-shot protocol (section 4.1, big_vision's evaluator), as a function and on images.
 
-from collections.abc import Sequence
+`fewshot` takes features and labels. `try_shots` repeats it for numbers of shots, seeds and probes:
+for each seed a few images of every class are drawn, a probe is fitted to their features, and
+evaluated on all test images.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import DataError
-from vitrail.probing.ridge import USUAL_L2, Probe, fit, fit_path
-from vitrail.probing.rows import Features, Labels, check_labels
+from vitrail.data.datasets import ImageDataset, Splits, evaluation_split, open_dataset
+from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.probing.features import Features
+from vitrail.probing.probes import Array, Probe, check_labels, fit_logistic, fit_neighbors
+from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, RidgeProbe, check_l2, fit, fit_path
+
+Shots = int | Literal["all"]
+PROBES = ("ridge", "neighbors", "logistic")
+# Student's t, two-sided 95 %, for 1 to 10 degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-@dataclass(frozen=True, eq=False)
-class Fewshot:
-    """A probe, and how it does on the test rows."""
+class FewshotResult(NamedTuple):
+    """A probe and its predictions of the test rows."""
 
-    accuracy: float  # share of the test rows that are right
+    accuracy: float
     predicted: Tensor  # (n,) int64, the class of each test row
-    probe: Probe
+    probe: RidgeProbe
 
     @property
     def weights(self) -> Tensor:
@@ -26,18 +40,18 @@ class Fewshot:
 
     @property
     def l2(self) -> float:
-        """The penalty: the one that was asked for, or the best of several."""
+        """The penalty: the given one, or the best of several."""
         return self.probe.l2
 
 
 def fewshot(
-    features_train: Features,
-    labels_train: Labels,
-    features_test: Features,
-    labels_test: Labels,
-    l2: float | Sequence[float] = USUAL_L2,
-) -> Fewshot:
-    """Fit the paper's closed-form probe to some features and judge it by others.
+    features_train: Array,
+    labels_train: Array,
+    features_test: Array,
+    labels_test: Array,
+    l2: float | Sequence[float] = DEFAULT_L2,
+) -> FewshotResult:
+    """Fit the paper's closed-form probe to some features and evaluate it on others.
 
         >>> import torch, vitrail
         >>> labels = torch.arange(40) % 4
@@ -50,7 +64,7 @@ def fewshot(
 
     Features are (n, D) tensors or arrays of floats, labels (n,) whole numbers from 0; there are as
     many classes as the largest training label says. Weights and accuracy are big_vision's, to the
-    last digits of float64. Of several l2, `Path.best` takes one: leave-one-out on the
+    last digits of float64. Of several l2, `RidgePath.best` takes one: leave-one-out on the
     training rows, with a prior at 1024.
     """
     if isinstance(l2, Sequence):
@@ -58,8 +72,132 @@ def fewshot(
         probe = path.probes[path.best]
     else:
         probe = fit(features_train, labels_train, l2=l2)
-    truth = check_labels(labels_test, len(features_test), probe.weights.shape[1])
-    if not len(truth):
+    labels = check_labels(labels_test, len(features_test), probe.classes)
+    if not len(labels):
         raise DataError("there are no test rows, so there is no accuracy; give one at least")
     predicted = probe.predict(features_test)
-    return Fewshot(int(torch.sum(predicted == truth)) / len(truth), predicted, probe)
+    return FewshotResult(int(torch.sum(predicted == labels)) / len(labels), predicted, probe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Accuracies of one kind of probe with so many images per class, one for each seed."""
+
+    probe: str
+    shots: Shots
+    accuracies: tuple[float, ...]
+    l2: tuple[float, ...] = ()  # of each seed, for ridge
+
+    @property
+    def mean(self) -> float:
+        return sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % CI of the mean over seeds, by Student's t; None with one seed."""
+        degrees = len(self.accuracies) - 1
+        if degrees < 1:
+            return None
+        std = float(np.std(self.accuracies, ddof=1))
+        half = student_t(degrees) * std / math.sqrt(len(self.accuracies))
+        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+
+    def to_dict(self) -> dict[str, Any]:
+        low, high = self.interval or (None, None)
+        return {
+            "probe": self.probe,
+            "shots": self.shots,
+            "accuracy": self.mean,
+            "low": low,
+            "high": high,
+            "accuracies": list(self.accuracies),
+            "l2": list(self.l2),
+        }
+
+
+def student_t(degrees: int) -> float:
+    """Return Student's t, two-sided 95 %."""
+    return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
+
+
+def open_pair(data: str) -> tuple[ImageDataset, ImageDataset]:
+    """Open the training images and the images to evaluate on: test, or else val."""
+    split = evaluation_split(data)
+    cut = None if split else Splits(val=0.0, test=0.2)
+    return open_dataset(data, "train", splits=cut), open_dataset(data, split or "test", splits=cut)
+
+
+def draw(labels: np.ndarray, classes: int, shots: Shots, seed: int) -> np.ndarray:
+    """Draw rows of `shots` images of each class, as big_vision does."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
+    return np.concatenate([part if shots == "all" else part[:shots] for part in rows])
+
+
+def try_shots(
+    train: Features,
+    test: Features,
+    *,
+    shots: Sequence[Shots],
+    seeds: int = 3,
+    probes: Sequence[str] = ("ridge",),
+    l2: float = DEFAULT_L2,
+) -> Iterator[list[Trial]]:
+    """Yield a trial of each probe for each number of shots; ridge at `l2` and at the best l2."""
+    check_protocol(shots, seeds, probes, l2)
+    classes = len(train.classes)
+    if train.classes != test.classes:
+        raise DataError("training and test images have different classes")
+    counts = np.bincount(train.labels, minlength=classes)
+    if classes < 2 or not counts.all():
+        missing = [name for name, count in zip(train.classes, counts, strict=True) if not count]
+        what = f"no training images of {missing[0]!r}" if missing else "a single class"
+        raise DataError(f"{what}; a probe needs images of each of two classes or more")
+    for count in shots:
+        results: dict[str, list[tuple[Probe, float]]] = {}
+        for seed in range(1 if count == "all" else seeds):  # all images are always the same
+            rows = draw(train.labels, classes, count, seed)
+            part = (train.values[rows], train.labels[rows], classes)
+            for name in probes:
+                for label, probe in fit_named(name, part, l2):
+                    results.setdefault(label, []).append((probe, accuracy_of(probe, test)))
+        yield [
+            Trial(
+                probe=label,
+                shots=count,
+                accuracies=tuple(accuracy for _, accuracy in row),
+                l2=tuple(probe.l2 for probe, _ in row if isinstance(probe, RidgeProbe)),
+            )
+            for label, row in results.items()
+        ]
+
+
+def fit_named(
+    name: str, part: tuple[np.ndarray, np.ndarray, int], l2: float
+) -> Iterator[tuple[str, Probe]]:
+    """Fit a probe of `PROBES` to features, labels and the number of classes."""
+    if name == "neighbors":
+        yield name, fit_neighbors(*part)
+    elif name == "logistic":
+        yield name, fit_logistic(*part)
+    else:
+        path = fit_path(*part, l2=sorted({l2, *L2_GRID}))
+        yield f"ridge, {l2:g}", next(probe for probe in path.probes if probe.l2 == l2)
+        yield "ridge, best", path.probes[path.best]
+
+
+def accuracy_of(probe: Probe, test: Features) -> float:
+    return float((probe.predict(test.values).numpy() == test.labels).mean())
+
+
+def check_protocol(shots: Sequence[Shots], seeds: int, probes: Sequence[str], l2: float) -> None:
+    """Check the arguments of `try_shots` before anything is computed."""
+    check_l2(l2)
+    for count in shots:
+        if count != "all" and count < 1:
+            raise ConfigError(f"shots={count} leaves nothing to learn from; give 1 or more, or all")
+    if not shots or seeds < 1:
+        raise ConfigError("give at least one number of shots, and at least one seed")
+    for name in probes:
+        if name not in PROBES:
+            raise unknown("probe", name, PROBES)

@@ -1,14 +1,17 @@
-"""The closed-form probe: least squares onto +1 and -1 with a penalty, exactly as in big_vision.
+"""Ridge regression onto +1 and -1 in closed form: the paper's few-shot probe, as in big_vision.
 
-Features are whitened, a constant 100 is appended, which leaves the bias almost free of the penalty,
-and the map W to classes is the one with the least |XW - Y|^2 + l2 |W|^2, where Y is +1 at a row's
-label and -1 elsewhere (section 4.1 of the paper). Everything is float64, and rows are read a chunk
-at a time; equations.py has the algebra.
+Features are whitened (minus their mean, divided by their standard deviation + 1e-5) and a constant
+100 is appended, which leaves the bias almost free of the penalty; Y is +1 at a row's label and -1
+elsewhere. The (D + 1, C) weights W minimize |XW - Y|^2 + l2 |W|^2 (section 4.1 of the paper).
+Everything is float64, and rows are read a chunk at a time.
 
-Leaving a row out needs no second fit. With h the diagonal of X (X'X + l2)^-1 X', what the probe
-would miss row i by, had it not seen it, is what it does miss it by, divided by 1 - h_i.
+Whitened features sum to zero, so the constant is orthogonal to all of them: its weight has its own
+formula, and what is left to solve is D x D or, with fewer rows than features, n x n.
 
-Shapes: n rows, m of them at a time, D features, C classes, L values of l2.
+Leaving a row out needs no second fit. With h the diagonal of X (X'X + l2)^-1 X', the residual of
+row i under the fit without it is its residual divided by 1 - h_i.
+
+Shapes: n rows, m of them in a chunk, D features, C classes, L values of l2, r = min(n, D).
 """
 
 import math
@@ -17,80 +20,150 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
-from vitrail.probing.equations import (
-    BIAS,
-    Spectrum,
-    System,
-    decompose,
-    normal_equations,
-    set_up,
-)
-from vitrail.probing.rows import (
-    Features,
-    Labels,
-    Rows,
-    check,
-    check_features,
-    chunks,
-    joined,
-    likeliest,
-    rows_at_once,
-)
+from vitrail.probing.probes import EPSILON, Array, Probe, Rows, chunk_size, chunks, whole
 
-USUAL_L2 = 2.0**10  # big_vision's, for all data sets
-PATH = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+DEFAULT_L2 = 2.0**10  # big_vision's, for all datasets
+L2_GRID = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
+BIAS = 100.0  # the constant feature; large, so that its weight is small and hardly penalized
+BLOCK = 192  # columns of the Gram matrix at a time; only its upper blocks are computed
 TINY = 1e-300  # keeps the logarithm finite
-SCALES = (0.5, 100.0)  # bounds of `Path.scale`
-USUAL_SCALE = 8.0  # where no row can be left out: the median on test images (docs/notebook.md)
+SCALES = (0.5, 100.0)  # bounds of `RidgePath.scale`
+DEFAULT_SCALE = 8.0  # where no row can be left out: the median on test images (docs/notebook.md)
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
-    """A linear classifier of features, and the whitening that belongs to it."""
+class RidgeProbe(Probe):
+    """A linear classifier of features, with their whitening."""
 
     l2: float
-    weights: Tensor  # (D + 1, C), for whitened features; the constant feature's are the last row
+    weights: Tensor  # (D + 1, C), for whitened features; the constant's are the last row
     mean: Tensor  # (D,)
     std: Tensor  # (D,), over the rows, with 1e-5 added
 
-    def scores(self, features: Features) -> Tensor:
-        """(n, C), about +1 for the class of a row and -1 for the others."""
-        return joined(self.parts(features), len(features), self.weights.shape[1])
+    @property
+    def width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return len(self.mean)
 
-    def predict(self, features: Features) -> Tensor:
-        """The class with the highest score, the first of equal ones. (n,)"""
-        return likeliest(self.parts(features), len(features))
+    @property
+    def classes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.weights.shape[1]
 
-    def parts(self, features: Features) -> Iterator[tuple[slice, Tensor]]:
-        """Chunk by chunk: which rows, and their scores."""
-        check_features(features, len(self.mean))
-        for rows, part in chunks(features, rows_at_once(self.weights.shape[1])):
-            x = part.sub_(self.mean).div_(self.std)
-            yield rows, torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1])
+    def score(self, x: Tensor) -> Tensor:
+        """Return scores near +1 for the class of a row and -1 for the others. (m, C)"""
+        x = x.sub_(self.mean).div_(self.std)
+        return torch.addmm(BIAS * self.weights[-1], x, self.weights[:-1])
 
     def linear(self, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Weight (C, D) and bias (C,) that map raw features to `scale` times the scores.
+        """Return weight (C, D) and bias (C,) that map raw features to `scale` times the scores.
 
-        `Path.scale` makes the result calibrated logits.
+        `RidgePath.scale` makes the result calibrated logits.
         """
         weight = scale * (self.weights[:-1] / self.std[:, None]).T.contiguous()
         return weight, scale * BIAS * self.weights[-1] - weight @ self.mean
 
 
-@dataclass(frozen=True, eq=False)
-class Path:
-    """Probes that differ in l2 alone, and what leaving each row out says of them."""
+class RidgeSystem:
+    """Equations (matrix + l2) V = right. V are the weights or, with few rows, X'V are."""
 
-    probes: tuple[Probe, ...]
+    def __init__(
+        self,
+        counts: Tensor,  # (C,) rows of each class
+        mean: Tensor,  # (D,)
+        std: Tensor,  # (D,)
+        matrix: Tensor,  # X'X (D, D) or XX' (n, n)
+        right: Tensor,  # X'Y (D, C) or Y (n, C)
+        x: Tensor | None = None,  # (n, D) whitened, if XX' is the matrix
+    ) -> None:
+        self.counts, self.mean, self.std = counts, mean, std
+        self.matrix, self.right, self.x = matrix, right, x
+        self.constant = BIAS**2 * float(counts.sum())  # squared length of the constant feature
+
+    @classmethod
+    def from_rows(cls, data: Rows) -> "RidgeSystem":
+        """Build the smaller of the two systems, which have the same solution."""
+        counts = data.counts().double()
+        mean = torch.zeros(data.width, dtype=torch.float64)
+        for _, part in chunks(data.features):
+            mean += part.sum(0)
+        mean /= len(data)
+        if len(data) <= data.width:
+            x = whole(data.features).sub_(mean)
+            std = x.square().mean(0).sqrt() + EPSILON
+            x.div_(std)
+            y = 2 * F.one_hot(data.labels, data.classes).double() - 1
+            return cls(counts, mean, std, x @ x.T, y, x)
+        sums = torch.zeros(data.classes, data.width, dtype=torch.float64)
+        gram = torch.zeros(data.width, data.width, dtype=torch.float64)
+        for rows, part in chunks(data.features):
+            x = part.sub_(mean)
+            sums.index_add_(0, data.labels[rows], x)
+            for start in range(0, data.width, BLOCK):
+                block = slice(start, start + BLOCK)
+                gram[block, start:].addmm_(x[:, block].T, x[:, start:])
+        return cls.from_centered(counts, mean, sums, gram.triu() + gram.triu(1).T)
+
+    @classmethod
+    def from_centered(
+        cls, counts: Tensor, mean: Tensor, sums: Tensor, gram: Tensor
+    ) -> "RidgeSystem":
+        """Build the normal equations from (C, D) and (D, D) sums of centered features."""
+        std = (gram.diagonal() / counts.sum()).clamp_min(0).sqrt() + EPSILON
+        right = 2 * sums.T / std[:, None]  # Y is 2 at the label, minus 1; centered rows sum to 0
+        return cls(counts, mean, std, gram / std / std[:, None], right)
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues (r,), not negative; eigenvectors (r, r); the right side in their basis."""
+        values, vectors = torch.linalg.eigh(self.matrix)
+        return values.clamp_min(0), vectors, vectors.T @ self.right
+
+    def solve(self, l2: float) -> RidgeProbe:
+        """Return the probe for one l2."""
+        shifted = self.matrix.clone()
+        shifted.diagonal().add_(l2)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if failed:  # l2 is lost in the rounding of large eigenvalues
+            return self.solve_by_spectrum(l2)
+        return self.probe(torch.cholesky_solve(self.right, factor), l2)
+
+    def solve_by_spectrum(self, l2: float) -> RidgeProbe:
+        """Return the probe for one of many l2: after one decomposition, each is a division."""
+        values, vectors, right = self.spectrum
+        return self.probe(vectors @ (right / (values + l2)[:, None]), l2)
+
+    def probe(self, solution: Tensor, l2: float) -> RidgeProbe:
+        weights = solution if self.x is None else self.x.T @ solution  # (D, C)
+        bias = BIAS * (2 * self.counts - self.counts.sum()) / (self.constant + l2)  # (C,)
+        return RidgeProbe(float(l2), torch.cat([weights, bias[None]]), self.mean, self.std)
+
+    def freedom(self, rows: slice, x: Tensor, l2: Tensor) -> Tensor:
+        """Return 1 - h of some rows, for each l2. (m, L)"""
+        values, vectors, _ = self.spectrum
+        shrink = 1 / (values[:, None] + l2)  # (r, L)
+        if self.x is None:
+            leverage = (x @ vectors).square_() @ shrink
+        else:
+            leverage = vectors[rows].square() @ (values[:, None] * shrink)
+        leverage += BIAS**2 / (self.constant + l2)
+        least = l2 / (values.sum() + self.constant + l2)  # what rounding must not pass
+        return (1 - leverage).clamp_min(least)
+
+
+@dataclass(frozen=True, eq=False)
+class RidgePath:
+    """Probes that differ in l2 alone, and their leave-one-out metrics."""
+
+    probes: tuple[RidgeProbe, ...]
     errors: tuple[float, ...]  # mean squared error of each
-    accuracies: tuple[float, ...]  # share of rows each gets right
+    accuracies: tuple[float, ...]  # of each
     unexplained: tuple[float, ...]  # 1 - R^2 of each, scores rebalanced and rescaled
     rows: Rows = field(repr=False)
-    spectrum: Spectrum = field(repr=False)
+    system: RidgeSystem = field(repr=False)
 
     @cached_property
     def best(self) -> int:
@@ -105,54 +178,47 @@ class Path:
 
         def cost(i: int) -> tuple[float, float]:
             l2, unexplained = self.probes[i].l2, max(self.unexplained[i], TINY)
-            return degrees * math.log(unexplained) + math.log(l2 / USUAL_L2) ** 2, -l2
+            return degrees * math.log(unexplained) + math.log(l2 / DEFAULT_L2) ** 2, -l2
 
         return min(range(len(self.probes)), key=cost)
 
     @cached_property
     def held_out(self) -> Tensor:
-        """Scores of the best probe for every row, each fitted without that row. (n, C)
-
-        Made when asked for, and then kept.
-        """
-        found = torch.empty(len(self.rows), self.rows.classes, dtype=torch.float64)
+        """Leave-one-out scores of the best probe: each row scored by the fit without it. (n, C)"""
+        scores = torch.empty(len(self.rows), self.rows.classes, dtype=torch.float64)
         best = self.probes[self.best]
-        for rows, missed, label in left_out(self.rows, self.spectrum, [best]):
-            found[rows] = with_targets(missed, label).sub_(1)[:, 0]
-        return found
+        for rows, residuals, label in left_out(self.rows, self.system, [best]):
+            scores[rows] = add_targets(residuals, label).sub_(1)[:, 0]
+        return scores
 
     @cached_property
     def scale(self) -> float:
         """Factor that turns the scores of the best probe into calibrated logits.
 
         Minimizes the cross-entropy of the rebalanced held-out scores within `SCALES`. Rows that
-        are the only example of their class are ignored; `USUAL_SCALE` if no row remains.
+        are the only example of their class are ignored; `DEFAULT_SCALE` if no row remains.
         """
         labels = self.rows.labels
-        judged = self.rows.counts()[labels] > 1
-        if not judged.any():
-            return USUAL_SCALE
+        counted = self.rows.counts()[labels] > 1
+        if not counted.any():
+            return DEFAULT_SCALE
         scores = self.held_out[:, None].clone()
         rebalance(scores, labels[:, None, None], self.rows, [self.probes[self.best]])
-        return fit_scale(scores[judged, 0], labels[judged])
+        return fit_scale(scores[counted, 0], labels[counted])
 
 
 def fit(
-    features: Features, labels: Labels, classes: int | None = None, l2: float = USUAL_L2
-) -> Probe:
-    """The probe of features (n, D) and labels (n,), for `classes` or the largest label + 1."""
+    features: Array, labels: Array, classes: int | None = None, l2: float = DEFAULT_L2
+) -> RidgeProbe:
+    """Fit features (n, D) and labels (n,), for `classes` or the largest label + 1."""
     check_l2(l2)
-    system = set_up(check(features, labels, classes))
-    return probe(system, system.solve(l2), l2)
+    return RidgeSystem.from_rows(Rows(features, labels, classes)).solve(l2)
 
 
 def fit_path(
-    features: Features,
-    labels: Labels,
-    classes: int | None = None,
-    l2: Sequence[float] = PATH,
-) -> Path:
-    """The probe for each l2, from one decomposition, and how good each is on rows left out.
+    features: Array, labels: Array, classes: int | None = None, l2: Sequence[float] = L2_GRID
+) -> RidgePath:
+    """Fit a probe for each l2 from one decomposition, and evaluate each by leave-one-out.
 
     The whitening stays that of all rows when one is left out.
     """
@@ -160,19 +226,17 @@ def fit_path(
         raise ConfigError("the path has no l2; give one value at least, such as 1024")
     for value in l2:
         check_l2(value)
-    data = check(features, labels, classes)
-    system = set_up(data)
-    spectrum = decompose(system)
-    probes = tuple(probe(system, spectrum.solve(value), value) for value in l2)
-    errors, accuracies, unexplained = judge(data, spectrum, probes)
-    return Path(probes, errors, accuracies, unexplained, data, spectrum)
+    data = Rows(features, labels, classes)
+    system = RidgeSystem.from_rows(data)
+    probes = tuple(system.solve_by_spectrum(value) for value in l2)
+    return RidgePath(probes, *leave_one_out(data, system, probes), data, system)
 
 
-def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2) -> Probe:
-    """The same probe from sums: rows of each class (C,), their features (C, D), and X'X (D, D).
+def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_L2) -> RidgeProbe:
+    """Fit from sums: rows of each class (C,), sums of their features (C, D), and X'X (D, D).
 
     X is not whitened here. A feature whose mean is a million times its deviation has lost half its
-    digits in such sums; otherwise this is `fit` to about 1e-9.
+    digits in such sums; otherwise the result is that of `fit` to about 1e-9.
     """
     check_l2(l2)
     counts, sums, gram = counts.double(), sums.double(), gram.double()
@@ -189,40 +253,36 @@ def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = USUAL_L2
     total = counts.sum()
     mean = sums.sum(0) / total
     centered = gram - total * mean.outer(mean)
-    system = normal_equations(counts, mean, sums - counts[:, None] * mean, centered)
-    return probe(system, system.solve(l2), l2)
-
-
-def probe(system: System, weights: Tensor, l2: float) -> Probe:
-    return Probe(float(l2), weights, system.mean, system.std)
+    return RidgeSystem.from_centered(counts, mean, sums - counts[:, None] * mean, centered).solve(
+        l2
+    )
 
 
 def left_out(
-    data: Rows, spectrum: Spectrum, probes: Sequence[Probe]
+    data: Rows, system: RidgeSystem, probes: Sequence[RidgeProbe]
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Chunk by chunk: which rows, by how much each probe misses them unseen, where the label is.
+    """Yield chunks of rows, their leave-one-out residuals (m, L, C), and their labels (m, L, 1).
 
-    Prediction minus target, (m, L, C), the caller's to change; and (m, L, 1).
+    A residual is prediction minus target; the caller may change it in place.
     """
     l2 = torch.tensor([probe.l2 for probe in probes], dtype=torch.float64)
     weights = torch.cat([probe.weights for probe in probes], 1)  # (D + 1, L * C): one product
-    mean, std = spectrum.system.mean, spectrum.system.std
-    for rows, part in chunks(data.features, rows_at_once(weights.shape[1])):
-        x = part.sub_(mean).div_(std)
-        missed = torch.addmm(BIAS * weights[-1] + 1, x, weights[:-1])  # as if all targets were -1
-        missed = missed.unflatten(1, (len(probes), -1))  # (m, L, C)
+    for rows, part in chunks(data.features, chunk_size(weights.shape[1])):
+        x = part.sub_(system.mean).div_(system.std)
+        residuals = torch.addmm(BIAS * weights[-1] + 1, x, weights[:-1])  # if all targets were -1
+        residuals = residuals.unflatten(1, (len(probes), -1))  # (m, L, C)
         label = data.labels[rows, None, None].expand(-1, len(probes), 1)
-        missed.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
-        yield rows, missed.div_(spectrum.freedom(rows, x, l2)[..., None]), label
+        residuals.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
+        yield rows, residuals.div_(system.freedom(rows, x, l2)[..., None]), label
 
 
-def with_targets(missed: Tensor, label: Tensor) -> Tensor:
-    """The scores + 1, in place."""
-    return missed.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
+def add_targets(residuals: Tensor, label: Tensor) -> Tensor:
+    """Turn residuals into scores + 1, in place."""
+    return residuals.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
 
 
-def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[Probe]) -> None:
-    """Give left-out scores (m, L, C) the bias of all rows, in place.
+def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[RidgeProbe]) -> None:
+    """Give leave-one-out scores (m, L, C) the bias of the fit to all rows, in place.
 
     Without a row, its class is rarer, so its bias is lower: with few rows, this alone makes strong
     penalties look wrong.
@@ -234,19 +294,21 @@ def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[Probe]
     scores.scatter_add_(2, label, (2 * without).expand(label.shape))
 
 
-def judge(data: Rows, spectrum: Spectrum, probes: Sequence[Probe]) -> tuple[tuple[float, ...], ...]:
-    """Mean squared error, accuracy and unexplained share of each probe on rows left out.
+def leave_one_out(
+    data: Rows, system: RidgeSystem, probes: Sequence[RidgeProbe]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return the leave-one-out squared error, accuracy and unexplained share of each probe.
 
     The last is of rebalanced scores, centered per row: argmax ignores what is added to a row. Rows
     that are the only example of their class do not count for it.
     """
     squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
-    right = torch.zeros(len(probes), dtype=torch.int64)
+    correct = torch.zeros(len(probes), dtype=torch.int64)
     counted = (data.counts()[data.labels] > 1).double()  # (n,)
-    for rows, missed, label in left_out(data, spectrum, probes):
-        squares += missed.square().sum((0, 2))
-        scores = with_targets(missed, label)
-        right += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
+    for rows, residuals, label in left_out(data, system, probes):
+        squares += residuals.square().sum((0, 2))
+        scores = add_targets(residuals, label)
+        correct += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
         rebalance(scores, label, data, probes)
         scores -= scores.mean(2, keepdim=True)
         own += counted[rows] @ scores.gather(2, label)[..., 0]
@@ -254,13 +316,13 @@ def judge(data: Rows, spectrum: Spectrum, probes: Sequence[Probe]) -> tuple[tupl
     # Centered targets are 2 at the label minus 2 / C: their square is 4 (1 - 1 / C) for each row.
     explained = own.clamp_min(0) ** 2 / (spread * counted.sum() * (1 - 1 / data.classes))
     errors = squares / (len(data) * data.classes)
-    accuracies = right.double() / len(data)
+    accuracies = correct.double() / len(data)
     unexplained = 1 - explained.nan_to_num(0.0)
-    return tuple(tuple(x.tolist()) for x in (errors, accuracies, unexplained))
+    return tuple(errors.tolist()), tuple(accuracies.tolist()), tuple(unexplained.tolist())
 
 
 def fit_scale(scores: Tensor, labels: Tensor) -> float:
-    """Factor on scores (n, C) with the least cross-entropy, within `SCALES`.
+    """Return the factor on scores (n, C) with the least cross-entropy, within `SCALES`.
 
     If every row is correct, the loss has no minimum; the row with the smallest margin then counts
     as wrong, since a few correct rows do not justify certainty.
@@ -276,4 +338,4 @@ def fit_scale(scores: Tensor, labels: Tensor) -> float:
 
 def check_l2(l2: float) -> None:
     if not (math.isfinite(l2) and l2 > 0):
-        raise ConfigError(f"l2={l2} is no penalty; give a number above 0, such as 1024")
+        raise ConfigError(f"l2={l2} must be a number above 0, such as 1024")

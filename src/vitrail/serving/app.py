@@ -25,7 +25,7 @@ from vitrail.inspection.pictures import prepared
 from vitrail.models.vit import Model
 from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction
-from vitrail.probing.memory import Memory
+from vitrail.probing.teach import ProbeMemory
 from vitrail.reports.html import csp_hash
 from vitrail.serving import registry, schemas
 from vitrail.serving.batching import (
@@ -94,7 +94,7 @@ class AppState:
         self.warm = self.warm_up_failed = self.draining = False
         self.unrecoverable = False  # so many threads are stuck that only a restart helps
 
-    def add_model(self, name: str, predictor: Predictor, memory: Memory | None = None) -> None:
+    def add_model(self, name: str, predictor: Predictor, memory: ProbeMemory | None = None) -> None:
         self.registry.set(ServedModel(name, predictor, self.pool, self.metrics, memory=memory))
 
     async def warm_up(self) -> None:

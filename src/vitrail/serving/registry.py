@@ -5,7 +5,7 @@ eval mode, and gradients are taken of attention and tokens, never of weights. So
 use it.
 
 Teaching replaces the head by a linear probe, fitted in closed form to everything the model
-remembers (`probing/memory.py`). The taught model replaces the old one at once and runs in torch,
+remembers (`probing/teach.py`). The taught model replaces the old one at once and runs in torch,
 whatever the engine was before; requests in progress finish on the old one.
 
 Shapes: L layers, H heads, h x w patches, N tokens, q queries, C channels, D features.
@@ -46,8 +46,15 @@ from vitrail.models.vit import Model, VisionTransformer
 from vitrail.prediction.engines import TorchEngine
 from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction
-from vitrail.probing.memory import MEMORY, MOST_BYTES, Memory, holds_memory, save_memory
-from vitrail.probing.teaching import fitted, remembered
+from vitrail.probing.teach import (
+    MAX_BYTES,
+    MEMORY_FILE,
+    ProbeMemory,
+    fit_head,
+    has_memory,
+    recall,
+    save_memory,
+)
 from vitrail.serving.batching import (
     DEFAULT_BATCH_SIZE,
     DecodePool,
@@ -89,7 +96,7 @@ class ServedModel:
         metrics: Metrics,
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
-        memory: Memory | None = None,
+        memory: ProbeMemory | None = None,
     ) -> None:
         self.name, self.predictor, self.memory = name, predictor, memory
         self.pool, self.metrics = pool, metrics
@@ -263,7 +270,7 @@ def to_base64(values: Tensor, largest: Tensor) -> str:
 
 def load_memory(
     predictor: Predictor, reference: str, using: str | None
-) -> tuple[Memory, list[str]]:
+) -> tuple[ProbeMemory, list[str]]:
     """Return what a model remembers of its classes, and notes on how that was obtained."""
     if predictor.model is None:
         raise ConfigError(
@@ -271,7 +278,7 @@ def load_memory(
         )
     if predictor.metadata.multi_label:
         raise ConfigError(f"{reference} is a multi-label model and cannot be taught")
-    memory, notes = remembered(predictor.model, Path(reference), using, only=False)
+    memory, notes = recall(predictor.model, Path(reference), using, only=False)
     return memory, [*notes[:1], *([HEAD_REPLACED] if notes else [])]
 
 
@@ -286,9 +293,9 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
     own = folder.resolve() == Path(reference).resolve()
     if contains_model(folder) and not own:
         raise ConfigError(f"{folder} already holds a model; serve that one, or name another folder")
-    if contains_model(folder) and not holds_memory(folder):
+    if contains_model(folder) and not has_memory(folder):
         raise ConfigError(
-            f"{folder} has no {MEMORY}, and only a bundle with one is changed in place; "
+            f"{folder} has no {MEMORY_FILE}, and only a bundle with one is changed in place; "
             "give --teach-to another folder"
         )
     return folder
@@ -315,14 +322,14 @@ def teach(
     assert old_memory is not None
     features, errors = extract_features(served.predictor, old_model, uploads, images)
     memory = old_memory.with_class(label, features)
-    if memory.rows.nbytes > MOST_BYTES:
+    if memory.rows.nbytes > MAX_BYTES:
         raise ApiError(413, "the model's memory for taught classes is full", reason="size")
     notes, accuracy, predictor = [], None, served.predictor
     if len(memory.classes) < 2:
         notes.append("a classifier needs two classes; teach another one")
     else:
         earlier = () if len(old_memory.classes) > 1 else old_memory.classes  # had no head yet
-        taught, memory, accuracy = fitted(old_model, memory, taught=(*earlier, label))
+        taught, memory, accuracy = fit_head(old_model, memory, taught=(*earlier, label))
         predictor = Predictor(taught, device=str(next(old_model.parameters()).device))
         if predictor.engine.name != served.predictor.engine.name:
             notes.append(f"engine changed from {served.predictor.engine.name} to torch")
@@ -372,7 +379,7 @@ def extract_features(
     return torch.cat(batches), errors
 
 
-def save_taught(model: Model, memory: Memory, folder: Path) -> None:
+def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
     """Save a taught model atomically: an error leaves the folder as it was.
 
     The memory is moved first, since the model can be rebuilt from it if the process is killed.
@@ -394,7 +401,7 @@ def save_taught(model: Model, memory: Memory, folder: Path) -> None:
 
 def move_files(new: Path, folder: Path, backup: Path) -> None:
     """Move a bundle's files into a folder; on an error, restore those that were there."""
-    names = [name for name in (MEMORY, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
+    names = [name for name in (MEMORY_FILE, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
     for name in names:
         if (folder / name).is_file():
             try:

@@ -40,11 +40,10 @@ from vitrail.formatting import duration, percent
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 from vitrail.probing.features import Features, features_of
-from vitrail.probing.memory import Memory, memory_beside
-from vitrail.probing.others import fit_logistic
+from vitrail.probing.fewshot import accuracy_of
+from vitrail.probing.probes import fit_logistic
 from vitrail.probing.ridge import fit_path
-from vitrail.probing.shots import right
-from vitrail.probing.teaching import learned
+from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
 from vitrail.training.auto_config import seconds_per_image
 from vitrail.training.budget import END_SECONDS
 from vitrail.training.callbacks import Callback
@@ -311,7 +310,7 @@ class AdaptationSearch:
         for name in (PROBE, LINEAR):
             path = fit_path(*data) if name == PROBE else None  # l2 by leave-one-out
             probe = fit_logistic(*data) if path is None else path.probes[path.best]
-            accuracy, now = right(probe, self.dev_features), time.monotonic()
+            accuracy, now = accuracy_of(probe, self.dev_features), time.monotonic()
             candidates.append(Candidate(name=name, accuracy=accuracy, seconds=now - start_time))
             self.log(f"  {name}: dev accuracy {percent(accuracy)}")
             start_time = now
@@ -406,7 +405,8 @@ class AdaptationSearch:
         values, labels = joined(parts)
         provenance = {"head": f"{chosen.name} on {len(labels):,} images"}
         if chosen.name == PROBE:
-            model, memory = learned(self.model, values, labels, classes)
+            memory = ProbeMemory.of(self.model, values, labels, classes)
+            model, memory, _ = fit_head(self.model, memory)
             return self.write_result(model, provenance, memory)
         probe = fit_logistic(values, labels, len(classes))
         return self.write_result(with_head(self.model, *probe.linear(), classes), provenance)
@@ -440,7 +440,7 @@ class AdaptationSearch:
         return True, self.write_result(load(self.trial_folder(chosen.name, rate)), {})
 
     def write_result(
-        self, model: Model, provenance: Mapping[str, object], memory: Memory | None = None
+        self, model: Model, provenance: Mapping[str, object], memory: ProbeMemory | None = None
     ) -> dict[str, EvaluationResult]:
         """Write a finished model as the bundle, then evaluate it on all held-out splits."""
         config, settings = self.config, self.settings
@@ -449,7 +449,7 @@ class AdaptationSearch:
         write_run(config.out, settings, data=config.data, start=config.start)
         origin = DataProvenance.of(config.data, self.splits.train)
         provenance = {**origin.to_dict(), "from": config.start, **provenance}
-        with nullcontext() if memory is None else memory_beside(memory, config.out):
+        with nullcontext() if memory is None else saving_memory(memory, config.out):
             save(model.to("cpu"), config.out, provenance=provenance)
         model = model.to(self.device).eval()
         outcomes = {

@@ -35,10 +35,10 @@ from vitrail.data.storage import write_atomic
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
 from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import percent
-from vitrail.probing.features import Features, backbone, features_of
-from vitrail.probing.others import fit_logistic
-from vitrail.probing.ridge import PATH, fit
-from vitrail.probing.shots import right
+from vitrail.probing.features import Features, backbone_digest, features_of
+from vitrail.probing.fewshot import accuracy_of
+from vitrail.probing.probes import fit_logistic
+from vitrail.probing.ridge import L2_GRID, fit
 from vitrail.training.adapt import best, joined, reason
 from vitrail.training.callbacks import Callback, read_rows, to_line
 from vitrail.training.checkpoint import has_state, lock_folder
@@ -62,7 +62,7 @@ DECAYS = (1.0, 0.1, 1e-2, 1e-3)  # strongest first, which wins a tie
 METHODS: dict[str, tuple[str, Sequence[float]]] = {
     "finetune": ("rate", ()),
     "linear": ("decay", DECAYS),
-    "probe": ("l2", sorted(PATH, reverse=True)),
+    "probe": ("l2", sorted(L2_GRID, reverse=True)),
 }
 NO_AUGMENTATION = Augmentation(crop="whole", flip=False)
 
@@ -230,7 +230,7 @@ class Benchmark:
             )
             if probing:
                 self.model = self.model.to(distributed.init(self.machine.device))
-            self.weights = backbone(self.model)
+            self.weights = backbone_digest(self.model)
             self.rows = read_rows(self.out / "results.jsonl", key="pictures")
             results = []
             try:
@@ -316,7 +316,7 @@ class Benchmark:
                 options = (values, labels, len(test.classes))
                 linear = self.method == "linear"
                 head = fit_logistic(*options, decay=value) if linear else fit(*options, value)
-                accuracy, images = right(head, features(held_out)), len(features(held_out))
+                accuracy, images = accuracy_of(head, features(held_out)), len(features(held_out))
             row = key | {"model": self.reference, "accuracy": accuracy, "pictures": images}
             self.rows.append(row)
             write_atomic(self.out / "results.jsonl", "".join(map(to_line, self.rows)))

@@ -1,0 +1,360 @@
+"""Add classes to a model from a few images, without forgetting those it knows.
+
+The head is a ridge probe, and the closed form needs little of the images: for each class their
+number, the sum of their features, and rows R with R'R = X'X, which are the features themselves or,
+of more than D images, the triangle of their QR decomposition. `ProbeMemory` keeps that beside the
+weights as probe.safetensors. Adding or replacing a class then gives the head that all images
+together would have given.
+
+Shapes: n images, D features, K classes, M rows.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitrail import distributed
+from vitrail.checkpoints.bundle import check_class_names, check_overwrite
+from vitrail.checkpoints.files import atomic_write
+from vitrail.checkpoints.load import load, with_head
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.save import save
+from vitrail.data.datasets import ImageDataset, open_dataset
+from vitrail.data.folders import open_single_class
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.provenance import PROVENANCE_KEYS, DataProvenance
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.evaluation.evaluate import Progress
+from vitrail.formatting import comma_list
+from vitrail.models.vit import Model
+from vitrail.probing.features import backbone_digest, features_of
+from vitrail.probing.fewshot import draw
+from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, fit_moments, fit_path
+
+MEMORY_FILE = "probe.safetensors"
+MAX_BYTES = 2**28  # as large as a model: a thousand classes of 87 images, at 768 features
+PER_CLASS = 200  # images of each known class that the memory is built from
+ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # of the old provenance, what stays true
+NOT_REMEMBERED = (
+    "too many classes to remember; to teach more, give --using with their images, and another --out"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeMemory:
+    """What a probe was fitted to, sufficient to fit it again."""
+
+    classes: tuple[str, ...]
+    counts: Tensor  # int64 (K,) images of each class
+    sums: Tensor  # float64 (K, D) of their features
+    rows: Tensor  # float32 (M, D)
+    owners: Tensor  # int64 (M,) the class of each row
+    l2: float
+    temperature: float  # scores are divided by it to be logits
+    backbone: str  # digest of the weights that made the features
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row is an image's features, so that images can be left out one by one."""
+        return len(self.rows) == int(self.counts.sum())
+
+    @classmethod
+    def of(
+        cls, model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+    ) -> "ProbeMemory":
+        """Remember features (n, D) and their labels (n,)."""
+        rows, owners = torch.from_numpy(values).float(), torch.from_numpy(labels).long()
+        sums = torch.zeros(len(classes), rows.shape[1], dtype=torch.float64)
+        return cls(
+            classes=tuple(classes),
+            counts=torch.bincount(owners, minlength=len(classes)),
+            sums=sums.index_add_(0, owners, rows.double()),
+            rows=rows,
+            owners=owners,
+            l2=DEFAULT_L2,
+            temperature=1.0,
+            backbone=features_digest(model),
+        )
+
+    def with_class(self, name: str, features: Tensor) -> "ProbeMemory":
+        """Add a class, or replace the images of a known one."""
+        number = self.classes.index(name) if name in self.classes else len(self.classes)
+        others = self.owners != number
+        counts, sums = torch.tensor([len(features)]), features.double().sum(0, keepdim=True)
+        owners = torch.full((len(features),), number)
+        return replace(
+            self,
+            classes=(*self.classes[:number], name, *self.classes[number + 1 :]),
+            counts=torch.cat([self.counts[:number], counts, self.counts[number + 1 :]]),
+            sums=torch.cat([self.sums[:number], sums, self.sums[number + 1 :]]),
+            rows=torch.cat([self.rows[others], features.float()]),
+            owners=torch.cat([self.owners[others], owners]),
+        )
+
+    def compressed(self) -> "ProbeMemory":
+        """Return the same with at most D rows per class, which stand for all its images."""
+        width = self.rows.shape[1]
+        rows, owners = [], []
+        for number, count in enumerate(torch.bincount(self.owners).tolist()):
+            own = self.rows[self.owners == number]
+            if count > width:
+                own = torch.linalg.qr(own.double(), mode="r").R.float()
+            rows.append(own)
+            owners.append(torch.full((len(own),), number))
+        return replace(self, rows=torch.cat(rows), owners=torch.cat(owners))
+
+
+def features_digest(model: Model) -> str:
+    return backbone_digest(model, preprocessing=get_metadata(model).preprocessing.to_dict())
+
+
+@contextmanager
+def saving_memory(memory: ProbeMemory, folder: Path) -> Iterator[bool]:
+    """Write a memory that replaces the old one if the block, which saves the model, succeeds.
+
+    Nothing changes if either cannot be written. Yields False if it is too large: then the old one
+    is deleted.
+    """
+    memory = memory.compressed()
+    if memory.rows.nbytes > MAX_BYTES:
+        yield False
+        (folder / MEMORY_FILE).unlink(missing_ok=True)
+        return
+    tensors = {n: getattr(memory, n).contiguous() for n in ("counts", "sums", "rows", "owners")}
+    about = {
+        "classes": list(memory.classes),
+        "l2": memory.l2,
+        "temperature": memory.temperature,
+        "backbone": memory.backbone,
+    }
+    with atomic_write(folder / MEMORY_FILE) as temporary:
+        save_file(tensors, temporary, {"vitrail-probe": json.dumps(about)})
+        yield True
+
+
+def save_memory(memory: ProbeMemory, folder: Path) -> bool:
+    """Save a memory in a bundle's folder, in place of another; False if it is too large."""
+    with saving_memory(memory, folder) as saved:
+        return saved
+
+
+def has_memory(folder: Path) -> bool:
+    return (folder / MEMORY_FILE).is_file()
+
+
+def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
+    """Load the memory of a bundle; None if it has none. One of other weights is refused."""
+    path = folder / MEMORY_FILE
+    if not has_memory(folder):
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["vitrail-probe"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        memory = ProbeMemory(**tensors, **about | {"classes": tuple(about["classes"])})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if memory.backbone != features_digest(model):
+        raise CheckpointError(
+            f"{path} holds features of other weights than the model beside it; delete it, and "
+            "teach the classes again"
+        )
+    if missing := set(get_metadata(model).class_names) - set(memory.classes):
+        raise CheckpointError(  # its writer was killed after the model, before the memory
+            f"{path} is older than the model beside it and lacks {min(missing)!r}; delete it, and "
+            "teach the classes again"
+        )
+    return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachResult:
+    """A taught model and how it was made."""
+
+    folder: Path
+    classes: tuple[str, ...]  # all classes of the model
+    pictures: dict[str, int]  # images of each taught class
+    replaced: tuple[str, ...]  # taught classes that it knew before
+    accuracy: float | None  # leave-one-out, over all remembered images
+    seconds: float
+    notes: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def teach(
+    model: str | PathLike[str],
+    classes: Mapping[str, str | PathLike[str] | Sequence[str | PathLike[str]]],
+    out: str | PathLike[str] | None = None,
+    *,
+    using: str | PathLike[str] | None = None,
+    only: bool = False,
+    preprocessing: str | Preprocessing | None = None,
+    overwrite: bool = False,
+    device: str = "",
+    progress: Progress | None = None,
+) -> TeachResult:
+    """Teach a model classes from image files or folders; the result is a bundle.
+
+    >>> teach("runs/first", {"thumb": "thumbs/"}, "taught")
+    >>> teach("hf:google/vit-base-patch16-224", {"cup": "cups/", "pen": "pens/"}, "desk", only=True)
+
+    A bundle of `vitrail fewshot` or `teach` has a memory and is changed in place without `out`. For
+    another model, images of the classes it knows are taken from `using`, or from the data it was
+    trained on; `only` drops those classes. `preprocessing` is as in `load`; `overwrite` replaces
+    the model in `out`. `progress` is called with the images done and their total, in each pass.
+    """
+    started = time.monotonic()
+    if not classes:
+        raise ConfigError("no classes given; name each with its images, such as thumb=folder")
+    folder = choose_folder(Path(model), out, overwrite=overwrite)
+    torch_device = distributed.init(device)
+    if distributed.is_distributed():
+        raise ConfigError("teaching runs in one process; start it without torchrun")
+    net = load(model, preprocessing=preprocessing).to(torch_device)
+    sources = {name: open_single_class(places, name) for name, places in classes.items()}
+    memory, notes = recall(net, Path(model), using, only=only, progress=progress)
+    replaced = tuple(name for name in classes if name in memory.classes)
+    notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
+    features = {
+        name: features_of(net, source, cache=False, progress=progress)
+        for name, source in sources.items()
+    }
+    for name, found in features.items():
+        memory = memory.with_class(name, torch.from_numpy(found.values))
+    taught, memory, accuracy = fit_head(net, memory, taught=classes)
+    check_class_names(get_metadata(taught), taught.config)
+    with saving_memory(memory, folder) as saved:
+        save(taught, folder)
+    if not saved:
+        notes.append(NOT_REMEMBERED)
+    return TeachResult(
+        folder=folder,
+        classes=memory.classes,
+        pictures={name: len(found) for name, found in features.items()},
+        replaced=replaced,
+        accuracy=accuracy,
+        seconds=time.monotonic() - started,
+        notes=tuple(notes),
+        skipped={name: why for found in features.values() for name, why in found.skipped.items()},
+    )
+
+
+def choose_folder(model: Path, out: str | PathLike[str] | None, *, overwrite: bool) -> Path:
+    """Return where to save. A trained head, or a folder of another library, is never replaced
+    unless asked for: nothing could restore it."""
+    if out is not None:
+        in_place = has_memory(model) and Path(out).resolve() == model.resolve()
+        check_overwrite(Path(out), overwrite=overwrite or in_place)
+        return Path(out)
+    if not has_memory(model):
+        raise ConfigError(
+            f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; give a "
+            "folder for the taught model, such as --out taught"
+        )
+    return model
+
+
+def recall(
+    model: Model,
+    folder: Path,
+    using: str | PathLike[str] | None,
+    *,
+    only: bool,
+    progress: Progress | None = None,
+) -> tuple[ProbeMemory, list[str]]:
+    """Return a memory of the classes that the model knows, and notes on how it was obtained.
+
+    If images of `using` are learned from, the model's metadata then records them.
+    """
+    metadata, width = get_metadata(model), model.config.num_features
+    if only or (using is None and not model.config.num_classes):
+        nothing = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+        return ProbeMemory.of(model, *nothing, ()), []
+    if using is None and (memory := load_memory(folder, model)) is not None:
+        return memory, []
+    provenance = DataProvenance.from_dict(metadata.provenance)
+    data = provenance.data if using is None else fspath(using)
+    train = open_known_classes(metadata, data)
+    classes = len(train.classes)
+    per_class = max(2, min(PER_CLASS, MAX_BYTES // (4 * width * classes)))
+    rows = np.sort(draw(np.asarray(train.labels()), classes, per_class, seed=0))
+    features = features_of(model, train.subset(rows), progress=progress)
+    if using is not None:
+        added = DataProvenance.of(data, train)
+        both = replace(added, samples=tuple(dict.fromkeys((*added.samples, *provenance.samples))))
+        model.metadata = replace(metadata, provenance=dict(metadata.provenance) | both.to_dict())
+    note = f"{len(features):,} images of the {classes:,} known classes come from {data}"
+    memory = ProbeMemory.of(model, features.values, features.labels, train.classes)
+    return memory, [note, "a linear probe replaces the trained head"]
+
+
+def open_known_classes(metadata: Metadata, reference: str) -> ImageDataset:
+    """Open the training images of a dataset that must have all classes of a model.
+
+    Images that were held out from the model stay held out.
+    """
+    try:
+        if not reference:
+            raise DataError("its training data is not recorded")
+        splits = DataProvenance.from_dict(metadata.provenance).splits_for(reference)
+        source = open_dataset(reference, "train", splits=splits)
+        missing = [name for name in metadata.class_names if name not in source.classes]
+        if missing:
+            raise DataError(f"{reference} has no images of {comma_list(missing, quoted=True)}")
+        if source.multi_label:
+            raise DataError(f"{reference} has several labels per image")
+    except DataError as error:
+        raise ConfigError(
+            f"the model knows {len(metadata.class_names):,} classes, but has no images of them "
+            f"({error}); give --using with a dataset of them, or --only to drop them"
+        ) from None
+    return source
+
+
+def fit_head(
+    model: Model, memory: ProbeMemory, taught: Collection[str] = ()
+) -> tuple[Model, ProbeMemory, float | None]:
+    """Fit a probe to a memory and make it the model's head.
+
+    Returns the model, the memory with the chosen l2 and temperature, and the leave-one-out
+    accuracy, which is None if not all images are remembered singly. `taught` are classes whose
+    images were given by hand.
+    """
+    if len(memory.classes) < 2:
+        name = ", ".join(memory.classes)
+        raise ConfigError(f"{name!r} is the only class; a classifier needs two, so teach another")
+    accuracy = None
+    if memory.whole:
+        values = sorted({memory.l2, *L2_GRID})
+        path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
+        probe, accuracy = path.probes[path.best], path.accuracies[path.best]
+        memory = replace(memory, l2=probe.l2)
+        if int(memory.counts.min()) > 1:
+            memory = replace(memory, temperature=1 / path.scale)
+    else:
+        gram = memory.rows.double().mT @ memory.rows.double()
+        probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
+    weight, bias = (x / memory.temperature for x in probe.linear())
+    headed = with_head(model, weight, bias, memory.classes)
+    metadata = get_metadata(headed)
+    by_hand = {*taught, *DataProvenance.from_dict(metadata.provenance).taught}
+    provenance: dict[str, Any] = {
+        key: value for key, value in metadata.provenance.items() if key in ORIGIN
+    } | {
+        "head": f"ridge probe on {int(memory.counts.sum()):,} images",
+        "l2": memory.l2,
+        "taught": [name for name in memory.classes if name in by_hand],
+    }
+    headed.metadata = replace(metadata, provenance=provenance)
+    return headed, memory, accuracy
