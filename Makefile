@@ -1,22 +1,30 @@
-# make demo    see what vitrail does      make test    every check and test
-# make bench   measure against the peers  make format  let ruff lay out the code
-#              (four hours; resumes where it was stopped; DATA=folder holds the datasets and
-#              WEIGHTS=folder a DeiT-Ti/16 checkpoint; what is absent is skipped)
-# make wheel   build it, and use it in an empty environment
-# make test-cpus    the numeric tests with other instruction sets, thread counts and a busy core
+# make demo    train, evaluate and inspect a small model
+# make check   lint, types and fast tests, about a minute
+# make test    all checks and tests
+# make bench   measure against other libraries (four hours, resumable; DATA=folder holds the
+#              datasets and WEIGHTS=folder a DeiT-Ti/16 checkpoint; sections without them are skipped)
+# make format  format the code with ruff
+# make wheel   build the wheel and try it in an empty environment
+# make test-cpus    numeric tests with other instruction sets, thread counts and a busy core
 # make reproduction DATA=fashion_mnist.npz    the paper's experiments, an hour and a half
 #
-# Each makes .venv and installs what it needs. PYTHON chooses the interpreter (3.11 or newer).
+# Each target creates .venv and installs its dependencies. PYTHON selects the interpreter (3.11+).
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PYTHONWARNINGS :=
 
-.PHONY: demo test test-cpus bench wheel reproduction format clean
+.PHONY: demo check test test-cpus bench wheel reproduction format clean
 
 demo: .venv/base
 	$(BIN)/vitrail demo --out demo
+
+check: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pytest --numprocesses 2 -m "not slow"
 
 test: .venv/dev
 	$(BIN)/ruff check
@@ -52,11 +60,11 @@ clean:
 	@touch $@
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing vitrail and what its tests need into .venv (a few minutes the first time)"
+	@echo "installing vitrail and its test dependencies into .venv (a few minutes the first time)"
 	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing vitrail and its peers into .venv (a few minutes the first time)"
+	@echo "installing vitrail and the libraries it is compared with into .venv (a few minutes the first time)"
 	$(INSTALL) --editable '.[bench]'
 	@touch $@
