@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+import vitrail
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import (
@@ -61,6 +63,15 @@ def tiny_run(data: Path | str, out: Path, *, callback: Callback | None = None, *
     options = {key: changes.pop(key) for key in ("resume", "start", "overwrite") if key in changes}
     settings = replace(SETTINGS, **changes)
     return run(RunConfig(data=str(data), out=out, settings=settings, **options), callback)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return vitrail.load(folder).state_dict()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Return whether two state dicts are bit-identical."""
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 class Recorder(Callback):

@@ -1,5 +1,6 @@
-"""Fixtures of the adaptation search."""
+"""Fixtures: a tiny dataset, a briefly trained model, runs that are stopped, fake trial runs."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from tiny_searches import FakeRuns
 
 from tiny_runs import tiny_run, write_colors
 from vitrail.training import adapt
+from vitrail.training.checkpoint import StopSignal
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,26 @@ def start(tmp_path_factory) -> str:
 def colors(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     return write_colors(tmp_path / "colors.npz")
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Stop runs after so many steps, as Ctrl-C does."""
+
+    @contextmanager
+    def stopping(steps):
+        class StopAfter(StopSignal):
+            asked = 0
+
+            def __bool__(self):
+                self.asked += 1
+                return self.asked >= steps
+
+        with monkeypatch.context() as patched:
+            patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
+            yield
+
+    return stopping
 
 
 @pytest.fixture

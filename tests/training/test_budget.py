@@ -4,10 +4,9 @@ import pytest
 from torch import nn
 
 from tiny_runs import SETTINGS as TINY_SETTINGS
-from tiny_runs import Recorder, tiny_run, write_colors
+from tiny_runs import Recorder, tiny_run
 from vitrail.training import budget
 from vitrail.training.budget import END_SECONDS, TimeBudget
-from vitrail.training.checkpoint import StopSignal
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.recipes import read_run
 from vitrail.training.schedules import Schedule
@@ -56,31 +55,24 @@ def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, sec
     return budget, Schedule(settings=SETTINGS, length=steps, stages=stages, evaluate_every=every)
 
 
-@pytest.mark.parametrize(
-    ("what", "cost"),
-    [
-        ("as measured", lambda size, now: 0.1),
-        ("twice as slow", lambda size, now: 0.2),
-        ("twice as fast", lambda size, now: 0.05),
-        ("slower from the middle on", lambda size, now: 0.1 if now < 150 else 0.25),
-        ("stuttering", lambda size, now: 0.05 if int(now) % 7 else 0.4),
-    ],
-)
-def test_run_ends_within_five_percent_of_its_budget(what, cost):
+ONE_SIZE, GROWING = {64: 0.1}, {32: 0.05, 64: 0.2}
+COSTS = {
+    "as measured": (ONE_SIZE, lambda size, now: 0.1),
+    "twice as slow": (ONE_SIZE, lambda size, now: 0.2),
+    "twice as fast": (ONE_SIZE, lambda size, now: 0.05),
+    "slower from the middle on": (ONE_SIZE, lambda size, now: 0.1 if now < 150 else 0.25),
+    "stuttering": (ONE_SIZE, lambda size, now: 0.05 if int(now) % 7 else 0.4),
+    "larger images at the end": (GROWING, lambda size, now: {32: 0.05, 64: 0.2}[size]),
+    "wrong estimate of them": (GROWING, lambda size, now: {32: 0.05, 64: 0.3}[size]),
+}
+
+
+@pytest.mark.parametrize("case", COSTS)
+def test_run_ends_within_five_percent_of_its_budget(case):
+    guess, cost = COSTS[case]
     machine = Machine(cost)
-    budget, plan = begin(machine, ((0.0, 64),), {64: 0.1})
-    assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
-
-
-def test_budget_accounts_for_larger_images_at_the_end():
-    machine = Machine(lambda size, now: {32: 0.05, 64: 0.2}[size])
-    budget, plan = begin(machine, ((0.0, 32), (0.5, 64)), {32: 0.05, 64: 0.2})
-    assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
-
-
-def test_wrong_estimate_for_larger_images_is_corrected():
-    machine = Machine(lambda size, now: {32: 0.05, 64: 0.3}[size])
-    budget, plan = begin(machine, ((0.0, 32), (0.5, 64)), {32: 0.05, 64: 0.2})
+    stages = ((0.0, 64),) if guess is ONE_SIZE else ((0.0, 32), (0.5, 64))
+    budget, plan = begin(machine, stages, dict(guess))
     assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
 
 
@@ -106,24 +98,6 @@ def test_exhausted_budget_allows_one_step():
 COMPILED = type(TINY_SETTINGS.machine)(compile=True)
 
 
-@pytest.fixture
-def fake_times(monkeypatch):
-    """Fake the times of compiled and eager steps, and the compiler."""
-
-    def install(fast, plain):
-        seconds = iter((fast, plain))
-        monkeypatch.setattr(budget, "time_step", lambda trainer, size: next(seconds))
-        monkeypatch.setattr(budget, "compile_module", compile_module)
-        return modules
-
-    def compile_module(module):
-        modules.append(CountingModule(module))
-        return modules[-1]
-
-    modules = []
-    return install
-
-
 class CountingModule(nn.Module):
     """Stands for a compiled module; counts its steps."""
 
@@ -136,13 +110,28 @@ class CountingModule(nn.Module):
         return self.module(*batch)
 
 
+@pytest.fixture
+def fake_times(monkeypatch):
+    """Fake the times of compiled and eager steps, and the compiler."""
+    modules = []
+
+    def compile_module(module):
+        modules.append(CountingModule(module))
+        return modules[-1]
+
+    def install(fast, plain):
+        seconds = iter((fast, plain))
+        monkeypatch.setattr(budget, "time_step", lambda trainer, size: next(seconds))
+        monkeypatch.setattr(budget, "compile_module", compile_module)
+        return modules
+
+    return install
+
+
 @pytest.mark.parametrize(("fast", "enabled", "ratio"), [(0.5, True, "50%"), (1.2, False, "120%")])
-def test_compile_is_kept_only_if_faster(tmp_path, fake_times, fast, enabled, ratio):
-    modules = fake_times(fast, 1.0)
-    recorder = Recorder()
-    tiny_run(
-        write_colors(tmp_path / "c.npz"), tmp_path / "run", callback=recorder, machine=COMPILED
-    )
+def test_compile_is_kept_only_if_faster(colors, tmp_path, fake_times, fast, enabled, ratio):
+    modules, recorder = fake_times(fast, 1.0), Recorder()
+    tiny_run(colors, tmp_path / "run", callback=recorder, machine=COMPILED)
     lines = [line for line in recorder.lines if "torch.compile" in line]
     assert len(lines) == 1
     assert ratio in lines[0]
@@ -152,18 +141,11 @@ def test_compile_is_kept_only_if_faster(tmp_path, fake_times, fast, enabled, rat
 
 
 @pytest.mark.parametrize("fast", [0.5, 1.2])
-def test_resumed_run_keeps_the_compile_decision(tmp_path, fake_times, fast, monkeypatch):
-    data = write_colors(tmp_path / "c.npz")
+def test_resumed_run_keeps_the_compile_decision(colors, tmp_path, fake_times, fast, stop_after):
     modules = fake_times(fast, 1.0)
-
-    class StopImmediately(StopSignal):
-        def __bool__(self):
-            return True
-
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
-        tiny_run(data, tmp_path / "run", machine=COMPILED)
-    tiny_run(data, tmp_path / "run", resume=True, machine=COMPILED)  # as the command line says
+    with stop_after(1):
+        tiny_run(colors, tmp_path / "run", machine=COMPILED)
+    tiny_run(colors, tmp_path / "run", resume=True, machine=COMPILED)  # as the command line says
     assert [module.steps for module in modules] == (
         [1, TINY_SETTINGS.steps - 1] if fast < 1 else [0, 0]
     )

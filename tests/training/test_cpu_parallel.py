@@ -14,7 +14,13 @@ from vitrail.errors import ConfigError
 from vitrail.models.registry import configuration
 from vitrail.training import cpu_parallel, memory
 from vitrail.training.auto_config import choose_shards
-from vitrail.training.config import LossSettings, MachineSettings, ModelSettings, Settings
+from vitrail.training.config import (
+    LossSettings,
+    MachineSettings,
+    ModelSettings,
+    RunConfig,
+    Settings,
+)
 from vitrail.training.cpu_parallel import CpuDataParallel, worth_sharding
 from vitrail.training.memory import MALLOC_OPTIONS, configure_malloc
 from vitrail.training.objectives import Classification
@@ -50,10 +56,13 @@ def gradients(objective, loss):
 
 
 @pytest.mark.parametrize(("count", "parts"), [(6, 2), (7, 2), (7, 3), (4, 4)])
-def test_shards_have_the_loss_and_gradients_of_the_batch(any_size, objective, count, parts):
-    whole = objective(*batch(count))
+@pytest.mark.parametrize("soft", [False, True])
+def test_shards_have_the_loss_and_gradients_of_the_batch(any_size, objective, count, parts, soft):
+    images, labels = batch(count)
+    targets = torch.rand(count, 3, dtype=torch.float64).softmax(dim=1) if soft else labels
+    whole = objective(images, targets)
     expected = gradients(objective, whole)
-    loss = CpuDataParallel(objective, parts)(*batch(count))
+    loss = CpuDataParallel(objective, parts)(images, targets)
     sharded = gradients(objective, loss)
     torch.testing.assert_close(loss, whole, rtol=1e-12, atol=0)
     assert sharded.keys() == expected.keys()
@@ -79,15 +88,6 @@ def test_autocast_applies_to_all_shards(any_size):
         assert rounded > 1e-4  # and so autocast was on
 
 
-def test_soft_labels_are_sharded_with_their_images(any_size, objective):
-    images, _ = batch(5)
-    shares = torch.rand(5, 3, dtype=torch.float64).softmax(dim=1)
-    expected = gradients(objective, objective(images, shares))
-    sharded = gradients(objective, CpuDataParallel(objective, 2)(images, shares))
-    for name, gradient in expected.items():
-        torch.testing.assert_close(sharded[name], gradient, rtol=1e-9, atol=1e-13)
-
-
 def test_gradient_accumulation_and_scaling(any_size, objective):
     parallel = CpuDataParallel(objective, 2)
     once = gradients(objective, parallel(*batch(6)))
@@ -111,14 +111,11 @@ def test_replicas_follow_weight_changes(any_size, objective):
 
 def test_frozen_weights_get_no_gradient(any_size, objective):
     objective.model.stem.requires_grad_(False)
-    sharded = gradients(objective, CpuDataParallel(objective, 2)(*batch(6)))
-    assert not any("stem" in name for name in sharded)
-    assert any("encoder" in name for name in sharded)
-
-
-def test_parameters_are_listed_once(objective):
     parallel = CpuDataParallel(objective, 2)
     assert len(list(parallel.parameters())) == len(list(objective.parameters()))
+    sharded = gradients(objective, parallel(*batch(6)))
+    assert not any("stem" in name for name in sharded)
+    assert any("encoder" in name for name in sharded)
 
 
 def test_backward_can_be_called_once(any_size, objective):
@@ -162,14 +159,18 @@ def test_sharded_run_matches_and_is_deterministic(any_size, two_threads, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("model", "changes", "reason"),
+    ("model", "changes", "processes", "reason"),
     [
-        ("ViT-Mu/4", {"objective": "masked-patches"}, "objective='classify'"),
-        ("ViT-Mu/4", {"loss": LossSettings(teacher="x")}, "a teacher"),
-        ("Mixer-S/16", {}, "Vision Transformers"),
+        ("ViT-Mu/4", {"objective": "masked-patches"}, 1, "objective='classify'"),
+        ("ViT-Mu/4", {"loss": LossSettings(teacher="x")}, 1, "a teacher"),
+        ("Mixer-S/16", {}, 1, "Vision Transformers"),
+        ("ViT-Mu/4", {}, 2, "each process has its own shard"),
     ],
 )
-def test_unsupported_configurations_are_not_sharded(two_threads, model, changes, reason):
+def test_unsupported_configurations_are_not_sharded(
+    two_threads, monkeypatch, model, changes, processes, reason
+):
+    monkeypatch.setattr("vitrail.distributed.world_size", lambda: processes)
     config, settings = configuration(model), Settings(**changes)
     assert choose_shards(config, settings, torch.float32, CPU) == 1
     forced = replace(settings, machine=MachineSettings(parts=2))
@@ -186,15 +187,6 @@ def test_sharding_by_dropout_precision_and_cores(two_threads):
     assert choose_shards(config, settings, torch.float16, CPU) == 1
     torch.set_num_threads(1)
     assert choose_shards(config, settings, torch.float32, CPU) == 1
-
-
-def test_multiple_processes_are_not_sharded(two_threads, monkeypatch):
-    monkeypatch.setattr("vitrail.distributed.world_size", lambda: 2)
-    config, settings = configuration("ViT-Mu/4"), Settings()
-    assert choose_shards(config, settings, torch.float32, CPU) == 1
-    forced = replace(settings, machine=MachineSettings(parts=2))
-    with pytest.raises(ConfigError, match="each process has its own shard"):
-        choose_shards(config, forced, torch.float32, CPU)
 
 
 def test_malloc_environment_variables_win(monkeypatch):
@@ -218,10 +210,10 @@ def test_malloc_is_configured_only_by_commands(whose, calls, tmp_path, monkeypat
         monkeypatch.delenv(name, raising=False)
     settings = replace(SETTINGS, steps=2, machine=MachineSettings(parts=2))
     command = Train(data=str(data), out=tmp_path / "run", settings=settings, json=True)
-    order = command.run_config()
+    config = RunConfig(data=str(data), out=tmp_path / "run", settings=settings)
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda _: library))
     monkeypatch.setattr(memory, "sys", SimpleNamespace(platform="linux"))
-    assert run(order).finished if calls == 0 else command.run() == 0
+    assert run(config).finished if calls == 0 else command.run() == 0
     assert len(called) == calls
 
 

@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import vitrail
-from tiny_runs import Recorder, tiny_run, write_colors
+from tiny_runs import Recorder, equal, tiny_run, weights, write_colors
 from vitrail.data.datasets import open_dataset
 from vitrail.formatting import percent
-from vitrail.training.checkpoint import StopSignal
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
 from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
 
@@ -34,10 +33,6 @@ def start(colors, tmp_path):
 def tune(colors, out, start, **changes):
     changes = {"model": ModelSettings(), "head_init": "probe", "machine": FLOAT32} | changes
     return tiny_run(colors, out, start=start, **changes)
-
-
-def weights(folder):
-    return vitrail.load(folder).state_dict()
 
 
 def test_initial_loss_is_that_of_the_probe(colors, tmp_path, start):
@@ -67,7 +62,11 @@ def test_head_reproduces_the_probe_metrics(colors, start):
 def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     recorder = Recorder()
     result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
-    assert any("keeping the linear probe" in line for line in recorder.lines)
+    (line,) = [line for line in recorder.lines if "keeping the linear probe" in line]
+    dev = result.outcomes["dev"]  # of the probe that was fitted without dev
+    assert f"linear probe {percent(dev.accuracy)}" in line
+    assert dev.samples == 9  # a tenth of 90
+    assert result.outcomes["test"].samples == 12
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     model = vitrail.load(start)
@@ -76,7 +75,7 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     # Refitted to all training images with the l2 that was chosen without dev.
     assert after["head.weight"].shape == whole.final["head.weight"].shape
     assert result.outcomes["test"].accuracy > 0.9
-    assert result.outcomes["dev"].accuracy > 0.9
+    assert dev.accuracy > 0.9
 
 
 def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
@@ -88,31 +87,15 @@ def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
     assert not torch.equal(after["stem.projection.weight"], before["stem.projection.weight"])
 
 
-def test_dev_is_held_out_of_train(colors, tmp_path, start):
-    result = tune(colors, tmp_path / "run", start, steps=2)
-    assert result.outcomes["dev"].samples == 9  # a tenth of 90
-    assert result.outcomes["test"].samples == 12
-
-
-def test_resume_is_bit_exact(colors, tmp_path, start, monkeypatch):
+def test_resume_is_bit_exact(colors, tmp_path, start, stop_after):
     tune(colors, tmp_path / "alone", start)
-
-    class StopAfter(StopSignal):
-        asked = 0
-
-        def __bool__(self):
-            self.asked += 1
-            return self.asked >= 3
-
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
+    with stop_after(3):
         assert not tune(colors, tmp_path / "stopped", start).finished
     assert (tmp_path / "stopped" / PROBE_HEAD).exists()
     done = vitrail.train(colors, tmp_path / "stopped", resume=True)
     assert done.finished
     assert done.outcomes["dev"].samples == 9
-    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
-    assert all(torch.equal(alone[name], tensor) for name, tensor in resumed.items())
+    assert equal(weights(tmp_path / "alone"), weights(tmp_path / "stopped"))
     assert not (tmp_path / "stopped" / PROBE_HEAD).exists()
 
 
@@ -147,11 +130,3 @@ def test_head_for_the_same_classes_is_kept(colors, tmp_path):
     )
     assert not any("linear probe" in line for line in recorder.lines)
     assert recorder.rows[0]["loss"] < 0.7
-
-
-def test_dev_accuracy_of_the_probe_excludes_dev_from_fitting(colors, tmp_path, start):
-    recorder = Recorder()
-    result = tune(colors, tmp_path / "run", start, callback=recorder, optim=HARMFUL, steps=4)
-    (line,) = [line for line in recorder.lines if "keeping the linear probe" in line]
-    shown = f"linear probe {percent(result.outcomes['dev'].accuracy)}"
-    assert shown in line

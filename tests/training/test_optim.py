@@ -1,4 +1,4 @@
-"""Parameter groups and optimizers."""
+"""Parameter groups, optimizers, and the average of the weights."""
 
 import copy
 import math
@@ -13,9 +13,11 @@ from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
 from vitrail.models.vit import build, create
 from vitrail.planning.memory import AllocationRecorder
-from vitrail.training.config import OptimSettings
+from vitrail.training.config import OptimSettings, Settings
+from vitrail.training.loop import TrainState, optimizer_step
 from vitrail.training.muon import Muon, orthogonalize
 from vitrail.training.optim import (
+    EMA,
     Adafactor,
     distances_from_head,
     freeze,
@@ -23,6 +25,7 @@ from vitrail.training.optim import (
     make_optimizers,
     set_learning_rates,
 )
+from vitrail.training.schedules import Schedule
 
 KINDS = ["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
 
@@ -125,42 +128,28 @@ def test_kernels_exclude_positions_tokens_and_norms(tiny, changes):
     assert {name for name, p in model.named_parameters() if is_kernel(name, p)} == expected
 
 
-def test_layer_decay_follows_the_distance_from_the_head(model):
-    distances = distances_from_head([name for name, _ in model.named_parameters()], 2)
-    expected = {"head.": 0, "representation.": 0, "encoder.norm.": 0}
-    expected |= {"encoder.blocks.1.": 1, "encoder.blocks.0.": 2}
-    expected |= {"stem.": 3, "position.": 3, "cls_token": 3, "registers": 3}
-    for name, distance in distances.items():
-        assert [d for start, d in expected.items() if name.startswith(start)] == [distance], name
+# Distances from the head by prefix; every weight must have one.
+VIT = {"head.": 0, "representation.": 0, "encoder.norm.": 0, "encoder.blocks.1.": 1}
+VIT |= {"encoder.blocks.0.": 2, "stem.": 3, "position.": 3, "cls_token": 3, "registers": 3}
+VIT |= {"encoder.positions.1.": 1, "encoder.positions.0.": 2}  # relative: part of their block
+MIXER = {"head.": 0, "norm.": 0, "blocks.1.": 1, "blocks.0.": 2, "stem.": 3}
+BIT = {"head.": 0, "norm.": 0, "stages.1.0.": 1, "stages.0.1.": 2, "stages.0.0.": 3, "root.": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "expected"),
+    [("model", 2, VIT), ("relative", 2, VIT), ("mixer", 2, MIXER), ("bit", 0, BIT)],
+)
+def test_layer_decay_follows_the_distance_from_the_head(request, tiny, name, depth, expected):
+    relative = name == "relative"
+    made = build(tiny.change(position=name)) if relative else request.getfixturevalue(name)
+    for weight, distance in distances_from_head(dict(made.named_parameters()), depth).items():
+        assert [d for start, d in expected.items() if weight.startswith(start)] == [distance]
 
 
 def test_objective_parameters_are_treated_like_the_head():
     names = ["mask_token", "decoder.weight", "encoder.blocks.0.norm1.bias"]
     assert list(distances_from_head(names, 2).values()) == [0, 0, 2]
-
-
-def test_positions_in_the_encoder_belong_to_their_block(tiny):
-    names = [name for name, _ in build(tiny.change(position="relative")).named_parameters()]
-    distances = distances_from_head(names, 2)
-    assert distances["encoder.positions.0.table"] == distances["encoder.blocks.0.norm1.bias"] == 2
-    assert distances["encoder.positions.1.table"] == distances["encoder.blocks.1.norm1.bias"] == 1
-
-
-def test_layer_decay_of_a_mixer(mixer):
-    distances = distances_from_head([name for name, _ in mixer.named_parameters()], 2)
-    assert distances["blocks.1.token_mixing.fc1.weight"] == 1
-    assert distances["blocks.0.norm1.weight"] == 2
-    assert distances["stem.weight"] == 3
-    assert distances["norm.weight"] == distances["head.weight"] == 0
-
-
-def test_layer_decay_of_a_bit(bit):
-    distances = distances_from_head([name for name, _ in bit.named_parameters()], 0)
-    assert distances["stages.1.0.conv1.weight"] == 1
-    assert distances["stages.0.1.conv1.weight"] == 2
-    assert distances["stages.0.0.shortcut.weight"] == 3
-    assert distances["root.weight"] == 4
-    assert distances["norm.weight"] == distances["head.weight"] == 0
 
 
 def test_every_parameter_is_in_one_group(model):
@@ -173,9 +162,6 @@ def test_every_parameter_is_in_one_group(model):
         assert peaks[parameter] == pytest.approx(0.01 * 0.7 ** distances[name])
     assert all(group["lr"] == group["peak"] for group in optimizer.param_groups)
     assert len(optimizer.param_groups) == 8  # with and without decay, for each distance
-
-
-def test_number_of_groups(model):
     plain = OptimSettings(kind="adamw", learning_rate=0.01)
     [optimizer] = make_optimizers(model.named_parameters(), plain, 2)
     assert len(optimizer.param_groups) == 1
@@ -190,17 +176,12 @@ def test_learning_rates_follow_the_schedule(model):
             assert group["lr"] == 0.5 * group["peak"]
 
 
-def test_torch_optimizers_are_fused():
-    for kind in ("adamw", "adam", "sgd"):
-        [optimizer] = make_optimizers(net().items(), settings(kind), 2)
-        assert all(group["fused"] for group in optimizer.param_groups)
-
-
-def test_foreach_without_fused_kernel():
-    named = {name: nn.Parameter(p.to("meta")) for name, p in net().items()}
-    for kind in ("adamw", "adam", "sgd"):
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_torch_optimizers_are_fused_where_possible(kind):
+    for device, fused in (("cpu", True), ("meta", False)):
+        named = {name: nn.Parameter(p.to(device)) for name, p in net().items()}
         [optimizer] = make_optimizers(named.items(), settings(kind), 2)
-        assert not any(group["fused"] for group in optimizer.param_groups)
+        assert all(bool(group["fused"]) is fused for group in optimizer.param_groups)
 
 
 # Parameters of Muon
@@ -230,13 +211,10 @@ def test_muon_parameters_of_a_vit(model):
     assert left["head.weight"]["peak"] == 0.01
 
 
-def test_muon_parameters_of_a_mixer(mixer):
+def test_muon_parameters_of_other_families(mixer, bit):
     turned, _ = muons(mixer)
     kinds = {name.split(".", 2)[2] for name in turned if name.startswith("blocks.")}
     assert kinds == {f"{m}_mixing.fc{i}.weight" for m in ("token", "channel") for i in (1, 2)}
-
-
-def test_muon_parameters_of_a_bit(bit):
     turned, left = muons(bit)
     assert {name for name, p in bit.named_parameters() if p.ndim == 4} == turned.keys()
     assert "head.weight" in left
@@ -348,22 +326,12 @@ def test_optimizer_state_dict_is_bit_exact(kind):
     take_steps(named, optimizers, [3, 4])
     take_steps(other, others, [3, 4])
     assert all(torch.equal(named[name], other[name]) for name in named)
-    states = [
+    assert all(o.state for o in optimizers)
+    states = [  # all values are tensors
         {key: value.dtype for memory in o.state.values() for key, value in memory.items()}
         for o in (*optimizers, *others)
     ]
     assert states[: len(optimizers)] == states[len(optimizers) :]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_optimizer_state_is_tensors(kind):
-    named = net()
-    optimizers = make_optimizers(named.items(), settings(kind), 2)
-    take_steps(named, optimizers, [0])
-    for optimizer in optimizers:
-        assert optimizer.state
-        for memory in optimizer.state.values():
-            assert all(isinstance(value, torch.Tensor) for value in memory.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -411,17 +379,11 @@ def test_freeze_leaves_the_rest_trainable(model):
     frozen = freeze(model, ("stem.*", "*.mlp.*", "cls_token"))
     starts = [name for name in names if name.startswith("stem.") or ".mlp." in name]
     assert sorted(frozen) == sorted([*starts, "cls_token"])
+    assert freeze(model, ("stem.*", "*.mlp.*", "cls_token")) == frozen
+    assert freeze(model, ()) == []
     assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(frozen)
     [optimizer] = make_optimizers(model.named_parameters(), settings("adamw"), 2)
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(names) - len(frozen)
-
-
-def test_freeze_without_patterns(model):
-    assert freeze(model, ()) == []
-
-
-def test_freeze_is_idempotent(model):
-    assert freeze(model, ("stem.*",)) == freeze(model, ("stem.*",))
 
 
 @pytest.mark.parametrize(
@@ -467,3 +429,99 @@ def test_adafactor_allocates_one_matrix_at_a_time():
     few, many = bytes_for_a_moment(2), bytes_for_a_moment(12)
     assert few == many
     assert MATRIX < few < 6 * MATRIX
+
+
+# Exponential moving average
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def values_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def perturb(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+
+
+def test_ema_matches_the_recurrence():
+    model = layers()
+    average = EMA(dict(model.named_parameters()), decay=0.9)
+    first = values_of(model)
+    average.update()  # of constant weights, which is exact
+    perturb(model)
+    assert all(torch.equal(value, first[name]) for name, value in average.values.items())
+    assert not any(value.requires_grad for value in average.values.values())
+    expected = {name: value.double() for name, value in first.items()}
+    for _ in range(5):
+        perturb(model)
+        average.update()
+        now = values_of(model)
+        expected = {name: 0.9 * value + 0.1 * now[name] for name, value in expected.items()}
+    for name, value in average.values.items():
+        torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_are_restored_bit_exactly(fails):
+    model = layers()
+    average = EMA(dict(model.named_parameters()), decay=0.5)
+    perturb(model)
+    average.update()
+    own, averaged = values_of(model), {name: v.clone() for name, v in average.values.items()}
+    memory = [p.data_ptr() for p in model.parameters()]
+    try:
+        with average.applied():
+            assert all(torch.equal(v, averaged[name]) for name, v in values_of(model).items())
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert all(torch.equal(value, own[name]) for name, value in values_of(model).items())
+    assert all(torch.equal(value, averaged[name]) for name, value in average.values.items())
+    assert [p.data_ptr() for p in model.parameters()] == memory
+
+
+def test_applying_the_ema_does_not_affect_training():
+    results = []
+    for evaluate in (False, True):
+        model = layers()
+        average = EMA(dict(model.named_parameters()), decay=0.5)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        for _ in range(3):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update()
+            if evaluate:
+                with average.applied(), torch.inference_mode():
+                    model(torch.ones(2, 3))
+        results.append([*values_of(model).values(), *average.values.values()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("gradient", [1.0, torch.inf])
+def test_skipped_float16_step_does_not_update_the_ema(gradient):
+    model = layers()
+    average = EMA(dict(model.named_parameters()), decay=0.5)
+    before = {name: value.clone() for name, value in average.values.items()}
+    perturb(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    state = TrainState(
+        objective=model,
+        wrapped=model,
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+        schedule=Schedule(settings=Settings(), length=1),
+        ema=average,
+        scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
+    )
+    state.scaler.scale(torch.ones(()))  # as the loss was
+    optimizer_step(state, torch.ones(()), [])
+    same = all(torch.equal(average.values[name], value) for name, value in before.items())
+    assert same == (gradient == torch.inf)

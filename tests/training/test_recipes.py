@@ -170,17 +170,12 @@ def test_every_recipe_has_a_header(name):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_builds_its_model(name):
-    settings = read_recipe(name).model
-    model = settings.name or ("BiT-R50x1" if name.startswith("bit") else "ViT-B/16")
-    assert model in CONFIGURATIONS  # spelled as it is listed
-    config = configuration(model).change(**settings.changes())
-    assert build(config).config == config
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_sets_its_augmentation(name):
+def test_every_recipe_builds_its_model_and_sets_its_augmentation(name):
     recipe = read_recipe(name)
+    model = recipe.model.name or ("BiT-R50x1" if name.startswith("bit") else "ViT-B/16")
+    assert model in CONFIGURATIONS  # spelled as it is listed
+    config = configuration(model).change(**recipe.model.changes())
+    assert build(config).config == config
     chosen = recipe.augment
     assert None not in (chosen.crop, chosen.flip)
     assert chosen.crop_area is not None or chosen.crop != "inception"
@@ -190,19 +185,15 @@ def test_every_recipe_sets_its_augmentation(name):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_round_trips(name):
+def test_every_recipe_round_trips_and_its_command_parses(name, capsys):
     recipe = read_recipe(name)
     assert settings_from_dict(tomllib.loads(to_toml(recipe))) == recipe
     assert settings_from_dict(tomllib.loads(to_toml(recipe, defaults=False))) == recipe
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_command_in_recipe_header_parses(name, capsys):
     text = (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
     (command,) = (line for line in text.splitlines() if line.startswith("#     vitrail "))
     assert main([*command.split()[2:], "--print-settings"]) == 0
     printed = settings_from_dict(tomllib.loads(capsys.readouterr().out))
-    assert printed.batch_size == read_recipe(name).batch_size
+    assert printed.batch_size == recipe.batch_size
 
 
 def test_docs_list_every_recipe():

@@ -5,28 +5,26 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 import tyro
 from kill_and_resume import finish, kill_and_resume, start
 
 import vitrail
-from tiny_runs import SETTINGS, TINY, Recorder, tiny_run, write_colors
+from tiny_runs import SETTINGS, TINY, Recorder, equal, tiny_run, weights
 from vitrail.cli import main
 from vitrail.cli.train import Train
 from vitrail.training import trainer
-from vitrail.training.checkpoint import StopSignal
 from vitrail.training.objectives import Classification
 from vitrail.training.recipes import write_run
 from vitrail.training.schedules import Schedule
 
 
 @pytest.fixture
-def colors(tmp_path):
-    return write_colors(tmp_path / "colors.npz")
-
-
-def weights(folder):
-    return vitrail.load(folder).state_dict()
+def unfinished(colors, tmp_path, monkeypatch):
+    """A run that ended before its bundle was written."""
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
+        tiny_run(colors, tmp_path / "run")
+    return tmp_path / "run"
 
 
 @pytest.mark.parametrize(
@@ -40,21 +38,10 @@ def weights(folder):
     ],
     ids=["plain", "averaged", "growing", "muon", "in parts"],
 )
-def test_resume_is_bit_exact(colors, tmp_path, monkeypatch, changes):
+def test_resume_is_bit_exact(colors, tmp_path, monkeypatch, stop_after, changes):
     monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 0)
     tiny_run(colors, tmp_path / "alone", **changes)
-
-    class StopAfter(StopSignal):
-        """Stops after the third step."""
-
-        asked = 0
-
-        def __bool__(self):
-            self.asked += 1
-            return self.asked >= 3
-
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAfter)
+    with stop_after(3):
         stopped = tiny_run(colors, tmp_path / "stopped", **changes)
     assert not stopped.finished
     assert stopped.step == 3
@@ -62,41 +49,30 @@ def test_resume_is_bit_exact(colors, tmp_path, monkeypatch, changes):
     done = tiny_run(colors, tmp_path / "stopped", resume=True, callback=recorder, **changes)
     assert done.finished
     assert "resumed at step 3" in recorder.lines
-    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
-    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+    assert equal(weights(tmp_path / "alone"), weights(tmp_path / "stopped"))
 
 
-def test_unfinished_run_is_not_overwritten(colors, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer.Trainer, "finish", lambda *_: None)
-    tiny_run(colors, tmp_path / "run")
+def test_unfinished_run_is_not_overwritten(colors, unfinished):
     with pytest.raises(vitrail.ConfigError, match="has an unfinished run; use --resume"):
-        tiny_run(colors, tmp_path / "run")
+        tiny_run(colors, unfinished)
 
 
-class StopImmediately(StopSignal):
-    """Stops after the first step."""
-
-    def __bool__(self):
-        return True
-
-
-def test_resumed_run_keeps_its_micro_batch(colors, tmp_path, monkeypatch):
+def test_resumed_run_keeps_its_micro_batch(colors, tmp_path, monkeypatch, stop_after):
     changes = {"model": replace(TINY, dropout=0.2)}  # whose draws are others in other parts
     tiny_run(colors, tmp_path / "alone", **changes)
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
+    with stop_after(1):
         tiny_run(colors, tmp_path / "stopped", **changes)
     monkeypatch.setattr("vitrail.training.auto_config.free_bytes", lambda device: 0)
     recorder = Recorder()
     tiny_run(colors, tmp_path / "stopped", resume=True, callback=recorder, **changes)
     assert any("micro-batches of 6, as before" in line for line in recorder.lines)
-    alone, resumed = weights(tmp_path / "alone"), weights(tmp_path / "stopped")
-    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+    assert equal(weights(tmp_path / "alone"), weights(tmp_path / "stopped"))
 
 
-def test_micro_batch_is_chosen_again_for_other_process_counts(colors, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopImmediately)
+def test_micro_batch_is_chosen_again_for_other_process_counts(
+    colors, tmp_path, monkeypatch, stop_after
+):
+    with stop_after(1), monkeypatch.context() as patched:
         written = Schedule.state_dict
         patched.setattr(Schedule, "state_dict", lambda plan: written(plan) | {"processes": 6})
         tiny_run(colors, tmp_path / "run")
@@ -142,13 +118,10 @@ def test_out_of_memory_advice_works(colors, tmp_path, monkeypatch, capsys, times
     assert [advice.split()[1] for advice in advised] == ["3,", "1,"]
 
 
-def test_restarted_process_resumes_automatically(colors, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
-        tiny_run(colors, tmp_path / "run")
+def test_restarted_process_resumes_automatically(colors, unfinished, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     recorder = Recorder()
-    tiny_run(colors, tmp_path / "run", callback=recorder)
+    tiny_run(colors, unfinished, callback=recorder)
     assert any("resumed at step" in line for line in recorder.lines)
 
 
@@ -193,11 +166,8 @@ def test_second_command_in_the_same_folder_fails(colors, tmp_path):
         (["--optim.learning-rate", "1e-5"], None),
     ],
 )
-def test_resume_allows_only_some_changes(colors, tmp_path, monkeypatch, args, message):
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "finish", lambda *_: {})
-        tiny_run(colors, tmp_path / "run")
-    arguments = ["train", "--resume", "--out", str(tmp_path / "run"), *args]
+def test_resume_allows_only_some_changes(unfinished, args, message):
+    arguments = ["train", "--resume", "--out", str(unfinished), *args]
     command = Train.beginning(arguments)
     parsed = tyro.cli(Train, default=command, args=arguments[1:])
     if message is None:

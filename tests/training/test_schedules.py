@@ -29,24 +29,26 @@ def share(s):
     return min(max((s - WARMUP) / (STEPS - WARMUP), 0), 1)
 
 
-def test_linear_schedule():
-    expected = authors(lambda s: 1e-2 + (RATE - 1e-2) * (1 - share(s)))
-    assert rates(schedule="linear", end=1e-2) == pytest.approx(expected)
-    assert expected[-1] == pytest.approx(1e-2)
+def rsqrt(s):
+    """big_vision's."""
+    rate = RATE / math.sqrt(1 + (s - WARMUP) / 50) if s >= WARMUP else RATE
+    return rate * min(1, (STEPS - s) / 60)
 
 
-def test_cosine_schedule():
-    expected = authors(lambda s: RATE * 0.5 * (1 + math.cos(math.pi * share(s))))
-    assert rates(schedule="cosine") == pytest.approx(expected)
-    assert expected[-1] == 0
+FORMULAS = {
+    "linear": ({"end": 1e-2}, lambda s: 1e-2 + (RATE - 1e-2) * (1 - share(s))),
+    "cosine": ({}, lambda s: RATE * 0.5 * (1 + math.cos(math.pi * share(s)))),
+    "rsqrt": ({"timescale": 50, "cooldown": 0.3}, rsqrt),
+    "constant-linear": ({"cooldown": 0.25}, lambda s: RATE if s <= 150 else RATE * (200 - s) / 50),
+    "staircase": ({}, lambda s: RATE / 10 ** sum(stair < s for stair in (60, 120, 180))),  # BiT's
+    "constant": ({}, lambda s: RATE),
+}
 
 
-def test_rsqrt_matches_big_vision():
-    def decayed(s):
-        rate = RATE / math.sqrt(1 + (s - WARMUP) / 50) if s >= WARMUP else RATE
-        return rate * min(1, (STEPS - s) / 60)
-
-    assert rates(schedule="rsqrt", timescale=50, cooldown=0.3) == pytest.approx(authors(decayed))
+@pytest.mark.parametrize("kind", get_args(ScheduleKind))
+def test_schedule_matches_the_formula(kind):
+    options, formula = FORMULAS[kind]
+    assert rates(schedule=kind, **options) == pytest.approx(authors(formula))
 
 
 def test_rsqrt_timescale():
@@ -56,23 +58,9 @@ def test_rsqrt_timescale():
     assert lr_factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
 
 
-def test_constant_linear_schedule():
-    expected = authors(lambda s: RATE if s <= 150 else RATE * (200 - s) / 50)
-    assert rates(schedule="constant-linear", cooldown=0.25) == pytest.approx(expected)
-
-
-def test_staircase_matches_bit():
-    expected = authors(lambda s: RATE / 10 ** sum(stair < s for stair in (60, 120, 180)))
-    assert rates(schedule="staircase") == pytest.approx(expected)
-
-
 def test_stairs_start_after_their_fraction():
     optim = OptimSettings(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
-    assert [lr_factor(optim, step, 100) for step in (28, 29)] == [1, 0.1]
-
-
-def test_constant_schedule():
-    assert rates(schedule="constant") == pytest.approx(authors(lambda s: RATE))
+    assert [lr_factor(optim, step, 100) for step in (0, 28, 29)] == [1, 1, 0.1]
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleKind))
@@ -99,11 +87,6 @@ def test_warmup_longer_than_the_run_raises():
     )
 
 
-def test_no_warmup_starts_at_the_peak():
-    optim = OptimSettings(learning_rate=1.0, warmup_steps=0, schedule="constant")
-    assert lr_factor(optim, 0, 1) == 1
-
-
 LINEAR_SETTINGS = Settings(
     optim=OptimSettings(learning_rate=1.0, schedule="linear", warmup_steps=0)
 )
@@ -115,28 +98,18 @@ def schedule(**fields) -> Schedule:
     )
 
 
-def test_position_is_the_step_by_default():
-    unchanged = schedule()
-    assert [unchanged.position(step) for step in range(101)] == list(range(101))
-
-
 def test_shortened_run_reaches_the_end_of_the_schedule():
     shorter = schedule()
+    assert [shorter.position(step) for step in range(101)] == list(range(101))
     shorter.stretch_to(20, 60)
-    assert shorter.position(20) == 20
-    assert shorter.position(40) == pytest.approx(60)
-    assert shorter.position(60) == pytest.approx(100)
+    assert [shorter.position(step) for step in (20, 40, 60)] == pytest.approx([20, 60, 100])
     assert shorter.lr_factor(59) == pytest.approx(1 - 99 / 100)
 
 
-def test_stretching_keeps_the_learning_rate_continuous():
-    before, after = schedule(), schedule()
+def test_stretching_is_continuous_and_leaves_a_step():
+    before, after, late = schedule(), schedule(), schedule()
     after.stretch_to(50, 300)
     assert after.lr_factor(50) == before.lr_factor(50)
-
-
-def test_stretching_leaves_at_least_one_step():
-    late = schedule()
     late.stretch_to(50, 20)
     assert late.steps == 51
 

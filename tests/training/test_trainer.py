@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,17 @@ import pytest
 import torch
 
 import vitrail
-from tiny_runs import CLASSES, SETTINGS, TINY, Recorder, tiny_run, write_colors
+from tiny_runs import (
+    CLASSES,
+    SETTINGS,
+    TINY,
+    Recorder,
+    equal,
+    tiny_run,
+    weights,
+    write_colors,
+    write_folder,
+)
 from vitrail.data.preprocessing import Mixing
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.models.registry import configuration
@@ -27,21 +38,9 @@ from vitrail.training.config import (
     OptimSettings,
     RunConfig,
 )
+from vitrail.training.objectives import Classification
 from vitrail.training.recipes import read_recipe, read_run
 from vitrail.training.trainer import Trainer
-
-
-@pytest.fixture
-def colors(tmp_path):
-    return write_colors(tmp_path / "colors.npz")
-
-
-def weights(folder) -> dict[str, torch.Tensor]:
-    return vitrail.load(folder).state_dict()
-
-
-def equal(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 def test_run_writes_a_complete_bundle(colors, tmp_path):
@@ -53,6 +52,7 @@ def test_run_writes_a_complete_bundle(colors, tmp_path):
     assert result.finished
     assert result.outcomes["test"].samples == 12
     assert result.outcomes["test"].accuracy > 0.9  # three colors are easy
+    assert json.dumps(result.outcomes["test"].to_dict())
     files = {path.name for path in (tmp_path / "run").iterdir()}
     bundle = {"model.safetensors", "config.json", "README.md"}
     run = {"settings.toml", "metrics.jsonl", "report.html", ".lock"}
@@ -233,18 +233,14 @@ def test_distillation_run(colors, tmp_path):
 
 
 def test_multi_label_run(tmp_path):
+    write_folder(tmp_path)
     rows = ["file,labels,split"]
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
     for index in range(20):
-        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path / f"{index}.png")
-        rows.append(
-            f"{index}.png,{'a|b' if index % 2 else 'b'},{'train' if index < 16 else 'test'}"
-        )
+        labels, split = "a|b" if index % 2 else "b", "train" if index < 16 else "test"
+        rows.append(f"{CLASSES[index // 10]}/{index % 10}.png,{labels},{split}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
     recorder = Recorder()
-    result = tiny_run(tmp_path, tmp_path / "run", callback=recorder)
+    result = tiny_run(tmp_path / "labels.csv", tmp_path / "run", callback=recorder)
     assert any("sigmoid loss" in line for line in recorder.lines)
     assert result.outcomes["test"].confusion is None
 
@@ -283,8 +279,6 @@ def test_retries_halve_the_learning_rate(colors, tmp_path):
 
 
 def test_rolled_back_run_finishes(colors, tmp_path, monkeypatch):
-    from vitrail.training.objectives import Classification
-
     calls, forward = [], Classification.forward
 
     def explode_once(self, images, targets):
@@ -350,9 +344,8 @@ def test_overwriting_the_start_model(colors, tmp_path):
     assert tuned.finished
 
 
-def test_dev_zero_trains_on_everything(tmp_path):
-    data = write_colors(tmp_path / "colors.npz")
-    arrays = dict(np.load(data))
+def test_dev_zero_trains_on_everything(colors, tmp_path):
+    arrays = dict(np.load(colors))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
     recorder = Recorder()
     tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=recorder)
@@ -372,36 +365,34 @@ def test_folder_with_a_model_raises(colors, tmp_path):
     assert "is finished" in error_of(colors, tmp_path / "run", resume=True)
 
 
-def test_single_class_raises(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"objective": "masked-patches", "until_accuracy": 0.9},
+            "until_accuracy=0.9 needs classes",
+        ),
+        (
+            {"model": replace(TINY, distillation=True, pool="cls")},
+            "needs a teacher; set loss.teacher",
+        ),
+        ({"batch_size": 64}, "batch_size=64 is more than the 30 training images; try 7"),
+        ({"model": replace(TINY, image_size=10)}, "not a whole number of 4-pixel patches; try"),
+        (
+            {"optim": replace(SETTINGS.optim, warmup_steps=100)},
+            "optim.warmup_steps=100 is not less than steps=8",
+        ),
+    ],
+)
+def test_impossible_settings_raise(colors, tmp_path, changes, message):
+    assert message in error_of(colors, tmp_path / "run", **changes)
+
+
+def test_unsuitable_data_raises(tmp_path):
     data = write_colors(tmp_path / "one.npz", classes=1)
     assert "one class, 'red'; classification needs two" in error_of(data, tmp_path / "run")
-
-
-def test_contradictory_settings_raise(colors, tmp_path):
-    message = error_of(colors, tmp_path / "a", objective="masked-patches", until_accuracy=0.9)
-    assert "until_accuracy=0.9 needs classes" in message
-    message = error_of(colors, tmp_path / "b", model=replace(TINY, distillation=True, pool="cls"))
-    assert "needs a teacher; set loss.teacher" in message
-
-
-def test_empty_folder_raises(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "empty" in error_of(tmp_path / "empty", tmp_path / "run")
-
-
-def test_batch_larger_than_the_dataset_raises(colors, tmp_path):
-    message = error_of(colors, tmp_path / "run", batch_size=64)
-    assert message == "batch_size=64 is more than the 30 training images; try 7"
-
-
-def test_image_size_not_divisible_by_patch_raises(colors, tmp_path):
-    message = error_of(colors, tmp_path / "run", model=replace(TINY, image_size=10))
-    assert "not a whole number of 4-pixel patches; try" in message
-
-
-def test_long_warmup_raises(colors, tmp_path):
-    message = error_of(colors, tmp_path / "run", optim=replace(SETTINGS.optim, warmup_steps=100))
-    assert "optim.warmup_steps=100 is not less than steps=8" in message
 
 
 def test_start_without_weights_raises(colors, tmp_path):
@@ -435,14 +426,11 @@ def test_finetuning_with_other_numerics(colors, tmp_path):
 
 
 def test_missing_classes_are_noted_or_raise(tmp_path):
-    from PIL import Image
+    images = write_folder(tmp_path / "images", count=3)
 
     def make(root, *folders):
         for folder in folders:
-            (root / folder).mkdir(parents=True)
-            for number in range(3):
-                color = tuple(np.random.default_rng(number).integers(0, 255, 3).tolist())
-                Image.new("RGB", (8, 8), color).save(root / folder / f"{number}.png")
+            shutil.copytree(images / "red", root / folder)
         return root
 
     recorder = Recorder()
@@ -455,22 +443,10 @@ def test_missing_classes_are_noted_or_raise(tmp_path):
 
 
 def test_broken_images_are_skipped_unless_strict(tmp_path):
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 20), ("val", 4)):
-        for kind in ("a", "b"):
-            folder = tmp_path / "set" / split / kind
-            folder.mkdir(parents=True)
-            for n in range(count):
-                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(folder / f"{n}.png")
-    (tmp_path / "set" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    write_folder(tmp_path / "set")
+    for name in ("0.png", "1.png", "2.png"):  # one of them at least is in train
+        (tmp_path / "set" / "red" / name).write_bytes(b"no picture")
     tiny_run(tmp_path / "set", tmp_path / "run", steps=20)
-    assert "a/0.png" in (tmp_path / "run" / "report.html").read_text()
-    with pytest.raises(DataError, match=r"a/0\.png"):
+    assert "red/" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(DataError, match=r"red/\d\.png"):
         tiny_run(tmp_path / "set", tmp_path / "strict", steps=20, strict=True)
-
-
-def test_outcomes_are_json_serializable(colors, tmp_path):
-    result = tiny_run(colors, tmp_path / "run")
-    assert json.dumps(result.outcomes["test"].to_dict())

@@ -316,16 +316,10 @@ def test_changed_weights_are_measured_again(benchmark, model, colors):
     assert not any("done before" in line for line in bench.lines)
 
 
-def test_stopped_benchmark_resumes(benchmark, colors, monkeypatch):
-    class StopAtOnce(vitrail.training.checkpoint.StopSignal):
-        def __bool__(self):
-            return True
-
+def test_stopped_benchmark_resumes(benchmark, colors, monkeypatch, stop_after):
     bench = benchmark(**SMALL)
-    with monkeypatch.context() as patched:
-        patched.setattr("vitrail.training.checkpoint.StopSignal", StopAtOnce)
-        with pytest.raises(KeyboardInterrupt):
-            bench.measure([colors])
+    with stop_after(1), pytest.raises(KeyboardInterrupt):
+        bench.measure([colors])
     assert bench.lines[-1].startswith("stopped; run the same command")
     resumed, run = [], vtab.run
     monkeypatch.setattr(vtab, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
