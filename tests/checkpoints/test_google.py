@@ -313,7 +313,7 @@ def test_broken_file_error_names_the_tensor(tmp_path, vit, change, message):
 def test_unreadable_files_raise(tmp_path, vit):
     with pytest.raises(CheckpointError, match="file not found"):
         load(tmp_path / "absent.npz")
-    with pytest.raises(CheckpointError, match=r"file not found: ViT-B/61; .*there is ViT-B/8"):
+    with pytest.raises(CheckpointError, match=r"file not found: ViT-B/61; .*available: ViT-B/8"):
         load("ViT-B/61")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(CheckpointError, match="is corrupt or has an unknown format"):

@@ -110,10 +110,10 @@ def test_vit_g_and_vit_big_g_are_distinct():
 def test_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown model 'BiT-R50x7'; did you mean 'BiT-R50x\d'"):
         configuration("BiT-R50x7")
-    with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; there is ViT-B/8 and .*16"):
+    with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; available: ViT-B/8, .*16"):
         configuration("ViT-B/61")
     for almost in ("B/16", "ViT-B"):
-        with pytest.raises(ConfigError, match="there is ViT-B/8 and ViT-B/14 and ViT-B/16"):
+        with pytest.raises(ConfigError, match="available: ViT-B/8, ViT-B/14, ViT-B/16"):
             configuration(almost)
     with pytest.raises(ConfigError, match="must be a string such as 'ViT-B/16', not None"):
         configuration(None)

@@ -36,7 +36,7 @@ def one_device():
         (["ViT-Ti/16", "--batch-size", "30", "--devices", "4"], "try batch_size=28"),
         (["ViT-Ti/16", "--batch-size", "32", "--micro-batch", "5"], "try micro_batch=4"),
         (["ViT-Ti/16", "--batch-size", "8", "--micro-batch", "16"], "try micro_batch=8"),
-        (["ViT-Ti/16", "--epochs", "7"], "of how many images?"),
+        (["ViT-Ti/16", "--epochs", "7"], "needs the number of images"),
         (["ViT-Ti/16", "--images", "0"], "images=0 must be"),
         (["ViT-Ti/16", "--average", "2"], "average=2.0 must be 0"),
         (["ViT-Ti/16", "--utilization", "1.5"], "utilization=1.5 must be a share"),

@@ -298,11 +298,11 @@ def test_a_class_without_examples_is_never_predicted():
     [
         ({"features": torch.full((60, 12), torch.nan)}, "row 0 are not finite"),
         ({"features": torch.ones(60)}, "shape"),
-        ({"features": torch.ones(60, 12, dtype=torch.long)}, "floats are needed"),
+        ({"features": torch.ones(60, 12, dtype=torch.long)}, "expected floats"),
         ({"labels": torch.arange(59) % 4}, "60 rows of features and labels of shape"),
         ({"labels": torch.full((60,), 2)}, "all 60 labels are 2"),
         ({"labels": torch.arange(60) % 4 - 1}, "label -1 is negative"),
-        ({"labels": torch.rand(60)}, "whole numbers"),
+        ({"labels": torch.rand(60)}, "expected integers"),
         ({"classes": 3}, "label 3 is not among 3 classes"),
         ({"features": torch.ones(0, 12), "labels": torch.arange(0)}, "no rows"),
     ],

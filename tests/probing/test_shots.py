@@ -58,7 +58,7 @@ def test_an_interval_is_students():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shots": (0,)}, "shots=0 leaves nothing"),
+        ({"shots": (0,)}, "shots=0 must be 1 or more"),
         ({"shots": ()}, "at least one number of shots"),
         ({"probes": ("rigde",)}, "did you mean 'ridge'"),
     ],

@@ -103,8 +103,8 @@ def configuration(name: str) -> Config:
     if size := re.fullmatch(r"(?:vit-)?(\w+?)(?:/(\d+))?", name, re.I):
         prefix = f"vit-{size[1]}/".lower()
         if similar := [known for known in CONFIGURATIONS if known.lower().startswith(prefix)]:
-            hint = "; for another patch give patch_size=" if size[2] else ""
-            raise ConfigError(f"unknown model {name!r}; there is {' and '.join(similar)}{hint}")
+            hint = "; for another patch size, pass patch_size=" if size[2] else ""
+            raise ConfigError(f"unknown model {name!r}; available: {', '.join(similar)}{hint}")
     raise unknown("model", name, CONFIGURATIONS, where="`vitrail models` lists them all")
 
 

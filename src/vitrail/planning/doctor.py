@@ -25,9 +25,9 @@ from vitrail.formatting import GIB, MIB
 VARIABLES = {
     "OMP_NUM_THREADS": "threads of a matrix product",
     "MKL_NUM_THREADS": "the same, where torch uses MKL",
-    "GOMP_SPINCOUNT": "how long those threads spin while they wait; `vitrail` sets 20000",
+    "GOMP_SPINCOUNT": "how long idle OpenMP threads spin; `vitrail` sets 20000",
     "ATEN_CPU_CAPABILITY": "instruction set that torch may use",
-    "MALLOC_ARENA_MAX": "heaps of the C library; if set, training does not configure them",
+    "MALLOC_ARENA_MAX": "glibc allocator; if set, training does not configure it",
     "MALLOC_MMAP_THRESHOLD_": "the same",
     "MALLOC_TRIM_THRESHOLD_": "the same",
     "CUDA_VISIBLE_DEVICES": "GPUs that may be used",

@@ -206,7 +206,7 @@ def complete(request: PlanRequest, config: Config, splits: DataSplits | None) ->
     if images is None and splits is not None:
         images = float(len(splits.train))
     if epochs is not None and images is None:
-        raise ConfigError(f"epochs={epochs:g} of how many images? Give images, or data")
+        raise ConfigError(f"epochs={epochs:g} needs the number of images; pass images or data")
     if request.images is not None and epochs is None:
         epochs = 1.0
     size = pair(config.image_size)[0]

@@ -185,7 +185,7 @@ class Predictor:
         if top < 1:
             raise ConfigError(f"top={top} must be 1 or more")
         if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold={threshold} is not a probability; give 0 to 1")
+            raise ConfigError(f"threshold={threshold} is not a probability; expected 0 to 1")
         if not self.num_classes:
             raise ConfigError("the model has no classes; use its features, or teach it some")
         for names, errors, logits in self.run_batches(images, batch_size=batch_size):

@@ -74,7 +74,7 @@ def fewshot(
         probe = fit(features_train, labels_train, l2=l2)
     labels = check_labels(labels_test, len(features_test), probe.classes)
     if not len(labels):
-        raise DataError("there are no test rows, so there is no accuracy; give one at least")
+        raise DataError("no test rows given; pass at least one")
     predicted = probe.predict(features_test)
     return FewshotResult(int(torch.sum(predicted == labels)) / len(labels), predicted, probe)
 
@@ -195,9 +195,9 @@ def check_protocol(shots: Sequence[Shots], seeds: int, probes: Sequence[str], l2
     check_l2(l2)
     for count in shots:
         if count != "all" and count < 1:
-            raise ConfigError(f"shots={count} leaves nothing to learn from; give 1 or more, or all")
+            raise ConfigError(f"shots={count} must be 1 or more, or all")
     if not shots or seeds < 1:
-        raise ConfigError("give at least one number of shots, and at least one seed")
+        raise ConfigError("pass at least one number of shots and one seed")
     for name in probes:
         if name not in PROBES:
             raise unknown("probe", name, PROBES)

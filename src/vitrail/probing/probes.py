@@ -45,7 +45,7 @@ class Rows:
                 f"all {len(self)} labels are {int(present[0])}; a probe needs examples of two "
                 "classes"
                 if len(self)
-                else "there are no rows to fit a probe to; it needs examples of two classes"
+                else "no rows given; a probe needs examples of two classes"
             )
         self.classes = int(present[-1]) + 1 if classes is None else classes
 
@@ -64,7 +64,7 @@ class Rows:
 def check_features(features: Array, width: int | None = None) -> None:
     """Raise a `DataError` unless they are (n, D) floats, with D = `width` if given."""
     if features.ndim != 2 or not features.shape[1]:
-        raise DataError(f"features have shape {tuple(features.shape)}; (rows, features) is needed")
+        raise DataError(f"features have shape {tuple(features.shape)}; expected (rows, features)")
     if width is not None and features.shape[1] != width:
         raise DataError(f"rows have {features.shape[1]} features; the probe was fitted on {width}")
     if isinstance(features, Tensor):
@@ -72,14 +72,14 @@ def check_features(features: Array, width: int | None = None) -> None:
     else:
         floating = np.issubdtype(features.dtype, np.floating)
     if not floating:
-        raise DataError(f"features are {features.dtype}; floats are needed")
+        raise DataError(f"features are {features.dtype}; expected floats")
 
 
 def check_labels(labels: Array, rows: int, classes: int | None = None) -> Tensor:
     """Return the labels as an int64 tensor, one for each of `rows`, below `classes` if given."""
     tensor = labels.detach().cpu() if isinstance(labels, Tensor) else torch.tensor(labels)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise DataError(f"labels are {labels.dtype}; whole numbers from 0 are needed")
+        raise DataError(f"labels are {labels.dtype}; expected integers from 0")
     if tensor.ndim != 1 or len(tensor) != rows:
         raise DataError(f"{rows} rows of features and labels of shape {tuple(tensor.shape)} differ")
     tensor = tensor.long()
@@ -194,7 +194,7 @@ def fit_neighbors(
 ) -> NeighborProbe:
     """Return the classifier by the k nearest of these rows (by all, if there are fewer)."""
     if k < 1:
-        raise ConfigError(f"k={k} neighbors cannot vote; 1 is the least")
+        raise ConfigError(f"k={k} must be 1 or more")
     if not temperature > 0:
         raise ConfigError(f"temperature={temperature} must be above 0, such as {TEMPERATURE}")
     return NeighborProbe(Rows(features, labels, classes), k, temperature)

@@ -223,7 +223,7 @@ def fit_path(
     The whitening stays that of all rows when one is left out.
     """
     if not len(l2):
-        raise ConfigError("the path has no l2; give one value at least, such as 1024")
+        raise ConfigError("no l2 given; pass at least one value, such as 1024")
     for value in l2:
         check_l2(value)
     data = Rows(features, labels, classes)
@@ -244,7 +244,7 @@ def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_
     if sums.shape != (len(counts), wide) or gram.shape != (wide, wide):
         raise DataError(
             f"{len(counts)} classes, sums of shape {tuple(sums.shape)} and a Gram matrix of shape "
-            f"{tuple(gram.shape)} differ; (C, D) and (D, D) are needed"
+            f"{tuple(gram.shape)} differ; expected (C, D) and (D, D)"
         )
     if not (sums.isfinite().all() and gram.isfinite().all()):
         raise DataError("the sums are not finite; a row that was added is not")

@@ -178,7 +178,9 @@ class AutoConfig:
             probe = auto and new_head and stats.classes > 1 and not stats.multi_label
             settings = replace(settings, head_init="probe" if probe else "zeros")
             if probe:
-                self.explain("head init: closed-form linear probe", "fine-tuning starts from it")
+                self.explain(
+                    "head initialized by a closed-form linear probe", "fine-tuning starts from it"
+                )
         free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
         if auto and free and plan is not None and isinstance(start, VitConfig):
             model = settings.model
@@ -225,7 +227,7 @@ class AutoConfig:
         settings = self.settings
         if settings.machine.workers is None and not self.gpu and self.stats.seconds < FAST_DECODE:
             self.settings = replace(settings, machine=replace(settings.machine, workers=0))
-            self.explain("data loading: in-process", "all cores are needed for compute")
+            self.explain("data loading in-process", "all cores are needed for compute")
 
     def choose_optimizer(self) -> None:
         settings, start, optim = self.settings, self.start, self.settings.optim
@@ -285,7 +287,9 @@ class AutoConfig:
         self.explain(str(self.precision).removeprefix("torch."), why)
         self.shards = choose_shards(config, settings, self.precision, device)
         if self.shards > 1:
-            self.explain(f"CPU data parallelism: {self.shards} shards", "no waiting between cores")
+            self.explain(
+                f"CPU data parallelism with {self.shards} shards", "no waiting between cores"
+            )
         if settings.until_accuracy is not None:
             accuracy = percent(settings.until_accuracy)
             why = "val is then used for model selection"

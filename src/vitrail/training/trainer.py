@@ -117,7 +117,7 @@ def train(
     if not isinstance(start, str | PathLike):
         raise ConfigError(
             f"start is a {type(start).__name__}, which a resumed run could not load again; "
-            "save it with vitrail.save, and give that folder"
+            "save it with vitrail.save, and pass that folder"
         )
     folder, data, start, recipe = Path(out), fspath(data), fspath(start), fspath(recipe)
     if resume and recipe:
@@ -125,7 +125,9 @@ def train(
     if resume:
         before, own_data, own_start = read_run(folder)
         if not same_location(data, own_data):
-            raise ConfigError(f"{out} was trained on {own_data}, not {data}; give that to resume")
+            raise ConfigError(
+                f"{out} was trained on {own_data}, not {data}; pass that dataset to resume"
+            )
         if start and not same_location(start, own_start):
             init = own_start or "random initialization"
             raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
