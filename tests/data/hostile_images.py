@@ -6,10 +6,14 @@ None of them is a valid image that anybody needs, so every one may be refused. W
 occupy a core for seconds, or reserve memory that its pixels do not need.
 """
 
+import pickle
 import re
 import struct
+import subprocess
+import sys
 import zlib
 from functools import cache
+from pathlib import Path
 
 from odd_images import GRAY, RGB, chunk, saved
 from PIL import Image
@@ -272,3 +276,39 @@ def hostile_images():
     """Every file by its name."""
     kinds = (jpegs, bmps, gifs, pngs, webps, tiffs, avifs)
     return {name: data for kind in kinds for name, data in kind()}
+
+
+MEASURE = """
+import pickle, sys
+sys.path.insert(0, sys.argv[1])
+from odd_images import odd_images
+from vitrail.data.decode import decode
+from vitrail.errors import DataError
+
+def peaks():
+    lines = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+    return [int(lines[key].split()[0]) * 1024 for key in ("VmHWM", "VmPeak")]
+
+files, max_pixels = pickle.load(sys.stdin.buffer)
+for odd in odd_images().values():  # everything that decoding needs is loaded
+    decode(odd.data)
+before, costs = peaks(), {}
+for name, data in files.items():
+    try:
+        decode(data, max_pixels=max_pixels)
+    except DataError:
+        pass
+    costs[name] = [now - was for now, was in zip(peaks(), before)]
+sys.stdout.buffer.write(pickle.dumps(costs))
+"""
+
+
+def memory_of(files, max_pixels):
+    """Bytes used and reserved by the time each file is decoded, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(Path(__file__).parent)],
+        input=pickle.dumps((files, max_pixels)),
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return pickle.loads(done.stdout)

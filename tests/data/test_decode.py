@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_images import GRAY, RGB, bombs, chunk, exif, odd_images, png, saved, stored, tiff
+from hostile_images import memory_of
+from odd_images import RGB, bombs, chunk, exif, odd_images, png, saved, stored, tiff
 from PIL import Image
 
-from vitrail.data.decode import decode, open_image
+from vitrail.data.decode import MAX_PIXELS, decode, open_image
 from vitrail.errors import ConfigError, DataError
 
 ODD = odd_images()
@@ -21,31 +22,6 @@ BOMBS = dict(bombs())
 MUTATIONS = 5000
 PLAIN = ("jpeg", "png", "webp", "gif", "bmp", "tiff raw", "avif")
 ROOM = 8 * 2**20  # bytes a refused file may cost: its own size, and the plugins
-
-MEASURE = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from odd_images import bombs, odd_images
-from vitrail.data.decode import decode
-from vitrail.errors import DataError
-
-def now(key):
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
-
-for odd in odd_images().values():  # everything that decoding needs is loaded
-    decode(odd.data)
-files = list(bombs())
-before = [now(key) for key in ("VmHWM", "VmPeak")]
-for name, data in files:
-    try:
-        decode(data)
-    except DataError as error:
-        assert "limit" in str(error), (name, error)
-    else:
-        raise AssertionError(name)
-print(*(now(key) - was for key, was in zip(("VmHWM", "VmPeak"), before)))
-"""
 
 
 def photograph(height, width, seed=0):
@@ -62,10 +38,6 @@ def outcome(data, **options):
         return decode(data, **options).tobytes()
     except DataError as error:
         return str(error)
-
-
-def test_number_of_format_variants():
-    assert len(ODD) >= 24
 
 
 @pytest.mark.parametrize("backend", ["auto", "pillow"])
@@ -88,11 +60,7 @@ def test_gray_is_the_luma_of_rgb(name):
     assert pixels.shape == (*expected.shape, 1)
     assert pixels.flags.c_contiguous
     assert pixels.flags.writeable
-    assert np.abs(pixels[:, :, 0].astype(int) - expected).max() <= 1
-
-
-def test_gray_is_unchanged():
-    assert np.array_equal(decode(saved(GRAY, "PNG"), channels=1)[:, :, 0], GRAY)
+    assert np.abs(pixels[:, :, 0].astype(int) - expected).max() <= (name != "png gray")
 
 
 @pytest.mark.parametrize("sampling", [0, 1, 2])
@@ -199,11 +167,8 @@ def test_scaled_sides_round_up():
     for backend in ("auto", "pillow"):
         assert image.pixels(min_size=(38, 125), backend=backend).shape == (38, 125, 3)
         assert image.pixels(min_size=(39, 125), backend=backend).shape == (76, 250, 3)
-
-
-def test_other_formats_are_not_scaled():
-    pixels = decode(saved(photograph(300, 400), "PNG"), min_size=(10, 10))
-    assert pixels.shape == (300, 400, 3)
+    unscaled = decode(saved(photograph(300, 400), "PNG"), min_size=(10, 10))
+    assert unscaled.shape == (300, 400, 3)
 
 
 def test_encoded_image_is_picklable_and_reusable():
@@ -282,12 +247,9 @@ def test_half_a_file_is_rejected(name, backend, capfd):
     for share in (0.3, 0.5, 0.9):
         with pytest.raises(DataError, match=r"truncated|corrupt|no size"):
             decode(data[: int(len(data) * share)], backend=backend)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_jpeg_without_its_last_byte_is_truncated():
     with pytest.raises(DataError, match="truncated"):
         open_image(ODD["jpeg"].data[:-1])  # seen without decoding anything
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -298,13 +260,7 @@ def test_decompression_bomb_is_rejected_by_its_header(name):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_decompression_bomb_uses_no_memory():
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(Path(__file__).parent)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    used, reserved = map(int, done.stdout.split())
-    assert used < ROOM
-    assert reserved < ROOM
+    assert max(map(max, memory_of(BOMBS, MAX_PIXELS).values())) < ROOM
 
 
 def test_pixel_limit_is_exact():
