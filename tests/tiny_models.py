@@ -1,4 +1,4 @@
-"""Small models that tests of several folders look at."""
+"""Small models that tests of several folders share."""
 
 import torch
 
@@ -7,7 +7,7 @@ from vitrail.models.vit import build
 
 
 def awake(config, seed=0):
-    """A model none of whose weights is zero, so that every part has a say."""
+    """An initialized model without zero weights, so that every part affects the output."""
     torch.manual_seed(seed)
     model = build(config, device="cpu")
     initialize(model)
@@ -15,4 +15,13 @@ def awake(config, seed=0):
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else parameter.data.add_(
             0.1 * torch.randn_like(parameter)
         )
+    return model.eval()
+
+
+def random_model(config, std=0.5):
+    """A model whose weights are all drawn from the same normal distribution."""
+    torch.manual_seed(0)
+    model = build(config, device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
     return model.eval()

@@ -8,7 +8,7 @@ from vitrail.checkpoints.load import adapt
 
 
 def summary(changes):
-    return [(change.part, change.change) for change in changes]
+    return [(part, change) for part, change, _ in changes]
 
 
 def test_adapt_without_changes_returns_the_model():

@@ -34,7 +34,9 @@ HF = WIDE.change(numerics="transformers")
 OWN = Preprocessing(size=(8, 8), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
 
 
-def bare(folder, config, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"):
+def bare(
+    folder, config=TIMM, format="timm", *, rename=None, extra=(), layout=None, name="model.pth"
+):
     """Write bare weights: renamed, with extra tensors, or inside a training checkpoint."""
     tensors = write(random_model(config), table_for(config, format).rules(config))
     if rename:
@@ -73,152 +75,148 @@ def our_file(folder, name, format="timm"):
     return folder / name
 
 
-def dinov2_names(name):
-    return name.replace("reg_token", "register_tokens")
+MIXER, BIT = (FAMILIES[name].change(numerics="timm") for name in ("mixer", "bit"))
+HYBRID = FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)
+DINOV2, DEIT_FILE = SCALED.change(num_classes=0), "deit_tiny_patch16_224-a1311bcf.pth"
+MAE_DECODER = ["mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight"]
 
 
-ORIGINS = {  # how a checkpoint is made, its preprocessing, the line that is logged
-    "timm, config.json": (timm_folder, OWN, ""),
-    "timm, no mean in config.json": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
-    "timm, weights alone": (lambda f: bare(f, TIMM), "timm", "warning"),
-    "timm, headless": (lambda f: bare(f, HEADLESS), "timm", "warning"),
-    "timm, Mixer": (
-        lambda f: bare(f, FAMILIES["mixer"].change(numerics="timm")),
-        "timm",
-        "warning",
-    ),
-    "timm, BiT": (
-        lambda f: bare(f, FAMILIES["bit"].change(numerics="timm")),
-        "timm",
-        "recognized BiT by its tensor stages.0.blocks.0.",
-    ),
+def teacher(tensors):
+    return {"teacher": tensors, "epoch": 3}
+
+
+def model_only(tensors):
+    return {"model": tensors}
+
+
+def training_state(tensors):
+    return {"model": tensors, "epoch": 3}
+
+
+# name: arguments of `bare`, the preprocessing, the line that is logged
+WEIGHTS = {
+    "timm": ({}, "timm", "warning"),
+    "timm, headless": ({"config": HEADLESS}, "timm", "warning"),
+    "timm, Mixer": ({"config": MIXER}, "timm", "warning"),
+    "timm, BiT": ({"config": BIT}, "timm", "recognized BiT by its tensor stages.0.blocks.0."),
     "big_transfer's BiT": (
-        lambda f: bare(f, FAMILIES["bit"].change(numerics="big_transfer"), "bit_pytorch"),
+        {"config": BIT.change(numerics="big_transfer"), "format": "bit_pytorch"},
         "big_vision",
         "",
     ),
     "timm, hybrid": (
-        lambda f: bare(f, FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)),
+        {"config": HYBRID},
         "timm",
         "recognized AugReg hybrid by its tensor patch_embed.backbone.",
     ),
     "timm, distilled DeiT": (
-        lambda f: bare(f, TIMM.change(distillation=True)),
+        {"config": TIMM.change(distillation=True)},
         "deit",
         "recognized DeiT by its tensor dist_token",
     ),
     "DeiT's layout": (
-        lambda f: bare(f, TIMM, layout=lambda t: {"model": t}),
+        {"layout": model_only},
         "deit",
         "recognized DeiT by its layout {'model': …}",
     ),
-    "another training state": (
-        lambda f: bare(f, TIMM, layout=lambda t: {"model": t, "epoch": 3}),
-        "timm",
-        "warning",
-    ),
-    "DeiT's file name": (
-        lambda f: bare(f, TIMM, name="deit_tiny_patch16_224-a1311bcf.pth"),
-        "deit",
-        "recognized DeiT by its name deit_tiny_patch16_224-a1311bcf.pth",
-    ),
+    "another training state": ({"layout": training_state}, "timm", "warning"),
+    "DeiT's file name": ({"name": DEIT_FILE}, "deit", f"recognized DeiT by its name {DEIT_FILE}"),
     "DeiT III": (
-        lambda f: bare(f, SCALED, rename=lambda n: n.replace("ls1.gamma", "gamma_1")),
+        {"config": SCALED, "rename": lambda n: n.replace("ls1.gamma", "gamma_1")},
         "deit",
         "recognized DeiT III by its tensor blocks.0.gamma_1",
     ),
     "DeiT III in timm's names": (
-        lambda f: bare(f, SCALED),
+        {"config": SCALED},
         "deit",
         "recognized DeiT III by its tensor blocks.0.ls1.gamma and a head",
     ),
     "DINO's training state": (
-        lambda f: bare(
-            f,
-            HEADLESS,
-            rename=lambda n: f"backbone.{n}",
-            layout=lambda t: {"teacher": t, "epoch": 3},
-        ),
+        {"config": HEADLESS, "rename": lambda n: f"backbone.{n}", "layout": teacher},
         "dino",
         "recognized DINO by its state dict 'teacher'",
     ),
     "DINO with its projection": (
-        lambda f: bare(f, HEADLESS, extra=["head.mlp.0.weight"]),
+        {"config": HEADLESS, "extra": ["head.mlp.0.weight"]},
         "dino",
         "recognized DINO by its tensor head.mlp.0.weight",
     ),
     "DINO's file name": (
-        lambda f: bare(f, HEADLESS, name="dino_deitsmall16_pretrain.pth"),
+        {"config": HEADLESS, "name": "dino_deitsmall16_pretrain.pth"},
         "dino",
         "recognized DINO by its name",
     ),
     "DINOv2": (
-        lambda f: bare(f, SCALED.change(num_classes=0), extra=["mask_token"]),
+        {"config": DINOV2, "extra": ["mask_token"]},
         "dino",
         "recognized DINOv2 by its tensor mask_token",
     ),
     "DINOv2 with registers": (
-        lambda f: bare(f, SCALED.change(num_classes=0, registers=4), rename=dinov2_names),
+        {
+            "config": DINOV2.change(registers=4),
+            "rename": lambda n: n.replace("reg_token", "register_tokens"),
+        },
         "dino",
         "recognized DINOv2 by its tensor register_tokens",
     ),
     "DINOv2 in timm's names": (
-        lambda f: bare(f, SCALED.change(num_classes=0)),
+        {"config": DINOV2},
         "dino",
         "recognized DINOv2 by its tensor blocks.0.ls1.gamma and no head",
     ),
     "MAE": (
-        lambda f: bare(
-            f,
-            HEADLESS,
-            extra=["mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight"],
-        ),
+        {"config": HEADLESS, "extra": MAE_DECODER},
         "dino",
         "recognized MAE by its tensor decoder_embed.weight",
     ),
     "MAE's encoder": (
-        lambda f: bare(f, HEADLESS, layout=lambda t: {"model": t}),
+        {"config": HEADLESS, "layout": model_only},
         "dino",
         "recognized MAE by its layout",
     ),
+    "torchvision": (
+        {"config": WIDE.change(numerics="torchvision"), "format": "torchvision"},
+        "torchvision",
+        "",
+    ),
+    "Hugging Face": ({"config": HF, "format": "huggingface"}, "transformers", "warning"),
+}
+NO_PROCESSOR = {"processor": False}
+ORIGINS = {  # how other checkpoints are made, their preprocessing, the line that is logged
+    "timm folder": (timm_folder, OWN, ""),
+    "timm folder, no mean": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
     "Google's ViT": (lambda f: google(f, "vit"), "google", ""),
     "Google's hybrid": (lambda f: google(f, "hybrid root"), "google", ""),
     "Google's Mixer": (lambda f: google(f, "mixer"), "google", ""),
     "Google's BiT": (lambda f: google(f, "bit"), "google", ""),
-    "torchvision": (
-        lambda f: bare(f, WIDE.change(numerics="torchvision"), "torchvision"),
-        "torchvision",
-        "",
-    ),
-    "Hugging Face": (hf_folder, OWN, ""),
-    "Hugging Face, no processor": (
-        lambda f: hf_folder(f, processor=False),
+    "Hugging Face folder": (hf_folder, OWN, ""),
+    "Hugging Face folder, no processor": (
+        lambda f: hf_folder(f, **NO_PROCESSOR),
         "transformers",
         "warning",
     ),
-    "Hugging Face, DeiT": (
-        lambda f: hf_folder(f, processor=False, model_type="deit"),
+    "Hugging Face folder, DeiT": (
+        lambda f: hf_folder(f, **NO_PROCESSOR, model_type="deit"),
         "dino",
         "recognized DeiT by model_type='deit' in config.json",
     ),
-    "Hugging Face, MAE": (
-        lambda f: hf_folder(f, processor=False, model_type="vit_mae"),
+    "Hugging Face folder, MAE": (
+        lambda f: hf_folder(f, **NO_PROCESSOR, model_type="vit_mae"),
         "dino",
         "recognized MAE by model_type='vit_mae' in config.json",
     ),
-    "Hugging Face, DINO's name": (
-        lambda f: hf_folder(f, processor=False, name="dino-vits16"),
+    "Hugging Face folder, DINO's name": (
+        lambda f: hf_folder(f, **NO_PROCESSOR, name="dino-vits16"),
         "dino",
         "recognized DINO by its name dino-vits16",
-    ),
-    "Hugging Face, weights alone": (
-        lambda f: bare(f, HF, "huggingface"),
-        "transformers",
-        "warning",
     ),
     "bundle": (lambda f: our_file(f, "bundle", "bundle"), OWN, ""),
     "our file in timm's format": (lambda f: our_file(f, "model.safetensors"), OWN, ""),
     "our .pth in timm's format": (lambda f: our_file(f, "model.pth"), "timm", "warning"),
+    **{
+        f"weights alone: {name}": (lambda f, given=given: bare(f, **given), how, line)
+        for name, (given, how, line) in WEIGHTS.items()
+    },
 }
 
 

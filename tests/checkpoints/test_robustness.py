@@ -9,11 +9,14 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small_models import VIT, random_model, same_weights
+from safetensors.torch import load_file, save_file
+from small_models import FAMILIES, VIT, random_model, same_weights
 from torch import nn
 
 from vitrail import CheckpointError, create, load, save
 from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.load import OUR_METADATA
+from vitrail.models.config import to_dict
 
 TIMM = VIT.change(width=64, heads=1, numerics="timm")
 
@@ -142,6 +145,24 @@ def test_convert_keeps_a_hand_written_card(tmp_path):
     (tmp_path / "out" / "README.md").write_bytes(b"mine \xe9")
     convert(tmp_path / "model.npz", tmp_path / "out", "bundle")
     assert (tmp_path / "out" / "README.md").read_bytes() == b"mine \xe9"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TIMM.change(depth=10**9), "the config has 1000000000 layers, the file 3. tensors"),
+        (TIMM.change(position="relative"), "the format has no tensor for encoder.positions.0"),
+        (FAMILIES["mixer"], "a MixerConfig does not fit the tensors of a VitConfig"),
+    ],
+    ids=["too deep", "position", "family"],
+)
+def test_header_that_contradicts_the_tensors_raises(tmp_path, config, message):
+    save(random_model(TIMM), tmp_path / "model.safetensors", "timm")
+    tensors = load_file(tmp_path / "model.safetensors")
+    header = {OUR_METADATA: json.dumps({"model": to_dict(config)})}
+    save_file(tensors, tmp_path / "model.safetensors", header)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "model.safetensors")
 
 
 def torch_file(tmp_path, change):

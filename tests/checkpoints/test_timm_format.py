@@ -8,7 +8,7 @@ import torch
 from small_models import random_model, same_weights
 
 from vitrail import NUMERICS, BitConfig, CheckpointError, MixerConfig, VitConfig
-from vitrail.checkpoints import bit, timm
+from vitrail.checkpoints import google, timm
 from vitrail.checkpoints.files import Checkpoint, read_file, write_file
 from vitrail.checkpoints.load import strip_wrappers
 from vitrail.checkpoints.metadata import Metadata
@@ -125,7 +125,11 @@ def test_vit_round_trip(tmp_path, seed):
             timm.MIXER,
             timm.normalize,
         ),
-        (BitConfig(blocks=(1, 2, 1, 1), num_classes=5), bit.BIT, lambda weights: weights),
+        (
+            BitConfig(blocks=(1, 2, 1, 1), num_classes=5),
+            google.PYTORCH_BIT,
+            lambda weights: weights,
+        ),
     ],
     ids=["BiT", "wide gray BiT without a head", "oblong Mixer", "big_transfer's BiT"],
 )
@@ -134,7 +138,7 @@ def test_bit_and_mixer_round_trip(tmp_path, config, table, normalize, prefix):
     model = random_model(config)
     tensors = write(model, table.rules(config))
     weights = stored(tmp_path, {prefix + name: tensor for name, tensor in tensors.items()})
-    if table is not bit.BIT:
+    if table is not google.PYTORCH_BIT:
         weights = Checkpoint(weights.tensors, settings_of(config, table))
     again, _ = loaded(weights, table, normalize)
     assert again.config == config
@@ -154,7 +158,7 @@ def test_big_transfer_names():
 
 
 def bit_rules():
-    return bit.BIT.rules(BitConfig(blocks=(2, 1, 1, 1), num_classes=5))
+    return google.PYTORCH_BIT.rules(BitConfig(blocks=(2, 1, 1, 1), num_classes=5))
 
 
 def test_tables_match_only_their_own_names(small):
@@ -162,7 +166,7 @@ def test_tables_match_only_their_own_names(small):
         depth=1, width=8, tokens_mlp=4, channels_mlp=4, patch_size=4, image_size=8, num_classes=3
     )
     models = {timm.VIT: small, timm.MIXER: mixer, timm.BIT: BitConfig(blocks=(1,), num_classes=3)}
-    models[bit.BIT] = models[timm.BIT]
+    models[google.PYTORCH_BIT] = models[timm.BIT]
     for table, config in models.items():
         names = dict.fromkeys(write(random_model(config), table.rules(config)))
         assert [each for each in models if each.matches(names)] == [table]
@@ -413,8 +417,8 @@ def test_unsupported_bit_depths():
     deep = BitConfig(blocks=(3, 24, 36, 3), numerics=TIMM)
     assert timm.BIT.unsupported(deep) == ["blocks=(3, 24, 36, 3)"]
     assert timm.BIT.unsupported(BitConfig(numerics=TIMM)) == []
-    assert bit.BIT.unsupported(BitConfig()) == []
-    assert bit.BIT.unsupported(BitConfig(blocks=(1,), channels=1, num_classes=0)) == [
+    assert google.PYTORCH_BIT.unsupported(BitConfig()) == []
+    assert google.PYTORCH_BIT.unsupported(BitConfig(blocks=(1,), channels=1, num_classes=0)) == [
         "1 stages",
         "channels=1",
         "a model without a head",

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitrail import create
-from vitrail.models.init import initialize
-from vitrail.models.memory import Cache, is_plain_linear
+from vitrail.models.attention import is_plain_linear
+from vitrail.models.pos_embed import Cache
 from vitrail.models.vit import build
 
 
@@ -144,12 +144,6 @@ def test_fake_tensors_are_not_cached():
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model(torch.ones(1, 3, 48, 40))
     assert type(logits_at_other_size(model)) is torch.Tensor
-
-
-def test_layer_scale_is_initialized():
-    model = small_vit(layer_scale=0.1)
-    initialize(model)
-    assert torch.equal(model.encoder.blocks[0].branch1.scale, torch.full((32,), 0.1))
 
 
 @pytest.mark.parametrize(

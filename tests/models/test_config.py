@@ -79,6 +79,20 @@ def test_changing_position_resets_its_placement(tiny):
         ({"distillation": 2}, "distillation=2 must be True or False"),
         ({"depth": True}, "depth=True must be an integer"),
         ({"stem": "resnet", "resnet_blocks": (0,), "image_size": 16}, "must be positive"),
+        ({"patch_dropout": 1.0}, "patch_dropout=1.0 must be a probability"),
+        ({"patch_dropout": "half"}, "patch_dropout='half' must be a probability"),
+        (
+            {"patch_dropout": 0.5, "position": "relative"},
+            "position='relative' .* use position='learned'",
+        ),
+        (
+            {"patch_dropout": 0.5, "position_place": "every-layer"},
+            "the grid that position='learned' in .*='stem'",
+        ),
+        (
+            {"patch_dropout": 0.5, "position": "learned-2d", "position_place": "shared"},
+            "position_place='stem'",
+        ),
     ],
 )
 def test_invalid_values_raise_helpful_errors(tiny, changes, message):

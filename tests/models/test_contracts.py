@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from tiny_models import awake
-from vitrail import BitConfig, DataError, VisionTransformer, VitConfig, create
+from vitrail import BitConfig, DataError, VitConfig, create
 from vitrail.models.registry import CONFIGURATIONS
 
 VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
@@ -126,19 +126,11 @@ def test_forward_without_head_returns_features(name):
     assert model.features(images).shape == (2, config.num_features)
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_last_layer_matches_encode(name):
+@pytest.mark.parametrize("name", [n for n, c in TINY.items() if isinstance(c, VitConfig)])
+def test_layers_and_attention_maps_match_the_forward_pass(name):
     model, images = awake(TINY[name]), make_images(TINY[name])
     *_, last = model.layers(images)
-    if isinstance(model, VisionTransformer):
-        torch.testing.assert_close(model.encoder.norm(last), model.encode(images))
-    else:
-        assert last.shape[0] == 2
-
-
-@pytest.mark.parametrize("name", [n for n, c in TINY.items() if isinstance(c, VitConfig)])
-def test_attention_maps_match_fused_attention(name):
-    model, images = awake(TINY[name]), make_images(TINY[name])
+    torch.testing.assert_close(model.encoder.norm(last), model.encode(images))
     tokens, grid = model.prepare_tokens(images)
     for index, (block, weights) in enumerate(
         zip(model.encoder.blocks, model.attention_maps(images), strict=True)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.mlp import CHUNK, CUBIC, LINEAR, gelu
+from vitrail.models.encoder import CHUNK, CUBIC, LINEAR, gelu
 
 KINDS = {"tanh": "tanh", "exact": "none"}
 EPS = torch.finfo(torch.float32).eps

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from vitrail import ConfigError, VisionTransformer, load, save
+from tiny_models import random_model
+from vitrail import load, save
 from vitrail.models.config import from_dict, to_dict
-from vitrail.models.vit import build, drop_patches
+from vitrail.models.vit import drop_patches
 
 STEMS = {
     "patches": {},
@@ -18,16 +19,8 @@ STEMS = {
 
 @pytest.fixture
 def config16(tiny):
-    """The tiny model with config16 patches."""
+    """The tiny model with 16 patches."""
     return tiny.change(image_size=16)
-
-
-def random_model(config):
-    torch.manual_seed(0)
-    model = VisionTransformer(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model
 
 
 @pytest.mark.parametrize(("rate", "kept"), [(0.5, 8), (0.25, 12), (0.4, 10), (0.99, 1)])
@@ -96,25 +89,14 @@ def test_eval_mode_drops_nothing(config16):
         assert torch.equal(ours, theirs)
 
 
-def test_patch_dropout_follows_the_seed(config16):
-    model, images = (
-        random_model(config16.change(patch_dropout=0.5)).train(),
-        torch.randn(2, 3, 16, 16),
-    )
-    draws = []
+def test_patch_dropout_follows_the_seed_also_with_checkpointing(config16):
+    model = random_model(config16.change(patch_dropout=0.5)).train()
+    images, draws, grads = torch.randn(2, 3, 16, 16), [], []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         draws.append(model(images))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-
-
-def test_checkpointing_drops_the_same_patches(config16):
-    model, images = (
-        random_model(config16.change(patch_dropout=0.5)).train(),
-        torch.randn(2, 3, 16, 16),
-    )
-    grads = []
     for switch in (False, True):
         model.checkpointing = switch
         model.zero_grad()
@@ -132,21 +114,6 @@ def test_patch_dropout_compiles_without_graph_breaks(config16):
         assert compiled(torch.randn(2, 3, 16, 16)).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch_dropout": 1.0}, "patch_dropout=1.0 must be a probability"),
-        ({"patch_dropout": "half"}, "patch_dropout='half' must be a probability"),
-        ({"position": "relative"}, "position='relative' .* use position='learned'"),
-        ({"position_place": "every-layer"}, "the grid that position='learned' in .*='stem'"),
-        ({"position": "learned-2d", "position_place": "shared"}, "position_place='stem'"),
-    ],
-)
-def test_invalid_patch_dropout_raises(tiny, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        tiny.change(**{"patch_dropout": 0.5} | changes)
-
-
 def test_configs_without_the_field_load(tiny):
     values = json.loads(json.dumps(to_dict(tiny)))
     del values["patch_dropout"]
@@ -154,9 +121,7 @@ def test_configs_without_the_field_load(tiny):
 
 
 def test_saving_with_patch_dropout(tiny, tmp_path):
-    model = build(tiny.change(patch_dropout=0.5, numerics="timm"), device="cpu").eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+    model = random_model(tiny.change(patch_dropout=0.5, numerics="timm"))
     images = torch.randn(2, 3, 8, 8)
     save(model, tmp_path / "bundle")
     assert load(tmp_path / "bundle").config == model.config

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.models.init import initialize
+import tiny_models
 from vitrail.models.pos_embed import (
     RESIZE_METHODS,
     Learned2dPosEmbed,
@@ -28,9 +28,7 @@ def randomize(module):
 
 
 def random_model(config):
-    model = build(config, device="cpu")
-    initialize(model)
-    return randomize(model).eval()
+    return tiny_models.random_model(config, std=1.0)
 
 
 def test_learned_2d_concatenates_column_and_row(larger):
@@ -102,15 +100,10 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
-def test_every_kind_works_at_every_size(larger, kind):
-    model = random_model(larger.change(**kind))
-    for size in ((12, 8), (8, 16), (20, 4)):
-        assert model(torch.randn(2, 3, *size)).isfinite().all()
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
-def test_only_no_position_is_permutation_invariant(larger, kind):
+def test_every_size_works_and_only_no_position_is_permutation_invariant(larger, kind):
     model = random_model(larger.change(**kind)).double()
+    for size in ((12, 8), (8, 16), (20, 4)):
+        assert model(torch.randn(2, 3, *size, dtype=torch.float64)).isfinite().all()
     images = torch.randn(1, 3, 12, 8, dtype=torch.float64)
     shuffled = images.flip(2)
     for row in range(3):  # patches move as wholes: flip the order of rows, not the pixels in them
@@ -188,12 +181,7 @@ def test_resize_grid_matches_interpolate(method, grid):
     torch.testing.assert_close(
         resize_grid(table, grid, method), theirs.permute(1, 2, 0), atol=1e-12, rtol=0
     )
-
-
-@pytest.mark.parametrize("method", RESIZE_METHODS)
-def test_resize_to_same_grid_is_identity(method):
-    table = torch.randn(4, 5, 3, dtype=torch.float64)
-    torch.testing.assert_close(resize_grid(table, (4, 5), method), table)
+    torch.testing.assert_close(resize_grid(table, (14, 10), method), table)  # the same grid
 
 
 def test_google_resize_aligns_corners():

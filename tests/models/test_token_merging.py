@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tiny_models
 from vitrail import ConfigError, VisionTransformer, create, load, save
 from vitrail.models.token_merging import Match, bipartite_matching, merge
 
@@ -27,11 +28,7 @@ def config(tiny):
 
 
 def random_model(config):
-    torch.manual_seed(0)
-    model = VisionTransformer(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model.eval().double()
+    return tiny_models.random_model(config).double()
 
 
 def make_images(count=3, height=24, width=28):
@@ -146,25 +143,17 @@ def test_disabling_merge_restores_logits_exactly(config):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("pairs", [1, 7, 999])
-def test_merging_identical_patches_is_exact(config, pool, pairs):
-    model = random_model(config.change(position="none", **POOLS[pool])).float()
-    plain = torch.randn(2, 3, 1, 1).expand(2, 3, 24, 28)
-    model.merge = 0
-    expected = model(plain)
-    model.merge = pairs
-    torch.testing.assert_close(model(plain), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("pool", POOLS)
 def test_merging_duplicates_is_exact(config, pool):
     model = random_model(config.change(position="none", **POOLS[pool])).float()
     kinds = torch.randn(2, 3, 4, 4)
     which = torch.randint(2, (3, 6, 7), generator=torch.Generator().manual_seed(0))
-    images = kinds[which].permute(0, 3, 1, 4, 2, 5).reshape(3, 3, 24, 28)
-    expected = model(images)
-    model.merge = 6
-    torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
+    two_kinds = kinds[which].permute(0, 3, 1, 4, 2, 5).reshape(3, 3, 24, 28)
+    plain = torch.randn(2, 3, 1, 1).expand(2, 3, 24, 28)
+    for images, numbers in ((plain, (1, 7, 999)), (two_kinds, (6,))):
+        model.merge = 0
+        expected = model(images)
+        for model.merge in numbers:
+            torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tiny_models
 from vitrail import ConfigError, DataError, VisionTransformer, create
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Block, Branch, drop_path
@@ -13,11 +14,7 @@ from vitrail.models.vit import build
 
 
 def random_model(config):
-    model = build(config, device="cpu")
-    initialize(model)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model.eval().double()
+    return tiny_models.random_model(config).double()
 
 
 def reference_vit(model, images):
@@ -160,17 +157,14 @@ def test_dropout_placement(tiny):
     assert torch.equal(block.branch1.eval()(tokens), tokens)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "drop_path"])
-@pytest.mark.parametrize("family", ["vit", "mixer"])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("vit", "dropout"), ("vit", "drop_path"), ("mixer", "drop_path")]
+)
 def test_dropout_and_drop_path_are_active_in_training_only(tiny, family, kind):
-    if family == "mixer":
-        if kind == "dropout":
-            return
-        config = create("Mixer-S/16", depth=2, width=8, image_size=32, num_classes=3).config
-    else:
-        config = tiny
-    model = random_model(config.change(**{kind: 0.5})).float()
-    images = torch.randn(8, 3, *(32, 32) if family == "mixer" else (8, 8))
+    mixer = create("Mixer-S/16", depth=2, width=8, image_size=32, num_classes=3).config
+    config = {"vit": tiny, "mixer": mixer}[family].change(**{kind: 0.5})
+    model = random_model(config).float()
+    images = torch.randn(8, 3, config.image_size, config.image_size)
     assert torch.equal(model(images), model(images))
     model.train()
     assert not torch.equal(model(images), model(images))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from weights import TOLERANCE, random_model, relative
+from weights import TOLERANCE, random_model, randomize, relative
 
 from vitrail import Metadata, Preprocessing
 from vitrail.checkpoints import huggingface
@@ -28,19 +28,6 @@ SMALL = {
     "patch_size": 8,
 }
 DINO = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
-
-
-@torch.no_grad()
-def randomize(model):
-    """Set all weights of their model to random values."""
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        if weight.ndim > 1:
-            weight.copy_(noise / max(1, weight[0].numel()) ** 0.5)
-        else:
-            weight.copy_(0.2 * noise + name.endswith(("weight", "lambda1")))
-    return model.eval()
 
 
 def read_here(folder, file="model.safetensors"):
@@ -123,31 +110,36 @@ def test_state_dict_with_new_names(tmp_path):
     assert difference(ours, theirs) <= LIMIT
 
 
-@pytest.mark.parametrize("pooler", [None, 20])
-def test_pooler_output_matches(pooler, tmp_path):
-    config = transformers.ViTConfig(**SMALL, pooler_output_size=pooler)
-    theirs = randomize(transformers.ViTModel(config))
-    theirs.save_pretrained(tmp_path)
-    ours, _, _ = read_here(tmp_path)
-    assert ours.config.representation == (pooler or 32)
-    assert difference(ours, theirs, "pooler_output") <= LIMIT
+CLASSES = {  # class of transformers, its arguments and config, its output, what is skipped
+    "pooler": ("ViTModel", {}, {}, "pooler_output", set()),
+    "small pooler": ("ViTModel", {}, {"pooler_output_size": 20}, "pooler_output", set()),
+    "no pooler": ("ViTModel", {"add_pooling_layer": False}, {}, "token", set()),
+    "masked image model": (
+        "ViTForMaskedImageModeling",
+        {},
+        {},
+        "token",
+        {"vit.embeddings.mask_token", "decoder.0.weight", "decoder.0.bias"},
+    ),
+    "headless DeiT": ("DeiTModel", {}, {}, "pooler_output", set()),
+    "MSN": ("ViTMSNForImageClassification", {}, {}, "logits", set()),
+    # without masking it only shuffles the patches, which the class token cannot see
+    "MAE": ("ViTMAEModel", {}, {"mask_ratio": 0.0}, "token", set()),
+}
 
 
-def test_class_token_matches_without_pooler(tmp_path):
-    theirs = randomize(
-        transformers.ViTModel(transformers.ViTConfig(**SMALL), add_pooling_layer=False)
-    )
-    theirs.save_pretrained(tmp_path)
-    ours, _, _ = read_here(tmp_path)
-    assert difference(ours, theirs, "token") <= LIMIT
-
-
-def test_masked_image_model_without_decoder(tmp_path):
-    theirs = randomize(transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**SMALL)))
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_transformers_matches(name, tmp_path):
+    kind, arguments, changes, output, expected_skipped = CLASSES[name]
+    config = getattr(transformers, kind.split("For")[0].removesuffix("Model") + "Config")
+    theirs = randomize(getattr(transformers, kind)(config(**SMALL, **changes), **arguments))
     theirs.save_pretrained(tmp_path)
     ours, _, skipped = read_here(tmp_path)
-    assert set(skipped) == {"vit.embeddings.mask_token", "decoder.0.weight", "decoder.0.bias"}
-    assert difference(ours, theirs.vit, "token") <= LIMIT
+    if kind == "ViTModel" and not arguments:
+        assert ours.config.representation == changes.get("pooler_output_size", 32)
+    assert set(skipped) == expected_skipped
+    theirs = theirs.vit if kind == "ViTForMaskedImageModeling" else theirs
+    assert difference(ours, theirs, output) <= LIMIT
 
 
 @pytest.mark.parametrize("heads", ["", "WithTeacher"])
@@ -162,13 +154,6 @@ def test_deit_logits_match(heads, in_memory, tmp_path):
     assert difference(ours, theirs) <= LIMIT
 
 
-def test_headless_deit_matches(tmp_path):
-    theirs = randomize(transformers.DeiTModel(transformers.DeiTConfig(**SMALL)))
-    theirs.save_pretrained(tmp_path)
-    ours, _, _ = read_here(tmp_path)
-    assert difference(ours, theirs, "pooler_output") <= LIMIT
-
-
 @pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -181,21 +166,6 @@ def test_dinov2_features_match(kind, swiglu, in_memory, tmp_path):
     assert set(skipped) == {"embeddings.mask_token"}
     assert ours.config.registers == (4 if kind == "Dinov2WithRegisters" else 0)
     assert difference(ours, theirs, "pooler_output") <= LIMIT
-
-
-def test_msn_and_mae_match(tmp_path):
-    theirs = randomize(
-        transformers.ViTMSNForImageClassification(transformers.ViTMSNConfig(**SMALL))
-    )
-    theirs.save_pretrained(tmp_path / "msn")
-    ours, _, _ = read_here(tmp_path / "msn")
-    assert difference(ours, theirs) <= LIMIT
-    theirs = randomize(
-        transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL, mask_ratio=0.0))
-    )  # it shuffles the patches, which the class token cannot see
-    theirs.save_pretrained(tmp_path / "mae")
-    ours, _, _ = read_here(tmp_path / "mae")
-    assert difference(ours, theirs, "token") <= LIMIT
 
 
 OURS = {

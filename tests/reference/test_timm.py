@@ -5,15 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from weights import (
-    TOLERANCE,
-    difference,
-    random_model,
-    relative,
-    to_timm,
-    to_timm_bit,
-    to_timm_mixer,
-)
+from weights import TOLERANCE, difference, random_model, relative, to_peer
 
 from vitrail import NUMERICS
 from vitrail.models.pos_embed import resize_grid
@@ -22,6 +14,49 @@ timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.reference
 
 TINY = "vit_tiny_patch16_224"
+# name: ours, changes, theirs, options, image size
+CASES = {
+    "ViT": ("ViT-Ti/16", {}, TINY, {}, (224, 224)),
+    "distilled": (
+        "ViT-Ti/16",
+        {"depth": 2, "distillation": True},
+        "deit_tiny_distilled_patch16_224",
+        {"depth": 2},
+        (224, 224),
+    ),
+    "no qkv bias": (
+        "ViT-Ti/16",
+        {"depth": 2, "qkv_bias": False},
+        TINY,
+        {"depth": 2, "qkv_bias": False},
+        (224, 224),
+    ),
+    "attention pooling": (
+        "ViT-Ti/16",
+        {"depth": 2, "pool": "map"},
+        TINY,
+        {"depth": 2, "global_pool": "map", "class_token": False},
+        (224, 224),
+    ),
+    "mean of the patches": (
+        "ViT-Ti/16",
+        {"depth": 2, "pool": "mean"},
+        TINY,
+        {"depth": 2, "global_pool": "avg", "class_token": False, "fc_norm": False},
+        (224, 224),
+    ),
+    "oblong": (
+        "ViT-Ti/16",
+        {"depth": 2, "image_size": (96, 160)},
+        TINY,
+        {"depth": 2, "img_size": (96, 160)},
+        (96, 160),
+    ),
+    "hybrid": ("R26+ViT-S/32", {"depth": 2}, "vit_small_r26_s32_224", {"depth": 2}, (224, 224)),
+    "hybrid root": ("R+ViT-Ti/16", {"depth": 2}, "vit_tiny_r_s16_p8_224", {"depth": 2}, (224, 224)),
+    "BiT": ("BiT-R50x1", {}, "resnetv2_50x1_bit", {}, (161, 192)),
+    "Mixer": ("Mixer-S/32", {}, "mixer_s32_224", {}, (224, 224)),
+}
 
 
 def load(name, weights, **options):
@@ -31,31 +66,27 @@ def load(name, weights, **options):
     return model
 
 
-def test_vit_gives_the_logits_of_timm(dtype):
-    ours = random_model("ViT-Ti/16", numerics="timm")
-    theirs = load(TINY, to_timm(ours))
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
+@pytest.mark.parametrize("case", CASES)
+def test_logits_match(case, dtype):
+    name, changes, their_name, options, size = CASES[case]
+    ours = random_model(name, **changes, numerics="timm")
+    theirs = load(their_name, to_peer(ours, "timm"), **options)
+    assert difference(ours, theirs, size=size, dtype=dtype) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("size", [(384, 384), (112, 448), (96, 320)], ids=str)
-def test_another_image_size_gives_the_logits_of_timm(size):
+def test_logits_match_at_another_image_size(size):
     ours = random_model("ViT-Ti/16", depth=2, numerics="timm")
-    theirs = load(TINY, to_timm(ours), depth=2, dynamic_img_size=True)
+    theirs = load(TINY, to_peer(ours, "timm"), depth=2, dynamic_img_size=True)
     assert difference(ours, theirs, size=size) <= TOLERANCE[torch.float32]
 
 
-def test_a_distilled_vit_gives_the_logits_of_timm(dtype):
-    ours = random_model("ViT-Ti/16", depth=2, distillation=True, numerics="timm")
-    theirs = load("deit_tiny_distilled_patch16_224", to_timm(ours), depth=2)
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_registers_layer_scale_and_swiglu_give_the_logits_of_timm(dtype):
+def test_registers_layer_scale_and_swiglu_match(dtype):
     changes = {"registers": 4, "layer_scale": 1e-5, "mlp": "swiglu", "mlp_width": 384}
     ours = random_model("ViT-Ti/16", depth=2, numerics="timm", **changes)
     torch.nn.init.zeros_(ours.position.table[0])  # timm's class token has no position here
-    weights = to_timm(ours)
-    weights["pos_embed"] = weights["pos_embed"][:, 1:]
+    weights = to_peer(ours, "timm")
+    weights["pos_embed"] = weights["pos_embed"][:, ours.config.num_prefix :]
     theirs = load(
         TINY,
         weights,
@@ -69,71 +100,29 @@ def test_registers_layer_scale_and_swiglu_give_the_logits_of_timm(dtype):
     assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(
-    ("changes", "options"),
-    [
-        ({"qkv_bias": False}, {"qkv_bias": False}),
-        ({"pool": "map"}, {"global_pool": "map", "class_token": False}),
-        ({"pool": "mean"}, {"global_pool": "avg", "class_token": False, "fc_norm": False}),
-        ({"image_size": (96, 160)}, {"img_size": (96, 160)}),
-    ],
-    ids=["no qkv bias", "attention pooling", "mean of the patches", "oblong"],
-)
-def test_a_variant_gives_the_logits_of_timm(changes, options, dtype):
-    ours = random_model("ViT-Ti/16", depth=2, numerics="timm", **changes)
-    theirs = load(TINY, to_timm(ours), depth=2, **options)
-    size = changes.get("image_size", (224, 224))
-    assert difference(ours, theirs, size=size, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_a_hybrid_gives_the_logits_of_timm(dtype):
-    ours = random_model("R26+ViT-S/32", depth=2, numerics="timm")
-    theirs = load("vit_small_r26_s32_224", to_timm(ours), depth=2)
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_a_hybrid_of_the_root_alone_gives_the_logits_of_timm(dtype):
-    ours = random_model("R+ViT-Ti/16", depth=2, numerics="timm")
-    weights = {name.replace("backbone.stem", "backbone"): x for name, x in to_timm(ours).items()}
-    theirs = load("vit_tiny_r_s16_p8_224", weights, depth=2)
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_bit_gives_the_logits_of_timm(dtype):
-    ours = random_model("BiT-R50x1", numerics="timm")
-    theirs = load("resnetv2_50x1_bit", to_timm_bit(ours))
-    assert difference(ours, theirs, size=(161, 192), dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_mixer_gives_the_logits_of_timm(dtype):
-    ours = random_model("Mixer-S/32", numerics="timm")
-    theirs = load("mixer_s32_224", to_timm_mixer(ours))
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
-
-
 @pytest.mark.parametrize("grid", [(24, 24), (7, 28), (6, 20)], ids=str)
 @pytest.mark.parametrize(
     ("method", "options"),
     [("timm", {}), ("bilinear", {"interpolation": "bilinear", "antialias": False})],
 )
-def test_positions_are_resized_as_timm_does(grid, method, options):
+def test_position_resize_matches(grid, method, options):
     table = torch.randn(14, 14, 192, generator=torch.Generator().manual_seed(0))
     resample = partial(timm.layers.resample_abs_pos_embed, num_prefix_tokens=0, **options)
     theirs = resample(table.flatten(0, 1)[None], grid, (14, 14))[0].unflatten(0, grid)
     assert relative(resize_grid(table, grid, method), theirs) <= TOLERANCE[torch.float32]
 
 
-def test_google_numerics_do_not_give_the_logits_of_timm():
+def test_google_numerics_do_not_match():
     ours = random_model("ViT-Ti/16", numerics="google")
-    theirs = load(TINY, to_timm(ours))
+    theirs = load(TINY, to_peer(ours, "timm"))
     assert difference(ours, theirs) > TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("choice", ["gelu", "group_norm_eps", "conv_eps", "conv_eps_inside_root"])
-def test_no_choice_of_google_may_replace_one_of_timm(choice):
+def test_each_numeric_of_timm_matters(choice):
     google = getattr(NUMERICS["google"], choice)
     numerics = replace(NUMERICS["timm"], **{choice: google})
     ours = random_model("R26+ViT-S/32", depth=1, image_size=64, numerics=numerics)
-    theirs = load("vit_small_r26_s32_224", to_timm(ours), depth=1, img_size=64)
+    theirs = load("vit_small_r26_s32_224", to_peer(ours, "timm"), depth=1, img_size=64)
     error = difference(ours, theirs, size=(64, 64), dtype=torch.float64)
     assert error > TOLERANCE[torch.float64]

@@ -1,7 +1,7 @@
 """Our models with torchvision's numerics give torchvision's logits."""
 
 import pytest
-from weights import TOLERANCE, difference, random_model, relative, to_torchvision
+from weights import TOLERANCE, difference, random_model, relative, to_peer
 
 from vitrail.models.pos_embed import resize_grid
 
@@ -25,35 +25,33 @@ def load(ours, weights, image_size=224):
     return model
 
 
-def test_vit_gives_the_logits_of_torchvision(dtype):
-    ours = random_model("ViT-Ti/16", numerics="torchvision")
-    theirs = load(ours, to_torchvision(ours))
-    assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_a_representation_layer_gives_the_logits_of_torchvision(dtype):
-    ours = random_model("ViT-Ti/16", depth=2, representation=64, numerics="torchvision")
-    theirs = load(ours, to_torchvision(ours))
+@pytest.mark.parametrize("changes", [{}, {"depth": 2, "representation": 64}], ids=str)
+def test_logits_match(changes, dtype):
+    ours = random_model("ViT-Ti/16", **changes, numerics="torchvision")
+    theirs = load(ours, to_peer(ours, "torchvision"))
     assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("side", [96, 384])
-def test_another_image_size_gives_the_logits_of_torchvision(side, dtype):
+def test_logits_match_at_another_image_size(side, dtype):
     ours = random_model("ViT-Ti/16", depth=2, numerics="torchvision").to(dtype)
-    weights = peer.interpolate_embeddings(side, 16, to_torchvision(ours))
+    weights = peer.interpolate_embeddings(side, 16, to_peer(ours, "torchvision"))
     theirs = load(ours, weights, image_size=side)
     assert difference(ours, theirs, size=(side, side), dtype=dtype) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("side", [6, 24])
-def test_positions_are_resized_as_torchvision_does(side, dtype):
+def test_position_resize_matches(side, dtype):
     ours = random_model("ViT-Ti/16", depth=1, numerics="torchvision").to(dtype)
     table = ours.position.table[1:].unflatten(0, (14, 14))
-    weights = peer.interpolate_embeddings(16 * side, 16, to_torchvision(ours))
+    weights = peer.interpolate_embeddings(16 * side, 16, to_peer(ours, "torchvision"))
     theirs = weights["encoder.pos_embedding"][0, 1:].unflatten(0, (side, side))
     assert relative(resize_grid(table, (side, side), "torchvision"), theirs) <= TOLERANCE[dtype]
 
 
-def test_google_numerics_do_not_give_the_logits_of_torchvision():
+def test_google_numerics_do_not_match():
     ours = random_model("ViT-Ti/16", numerics="google")
-    assert difference(ours, load(ours, to_torchvision(ours))) > TOLERANCE[ours.head.weight.dtype]
+    assert (
+        difference(ours, load(ours, to_peer(ours, "torchvision")))
+        > TOLERANCE[ours.head.weight.dtype]
+    )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from weights import TOLERANCE, difference, random_model, relative, to_transformers
+from weights import TOLERANCE, difference, random_model, relative, to_peer
 
 from vitrail import NUMERICS
 from vitrail.models.pos_embed import resize_grid
@@ -26,7 +26,7 @@ def load(ours, kind="ViTForImageClassification"):
         pooler_output_size=ours.config.representation or None,
     )
     model, report = getattr(transformers, kind).from_pretrained(
-        None, config=config, state_dict=to_transformers(ours), output_loading_info=True
+        None, config=config, state_dict=to_peer(ours, "huggingface"), output_loading_info=True
     )
     assert not any(report.values()), report
     return model
@@ -37,18 +37,18 @@ def logits(model, images):
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_vit_gives_the_logits_of_transformers(qkv_bias, dtype):
+def test_logits_match(qkv_bias, dtype):
     ours = random_model("ViT-Ti/16", qkv_bias=qkv_bias, numerics="transformers")
     assert difference(ours, load(ours), call=logits, dtype=dtype) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("size", [(384, 384), (112, 448), (96, 320)], ids=str)
-def test_another_image_size_gives_the_logits_of_transformers(size, dtype):
+def test_logits_match_at_another_image_size(size, dtype):
     ours = random_model("ViT-Ti/16", depth=2, numerics="transformers")
     assert difference(ours, load(ours), call=logits, size=size, dtype=dtype) <= TOLERANCE[dtype]
 
 
-def test_the_representation_layer_is_the_pooler_of_transformers(dtype):
+def test_representation_layer_is_the_pooler(dtype):
     ours = random_model(
         "ViT-Ti/16", depth=2, representation=64, num_classes=0, numerics="transformers"
     )
@@ -58,20 +58,20 @@ def test_the_representation_layer_is_the_pooler_of_transformers(dtype):
 
 
 @pytest.mark.parametrize("grid", [(24, 24), (7, 28), (6, 20)], ids=str)
-def test_positions_are_resized_as_transformers_does(grid, dtype):
+def test_position_resize_matches(grid, dtype):
     table = torch.randn(14, 14, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
     theirs = F.interpolate(table.permute(2, 0, 1)[None], grid, mode="bicubic", align_corners=False)
     ours = resize_grid(table, grid, "transformers")
     assert relative(ours, theirs[0].permute(1, 2, 0)) <= TOLERANCE[dtype]
 
 
-def test_google_numerics_do_not_give_the_logits_of_transformers():
+def test_google_numerics_do_not_match():
     ours = random_model("ViT-Ti/16", numerics="google")
     assert difference(ours, load(ours), call=logits) > TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("choice", ["gelu", "norm_eps", "position_resize"])
-def test_no_choice_of_google_may_replace_one_of_transformers(choice):
+def test_each_numeric_of_transformers_matters(choice):
     google = getattr(NUMERICS["google"], choice)
     numerics = replace(NUMERICS["transformers"], **{choice: google})
     ours = random_model("ViT-Ti/16", depth=1, numerics=numerics)

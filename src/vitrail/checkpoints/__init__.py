@@ -6,11 +6,10 @@ convert.py       convert between formats and verify the result
 bundle.py        vitrail's own format, with its model card
 metadata.py      preprocessing, class names and provenance of a model
 rules.py         the rule engine: a foreign format is one table, read in both directions
-google.py        vision_transformer, big_vision, big_transfer (.npz)
+google.py        vision_transformer, big_vision, big_transfer (.npz); big_transfer in PyTorch
 timm.py          timm, also DeiT, DINO, DINOv2 and MAE
 huggingface.py   transformers
 torchvision.py   torchvision
-bit.py           big_transfer in PyTorch
 files.py         read untrusted tensor files safely, write files atomically
 hub.py           the Hugging Face hub: hf:owner/name
 """

@@ -20,7 +20,14 @@ from torch import Tensor
 from vitrail import __version__
 from vitrail.checkpoints.files import Checkpoint, atomic_write, write_file, write_json
 from vitrail.checkpoints.metadata import Metadata, get_metadata
-from vitrail.checkpoints.rules import Rule, float32_state_dict, read, same
+from vitrail.checkpoints.rules import (
+    Rule,
+    check_layers,
+    float32_state_dict,
+    meta_state_dict,
+    read,
+    same,
+)
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.formatting import comma_list
@@ -106,6 +113,7 @@ def read_bundle(checkpoint: Checkpoint, header: dict[str, Any]) -> Model:
     except ConfigError as error:
         raise CheckpointError(f"invalid model config in the bundle: {error}") from None
     check_class_names(metadata, config)
+    check_layers(config, checkpoint.tensors)
     model = read(checkpoint.tensors, rules(config), config)
     if written is not None:
         expected = written.pop("weights", None)
@@ -116,7 +124,7 @@ def read_bundle(checkpoint: Checkpoint, header: dict[str, Any]) -> Model:
 
 
 def rules(config: Config) -> list[Rule]:
-    return [same(name, name) for name in build(config).state_dict()]
+    return [same(name, name) for name in meta_state_dict(config)]
 
 
 def check_class_names(metadata: Metadata, config: Config) -> None:

@@ -20,7 +20,6 @@ from vitrail.checkpoints import bundle, google
 from vitrail.checkpoints.files import SUFFIXES
 from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.load import (
-    Loaded,
     Reference,
     describe_preprocessing,
     open_reference,
@@ -68,30 +67,31 @@ def convert(
 ) -> Conversion:
     """Write the source in another format and verify that it is the same model."""
     weights_path(destination, to)  # reject a wrong destination before any work
-    loaded = open_reference(source, format=from_format, heads=heads)
+    model, source_format, changes, family = open_reference(source, format=from_format, heads=heads)
     notice = ""
     if preprocessing is not None:
-        set_preprocessing(loaded.model, preprocessing)
+        set_preprocessing(model, preprocessing)
     else:
-        notice = preprocessing_notice(loaded.model, loaded.family, source)
-    lost = check_losses(loaded.model, to, destination, allow_loss)
+        notice = preprocessing_notice(model, family, source)
+    lost = check_losses(model, to, destination, allow_loss)
+    before, after = their_names(model, source_format), their_names(model, to)
     conversion = Conversion(
-        name_of(loaded.model.config),
-        loaded.format,
+        name_of(model.config),
+        source_format,
         to,
-        tensor_names(loaded, to),
-        [f"{change.part}: {change.change} ({change.detail})" for change in loaded.changes],
+        [(before[name], after[name]) for name in before],
+        [f"{part}: {change} ({detail})" for part, change, detail in changes],
         lost,
-        storage_notes(loaded, destination, to),
+        storage_notes(model, destination, to),
         notice,
     )
     if dry_run:
         return conversion
     with temporary_sibling(destination) as temporary:
-        save(loaded.model, temporary, to, allow_loss=allow_loss)
-        reloaded, notes = reload(temporary, to, loaded.model)
-        difference = max_difference(loaded.model, reloaded)
-        first, second = loaded.model.state_dict(), reloaded.state_dict()
+        save(model, temporary, to, allow_loss=allow_loss)
+        reloaded, notes = reload(temporary, to, model)
+        difference = max_difference(model, reloaded)
+        first, second = model.state_dict(), reloaded.state_dict()
         same = first.keys() == second.keys() and all(
             torch.equal(first[n], second[n]) for n in first
         )
@@ -108,19 +108,19 @@ def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
     """Load the result without hints; if it needs the number of heads, return a note."""
     heads = getattr(model.config, "heads", None)
     try:
-        reloaded = open_reference(path, format=table_name(format)).model
+        reloaded = open_reference(path, format=table_name(format))[0]
         if getattr(reloaded.config, "heads", None) == heads:
             return reloaded, []
     except CheckpointError:
         if heads is None:
             raise
-    reloaded = open_reference(path, format=table_name(format), heads=heads).model
+    reloaded = open_reference(path, format=table_name(format), heads=heads)[0]
     return reloaded, [f"the file does not store the number of heads: load it with heads={heads}"]
 
 
-def storage_notes(loaded: Loaded, destination: Path, to: str) -> list[str]:
+def storage_notes(model: Model, destination: Path, to: str) -> list[str]:
     """Return what the target cannot store besides weights and numerics."""
-    metadata = get_metadata(loaded.model)
+    metadata = get_metadata(model)
     folder = destination.suffix not in SUFFIXES
     if to == "huggingface" and folder:
         unsupported = unsupported_preprocessing(metadata.preprocessing)
@@ -129,22 +129,19 @@ def storage_notes(loaded: Loaded, destination: Path, to: str) -> list[str]:
         return ["timm always resizes with antialiasing; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
-    notes = [f"the file does not store the preprocessing: {describe_preprocessing(loaded.model)}"]
+    notes = [f"the file does not store the preprocessing: {describe_preprocessing(model)}"]
     if metadata.class_names:
         notes.append(f"the file does not store the {len(metadata.class_names)} class names")
     return notes
 
 
-def tensor_names(loaded: Loaded, to: str) -> list[tuple[list[str], list[str]]]:
-    """Return the names of each of our tensors before and after."""
-    config = loaded.model.config
-    before = {rule.ours: list(rule.theirs) for rule in loaded.rules}
-    table = bundle if to == "bundle" else table_for(config, table_name(to))
-    after = {rule.ours: list(rule.theirs) for rule in table.rules(config)}
-    if to == OLDER:
-        after = {ours: [google.pre_2021_name(n) for n in names] for ours, names in after.items()}
-    ours = [rule.ours for rule in bundle.rules(config)]
-    return [(before.get(name, [name]), after[name]) for name in ours if name in after]
+def their_names(model: Model, format: str) -> dict[str, list[str]]:
+    """Return the names in a format of each of our tensors."""
+    table = bundle if format == "bundle" else table_for(model.config, table_name(format))
+    names = {rule.ours: list(rule.theirs) for rule in table.rules(model.config)}
+    if format == OLDER:
+        names = {ours: [google.pre_2021_name(n) for n in theirs] for ours, theirs in names.items()}
+    return names
 
 
 def summarize(tensors: list[tuple[list[str], list[str]]]) -> list[str]:

@@ -14,7 +14,6 @@ import pickle
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from vitrail.data.arrays import check_npz_size, read_npy_header
 from vitrail.data.storage import atomic_path
-from vitrail.errors import CheckpointError, DataError
+from vitrail.errors import CheckpointError, DataError, VitrailError
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -127,22 +126,9 @@ def readable_errors(path: Path) -> Iterator[None]:
             f"{path} contains Python objects other than tensors, and loading it could run code; "
             "ask its author for a .safetensors file"
         ) from None
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        TypeError,
-        OverflowError,
-        RuntimeError,
-        MemoryError,
-        struct.error,
-        zipfile.BadZipFile,
-        zlib.error,
-        SafetensorError,
-    ) as error:
+    except VitrailError:
+        raise
+    except Exception as error:
         lines = str(error).strip().splitlines()
         reason = lines[0][:200] if lines else type(error).__name__
         raise CheckpointError(f"{path} is corrupt or has an unknown format: {reason}") from None

@@ -1,4 +1,4 @@
-"""Google's .npz files: google-research/vision_transformer, big_vision and big_transfer.
+"""Google's files: vision_transformer, big_vision and big_transfer (.npz, and BiT in PyTorch).
 
 The same weights exist in several layouts. `normalize` converts all of them to the current one, so
 that each model family needs one table:
@@ -29,12 +29,17 @@ from vitrail.checkpoints.rules import (
     Table,
     Tensors,
     applicable,
+    conv_head,
     count,
     is_square,
+    modules,
+    resnet_units,
     same,
     shape_of,
     size_of,
     square_image,
+    units_per_stage,
+    unsupported_features,
     unsupported_numerics,
     without_batch,
 )
@@ -52,17 +57,17 @@ PRE_2021_NAMES = {
     "/LayerNorm_2/": "/LayerNorm_1/",
     "/MlpBlock_3/": "/MlpBlock_0/",
 }
+UNIT_PARTS = ((1, "a"), (2, "b"), (3, "c"))  # of a residual unit, in big_transfer
 BIG_VISION_BIT_NAMES = (  # big_vision → big_transfer
     (r"^root_block/conv_root/", "resnet/root_block/standardized_conv2d/"),
     (r"^norm-pre-head/", "resnet/group_norm/"),
     (r"^head/", "resnet/head/conv2d/"),
     (r"^(block\d+/unit\d+)/conv_proj/", r"resnet/\1/a/proj/standardized_conv2d/"),
-    (r"^(block\d+/unit\d+)/conv1/", r"resnet/\1/a/standardized_conv2d/"),
-    (r"^(block\d+/unit\d+)/conv2/", r"resnet/\1/b/standardized_conv2d/"),
-    (r"^(block\d+/unit\d+)/conv3/", r"resnet/\1/c/standardized_conv2d/"),
-    (r"^(block\d+/unit\d+)/gn1/", r"resnet/\1/a/group_norm/"),
-    (r"^(block\d+/unit\d+)/gn2/", r"resnet/\1/b/group_norm/"),
-    (r"^(block\d+/unit\d+)/gn3/", r"resnet/\1/c/group_norm/"),
+    *(
+        (rf"^(block\d+/unit\d+)/conv{i}/", rf"resnet/\1/{part}/standardized_conv2d/")
+        for i, part in UNIT_PARTS
+    ),
+    *((rf"^(block\d+/unit\d+)/gn{i}/", rf"resnet/\1/{part}/group_norm/") for i, part in UNIT_PARTS),
     (r"group_norm/scale$", "group_norm/gamma"),
     (r"group_norm/bias$", "group_norm/beta"),
     (r"/standardized_conv2d_\d+/", "/standardized_conv2d/"),  # some files number their parts
@@ -131,14 +136,15 @@ def norm(ours: str, theirs: str) -> Iterator[Rule]:
     yield same(f"{ours}.bias", f"{theirs}/bias")
 
 
-def conv(ours: str, theirs: str) -> Rule:
+def conv(ours: str, theirs: str) -> Iterator[Rule]:
     """Map a kernel (P, P, I, O) to a weight (O, I, P, P)."""
-    return Rule(
+    yield Rule(
         f"{ours}.weight",
         (f"{theirs}/kernel",),
         lambda kernel: kernel.permute(3, 2, 0, 1),
         lambda weight: (weight.permute(2, 3, 1, 0),),
     )
+    yield same(f"{ours}.bias", f"{theirs}/bias")
 
 
 def mlp(ours: str, theirs: str) -> Iterator[Rule]:
@@ -146,33 +152,37 @@ def mlp(ours: str, theirs: str) -> Iterator[Rule]:
     yield from dense(f"{ours}.fc2", f"{theirs}/Dense_1")
 
 
-def split_heads(ours: str, theirs: list[str], heads: int) -> Iterator[Rule]:
-    """Concatenate kernels (D, H, K), such as query, key and value, into one weight (n * D, D)."""
-    yield Rule(
-        f"{ours}.weight",
-        tuple(f"{name}/kernel" for name in theirs),
-        lambda *kernels: torch.cat([kernel.flatten(1).mT for kernel in kernels]),
-        lambda weight: tuple(
-            part.mT.unflatten(1, (heads, -1)) for part in weight.chunk(len(theirs))
-        ),
-    )
-    yield Rule(
-        f"{ours}.bias",
-        tuple(f"{name}/bias" for name in theirs),
-        lambda *biases: torch.cat([bias.flatten() for bias in biases]),
-        lambda bias: tuple(part.unflatten(0, (heads, -1)) for part in bias.chunk(len(theirs))),
-    )
+def heads(ours: str, theirs: str, count: int) -> Iterator[Rule]:
+    """Map the projections of multi-head attention.
 
-
-def merge_heads(ours: str, theirs: str, heads: int) -> Iterator[Rule]:
-    """Map a kernel (H, K, D) to a weight (D, D)."""
+    Kernels (D, H, K) of query, key and value are joined into weights (n * D, D); `out`, after
+    attention, is a kernel (H, K, D).
+    """
+    joined = {"qkv": ("query", "key", "value"), "query": ("query",), "key_value": ("key", "value")}
+    for name, parts in joined.items():
+        yield Rule(
+            f"{ours}.{name}.weight",
+            tuple(f"{theirs}/{part}/kernel" for part in parts),
+            lambda *kernels: torch.cat([kernel.flatten(1).mT for kernel in kernels]),
+            lambda weight, parts=parts: tuple(
+                part.mT.unflatten(1, (count, -1)) for part in weight.chunk(len(parts))
+            ),
+        )
+        yield Rule(
+            f"{ours}.{name}.bias",
+            tuple(f"{theirs}/{part}/bias" for part in parts),
+            lambda *biases: torch.cat([bias.flatten() for bias in biases]),
+            lambda bias, parts=parts: tuple(
+                part.unflatten(0, (count, -1)) for part in bias.chunk(len(parts))
+            ),
+        )
     yield Rule(
-        f"{ours}.weight",
-        (f"{theirs}/kernel",),
+        f"{ours}.merge.weight",
+        (f"{theirs}/out/kernel",),
         lambda kernel: kernel.flatten(0, 1).mT,
-        lambda weight: (weight.mT.unflatten(0, (heads, -1)),),
+        lambda weight: (weight.mT.unflatten(0, (count, -1)),),
     )
-    yield same(f"{ours}.bias", f"{theirs}/bias")
+    yield same(f"{ours}.merge.bias", f"{theirs}/out/bias")
 
 
 # ViT and hybrid.
@@ -238,21 +248,21 @@ def match_class_row(tensors: Tensors) -> LazyTensor:
 
 def vit_unsupported(config: VitConfig) -> list[str]:
     height, width = config.grid
-    learned = config.position == "learned"
     features = {
-        f"position={config.position!r}": config.position not in ("learned", "sincos-2d"),
-        f"position_place={config.position_place!r}": config.position_place != "stem",
-        f"a non-square {height} x {width} grid": height != width and learned,
+        f"a non-square {height} x {width} grid": height != width and config.position == "learned",
         f"image_size={config.image_size} with fixed positions": config.position == "sincos-2d"
         and config.image_size != DEFAULT_SIZE,
-        f"stem={config.stem!r}": config.stem == "conv",
-        "register tokens": config.registers,
-        "a distillation token": config.distillation,
-        "LayerScale": config.layer_scale is not None,
-        "qkv_bias=False": not config.qkv_bias,
-        "SwiGLU": config.mlp != "gelu",
     }
-    return applicable(features) + unsupported_numerics(config, NUMERICS["google"])
+    return [
+        *unsupported_features(
+            config,
+            stems=("patches", "resnet"),
+            positions=("learned", "sincos-2d"),
+            pools=("cls", "mean", "map"),
+        ),
+        *applicable(features),
+        *unsupported_numerics(config, NUMERICS["google"]),
+    ]
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
@@ -264,10 +274,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     hybrid = "conv_root/kernel" in tensors
     root = "conv_root/kernel" if hybrid else "embedding/kernel"
     _, _, channels, root_width = shape_of(tensors, root, 4)
-    blocks = ()
-    if hybrid:
-        stages = range(1, 1 + count(tensors, r"block(\d+)/unit\d+/"))
-        blocks = tuple(count(tensors, rf"block{stage}/unit(\d+)/") for stage in stages)
+    blocks = units_per_stage(tensors, r"block(\d+)/unit(\d+)/") if hybrid else ()
     shrink = resnet_stride(blocks) if hybrid else 1
     stride = patch_height * shrink, patch_width * shrink
     if POSITION in tensors:
@@ -295,53 +302,30 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     )
 
 
-def vit_rules(config: VitConfig) -> list[Rule]:
-    table = [conv("stem.projection", "embedding"), same("stem.projection.bias", "embedding/bias")]
-    if config.stem == "resnet":
-        table += resnet_rules(config)
-    if config.pool == "cls":
-        table.append(without_batch("cls_token", "cls"))
-    if config.position == "learned":
-        table.append(without_batch("position.table", POSITION))
-    for index in range(config.depth):
-        ours, theirs = f"encoder.blocks.{index}", f"Transformer/encoderblock_{index}"
-        attention = f"{theirs}/MultiHeadDotProductAttention_0"
-        qkv = [f"{attention}/{part}" for part in ("query", "key", "value")]
-        table += norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
-        table += split_heads(f"{ours}.attention.qkv", qkv, config.heads)
-        table += merge_heads(f"{ours}.attention.merge", f"{attention}/out", config.heads)
-        table += norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
-        table += mlp(f"{ours}.mlp", f"{theirs}/MlpBlock_0")
-    table += norm("encoder.norm", "Transformer/encoder_norm")
-    if config.pool == "map":
-        attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-        key_value = [f"{attention}/key", f"{attention}/value"]
-        table.append(without_batch("pool.probe", "MAPHead_0/probe"))
-        table += split_heads("pool.query", [f"{attention}/query"], config.heads)
-        table += split_heads("pool.key_value", key_value, config.heads)
-        table += merge_heads("pool.merge", f"{attention}/out", config.heads)
-        table += norm("pool.norm", "MAPHead_0/LayerNorm_0")
-        table += mlp("pool.mlp", "MAPHead_0/MlpBlock_0")
-    if config.representation:
-        table += dense("representation", "pre_logits")
-    if config.num_classes:
-        table += dense("head", "head")
-    return table
-
-
-def resnet_rules(config: VitConfig) -> Iterator[Rule]:
-    yield conv("stem.resnet.root", "conv_root")
+def vit_templates(config: VitConfig) -> Iterator[Rule]:
+    block, attention = "Transformer/encoderblock_{i}", "MultiHeadDotProductAttention_0"
+    yield from conv("stem.projection", "embedding")
+    yield without_batch("cls_token", "cls")
+    yield without_batch("position.table", POSITION)
+    yield from norm("encoder.blocks.{i}.norm1", f"{block}/LayerNorm_0")
+    yield from heads("encoder.blocks.{i}.attention", f"{block}/{attention}", config.heads)
+    yield from norm("encoder.blocks.{i}.norm2", f"{block}/LayerNorm_1")
+    yield from mlp("encoder.blocks.{i}.mlp", f"{block}/MlpBlock_0")
+    yield from norm("encoder.norm", "Transformer/encoder_norm")
+    yield without_batch("pool.probe", "MAPHead_0/probe")
+    yield from heads("pool", f"MAPHead_0/{attention}", config.heads)
+    yield from norm("pool.norm", "MAPHead_0/LayerNorm_0")
+    yield from mlp("pool.mlp", "MAPHead_0/MlpBlock_0")
+    yield from dense("representation", "pre_logits")
+    yield from dense("head", "head")
+    yield from conv("stem.resnet.root", "conv_root")
     yield from norm("stem.resnet.norm", "gn_root")
-    for stage, units in enumerate(config.resnet_blocks):
-        for unit in range(units):
-            ours = f"stem.resnet.stages.{stage}.{unit}"
-            theirs = f"block{stage + 1}/unit{unit + 1}"
-            for index in (1, 2, 3):
-                yield conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")
-                yield from norm(f"{ours}.norm{index}", f"{theirs}/gn{index}")
-            if unit == 0:  # the first unit of a stage changes the width
-                yield conv(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
-                yield from norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj")
+    ours, theirs = "stem.resnet.stages.{i}.{j}", "block{I}/unit{J}"
+    for index in (1, 2, 3):
+        yield from conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")
+        yield from norm(f"{ours}.norm{index}", f"{theirs}/gn{index}")
+    yield from conv(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
+    yield from norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj")
 
 
 # BiT, in the names of big_transfer.
@@ -365,37 +349,59 @@ def normalize_bit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
 def bit_config(checkpoint: Checkpoint) -> BitConfig:
     tensors = checkpoint.tensors
     _, _, channels, width = shape_of(tensors, f"{BIT_ROOT}/kernel", 4)
-    stages = range(1, 1 + count(tensors, r"resnet/block(\d+)/"))
     return BitConfig(
-        blocks=tuple(count(tensors, rf"resnet/block{stage}/unit(\d+)/") for stage in stages),
+        blocks=units_per_stage(tensors, r"resnet/block(\d+)/unit(\d+)/"),
         width_factor=width // ROOT_WIDTH,
         channels=channels,
         num_classes=size_of(tensors, f"{BIT_HEAD}/kernel", 4, axis=3),
     )
 
 
-def bit_rules(config: BitConfig) -> list[Rule]:
-    def group_norm(ours: str, theirs: str) -> list[Rule]:
-        return [same(f"{ours}.weight", f"{theirs}/gamma"), same(f"{ours}.bias", f"{theirs}/beta")]
+def bit_templates(config: BitConfig) -> Iterator[Rule]:
+    ours, theirs = "stages.{i}.{j}", "resnet/block{I}/unit{J:02d}"
+    norms = {"norm": "resnet/group_norm"}
+    yield from conv("root", BIT_ROOT)
+    for index, part in UNIT_PARTS:
+        yield from conv(f"{ours}.conv{index}", f"{theirs}/{part}/standardized_conv2d")
+        norms[f"{ours}.norm{index}"] = f"{theirs}/{part}/group_norm"
+    yield from conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")
+    for our_norm, their_norm in norms.items():
+        yield same(f"{our_norm}.weight", f"{their_norm}/gamma")
+        yield same(f"{our_norm}.bias", f"{their_norm}/beta")
+    kernel = (f"{BIT_HEAD}/kernel",)
+    yield Rule("head.weight", kernel, lambda k: k[0, 0].mT, lambda w: (w.mT[None, None],))
+    yield same("head.bias", f"{BIT_HEAD}/bias")
 
-    table = [conv("root", BIT_ROOT)]
-    for stage, units in enumerate(config.blocks):
-        for unit in range(units):
-            ours = f"stages.{stage}.{unit}"
-            theirs = f"resnet/block{stage + 1}/unit{unit + 1:02d}"
-            for index, letter in enumerate("abc", 1):
-                table += group_norm(f"{ours}.norm{index}", f"{theirs}/{letter}/group_norm")
-                table.append(conv(f"{ours}.conv{index}", f"{theirs}/{letter}/standardized_conv2d"))
-            if unit == 0:
-                table.append(conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d"))
-    table += group_norm("norm", "resnet/group_norm")
-    if config.num_classes:
-        kernel = (f"{BIT_HEAD}/kernel",)
-        table += [
-            Rule("head.weight", kernel, lambda k: k[0, 0].mT, lambda w: (w.mT[None, None],)),
-            same("head.bias", f"{BIT_HEAD}/bias"),
-        ]
-    return table
+
+# BiT as saved by big_transfer's PyTorch code.
+
+
+def pytorch_bit_unsupported(config: BitConfig) -> list[str]:
+    features = {
+        f"{len(config.blocks)} stages": len(config.blocks) != 4,
+        f"channels={config.channels}": config.channels != 3,
+        "a model without a head": not config.num_classes,
+    }
+    return applicable(features) + unsupported_numerics(config, NUMERICS["big_transfer"])
+
+
+def pytorch_bit_config(checkpoint: Checkpoint) -> BitConfig:
+    tensors = checkpoint.tensors
+    width, channels, _, _ = shape_of(tensors, "root.conv.weight", 4)
+    return BitConfig(
+        blocks=units_per_stage(tensors, r"body\.block(\d+)\.unit(\d+)\."),
+        width_factor=width // ROOT_WIDTH,
+        channels=channels,
+        num_classes=size_of(tensors, "head.conv.weight", 4),
+    )
+
+
+def pytorch_bit_templates(config: BitConfig) -> Iterator[Rule]:
+    ours, theirs = "stages.{i}.{j}", "body.block{I}.unit{J:02d}"
+    yield from modules({"root": "root.conv", "norm": "head.gn"})
+    yield from resnet_units(ours, theirs, norm="gn")
+    yield from modules({f"{ours}.shortcut": f"{theirs}.downsample"})
+    yield from conv_head("head.conv")
 
 
 # MLP-Mixer.
@@ -425,39 +431,44 @@ def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
     )
 
 
-def mixer_rules(config: MixerConfig) -> list[Rule]:
-    table = [conv("stem", "stem"), same("stem.bias", "stem/bias")]
-    for index in range(config.depth):
-        ours, theirs = f"blocks.{index}", f"MixerBlock_{index}"
-        table += norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
-        table += mlp(f"{ours}.token_mixing", f"{theirs}/token_mixing")
-        table += norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
-        table += mlp(f"{ours}.channel_mixing", f"{theirs}/channel_mixing")
-    table += norm("norm", "pre_head_layer_norm")
-    if config.num_classes:
-        table += dense("head", "head")
-    return table
+def mixer_templates(config: MixerConfig) -> Iterator[Rule]:
+    ours, theirs = "blocks.{i}", "MixerBlock_{i}"
+    yield from conv("stem", "stem")
+    yield from norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
+    yield from mlp(f"{ours}.token_mixing", f"{theirs}/token_mixing")
+    yield from norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
+    yield from mlp(f"{ours}.channel_mixing", f"{theirs}/channel_mixing")
+    yield from norm("norm", "pre_head_layer_norm")
+    yield from dense("head", "head")
 
 
 VIT = Table(
     VitConfig,
-    matches=lambda tensors: "embedding/kernel" in tensors,
-    infer_config=vit_config,
-    rules=vit_rules,
-    unsupported=vit_unsupported,
+    lambda tensors: "embedding/kernel" in tensors,
+    vit_config,
+    vit_templates,
+    vit_unsupported,
 )
 BIT = Table(
     BitConfig,
-    matches=lambda tensors: f"{BIT_ROOT}/kernel" in tensors,
-    infer_config=bit_config,
-    rules=bit_rules,
-    unsupported=lambda config: unsupported_numerics(config, NUMERICS["big_transfer"]),
+    lambda tensors: f"{BIT_ROOT}/kernel" in tensors,
+    bit_config,
+    bit_templates,
+    lambda config: unsupported_numerics(config, NUMERICS["big_transfer"]),
 )
 MIXER = Table(
     MixerConfig,
-    matches=lambda tensors: "stem/kernel" in tensors,
-    infer_config=mixer_config,
-    rules=mixer_rules,
-    unsupported=mixer_unsupported,
+    lambda tensors: "stem/kernel" in tensors,
+    mixer_config,
+    mixer_templates,
+    mixer_unsupported,
+)
+PYTORCH_BIT = Table(
+    BitConfig,
+    lambda tensors: {"root.conv.weight", "body.block1.unit01.conv1.weight"} <= tensors.keys(),
+    pytorch_bit_config,
+    pytorch_bit_templates,
+    pytorch_bit_unsupported,
 )
 FORMAT = Format("google", (BIT, MIXER, VIT), normalize)
+BIT_PYTORCH = Format("big_vision", (PYTORCH_BIT,))

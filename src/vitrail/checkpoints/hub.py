@@ -1,10 +1,9 @@
 """Models on the Hugging Face hub: `hf:owner/name` or `hf:owner/name@revision`.
 
 huggingface_hub downloads, resumes, caches and authenticates. Added here: selection of the files a
-model needs, a check of the free disk space, sha256 verification of the weights, use of the cache if
-the hub is unreachable, and one-line errors. A file that fails verification is deleted.
-`verified/COMMIT.json` in a repository's cache folder records size and mtime of verified files, so
-that they are not hashed at every start.
+model needs, a check of the free disk space, sha256 verification of the weights (a file that fails
+is deleted), use of the cache if the hub is unreachable, and one-line errors. `verified/COMMIT.json`
+in a repository's cache folder records size and mtime of verified files, which are not hashed again.
 """
 
 import glob
@@ -112,35 +111,22 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
 
 
 def fetch(address: str) -> Path:
-    """Return the local folder with a repository's settings and weights, downloaded if needed.
-
-    >>> fetch("hf:google/vit-base-patch16-224")
-    >>> fetch("hf:google/vit-base-patch16-224@main")
-    """
+    """Return the local folder with a repository's settings and weights, downloaded if needed."""
     repo = parse(address)
-    if is_offline():
-        if (cached := find_cached(repo)) is None:
-            raise CheckpointError(
-                f"{address} is not in the cache {repo.folder.parent}, and HF_HUB_OFFLINE is set; "
-                "unset it, or fetch the model once while online"
-            )
-        return cached
     try:
         commit, files = list_files(repo)
     except UnreachableError as error:
         if (cached := find_cached(repo)) is None:
             raise
-        log.warning("using the cached copy: %s", error)
+        if not is_offline():
+            log.warning("using the cached copy: %s", error)
         return cached
     weights = weight_files(files)
-    if not weights:
-        contents = comma_list(sorted(files)) or "nothing"
-        raise CheckpointError(f"hf:{repo.name} has no supported weights; it contains {contents}")
-    if len(weights) > 1:
-        raise CheckpointError(
-            f"hf:{repo.name} has several weights files: {comma_list(weights)}; "
-            f"download one with `hf download {repo.name} FILE`"
-        )
+    if len(weights) != 1:
+        several = f"several weights files: {comma_list(weights)}; download one with"
+        none = f"no supported weights; it contains {comma_list(sorted(files)) or 'nothing'}"
+        problem = f"{several} `hf download {repo.name} FILE`" if weights else none
+        raise CheckpointError(f"hf:{repo.name} has {problem}")
     settings = [name for name in SETTINGS if name in files]
     snapshot = download(repo, commit, {name: files[name] for name in [*settings, *weights]})
     if weights == [INDEX]:
@@ -157,6 +143,11 @@ def fetch(address: str) -> Path:
 
 def list_files(repo: Repository) -> tuple[str, Files]:
     """Return the commit of the revision and its files."""
+    if is_offline():
+        raise UnreachableError(
+            f"hf:{repo.name} is not in the cache {repo.folder.parent}, and HF_HUB_OFFLINE is set; "
+            "unset it, or fetch the model once while online"
+        )
     with hub_errors(repo, "fetch"):
         from huggingface_hub import HfApi, constants
 
@@ -178,8 +169,7 @@ def download(repo: Repository, commit: str, files: Files) -> Path:
     needed = sum(size or 0 for name, (size, _) in files.items() if not (snapshot / name).exists())
     while not disk.exists():
         disk = disk.parent
-    free = shutil.disk_usage(disk).free
-    if 0 < free < needed:  # some file systems report 0
+    if 0 < (free := shutil.disk_usage(disk).free) < needed:  # some file systems report 0
         raise CheckpointError(
             f"hf:{repo.name} needs {byte_size(needed)} in {repo.folder.parent}, but only "
             f"{byte_size(free)} are free; free some space, or set HF_HUB_CACHE to another disk"
@@ -201,9 +191,8 @@ def download(repo: Repository, commit: str, files: Files) -> Path:
 def find_cached(repo: Repository) -> Path | None:
     """Return the cached snapshot of the revision if its weights are complete and intact."""
     ref = repo.folder / "refs" / repo.revision
-    commit = ref.read_text().strip() if ref.is_file() else repo.revision
-    snapshot = repo.folder / "snapshots" / commit
-    names = weight_files(p.name for p in snapshot.glob("*") if p.is_file())
+    snapshot = repo.folder / "snapshots" / (ref.read_text() if ref.is_file() else repo.revision)
+    names = weight_files(path.name for path in snapshot.glob("*") if path.is_file())
     if names == [INDEX]:
         names += shard_names(snapshot / INDEX)
     elif len(names) != 1:
@@ -218,17 +207,18 @@ def verify(repo: Repository, snapshot: Path, files: Files) -> None:
     """Compare size and sha256 of files that changed since the last time; delete a wrong one."""
     record = repo.folder / "verified" / f"{snapshot.name}.json"
     try:
-        stamps = dict(json.loads(record.read_text()))
+        before = dict(json.loads(record.read_text()))
     except (OSError, ValueError, TypeError):
-        stamps = {}
-    before = dict(stamps)
+        before = {}
+    stamps = dict(before)
     for name, (size, sha256) in files.items():
-        path, problem = snapshot / name, ""
-        status = path.stat()
-        if stamps.get(name) == [status.st_size, status.st_mtime_ns]:
+        path = snapshot / name
+        status, blob = path.stat(), path.resolve()  # the cache names large files by their sha256
+        stamps[name] = [status.st_size, status.st_mtime_ns]
+        if stamps[name] == before.get(name):
             continue
-        blob = path.resolve().name  # the cache names large files by their sha256
-        sha256 = sha256 or (blob if re.fullmatch("[0-9a-f]{64}", blob) else None)
+        sha256 = sha256 or (blob.name if re.fullmatch("[0-9a-f]{64}", blob.name) else None)
+        problem = ""
         if size is not None and status.st_size != size:
             problem = f"{status.st_size} bytes instead of {size}"
         elif sha256 is not None:
@@ -237,12 +227,11 @@ def verify(repo: Repository, snapshot: Path, files: Files) -> None:
             if digest != sha256.lower():
                 problem = f"sha256 {digest[:12]}… instead of {sha256[:12]}…"
         if problem:
-            path.resolve().unlink()
+            blob.unlink()
             path.unlink(missing_ok=True)  # the link
             raise CheckpointError(
                 f"corrupt download: {name} of hf:{repo.name} ({problem}) was deleted; try again"
             )
-        stamps[name] = [status.st_size, status.st_mtime_ns]
     if stamps != before:
         with suppress(CheckpointError):  # a read-only cache: verified again next time
             write_json(record, stamps)

@@ -13,7 +13,7 @@ of these to the names of ViT in files:
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,13 @@ from vitrail.checkpoints.rules import (
     Table,
     applicable,
     count,
-    default_heads,
+    infer_heads,
+    modules,
     same,
     shape_of,
     size_of,
     square_image,
-    weight_and_bias,
+    unsupported_features,
     without_batch,
 )
 from vitrail.data.preprocessing import Interpolation, Preprocessing, preset
@@ -182,12 +183,11 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     scaled = f"{block}.layer_scale1.lambda1" in tensors
     distillation = prefix + DISTILLATION in tensors
     patches = shape_of(tensors, prefix + POSITION, 3)[1] - 1 - distillation
-    heads = settings.get("heads", settings.get("num_attention_heads"))
     config = VitConfig(
         depth=count(tensors, rf"{re.escape(prefix)}encoder\.layer\.(\d+)\."),
         width=width,
         mlp_width=hidden // 2 if swiglu else hidden,
-        heads=default_heads(width) if heads is None else heads,
+        heads=infer_heads(width, settings.get("heads"), settings.get("num_attention_heads")),
         patch_size=(patch_size[0], patch_size[1]),
         image_size=infer_image_size(settings, patches, (patch_size[0], patch_size[1])),
         channels=channels,
@@ -212,46 +212,37 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     return config
 
 
-def vit_rules(config: VitConfig) -> list[Rule]:
+def vit_templates(config: VitConfig) -> Iterator[Rule]:
     prefix = "vit." if config.num_classes else ""
-    table = [
-        *weight_and_bias("stem.projection", prefix + PATCHES),
-        without_batch("cls_token", f"{prefix}embeddings.cls_token"),
-        without_batch("position.table", prefix + POSITION),
-    ]
-    if config.distillation:
-        table.append(without_batch("distillation_token", prefix + DISTILLATION))
-    if config.registers:
-        table.append(without_batch("registers", prefix + REGISTERS))
+    ours, theirs = "encoder.blocks.{i}", prefix + "encoder.layer.{i}"
     fc1, fc2 = mlp_names(config.mlp == "swiglu")
-    for index in range(config.depth):
-        ours, theirs = f"encoder.blocks.{index}", f"{prefix}encoder.layer.{index}"
-        table += weight_and_bias(f"{ours}.norm1", f"{theirs}.layernorm_before")
-        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            parts = (f"{theirs}.attention.attention.{p}.{kind}" for p in ("query", "key", "value"))
-            table.append(
-                Rule(
-                    f"{ours}.attention.qkv.{kind}",
-                    tuple(parts),
-                    lambda *parts: torch.cat(parts),
-                    lambda qkv: qkv.chunk(3),
-                )
-            )
-        table += weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attention.output.dense")
-        table += weight_and_bias(f"{ours}.norm2", f"{theirs}.layernorm_after")
-        table += weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.{fc1}")
-        table += weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.{fc2}")
-        if config.layer_scale is not None:
-            for i in (1, 2):
-                table.append(same(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1"))
-    table += weight_and_bias("encoder.norm", f"{prefix}layernorm")
-    if config.representation:
-        table += weight_and_bias("representation", f"{prefix}pooler.dense")
-    if config.num_classes:
-        table += weight_and_bias("head", "classifier")
-    if config.num_classes and config.distillation:
-        table += weight_and_bias("distillation_head", "distillation_classifier")
-    return table
+    names = {
+        "stem.projection": prefix + PATCHES,
+        f"{ours}.norm1": f"{theirs}.layernorm_before",
+        f"{ours}.attention.merge": f"{theirs}.attention.output.dense",
+        f"{ours}.norm2": f"{theirs}.layernorm_after",
+        f"{ours}.mlp.fc1": f"{theirs}.{fc1}",
+        f"{ours}.mlp.fc2": f"{theirs}.{fc2}",
+        "encoder.norm": f"{prefix}layernorm",
+        "representation": f"{prefix}pooler.dense",
+        "head": "classifier",
+        "distillation_head": "distillation_classifier",
+    }
+    yield from modules(names)
+    for kind in ("weight", "bias"):
+        qkv = (f"{theirs}.attention.attention.{part}.{kind}" for part in ("query", "key", "value"))
+        yield Rule(
+            f"{ours}.attention.qkv.{kind}",
+            tuple(qkv),
+            lambda *parts: torch.cat(parts),
+            lambda joined: joined.chunk(3),
+        )
+    for i in (1, 2):
+        yield same(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1")
+    yield without_batch("cls_token", f"{prefix}embeddings.cls_token")
+    yield without_batch("distillation_token", prefix + DISTILLATION)
+    yield without_batch("registers", prefix + REGISTERS)
+    yield without_batch("position.table", prefix + POSITION)
 
 
 def mlp_names(swiglu: bool) -> tuple[str, str]:
@@ -262,18 +253,8 @@ def mlp_names(swiglu: bool) -> tuple[str, str]:
 
 def vit_unsupported(config: VitConfig) -> list[str]:
     """All numerics can be expressed: they are in config.json."""
-    features = {
-        f"stem={config.stem!r}": config.stem != "patches",
-        f"position={config.position!r}": config.position != "learned",
-        f"position_place={config.position_place!r}": config.position_place != "stem",
-        f"pool={config.pool!r}": config.pool != "cls",
-        "a head on a representation layer": config.num_classes and config.representation,
-        "register tokens": config.registers,
-        "a distillation token": config.distillation,
-        "LayerScale": config.layer_scale is not None,
-        "SwiGLU": config.mlp != "gelu",
-    }
-    return applicable(features)
+    head = {"a head on a representation layer": config.num_classes and config.representation}
+    return unsupported_features(config, qkv_bias=False) + applicable(head)
 
 
 # config.json.
@@ -475,7 +456,7 @@ VIT = Table(
     VitConfig,
     lambda tensors: any(f"{prefix}{PATCHES}.weight" in tensors for prefix in ("vit.", "")),
     vit_config,
-    vit_rules,
+    vit_templates,
     vit_unsupported,
     vit_json,
 )

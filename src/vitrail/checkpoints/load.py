@@ -6,7 +6,8 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import bit, bundle, google, hub, huggingface, timm, torchvision
+from vitrail.checkpoints import bundle, google, hub, huggingface, timm, torchvision
 from vitrail.checkpoints.files import (
     INDEX,
     SUFFIXES,
@@ -26,7 +27,7 @@ from vitrail.checkpoints.files import (
     weight_files,
 )
 from vitrail.checkpoints.metadata import ASSUMED, Family, Metadata, get_metadata, recognize_family
-from vitrail.checkpoints.rules import Rule, Table, read
+from vitrail.checkpoints.rules import Table, check_layers, read
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, unknown
 from vitrail.models.config import (
@@ -45,12 +46,13 @@ from vitrail.models.registry import configuration, name_of
 from vitrail.models.vit import Model, VisionTransformer, build
 
 Reference = str | PathLike[str]
+Change = tuple[str, str, str]  # made on the user's behalf: part, change, detail
 FORMATS = {
     "google": google.FORMAT,
     "huggingface": huggingface.FORMAT,
     "torchvision": torchvision.FORMAT,
     "timm": timm.FORMAT,
-    "bit_pytorch": bit.FORMAT,
+    "bit_pytorch": google.BIT_PYTORCH,
 }
 ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # all their models share one
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.compile
@@ -58,29 +60,6 @@ OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats 
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
 EXAMPLE = "hf:google/vit-base-patch16-224"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change to a model that was made on the user's behalf."""
-
-    part: str
-    change: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"  {self.part:<11} {self.change:<25} {self.detail}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model, its format, and what was changed or assumed while loading it."""
-
-    model: Model
-    format: str  # "bundle", "google", …
-    rules: list[Rule] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    family: Family | None = None  # that determined the preprocessing, if it is not stated
 
 
 @renamed_keyword("tell", "log")
@@ -116,8 +95,8 @@ def load(
             states none gets that of its family, with a warning if the family is unknown.
         log: called with a line for every change; default: print to standard error.
     """
-    loaded = open_reference(reference, format=format, heads=heads)
-    model, numerics_changes = set_numerics(loaded.model, numerics)
+    model, _, loading_changes, family = open_reference(reference, format=format, heads=heads)
+    model, numerics_changes = set_numerics(model, numerics)
     model, changes = adapt(
         model,
         num_classes=num_classes,
@@ -127,20 +106,25 @@ def load(
         keep_representation=keep_representation,
     )
     log = log or (lambda line: print(line, file=sys.stderr))
-    if changes := [*loaded.changes, *numerics_changes, *changes]:
-        for line in (f"{name_of(model.config)} from {reference}", *map(str, changes)):
-            log(line)
+    if changes := [*loading_changes, *numerics_changes, *changes]:
+        log(f"{name_of(model.config)} from {reference}")
+        for part, change, detail in changes:
+            log(f"  {part:<11} {change:<25} {detail}".rstrip())
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
-    elif notice := preprocessing_notice(model, loaded.family, reference):
+    elif notice := preprocessing_notice(model, family, reference):
         log(notice)
     return model.eval()
 
 
 def open_reference(
     reference: Reference, *, format: str | None = None, heads: int | None = None
-) -> Loaded:
-    """Load a model without adapting it."""
+) -> tuple[Model, str, list[Change], Family | None]:
+    """Load a model without adapting it.
+
+    Returns the model, its format ("bundle", "google", …), what was skipped or is ambiguous, and the
+    family that determined the preprocessing if the checkpoint does not state it.
+    """
     text = str(reference)
     if not text or not isinstance(reference, str | PathLike):
         raise CheckpointError(
@@ -162,16 +146,14 @@ def open_reference(
         checkpoint.settings["heads"] = heads
     is_bundle = "vitrail" in checkpoint.settings or bundle.HEADER in checkpoint.settings
     if is_bundle and format in (None, "bundle"):
-        model = bundle.read_bundle(checkpoint, header)
-        return Loaded(model, "bundle", bundle.rules(model.config))
+        return bundle.read_bundle(checkpoint, header), "bundle", [], None
     if format == "bundle":
         raise CheckpointError(f"{reference} is not a bundle: it has no config.json of vitrail")
     model, format, normalized = read_foreign(checkpoint, format)
     family = set_metadata(model, checkpoint, format, text)
-    changes = [Change(name, "skipped", reason) for name, reason in normalized.skipped.items()]
-    changes += [Change(part, "ambiguous", guess) for part, guess in normalized.guesses.items()]
-    rules = table_for(model.config, format).rules(model.config)
-    return Loaded(model, format, rules, changes, family)
+    changes = [(name, "skipped", reason) for name, reason in normalized.skipped.items()]
+    changes += [(part, "ambiguous", guess) for part, guess in normalized.guesses.items()]
+    return model, format, changes, family
 
 
 def not_found(reference: str) -> CheckpointError:
@@ -188,13 +170,10 @@ def not_found(reference: str) -> CheckpointError:
 
 def is_name(reference: str) -> bool:
     """Return whether a reference is the name of an architecture, which has no weights."""
-    if Path(reference).exists():
-        return False
-    try:
+    with suppress(ConfigError):
         configuration(reference)
-    except ConfigError:
-        return False
-    return True
+        return not Path(reference).exists()
+    return False
 
 
 def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
@@ -242,6 +221,7 @@ def read_foreign(checkpoint: Checkpoint, format: str | None) -> tuple[Model, str
                     )
                 except ConfigError as error:
                     raise CheckpointError(f"invalid model config in the file: {error}") from None
+                check_layers(config, normalized.tensors)
                 return read(normalized.tensors, table.rules(config), config), name, normalized
     expected = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"
     names = ", ".join(sorted(checkpoint.tensors)[:3]) or "none"
@@ -406,7 +386,7 @@ def set_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, 
         for config in (old, new)
     )
     changed = rebuild(model, new, model.state_dict(), model.metadata)
-    return changed, [Change("numerics", f"{before} -> {after}", "weights unchanged")]
+    return changed, [("numerics", f"{before} -> {after}", "weights unchanged")]
 
 
 @torch.no_grad()
@@ -461,7 +441,7 @@ def adapt_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
     if isinstance(old, VitConfig) and old.representation and not new.representation:
         for name in ("representation.weight", "representation.bias"):
             del state[name]
-        changes.append(Change("pre_logits", "dropped", "not used in fine-tuning (section 3.2)"))
+        changes.append(("pre_logits", "dropped", "not used in fine-tuning (section 3.2)"))
     if old.num_classes == new.num_classes:
         return changes
     for head in HEADS:
@@ -474,7 +454,7 @@ def adapt_head(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
     detail = (
         "new, initialized to zero" if new.num_classes else "removed: the model returns features"
     )
-    return [*changes, Change("head", f"{old.num_classes} -> {new.num_classes} classes", detail)]
+    return [*changes, ("head", f"{old.num_classes} -> {new.num_classes} classes", detail)]
 
 
 def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Change]:
@@ -487,7 +467,7 @@ def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Ch
                 state[f"{name}.{table}"] = values
                 detail = f"interpolated ({new.numerics.position_resize})"
     sizes = " -> ".join(f"{height} x {width}" for height, width in (model.config.grid, new.grid))
-    return [Change("positions", sizes, detail)]
+    return [("positions", sizes, detail)]
 
 
 def adapt_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
@@ -504,7 +484,7 @@ def adapt_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]
         state[name] = weight[:, order] * (old.channels / new.channels)
         more = new.channels > old.channels
         detail = "kernels repeated and rescaled" if more else "first channels, rescaled"
-    return [Change("channels", f"{old.channels} -> {new.channels}", detail)]
+    return [("channels", f"{old.channels} -> {new.channels}", detail)]
 
 
 def adapt_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
@@ -523,7 +503,7 @@ def adapt_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
         inverse = torch.linalg.pinv(resize.mT)  # (after, before)
         weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
     state[name] = weight.float().contiguous()
-    return [Change("patches", f"{sizes[0]} -> {sizes[1]} pixels", "resized (pseudo-inverse)")]
+    return [("patches", f"{sizes[0]} -> {sizes[1]} pixels", "resized (pseudo-inverse)")]
 
 
 def first_kernel(state: dict[str, Tensor]) -> str:

@@ -2,13 +2,21 @@
 
 Reading and writing cannot drift apart. Every tensor must be used and every weight must be set; a
 partial load is an error, never a warning. A format is a `Format` with one `Table` per model family.
+
+A table has one template per kind of tensor; `expand` makes a rule of it for each tensor of a model:
+
+    encoder.blocks.{i}.norm1.weight  <->  blocks.{i}.norm1.weight
+    stages.{i}.{j}.conv1.weight      <->  body.block{I}.unit{J:02d}.conv1.weight
+
+{i} and {j} are the first and second number in our name; {I} and {J} are the same, counted from one.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +36,7 @@ HEAD_DIM = 64  # channels per head of nearly every published ViT
 TINY_WIDTH = 192  # smaller sizes are vitrail's own and unknown to other libraries
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """Our tensor `ours` is `pack` of their arrays; `unpack` is the inverse."""
 
     ours: str
@@ -45,9 +52,17 @@ class Table:
     family: type[Config]
     matches: Callable[[Tensors], bool]  # recognizes the family by tensor names
     infer_config: Callable[[Checkpoint], Config]  # from names, shapes and settings
-    rules: Callable[..., list[Rule]]
+    templates: Callable[..., Iterable[Rule]]  # for a config; those of absent parts do no harm
     unsupported: Callable[..., list[str]]  # features of a config the format cannot express
     json_files: Callable[..., dict[str, Any]] = lambda config, metadata: {}  # next to the weights
+
+    def rules(self, config: Config) -> list[Rule]:
+        """Return one rule for each tensor of a model."""
+        if not isinstance(config, self.family):
+            raise CheckpointError(
+                f"a {type(config).__name__} does not fit the tensors of a {self.family.__name__}"
+            )
+        return expand(self.templates(config), config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,9 @@ class Format:
     read_metadata: Callable[..., Metadata | None] = lambda settings, config: None
 
 
+# Templates that several formats share.
+
+
 def same(ours: str, theirs: str) -> Rule:
     return Rule(ours, (theirs,))
 
@@ -69,9 +87,52 @@ def without_batch(ours: str, theirs: str) -> Rule:
     return Rule(ours, (theirs,), lambda array: array.squeeze(0), lambda tensor: (tensor[None],))
 
 
-def weight_and_bias(ours: str, theirs: str) -> Iterator[Rule]:
-    yield same(f"{ours}.weight", f"{theirs}.weight")
-    yield same(f"{ours}.bias", f"{theirs}.bias")
+def modules(names: Mapping[str, str]) -> Iterator[Rule]:
+    """Map weight and bias of modules that differ in name only."""
+    for ours, theirs in names.items():
+        for kind in ("weight", "bias"):
+            yield same(f"{ours}.{kind}", f"{theirs}.{kind}")
+
+
+def resnet_units(ours: str, theirs: str, norm: str = "norm") -> Iterator[Rule]:
+    """Map the convolutions and norms of residual units, without their shortcuts."""
+    for i in (1, 2, 3):
+        names = {f"{ours}.conv{i}": f"{theirs}.conv{i}", f"{ours}.norm{i}": f"{theirs}.{norm}{i}"}
+        yield from modules(names)
+
+
+def conv_head(theirs: str) -> Iterator[Rule]:
+    """Map a head that is a 1x1 convolution (K, C, 1, 1) to a weight (K, C)."""
+    kernel = (f"{theirs}.weight",)
+    yield Rule("head.weight", kernel, lambda k: k[:, :, 0, 0], lambda w: (w[:, :, None, None],))
+    yield same("head.bias", f"{theirs}.bias")
+
+
+def expand(templates: Iterable[Rule], config: Config) -> list[Rule]:
+    """Return one rule for each tensor of a model."""
+    by_name = {template.ours: template for template in templates}
+    rules = []
+    for name in meta_state_dict(config):
+        template_name, numbers = name, {}
+        for letter in "ij":
+            if match := re.search(r"\.(\d+)\.", template_name):
+                template_name = template_name.replace(match[0], f".{{{letter}}}.", 1)
+                numbers |= {letter: int(match[1]), letter.upper(): int(match[1]) + 1}
+        if template_name not in by_name:
+            raise CheckpointError(f"the format has no tensor for {name} of the model")
+        template = by_name[template_name]
+        theirs = tuple(their.format(**numbers) for their in template.theirs)
+        rules.append(template._replace(ours=name, theirs=theirs))
+    return rules
+
+
+@lru_cache(maxsize=16)
+def meta_state_dict(config: Config) -> dict[str, Tensor]:
+    """Return the names and shapes of a model's weights, as meta tensors."""
+    return dict(build(config).state_dict())
+
+
+# Reading and writing.
 
 
 def read(tensors: Tensors, rules: Sequence[Rule], config: Config) -> Model:
@@ -85,26 +146,24 @@ def read(tensors: Tensors, rules: Sequence[Rule], config: Config) -> Model:
         raise CheckpointError(f"missing tensors: {comma_list(missing)}")
     if unexpected := sorted(tensors.keys() - expected):
         raise CheckpointError(f"unexpected tensors: {comma_list(unexpected)}")
-    model = build(config)
-    parameters = dict(model.state_dict())
-    assert {rule.ours for rule in rules} == parameters.keys(), "a table must cover its models"
+    parameters = meta_state_dict(config)
     for rule in rules:
         for name, part in zip(rule.theirs, rule.unpack(parameters[rule.ours]), strict=True):
             if tensors[name].shape != tuple(part.shape):
                 raise CheckpointError(
                     f"shape mismatch: {name} is {tensors[name].shape}, expected {tuple(part.shape)}"
                 )
-
-    def packed(rule: Rule) -> Tensor:
+    state = {}
+    for rule in rules:
         parts = [tensors[name].read() for name in rule.theirs]
         for name, part in zip(rule.theirs, parts, strict=True):
             if part.dtype not in FLOATS:
                 raise CheckpointError(
                     f"{name} has dtype {part.dtype}; expected floating-point weights"
                 )
-        return rule.pack(*parts).to(torch.float32).contiguous()
-
-    model.load_state_dict({rule.ours: packed(rule) for rule in rules}, assign=True)
+        state[rule.ours] = rule.pack(*parts).to(torch.float32).contiguous()
+    model = build(config)
+    model.load_state_dict(state, assign=True)
     return model
 
 
@@ -119,7 +178,7 @@ def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
 
 def float32_state_dict(model: Model) -> dict[str, Tensor]:
     """Return the weights as float32 on the CPU, after checking them against the config."""
-    expected = build(model.config).state_dict()
+    expected = meta_state_dict(model.config)
     tensors = model.state_dict()
     for name in sorted(expected.keys() | tensors.keys()):
         shapes = [tuple(s[name].shape) if name in s else None for s in (tensors, expected)]
@@ -166,6 +225,28 @@ def count(tensors: Tensors, pattern: str) -> int:
     return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 
+def units_per_stage(tensors: Tensors, pattern: str) -> tuple[int, ...]:
+    """Count the units of each stage of a ResNet; the pattern's groups are stage and unit."""
+    stages: dict[int, set[str]] = {}
+    for name in tensors:
+        if match := re.match(pattern, name):
+            stages.setdefault(int(match[1]), set()).add(match[2])
+    return tuple(len(units) for _, units in sorted(stages.items()))
+
+
+def check_layers(config: Config, tensors: Tensors) -> None:
+    """Reject a stated config with more layers than tensors before it is built."""
+    match config:
+        case VitConfig():
+            layers = config.depth + sum(config.resnet_blocks)
+        case BitConfig():
+            layers = sum(config.blocks)
+        case MixerConfig():
+            layers = config.depth
+    if layers > len(tensors):
+        raise CheckpointError(f"the config has {layers} layers, the file {len(tensors)} tensors")
+
+
 def is_square(number: int) -> bool:
     return number > 0 and math.isqrt(number) ** 2 == number
 
@@ -178,8 +259,11 @@ def square_image(patches: int, stride: tuple[int, int], hint: str) -> tuple[int,
     return side * stride[0], side * stride[1]
 
 
-def default_heads(width: int) -> int:
-    """Return the number of heads that published ViTs of this width have."""
+def infer_heads(width: int, *stated: Any) -> int:
+    """Return the first stated number of heads, or that of published ViTs of this width."""
+    for heads in stated:
+        if heads is not None:
+            return heads
     for _, known_width, _, heads in SIZES.values():
         if width == known_width and width >= TINY_WIDTH:
             return heads
@@ -217,6 +301,29 @@ def unsupported_numerics(config: Config, theirs: Numerics) -> list[str]:
         for name in names
         if (ours := getattr(config.numerics, name)) != getattr(theirs, name)
     ]
+
+
+def unsupported_features(
+    config: VitConfig,
+    *,
+    stems: Sequence[str] = ("patches",),
+    positions: Sequence[str] = ("learned",),
+    pools: Sequence[str] = ("cls",),
+    qkv_bias: bool = True,
+) -> list[str]:
+    """Return the features that a library cannot express which has plain ViTs and these options."""
+    features = {
+        f"stem={config.stem!r}": config.stem not in stems,
+        f"position={config.position!r}": config.position not in positions,
+        f"position_place={config.position_place!r}": config.position_place != "stem",
+        f"pool={config.pool!r}": config.pool not in pools,
+        "register tokens": config.registers,
+        "a distillation token": config.distillation,
+        "LayerScale": config.layer_scale is not None,
+        "qkv_bias=False": qkv_bias and not config.qkv_bias,
+        "SwiGLU": config.mlp != "gelu",
+    }
+    return applicable(features)
 
 
 def applicable(features: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.bit import conv_head_rules, unit_rules
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.metadata import ASSUMED, Metadata
 from vitrail.checkpoints.rules import (
@@ -39,15 +38,18 @@ from vitrail.checkpoints.rules import (
     Table,
     Tensors,
     applicable,
+    conv_head,
     count,
-    default_heads,
+    infer_heads,
     is_square,
+    modules,
+    resnet_units,
     same,
     shape_of,
     size_of,
     square_image,
+    units_per_stage,
     unsupported_numerics,
-    weight_and_bias,
     without_batch,
 )
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -195,9 +197,7 @@ def token_stride(tensors: Tensors) -> tuple[int, int]:
 
 
 def resnet_blocks(tensors: Tensors) -> tuple[int, ...]:
-    stages = rf"{re.escape(BACKBONE)}stages"
-    number = count(tensors, rf"{stages}\.(\d+)\.")
-    return tuple(count(tensors, rf"{stages}\.{i}\.blocks\.(\d+)\.") for i in range(number))
+    return units_per_stage(tensors, rf"{re.escape(BACKBONE)}stages\.(\d+)\.blocks\.(\d+)\.")
 
 
 # config.json.
@@ -369,6 +369,8 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         prefix = sum(size_of(tensors, name, 3, axis=1) for name in tokens)
         patches = shape_of(tensors, "pos_embed", 3)[1] - prefix
         image_size = infer_image_size(patches, stride, settings)
+    name = f"{architecture(settings)}_"
+    known_heads = [heads for prefix, heads in HEADS.items() if name.startswith(f"{prefix}_")]
     layer_scale = args.get("init_values")
     if not isinstance(layer_scale, float) or layer_scale <= 0:
         layer_scale = LAYER_SCALE_INIT
@@ -376,7 +378,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         depth=count(tensors, r"blocks\.(\d+)\."),
         width=width,
         mlp_width=mlp_width,
-        heads=infer_heads(width, settings),
+        heads=infer_heads(width, settings.get("heads"), args.get("num_heads"), *known_heads),
         patch_size=(patch_height, patch_width),
         image_size=image_size,
         channels=channels,
@@ -422,16 +424,6 @@ def reject_unknown_vits(tensors: Tensors, settings: Settings) -> None:
         raise CheckpointError(f"unsupported timm model: {feature}")
 
 
-def infer_heads(width: int, settings: Settings) -> int:
-    """Return the heads stated by the user, config.json or the architecture, or the default."""
-    for heads in (settings.get("heads"), model_args(settings).get("num_heads")):
-        if heads is not None:
-            return heads
-    name = f"{architecture(settings)}_"
-    known = [heads for prefix, heads in HEADS.items() if name.startswith(f"{prefix}_")]
-    return known[0] if known else default_heads(width)
-
-
 def infer_numerics(settings: Settings, swiglu: bool) -> Numerics:
     """Return timm's numerics with the GELU of config.json or of the architecture."""
     tanh = architecture(settings).startswith(TANH_GELU)
@@ -446,75 +438,50 @@ def infer_numerics(settings: Settings, swiglu: bool) -> Numerics:
     )
 
 
-def vit_rules(config: VitConfig) -> list[Rule]:
-    table = [*weight_and_bias("stem.projection", "patch_embed.proj")]
-    if config.stem == "resnet":
-        table += resnet_rules(config)
-    if config.pool == "cls":
-        table.append(without_batch("cls_token", "cls_token"))
-    if config.distillation:
-        table.append(without_batch("distillation_token", "dist_token"))
-    if config.registers:
-        table.append(without_batch("registers", "reg_token"))
-    if config.position == "learned":
-        table.append(position_rule(config))
-    for index in range(config.depth):
-        ours, theirs = f"encoder.blocks.{index}", f"blocks.{index}"
-        table += weight_and_bias(f"{ours}.norm1", f"{theirs}.norm1")
-        table.append(same(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"))
-        if config.qkv_bias:
-            table.append(same(f"{ours}.attention.qkv.bias", f"{theirs}.attn.qkv.bias"))
-        table += weight_and_bias(f"{ours}.attention.merge", f"{theirs}.attn.proj")
-        table += weight_and_bias(f"{ours}.norm2", f"{theirs}.norm2")
-        table += mlp_rules(f"{ours}.mlp", f"{theirs}.mlp")
-        if config.layer_scale is not None:
-            table.append(same(f"{ours}.branch1.scale", f"{theirs}.ls1.gamma"))
-            table.append(same(f"{ours}.branch2.scale", f"{theirs}.ls2.gamma"))
-    table += weight_and_bias("encoder.norm", "norm")
-    if config.pool == "map":
-        table.append(without_batch("pool.probe", "attn_pool.latent"))
-        parts = {"query": "q", "key_value": "kv", "merge": "proj", "norm": "norm"}
-        for ours, theirs in parts.items():
-            table += weight_and_bias(f"pool.{ours}", f"attn_pool.{theirs}")
-        table += mlp_rules("pool.mlp", "attn_pool.mlp")
-    if config.representation:
-        table += weight_and_bias("representation", "pre_logits.fc")  # timm before 2022
-    if config.num_classes:
-        table += weight_and_bias("head", "head")
-    if config.num_classes and config.distillation:
-        table += weight_and_bias("distillation_head", "head_dist")
-    return table
+VIT_MODULES = {
+    "stem.projection": "patch_embed.proj",
+    "encoder.blocks.{i}.norm1": "blocks.{i}.norm1",
+    "encoder.blocks.{i}.attention.qkv": "blocks.{i}.attn.qkv",
+    "encoder.blocks.{i}.attention.merge": "blocks.{i}.attn.proj",
+    "encoder.blocks.{i}.norm2": "blocks.{i}.norm2",
+    "encoder.blocks.{i}.mlp.fc1": "blocks.{i}.mlp.fc1",
+    "encoder.blocks.{i}.mlp.fc2": "blocks.{i}.mlp.fc2",
+    "encoder.norm": "norm",
+    "pool.query": "attn_pool.q",
+    "pool.key_value": "attn_pool.kv",
+    "pool.merge": "attn_pool.proj",
+    "pool.norm": "attn_pool.norm",
+    "pool.mlp.fc1": "attn_pool.mlp.fc1",
+    "pool.mlp.fc2": "attn_pool.mlp.fc2",
+    "representation": "pre_logits.fc",  # timm before 2022
+    "head": "head",
+    "distillation_head": "head_dist",
+}
 
 
-def position_rule(config: VitConfig) -> Rule:
-    """Insert zero rows for the registers, which have no position in our table."""
+def vit_templates(config: VitConfig) -> Iterator[Rule]:
+    yield from modules(VIT_MODULES)
+    for i in (1, 2):
+        yield same(f"encoder.blocks.{{i}}.branch{i}.scale", f"blocks.{{i}}.ls{i}.gamma")
+    yield without_batch("cls_token", "cls_token")
+    yield without_batch("distillation_token", "dist_token")
+    yield without_batch("registers", "reg_token")
+    yield without_batch("pool.probe", "attn_pool.latent")
     start, stop = config.num_class_tokens, config.num_prefix
-    zeros = (config.registers, config.width)
-    return Rule(
+    zeros = (config.registers, config.width)  # registers have no position in our table
+    yield Rule(
         "position.table",
         ("pos_embed",),
         lambda table: torch.cat([table[0, :start], table[0, stop:]]),
         lambda table: (torch.cat([table[:start], table.new_zeros(zeros), table[start:]])[None],),
     )
-
-
-def resnet_rules(config: VitConfig) -> Iterator[Rule]:
     root = f"{BACKBONE}stem." if config.resnet_blocks else BACKBONE
-    yield same("stem.resnet.root.weight", f"{root}conv.weight")
-    yield from weight_and_bias("stem.resnet.norm", f"{root}norm")
-    for stage, units in enumerate(config.resnet_blocks):
-        for unit in range(units):
-            ours = f"stem.resnet.stages.{stage}.{unit}"
-            theirs = f"{BACKBONE}stages.{stage}.blocks.{unit}"
-            yield from unit_rules(ours, theirs)
-            if unit == 0:  # the first unit of a stage changes the width
-                yield same(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight")
-                yield from weight_and_bias(f"{ours}.shortcut.1", f"{theirs}.downsample.norm")
-
-
-def mlp_rules(ours: str, theirs: str) -> Iterator[Rule]:
-    yield from weight_and_bias(f"{ours}.fc1", f"{theirs}.fc1")
-    yield from weight_and_bias(f"{ours}.fc2", f"{theirs}.fc2")
+    yield from modules({"stem.resnet.root": f"{root}conv", "stem.resnet.norm": f"{root}norm"})
+    ours, theirs = "stem.resnet.stages.{i}.{j}", BACKBONE + "stages.{i}.blocks.{j}"
+    yield from resnet_units(ours, theirs)
+    shortcut = f"{theirs}.downsample"
+    yield from modules({f"{ours}.shortcut.0": f"{shortcut}.conv"})
+    yield from modules({f"{ours}.shortcut.1": f"{shortcut}.norm"})
 
 
 def vit_unsupported(config: VitConfig) -> list[str]:
@@ -582,9 +549,8 @@ def bit_architecture(config: BitConfig) -> tuple[str, int] | None:
 def bit_config(checkpoint: Checkpoint) -> BitConfig:
     tensors = checkpoint.tensors
     width, channels, _, _ = shape_of(tensors, "stem.conv.weight", 4)
-    stages = count(tensors, r"stages\.(\d+)\.")
     return BitConfig(
-        blocks=tuple(count(tensors, rf"stages\.{i}\.blocks\.(\d+)\.") for i in range(stages)),
+        blocks=units_per_stage(tensors, r"stages\.(\d+)\.blocks\.(\d+)\."),
         width_factor=width // ROOT_WIDTH,
         image_size=default_image_size((1, 1), checkpoint.settings),
         channels=channels,
@@ -593,18 +559,12 @@ def bit_config(checkpoint: Checkpoint) -> BitConfig:
     )
 
 
-def bit_rules(config: BitConfig) -> list[Rule]:
-    table = [same("root.weight", "stem.conv.weight")]
-    for stage, units in enumerate(config.blocks):
-        for unit in range(units):
-            ours, theirs = f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}"
-            table += unit_rules(ours, theirs)
-            if unit == 0:
-                table.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
-    table += weight_and_bias("norm", "norm")
-    if config.num_classes:
-        table += conv_head_rules("head.fc")
-    return table
+def bit_templates(config: BitConfig) -> Iterator[Rule]:
+    ours, theirs = "stages.{i}.{j}", "stages.{i}.blocks.{j}"
+    names = {"root": "stem.conv", "norm": "norm", f"{ours}.shortcut": f"{theirs}.downsample.conv"}
+    yield from modules(names)
+    yield from resnet_units(ours, theirs)
+    yield from conv_head("head.fc")
 
 
 def bit_unsupported(config: BitConfig) -> list[str]:
@@ -642,18 +602,17 @@ def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
     )
 
 
-def mixer_rules(config: MixerConfig) -> list[Rule]:
-    table = [*weight_and_bias("stem", "stem.proj")]
-    for index in range(config.depth):
-        block = f"blocks.{index}"
-        table += weight_and_bias(f"{block}.norm1", f"{block}.norm1")
-        table += mlp_rules(f"{block}.token_mixing", f"{block}.mlp_tokens")
-        table += weight_and_bias(f"{block}.norm2", f"{block}.norm2")
-        table += mlp_rules(f"{block}.channel_mixing", f"{block}.mlp_channels")
-    table += weight_and_bias("norm", "norm")
-    if config.num_classes:
-        table += weight_and_bias("head", "head")
-    return table
+MIXER_MODULES = {
+    "stem": "stem.proj",
+    "blocks.{i}.norm1": "blocks.{i}.norm1",
+    "blocks.{i}.token_mixing.fc1": "blocks.{i}.mlp_tokens.fc1",
+    "blocks.{i}.token_mixing.fc2": "blocks.{i}.mlp_tokens.fc2",
+    "blocks.{i}.norm2": "blocks.{i}.norm2",
+    "blocks.{i}.channel_mixing.fc1": "blocks.{i}.mlp_channels.fc1",
+    "blocks.{i}.channel_mixing.fc2": "blocks.{i}.mlp_channels.fc2",
+    "norm": "norm",
+    "head": "head",
+}
 
 
 def mixer_unsupported(config: MixerConfig) -> list[str]:
@@ -677,7 +636,7 @@ VIT = Table(
     VitConfig,
     lambda tensors: PATCHES in tensors and any(name.startswith("blocks.") for name in tensors),
     vit_config,
-    vit_rules,
+    vit_templates,
     vit_unsupported,
     vit_json,
 )
@@ -685,7 +644,7 @@ BIT = Table(
     BitConfig,
     lambda tensors: {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= tensors.keys(),
     bit_config,
-    bit_rules,
+    bit_templates,
     bit_unsupported,
     bit_json,
 )
@@ -693,7 +652,7 @@ MIXER = Table(
     MixerConfig,
     lambda tensors: {"stem.proj.weight", "blocks.0.mlp_tokens.fc1.weight"} <= tensors.keys(),
     mixer_config,
-    mixer_rules,
+    lambda config: modules(MIXER_MODULES),
     mixer_unsupported,
     mixer_json,
 )

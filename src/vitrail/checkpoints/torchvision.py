@@ -5,6 +5,7 @@ width, or what the user passes.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vitrail.checkpoints.files import Checkpoint
@@ -15,13 +16,14 @@ from vitrail.checkpoints.rules import (
     Tensors,
     applicable,
     count,
-    default_heads,
+    infer_heads,
+    modules,
     same,
     shape_of,
     size_of,
     square_image,
+    unsupported_features,
     unsupported_numerics,
-    weight_and_bias,
     without_batch,
 )
 from vitrail.errors import CheckpointError
@@ -53,21 +55,13 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
 def unsupported(config: VitConfig) -> list[str]:
     (height, width), (patch_height, patch_width) = map(pair, (config.image_size, config.patch_size))
     features = {
-        f"stem={config.stem!r}": config.stem != "patches",
-        f"position={config.position!r}": config.position != "learned",
-        f"position_place={config.position_place!r}": config.position_place != "stem",
-        f"pool={config.pool!r}": config.pool != "cls",
         f"non-square {height} x {width} images": height != width,
         f"non-square {patch_height} x {patch_width} patches": patch_height != patch_width,
         f"channels={config.channels} (it uses 3)": config.channels != 3,
         "a model without a head": not config.num_classes,
-        "register tokens": config.registers,
-        "a distillation token": config.distillation,
-        "LayerScale": config.layer_scale is not None,
-        "qkv_bias=False": not config.qkv_bias,
-        "SwiGLU": config.mlp != "gelu",
     }
-    return applicable(features) + unsupported_numerics(config, NUMERICS["torchvision"])
+    numerics = unsupported_numerics(config, NUMERICS["torchvision"])
+    return unsupported_features(config) + applicable(features) + numerics
 
 
 def infer_config(checkpoint: Checkpoint) -> VitConfig:
@@ -79,13 +73,12 @@ def infer_config(checkpoint: Checkpoint) -> VitConfig:
     width, channels, patch_height, patch_width = shape_of(tensors, "conv_proj.weight", 4)
     mlp_width, _ = shape_of(tensors, f"{LAYER}0.mlp.0.weight", 2)
     patches = shape_of(tensors, POSITION, 3)[1] - 1
-    heads = checkpoint.settings.get("heads")
     patch_size = (patch_height, patch_width)
     return VitConfig(
         depth=count(tensors, rf"{re.escape(LAYER)}(\d+)\."),
         width=width,
         mlp_width=mlp_width,
-        heads=default_heads(width) if heads is None else heads,
+        heads=infer_heads(width, checkpoint.settings.get("heads")),
         patch_size=patch_size,
         image_size=square_image(patches, patch_size, "torchvision has square grids only"),
         channels=channels,
@@ -95,29 +88,27 @@ def infer_config(checkpoint: Checkpoint) -> VitConfig:
     )
 
 
-def rules(config: VitConfig) -> list[Rule]:
-    table = [
-        *weight_and_bias("stem.projection", "conv_proj"),
-        without_batch("cls_token", "class_token"),
-        without_batch("position.table", POSITION),
-    ]
-    for index in range(config.depth):
-        ours, theirs = f"encoder.blocks.{index}", f"{LAYER}{index}"
-        table += weight_and_bias(f"{ours}.norm1", f"{theirs}.ln_1")
-        for kind in ("weight", "bias"):
-            qkv = f"{theirs}.self_attention.in_proj_{kind}"
-            table.append(same(f"{ours}.attention.qkv.{kind}", qkv))
-        table += weight_and_bias(f"{ours}.attention.merge", f"{theirs}.self_attention.out_proj")
-        table += weight_and_bias(f"{ours}.norm2", f"{theirs}.ln_2")
-        table += weight_and_bias(f"{ours}.mlp.fc1", f"{theirs}.mlp.0")
-        table += weight_and_bias(f"{ours}.mlp.fc2", f"{theirs}.mlp.3")
-    table += weight_and_bias("encoder.norm", "encoder.ln")
-    if config.representation:
-        table += weight_and_bias("representation", "heads.pre_logits")
-    if config.num_classes:
-        table += weight_and_bias("head", "heads.head")
-    return table
+MODULES = {
+    "stem.projection": "conv_proj",
+    "encoder.blocks.{i}.norm1": LAYER + "{i}.ln_1",
+    "encoder.blocks.{i}.attention.merge": LAYER + "{i}.self_attention.out_proj",
+    "encoder.blocks.{i}.norm2": LAYER + "{i}.ln_2",
+    "encoder.blocks.{i}.mlp.fc1": LAYER + "{i}.mlp.0",
+    "encoder.blocks.{i}.mlp.fc2": LAYER + "{i}.mlp.3",
+    "encoder.norm": "encoder.ln",
+    "representation": "heads.pre_logits",
+    "head": "heads.head",
+}
 
 
-VIT = Table(VitConfig, matches, infer_config, rules, unsupported)
+def templates(config: VitConfig) -> Iterator[Rule]:
+    yield from modules(MODULES)
+    for kind in ("weight", "bias"):
+        qkv = LAYER + "{i}.self_attention.in_proj_" + kind
+        yield same(f"encoder.blocks.{{i}}.attention.qkv.{kind}", qkv)
+    yield without_batch("cls_token", "class_token")
+    yield without_batch("position.table", POSITION)
+
+
+VIT = Table(VitConfig, matches, infer_config, templates, unsupported)
 FORMAT = Format("torchvision", (VIT,), normalize)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.export.graph import FLOAT, Graph, Value, whole
-from vitrail.models.encoder import Branch
-from vitrail.models.mlp import Mlp, SwiGlu
+from vitrail.models.encoder import Branch, Mlp, SwiGlu
 from vitrail.models.resnet import StandardizedConv2d
 
 INT8_LEVELS = 64  # of each sign: 7 bits, because older processors add two products in 16 bits

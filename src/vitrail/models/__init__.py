@@ -5,15 +5,13 @@
     vit.py            the Vision Transformer; `create` and `build` models of every family
     patch_embed.py    images → patch embeddings
     pos_embed.py      position embeddings and their interpolation
-    encoder.py        the Transformer encoder and its blocks
+    encoder.py        the Transformer encoder: blocks, MLPs and GELU
     attention.py      multi-head self-attention
-    mlp.py            MLPs and GELU
     pooling.py        tokens → features
     token_merging.py  merging of similar tokens at inference
     resnet.py         the hybrid's ResNet stem, and BiT
     mixer.py          MLP-Mixer
     init.py           weight initialization
-    memory.py         caching and in-place operations
 
 Nothing is imported here, so that `config.py` and `registry.py` stay free of torch.
 """

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks as GLOBAL_HOOKS
 
-from vitrail.models.memory import is_plain_linear
 from vitrail.models.pos_embed import RelativeKeys
 
 # (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
@@ -71,6 +71,14 @@ class SelfAttention(nn.Module):
             query, key = query[:, list(heads)], key[:, list(heads)]
         bias = None if relative is None else relative_bias(query, relative)
         return attention_weights(query, key, bias)
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer is an nn.Linear without hooks or parametrizations, so that using its weight
+    directly is equivalent to calling it."""
+    before, after = layer._forward_pre_hooks, layer._forward_hooks
+    hooks = (GLOBAL_HOOKS, before, after, layer._backward_pre_hooks, layer._backward_hooks)
+    return type(layer) is nn.Linear and not any(hooks)
 
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:

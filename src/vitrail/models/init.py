@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError, unknown
 from vitrail.models.attention import SelfAttention
 from vitrail.models.config import InitScheme
-from vitrail.models.encoder import Branch
-from vitrail.models.mlp import Mlp, SwiGlu
+from vitrail.models.encoder import Branch, Mlp, SwiGlu
 from vitrail.models.patch_embed import ConvStem, PatchProjection
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.pos_embed import (

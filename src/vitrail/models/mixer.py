@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import DataError, renamed_attribute
 from vitrail.models.config import MixerConfig, pair
-from vitrail.models.encoder import drop_path, run_block
+from vitrail.models.encoder import Mlp, drop_path, run_block
 from vitrail.models.init import initialize
-from vitrail.models.mlp import Mlp
 from vitrail.models.patch_embed import PatchProjection, check_images
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import DataError
 from vitrail.models.config import VitConfig, pair
-from vitrail.models.memory import is_tracing
+from vitrail.models.pos_embed import is_tracing
 
 
 class PatchProjection(nn.Module):

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import attend_without_kv, attention_weights
+from vitrail.models.attention import attend_without_kv, attention_weights, is_plain_linear
 from vitrail.models.config import Pool, VitConfig
-from vitrail.models.memory import is_plain_linear
-from vitrail.models.mlp import Mlp
+from vitrail.models.encoder import Mlp
 from vitrail.models.token_merging import size_bias
 
 

@@ -9,6 +9,7 @@ raster order. The relative kind returns `RelativeKeys` for attention instead.
 Shapes: h x w patches, T = class tokens + h * w, D width, K channels per head, R relative keys.
 """
 
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.config import PositionKind, ResizeMethod, VitConfig
-from vitrail.models.memory import Cache
 
 Grid = tuple[int, int]  # rows and columns of patches
 TEMPERATURE = 10_000.0  # ratio of the longest to the shortest wavelength of the sin-cos embedding
@@ -33,6 +33,48 @@ RESIZE_METHODS: dict[ResizeMethod, dict[str, Any]] = {
     "bilinear": {"mode": "bilinear", "align_corners": False},
     "flexivit": {"mode": "bilinear", "align_corners": False, "antialias": True},
 }
+
+
+class Cache:
+    """Cache the last value that was computed from a parameter.
+
+    The value is valid while the parameter is bitwise equal to a copy taken at the time. Version
+    counters would be cheaper but miss fused optimizers and writes to `.data`. The cache is
+    bypassed while gradients are recorded (each step needs its own graph) and during tracing, and
+    fake tensors are not cached.
+    """
+
+    def __init__(self) -> None:
+        # (key, copy of the source, value); one attribute, so that updates are atomic for threads
+        self.entry: tuple[Hashable, Tensor | None, Tensor] | None = None
+
+    def get(self, source: Tensor | None, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+        """Return `compute()`, or its last result if `source` and `key` have not changed."""
+        in_graph = source is not None and torch.is_grad_enabled() and source.requires_grad
+        if is_tracing() or in_graph or (source is not None and source.is_meta):
+            return compute()
+        entry = self.entry
+        if entry is not None and entry[0] == key and identical(entry[1], source):
+            return entry[2]
+        with torch.inference_mode(False), torch.no_grad():  # the value must be usable in any mode
+            value = compute()
+            if type(value) is Tensor:
+                self.entry = (key, None if source is None else source.detach().clone(), value)
+        return value
+
+    def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
+        return Cache, ()  # copies and pickles start empty
+
+
+def identical(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape) and torch.equal(a, b)
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace is recording operations."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 class PosEmbed(nn.Module):

@@ -68,14 +68,11 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, K), or the features if the model has no head."""
-        tokens, grid = self.prepare_tokens(images)  # (B, N, D), equation 1
+        patches = self.embed_patches(images)  # (B, h, w, D)
+        tokens, grid = self.assemble_tokens(patches)  # (B, N, D), equation 1
         tokens, sizes = self.run_encoder(tokens, grid)  # (B, N, D), equations 2 and 3
         features, logits = self.run_head(tokens, sizes)  # (B, D), equation 4, and (B, K)
         return features if logits is None else logits
-
-    def prepare_tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the input of the encoder (B, N, D) and its patch grid."""
-        return self.assemble_tokens(self.embed_patches(images))
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Return the patch embeddings (B, h, w, D), without positions."""
@@ -84,11 +81,10 @@ class VisionTransformer(nn.Module):
 
     def assemble_tokens(self, patches: Tensor) -> tuple[Tensor, Grid]:
         """Add prefix tokens and positions to patches (B, h, w, D); return tokens and grid."""
-        grid = (patches.shape[1], patches.shape[2])
+        grid, prefix = (patches.shape[1], patches.shape[2]), self.config.num_class_tokens
         tokens = patches.flatten(1, 2)  # (B, h * w, D)
         tokens = prepend(tokens, self.cls_token, self.distillation_token)
         tokens = self.dropout(self.position(tokens, grid))
-        prefix = self.config.num_class_tokens
         if self.training and self.config.patch_dropout:
             kept = drop_patches(tokens[:, prefix:], self.config.patch_dropout)
             tokens = torch.cat([tokens[:, :prefix], kept], dim=1)
@@ -119,6 +115,10 @@ class VisionTransformer(nn.Module):
         if self.representation is None:
             return features
         return torch.tanh(self.representation(features))
+
+    def prepare_tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the input of the encoder (B, N, D) and its patch grid."""
+        return self.assemble_tokens(self.embed_patches(images))
 
     def features(self, images: Tensor) -> Tensor:
         """Return one vector per image (B, D): the input of the head (equation 4)."""

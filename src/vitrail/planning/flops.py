@@ -4,7 +4,7 @@ The convention is that of table 6 of the paper: matrix products and convolutions
 a multiply-add, and a backward pass costs two forward passes, because each product has two factors
 whose gradients are products again. All tokens are counted in every layer, although vitrail computes
 in the last one only those that are read, and so are all keys and values: the counter adds hooks
-(`is_plain_linear` in `models/memory.py`).
+(`is_plain_linear` in `models/attention.py`).
 """
 
 from dataclasses import dataclass

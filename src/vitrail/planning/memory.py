@@ -120,7 +120,7 @@ class AllocationRecorder(TorchDispatchMode):
         self.events.append((self.block_of.pop(storage), -1))
 
     def correct_gelu(self, x: Tensor, y: Tensor) -> None:
-        """Count what `models/mlp.py` does on a CPU instead of torch's own operation.
+        """Count what `models/encoder.py` does on a CPU instead of torch's own operation.
 
         With a gradient, it keeps a slope of its own in place of x; without one, y is in the
         memory of x.
