@@ -18,10 +18,10 @@ def awake(config, seed=0):
     return model.eval()
 
 
-def random_model(config, std=0.5):
+def random_model(config):
     """A model whose weights are all drawn from the same normal distribution."""
     torch.manual_seed(0)
     model = build(config, device="cpu")
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=std)
+        torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tiny_models
+from tiny_models import random_model
 from vitrail.models.pos_embed import (
     RESIZE_METHODS,
     Learned2dPosEmbed,
@@ -25,10 +25,6 @@ def randomize(module):
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module
-
-
-def random_model(config):
-    return tiny_models.random_model(config, std=1.0)
 
 
 def test_learned_2d_concatenates_column_and_row(larger):
