@@ -98,7 +98,7 @@ SPIN = "20000"
 QUIET, VERBOSE = ("--quiet", "-q"), ("--verbose", "-v")
 SWITCHES = {  # of every command: how they are spelled, and their help
     "quiet": (QUIET, "Print only results and errors."),
-    "verbose": (VERBOSE, "Print the parsed options and the traceback of errors."),
+    "verbose": (VERBOSE, "Print the parsed options, and errors with tracebacks."),
 }
 SECRET = "token"  # the option whose value is never printed
 

@@ -12,7 +12,7 @@ from vitrail.cli.options import FileToWrite, Json, ModelReference, Preset
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Convert a checkpoint into another format, and verify that the logits are the same."""
+    """Convert a checkpoint to another format, and verify that the logits are equal."""
 
     source: ModelReference
     destination: FileToWrite

@@ -26,7 +26,7 @@ BEGUN = time.monotonic()
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train a small ViT on built-in photos of hand signs, and evaluate it; about 3 minutes."""
+    """Train and evaluate a small ViT on built-in photos of hand signs, in 3 minutes."""
 
     out: Path = Path("demo")
     """Folder for the model and its report; an earlier demo in it is replaced."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Export(DataOptions):
-    """Export a model for onnxruntime or torch, and compare its outputs with the original's."""
+    """Export a model to ONNX or torch.export, and verify its outputs."""
 
     model: ModelReference
     out: Path

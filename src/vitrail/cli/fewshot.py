@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fewshot(DataOptions):
-    """Fit classifiers to the features of a few images per class, and report test accuracy."""
+    """Fit classifiers to a few images per class, and report their test accuracy."""
 
     model: ModelReference
     data: DataReference
@@ -167,7 +167,7 @@ def report(
             if trial.probe == "ridge, best":
                 low, high = min(trial.l2), max(trial.l2)
                 values = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-                yield f"  best l2 by leave-one-out, {trial.shots} shots: {values}"
+                yield f"  best l2 by leave-one-out, shots={trial.shots}: {values}"
 
 
 def few_images_note(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(DataOptions):
-    """Write a report on a model: attention, filters, position embeddings, explanations."""
+    """Report on a model: attention, filters, position embeddings, explanations."""
 
     model: ModelReference
     pictures: Annotated[

@@ -31,6 +31,7 @@ DATA_HELP = (
     "A folder with one subfolder per class, a CSV list, .tar or .npz files, hf:owner/name, or "
     "builtin:sign-digits."
 )
+COMMON = ("allow_outside", "json", "quiet", "verbose")  # options that help lists last
 PRESET_HELP = "How images are resized and normalized, instead of as the model states."
 MODEL_HELP = "A bundle, a weights file, or hf:owner/name."
 RUNNABLE_HELP = "A bundle, a weights file, hf:owner/name, or an exported .onnx file."
@@ -132,7 +133,7 @@ class HelpRegistry(ConstructorRegistry):
         hint = tyro.conf.arg(help_behavior_hint=default_hint)
         fields = [
             replace(field, type=Annotated[field.type, hint], helptext=one_paragraph(field.helptext))
-            for field in spec.fields
+            for field in sorted(spec.fields, key=lambda field: field.name in COMMON)
         ]
         return replace(spec, fields=tuple(fields))
 

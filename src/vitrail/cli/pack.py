@@ -13,7 +13,7 @@ MAX_NAMES = 20  # of skipped files; the others are counted
 
 @dataclass(frozen=True, kw_only=True)
 class Pack(DataOptions):
-    """Write a dataset as .tar shards in WebDataset layout; image files are copied unchanged.
+    """Write a dataset as .tar shards (WebDataset layout); image files are unchanged.
 
     Files that are not images are skipped and named."""
 

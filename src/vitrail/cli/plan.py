@@ -30,7 +30,7 @@ PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(PlanRequest):
-    """Estimate a training run: FLOPs, memory, time on this machine, days on accelerators."""
+    """Estimate FLOPs, memory and time of a training run, here and on accelerators."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A name from `vitrail models`, a bundle, or another model reference."""

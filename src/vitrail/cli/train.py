@@ -134,7 +134,7 @@ class TrainingOptions(DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(TrainingOptions):
-    """Train a model from scratch; settings that are not given are chosen from the data."""
+    """Train from scratch; settings that are not given are chosen from the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

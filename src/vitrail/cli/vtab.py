@@ -28,7 +28,7 @@ MAX_GROUP = 12  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Vtab(DataOptions):
-    """Transfer a model to small tasks by the VTAB-1k protocol; report the mean accuracy."""
+    """Transfer a model to small tasks (VTAB-1k protocol); report the mean accuracy."""
 
     model: ModelReference
     tasks: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TASKS")]

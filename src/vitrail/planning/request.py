@@ -32,17 +32,17 @@ class PlanRequest:
     batch_size: int = 32
     """Images per step, over all devices."""
     image_size: int | None = None
-    """Pixels along each side; the model's own if not given."""
+    """Image size in pixels (default: the model's)."""
     classes: int | None = None
-    """Number of classes; those of the data or of the model if not given."""
+    """Number of classes (default: those of the dataset, or of the model)."""
     optimizer: OptimizerKind = "adamw"
     """As --optim.kind of `vitrail train`."""
     average: float = 0.0
-    """Decay of a running average of the weights; 0 for none."""
+    """Decay of an exponential moving average of the weights; 0 for none."""
     checkpointing: bool = False
     """Activation checkpointing: recompute activations instead of keeping them."""
     micro_batch: int | None = None
-    """Images at once on one device; gradients of the rest of a batch are accumulated."""
+    """Images per forward pass on one device; gradients are accumulated over the batch."""
     devices: int = 1
     """Devices that share a batch."""
     strategy: Strategy = "ddp"
@@ -52,7 +52,7 @@ class PlanRequest:
     images: float | None = None
     """Images in the training set, such as 303e6."""
     epochs: float | None = None
-    """Passes over the images; 1 if only images are given."""
+    """Passes over the images (default: 1, if the number of images is known)."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "image_size", "classes", "micro_batch", "devices"):

@@ -30,7 +30,7 @@ class ModelSettings:
     """The model; fields that are set override those of the named model."""
 
     name: str | None = None
-    """A name from `vitrail models`; chosen to fit the data if not given."""
+    """A name from `vitrail models` (default: chosen to fit the data)."""
     image_size: int | None = None
     """Height and width of the input images in pixels."""
     patch_size: int | None = None
@@ -78,7 +78,7 @@ class ModelSettings:
     numerics: Library | None = None
     """GELU, epsilons and position interpolation of this library; a checkpoint has its own."""
     init: InitScheme | None = None
-    """Weight initialization, google's if not given; quick is for short training."""
+    """Weight initialization (default: google); quick is for short training."""
     head_bias: float = 0.0
     """Initial bias of the head: -10 or -6.9 with a sigmoid loss over many classes."""
 
@@ -109,13 +109,13 @@ class OptimSettings:
     timescale: int = 10_000
     """rsqrt: steps after which the rate has fallen to 1 / sqrt(2) of its peak."""
     cooldown: float | None = None
-    """rsqrt, constant-linear: final fraction of the run that decays to zero; 0.2 if not given."""
+    """rsqrt, constant-linear: final fraction of the run that decays to zero (default: 0.2)."""
     stairs: tuple[float, ...] = (0.3, 0.6, 0.9)
     """staircase: fractions of the run after which the rate is divided by ten."""
     weight_decay: float | None = None
     """Decoupled weight decay, for kernels only."""
     betas: tuple[float, float] | None = None
-    """Adam's betas, 0.9 0.999 if not given; Lion's, 0.9 0.99."""
+    """Adam's betas (default: 0.9 0.999; Lion: 0.9 0.99)."""
     eps: float = 1e-8
     """Adam's epsilon."""
     momentum: float = 0.9
@@ -203,7 +203,7 @@ class MachineSettings:
     strategy: Strategy = "ddp"
     """Several processes: replicate the model (ddp) or shard it (fsdp)."""
     device: str = ""
-    """cpu, cuda or mps; chosen if not given."""
+    """cpu, cuda or mps (default: the best available)."""
 
     def __post_init__(self) -> None:
         if self.parts is not None and self.parts < 1:
