@@ -10,7 +10,7 @@ import torch
 from fewshot import PEAK, held
 from peers import Shape, vitrail
 from timing import claim, interleave, spread
-from vitrail.inspection.attention import study
+from vitrail.inspection.attention import attention_stats
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import create
 
@@ -35,7 +35,7 @@ def cost() -> list[str]:
         for images in batches:
             model(images)
 
-    calls = {"forward": forward, "study": lambda: study(model, batches)}
+    calls = {"forward": forward, "study": lambda: attention_stats(model, batches)}
     seconds = interleave(calls, rounds=ROUNDS)
     pairs = zip(seconds["study"], seconds["forward"], strict=True)
     ratio = statistics.median(own / plain for own, plain in pairs)
@@ -57,7 +57,7 @@ def cost() -> list[str]:
 EVALUATIONS: dict[str, Callable[..., object]] = {
     "forward": lambda model, image: model(image),
     "rollout": rollout,
-    "attention distance": lambda model, image: study(model, [image]),
+    "attention distance": lambda model, image: attention_stats(model, [image]),
 }
 
 

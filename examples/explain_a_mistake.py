@@ -42,7 +42,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
         Image.fromarray(data.squeeze()).save(picture)
     inside = out / "inspection"
     found = vitrail.inspect_model(result.folder, [picture], out=inside, classes=[named, true])
-    for name, values in found.looks[0].class_maps["relevance"].items():
+    for name, values in found.images[0].class_maps["relevance"].items():
         row, column = divmod(int(values.argmax()), values.shape[1])
         print(f"  {name!r} is seen most in row {row + 1} of {values.shape[0]}, ", end="")
         print(f"column {column + 1} of {values.shape[1]}")

@@ -8,7 +8,6 @@ Shapes: B images, h x w patches, N = h * w, M pairs of patches, L layers, H head
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,17 +21,25 @@ from reproduction.stats import bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
-from vitrail.data.decode import to_png
 from vitrail.evaluation.results import Estimate
-from vitrail.inspection import drawing
-from vitrail.inspection.attention import places, study
-from vitrail.inspection.findings import Study
-from vitrail.inspection.layers import lag, with_attention
-from vitrail.inspection.pictures import Picture, from_source, spaced
+from vitrail.inspection.attention import (
+    attention_stats,
+    require_attention,
+    token_offset,
+    token_positions,
+)
+from vitrail.inspection.faithfulness import (
+    insertion_deletion,
+    predict_classes,
+    randomize,
+    sanity_check,
+)
+from vitrail.inspection.images import InputImage, evenly_spaced, load_samples
 from vitrail.inspection.relevance import METHODS
-from vitrail.inspection.scoring import fresh, insertion_deletion, predicted, sanity
-from vitrail.inspection.weights import filters, position_similarity
+from vitrail.inspection.weights import filter_components, position_similarity
 from vitrail.models.vit import VisionTransformer
+from vitrail.reports.figures import head_plot, png_bytes
+from vitrail.reports.images import filter_plot, fit_image, image_grid, overlay, position_plot
 
 VIT, HYBRID = "ViT, patch 4", "hybrid"
 SHORT = f"{VIT}, short"
@@ -40,21 +47,22 @@ STUDIED, SCORED, DRAWN = 128, 64, 8  # test images for attention distance, inser
 SHUFFLES, SIGNIFICANCE = 199, 0.05  # of the Mantel test
 VARIANCE = 0.9  # that components explain
 EVERYWHERE, LOCAL, SPREAD, GROWTH = 90, 50, 10, 5  # percent of the distance of a uniform head
+DISTANCE = "mean attention distance (pixels)"
 PATTERN_MARGIN = 0.1  # of a rank correlation: less is no difference
 
 
 def load_model(results: Results, name: str) -> VisionTransformer:
     folder = next(result.folder for key, result in results.jobs.items() if key[0] == name)
-    return with_attention(load(folder).eval(), "figures")
+    return require_attention(load(folder).eval(), "figures")
 
 
 def test_pictures(
     model: VisionTransformer, datasets: Datasets, count: int
-) -> tuple[list[Picture], Tensor]:
+) -> tuple[list[InputImage], Tensor]:
     """Return evenly spaced test images as they are, and preprocessed (B, C, H, W)."""
     source = open_dataset(datasets.pretrain, test_split(datasets.pretrain))
-    pictures = list(from_source(model, source, spaced(len(source), count), {}))
-    return pictures, torch.stack([picture.image for picture in pictures])
+    pictures = list(load_samples(model, source, evenly_spaced(len(source), count), {}))
+    return pictures, torch.stack([picture.tensor for picture in pictures])
 
 
 def claim_parts(
@@ -73,7 +81,7 @@ def claim_parts(
 def figure6(results: Results) -> Report:
     model = load_model(results, VIT)
     pictures, images = test_pictures(model, results.datasets, SCORED)
-    classes = predicted(model, images)
+    classes = predict_classes(model, images)
     maps = {name: METHODS[name](model, images, classes) for name in ("rollout", "center", "random")}
     scores = {}
     for name, values in maps.items():
@@ -88,13 +96,13 @@ def figure6(results: Results) -> Report:
     names = get_metadata(model).names(model.config.num_classes)
     tiles, captions = [], []
     for row in (shown[start : start + 4] for start in range(0, len(shown), 4)):
-        tiles += [drawing.fitted(pictures[n].pixels) for n in row]
+        tiles += [fit_image(pictures[n].pixels) for n in row]
         captions += [labels[n] for n in row]
         for n in row:
             one, values = pictures[n], maps["rollout"][n].numpy()
-            tiles.append(drawing.overlay(one.pixels, values, one.box, "heat", lag=lag(model)))
+            offset = token_offset(model)
+            tiles.append(overlay(one.pixels, values, one.box, "heat", offset=offset))
             captions.append(f"predicted: {names[int(classes[n])]}")
-    sheet = drawing.strip(tiles, captions, width=4 * 260).quantize(256)
     over_random, over_center = interval(random, "+"), interval(center, "+")
     return results.report(
         verdict_of_areas(random, center),
@@ -104,14 +112,14 @@ def figure6(results: Results) -> Report:
             "leads": (random, center),
             "over_random": over_random,
             "over_center": over_center,
-            "sanity": sanity(model, "rollout", images, classes),
+            "sanity": sanity_check(model, "rollout", images, classes),
         },
         [
             *((name, interval(area)) for name, area in areas.items()),
             ("rollout minus random", over_random),
             ("rollout minus center", over_center),
         ],
-        figures={"figure6.png": to_png(sheet)},
+        figures={"figure6.png": png_bytes(image_grid(tiles, captions, columns=4))},
     )
 
 
@@ -128,14 +136,14 @@ def interval(estimate: Estimate, sign: str = "") -> str:
 
 def distance_study(
     model: VisionTransformer, images: Tensor
-) -> tuple[Study, np.ndarray, np.ndarray, float]:
-    """Return the study of attention between patches, its distances (L, H) in pixels and in percent
-    of a uniform head's, and the distance of that."""
-    result = study(model, images.split(32))
-    pixels = result.distance.get("patches, renormalized", result.distance["patches"])
-    where = places(model.config.grid, model.config.stride, 0)  # (N, 2)
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return attention distances between patches (L, H) in pixels and in percent of a uniform
+    head's, and the distance of that."""
+    distance = attention_stats(model, images.split(32)).distance
+    pixels = distance.get("patches, renormalized", distance["patches"])
+    where = token_positions(model.config.grid, model.config.stride, 0)  # (N, 2)
     uniform = float(torch.cdist(where, where).mean())
-    return result, pixels, 100 * pixels / uniform, uniform
+    return pixels, 100 * pixels / uniform, uniform
 
 
 def lower_half(percent: np.ndarray) -> np.ndarray:
@@ -169,15 +177,13 @@ def components_for(explained: np.ndarray) -> int:
 
 def figure7(results: Results) -> Report:
     model = load_model(results, VIT)
-    (tiles,) = position_similarity(model)
+    ((title, similarity),) = position_similarity(model).items()
     _, images = test_pictures(model, results.datasets, STUDIED)
-    both = model, with_attention(fresh(model), "figures")
-    explained = [filters(one, 10**6).explained for one in both]
+    both = model, require_attention(randomize(model), "figures")
+    explained = [filter_components(one, 10**6)[1] for one in both]
     few, many = map(components_for, explained)
-    (result, pixels, percent, uniform), (_, old_pixels, old, _) = (
-        distance_study(one, images) for one in both
-    )
-    grid = grid_structure(tiles.similarity)
+    (pixels, percent, uniform), (old_pixels, old, _) = (distance_study(one, images) for one in both)
+    grid = grid_structure(similarity)
     distances = {"trained": pixels, "at initialization": old_pixels}
     distances["uniform head"] = np.full((len(pixels), 1), uniform)
     holds = {name: p < SIGNIFICANCE for name, (_, p) in grid.items()}
@@ -189,24 +195,24 @@ def figure7(results: Results) -> Report:
         **{"shortest": lower_half(percent).min(), "shortest_before": lower_half(old).min()},
         **{"grows": growth(percent), "grows_before": growth(old), "distances": distances},
     }
-    sheets = {
-        "filters": drawing.filter_sheet(filters(model)),
-        "positions": drawing.position_sheet(tiles),
-        "distance": drawing.distance_plot(replace(result, distance=distances)),
+    plots = {
+        "filters": filter_plot(filter_components(model)[0]),
+        "positions": position_plot({title: similarity}),
+        "distance": head_plot(distances, DISTANCE, width=540),
     }
     holds = {"filters": few < many, **holds, **distance_parts(percent)}
     return results.report(
         *claim_parts("figure7", holds, values),
-        figures={f"figure7-{name}.png": to_png(sheet) for name, sheet in sheets.items()},
+        figures={f"figure7-{name}.png": png_bytes(plot) for name, plot in plots.items()},
     )
 
 
 def figure11(results: Results) -> Report:
-    studies, distances, percent = {}, {}, {}
+    distances, percent = {}, {}
     for name in (VIT, HYBRID):
         model = load_model(results, name)
         _, images = test_pictures(model, results.datasets, STUDIED)
-        studies[name], distances[name], percent[name], _ = distance_study(model, images)
+        distances[name], percent[name], _ = distance_study(model, images)
     rows = []
     for layer in range(max(map(len, percent.values()))):
         heads = [one[layer] if layer < len(one) else None for one in percent.values()]
@@ -214,15 +220,14 @@ def figure11(results: Results) -> Report:
         rows.append((str(layer), *cells))
     lowest = [float(lower_half(one).min()) for one in percent.values()]
     means = [float(lower_half(one).mean()) for one in percent.values()]
-    deepest = max(studies.values(), key=lambda one: len(one.entropy))
-    values = {"images": deepest.images, "lowest": lowest, "means": means, "percent": percent}
-    sheet = drawing.distance_plot(replace(deepest, distance=distances))
+    values = {"images": len(images), "lowest": lowest, "means": means, "percent": percent}
+    plot = head_plot(distances, DISTANCE, width=540)
     return results.report(
         verdict_of_locality(*lowest),
         values,
         rows,
         head=("layer", *percent),
-        figures={"figure11.png": to_png(sheet)},
+        figures={"figure11.png": png_bytes(plot)},
     )
 
 
@@ -298,14 +303,12 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 def figure10(results: Results) -> Report:
     tiles = {}
     for (name, seed), result in results.jobs.items():
-        (one,) = position_similarity(with_attention(load(result.folder), "figures"))
-        tiles[name, seed] = replace(one, title=f"{name}, seed {seed}")
-    grids = {key: grid_structure(one.similarity) for key, one in tiles.items()}
+        model = require_attention(load(result.folder), "figures")
+        (tiles[name, seed],) = position_similarity(model).values()
+    grids = {key: grid_structure(one) for key, one in tiles.items()}
     own, twin = (SHORT, 0), (SHORT, 1)
     patterns = {
-        key: pattern_correlation(tiles[twin].similarity, one.similarity)
-        for key, one in tiles.items()
-        if key != twin
+        key: pattern_correlation(tiles[twin], one) for key, one in tiles.items() if key != twin
     }
     least = min((key for key in patterns if key != own), key=lambda key: patterns[key])
     nearness = [grid["nearness"] for grid in grids.values()]
@@ -324,8 +327,7 @@ def figure10(results: Results) -> Report:
         pattern = f"{patterns[name, seed]:.2f}" if (name, seed) != twin else "—"
         seen = (f"{result.images:,}", f"{100 * (result.accuracy or 0.0):.1f} %")
         rows.append((name, str(seed), *seen, near, *lines, pattern))
-    sheets = [drawing.position_sheet(one) for one in tiles.values()]
-    width = 2 * max(sheet.width for sheet in sheets) + 60
-    sheet = drawing.strip(sheets, [""] * len(sheets), width=width)
+    tables = {f"{name}, seed {seed}": table for (name, seed), table in tiles.items()}
+    plot = position_plot(tables, columns=2)
     verdict, values, _ = claim_parts("figure10", holds, values)
-    return results.report(verdict, values, rows, figures={"figure10.png": to_png(sheet)})
+    return results.report(verdict, values, rows, figures={"figure10.png": png_bytes(plot)})

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "distributed": set(),
     "evaluation": {"models", "data", "checkpoints", "distributed"},
     "probing": {"models", "data", "checkpoints", "distributed", "evaluation"},
-    "reports": {"data", "evaluation"},
+    "reports": {"data", "evaluation", "inspection"},
     "training": {
         *("models", "data", "checkpoints", "distributed"),
         *("evaluation", "probing", "reports"),
@@ -31,7 +31,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "tyro": ("cli/",),
     "rich": ("cli/",),
-    "PIL": ("data/", "cli/demo.py", "inspection/drawing.py", "reports/"),
+    "PIL": ("data/", "reports/"),
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decode.py",),
     "datasets": ("data/hf_datasets.py",),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
-    from vitrail.inspection.api import inspect_model as inspect_model
+    from vitrail.inspection.inspect import inspect_model as inspect_model
     from vitrail.models.config import NUMERICS as NUMERICS
     from vitrail.models.config import BitConfig as BitConfig
     from vitrail.models.config import MixerConfig as MixerConfig
@@ -45,7 +45,7 @@ WHERE = {
     "evaluate": "evaluation.evaluate",
     "export_model": "export.api",
     "fewshot": "probing.fewshot",
-    "inspect_model": "inspection.api",
+    "inspect_model": "inspection.inspect",
     "load": "checkpoints.load",
     "open_dataset": "data.datasets",
     "push": "checkpoints.save",

@@ -18,9 +18,12 @@ from vitrail.cli import main
 from vitrail.cli.inspect import Method
 from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing, preset
-from vitrail.inspection.layers import at_once
-from vitrail.inspection.pictures import files, seen, spaced
-from vitrail.inspection.relevance import FOR_CLASSES, GENERAL
+from vitrail.inspection.attention import attention_stats, batch_size_for
+from vitrail.inspection.faithfulness import evaluate_faithfulness
+from vitrail.inspection.images import crop_box, evenly_spaced, find_images
+from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
+from vitrail.inspection.tokens import token_colors
+from vitrail.inspection.weights import filter_components, position_similarity
 from vitrail.models.registry import configuration
 
 
@@ -42,173 +45,228 @@ def photo(path, size=(30, 20)):
     return path
 
 
-def test_everything_that_applies_is_found(model, data, tmp_path):
-    found = vitrail.inspect_model(
+def test_arrays_equal_those_of_version_0_1(golden):
+    model = vitrail.load(golden / "vit-token.npz").eval().double()
+    images = np.load(golden / "vit-token.io.npz")["images"][:2].transpose(0, 3, 1, 2)
+    images, classes = torch.from_numpy(images).double(), torch.tensor([3, 1])
+    stats, scores = attention_stats(model, [images]), evaluate_faithfulness(model, images, classes)
+    (positions,) = position_similarity(model).values()
+    components, explained = filter_components(model)
+    arrays = {"filters": components, "filters_explained": explained, "positions": positions}
+    arrays |= {f"distance, {name}": values for name, values in stats.distance.items()}
+    for name in ("entropy", "redundancy", "norms", "prefix_norms"):
+        arrays[name] = getattr(stats, name)
+    arrays |= {name: method(model, images, classes) for name, method in METHODS.items()}
+    for name, curves in scores.curves.items():
+        arrays |= {f"insertion, {name}": curves.insertion, f"deletion, {name}": curves.deletion}
+    arrays["sanity"] = list(scores.sanity.values())
+    arrays["token_colors"] = token_colors(model, images)
+    expected = np.load(golden / "inspection.npz")
+    assert arrays.keys() == set(expected)
+    for name, values in arrays.items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_everything_that_applies_is_computed(model, data, tmp_path):
+    result = vitrail.inspect_model(
         model, [photo(tmp_path / "a.png")], data=data, images=10, layers=[-1], score=True
     )
     layers, heads, grid = model.config.depth, model.config.heads, model.config.grid
     tokens = model.config.num_tokens
-    assert found.filters is not None
-    assert len(found.positions) == 1
-    assert found.positions[0].similarity.shape == (*grid, *grid)
-    assert found.study is not None
-    assert found.study.images == 10
-    assert found.study.entropy.shape == (layers, heads)
-    assert found.trust is not None
-    assert {"rollout", "relevance", "random", "center"} <= found.trust.curves.keys()
-    assert found.scatter is not None
-    (look,) = found.looks
-    assert look.pixels.shape == (20, 30, 3)
-    assert look.maps.keys() == {"rollout", "last layer"}
-    assert look.class_maps.keys() == {"gradient rollout", "relevance"}
-    assert all(len(maps) == 2 for maps in look.class_maps.values())
-    assert look.maps["rollout"].shape == grid
-    assert look.layers[layers - 1].shape == (heads, tokens, tokens)
-    assert len(look.neighbors) == 6
+    assert result.filters is not None
+    assert result.positions["positions"].shape == (*grid, *grid)
+    assert result.attention is not None
+    assert result.attention.images == 10
+    assert result.attention.entropy.shape == (layers, heads)
+    assert result.faithfulness is not None
+    assert {"rollout", "relevance", "random", "center"} <= result.faithfulness.curves.keys()
+    assert result.scatter is not None
+    (image,) = result.images
+    assert image.pixels.shape == (20, 30, 3)
+    assert image.maps.keys() == {"rollout", "last layer"}
+    assert image.class_maps.keys() == {"gradient rollout", "relevance"}
+    assert all(len(maps) == 2 for maps in image.class_maps.values())
+    assert image.maps["rollout"].shape == grid
+    assert image.layers[layers - 1].shape == (heads, tokens, tokens)
+    assert len(image.neighbors) == 6
 
 
-def test_without_pictures_some_of_the_data_are_shown(model, data):
-    found = vitrail.inspect_model(model, data=data, images=4)
-    assert len(found.looks) == 6
-    assert found.looks[0].name == "test/0"
-    assert all(near.name != found.looks[0].name for near in found.looks[0].neighbors)
+def test_names_of_0_1_warn(model):
+    result = vitrail.inspect_model(model)
+    for old, new in (("looks", "images"), ("study", "attention"), ("trust", "faithfulness")):
+        with pytest.warns(DeprecationWarning, match=f".{old} is now .{new}"):
+            assert getattr(result, old) is getattr(result, new)
 
 
-def test_without_pictures_and_data_the_weights_are_shown(model):
-    found = vitrail.inspect_model(model)
-    assert found.filters is not None
-    assert found.positions
-    assert not found.looks
-    assert found.study is None
-    assert found.scatter is None
+def test_images_default_to_some_of_the_dataset(model, data):
+    result = vitrail.inspect_model(model, data=data, images=4)
+    assert len(result.images) == 6
+    assert result.images[0].name == "test/0"
+    assert all(near.name != result.images[0].name for near in result.images[0].neighbors)
 
 
-def test_classes_can_be_asked_for_by_name(model, data):
+def test_weights_are_inspected_without_images(model):
+    result = vitrail.inspect_model(model)
+    assert result.filters is not None
+    assert result.positions
+    assert not result.images
+    assert result.attention is None
+    assert result.scatter is None
+
+
+def test_class_maps_by_class_name(model, data):
     vitrail.save(model, data.parent / "bundle", class_names=["red", "green", "blue"])
-    found = vitrail.inspect_model(data.parent / "bundle", data=data, images=2, classes=["blue"])
-    assert found.looks[0].class_maps["relevance"].keys() == {"blue"}
-    assert found.looks[0].label == "red"
+    result = vitrail.inspect_model(data.parent / "bundle", data=data, images=2, classes=["blue"])
+    assert result.images[0].class_maps["relevance"].keys() == {"blue"}
+    assert result.images[0].label == "red"
     with pytest.raises(ConfigError, match="unknown class 'blu'; did you mean 'blue'"):
         vitrail.inspect_model(data.parent / "bundle", data=data, classes=["blu"])
 
 
+def test_labels_unknown_to_the_model_are_ignored(model, data):
+    vitrail.save(model, data.parent / "bundle", class_names=["one", "two", "three"])
+    result = vitrail.inspect_model(data.parent / "bundle", data=data, images=2)
+    assert {image.label for image in result.images} == {""}
+
+
 @pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])
-def test_a_model_without_attention_shows_what_it_has(name, tmp_path):
+def test_model_without_attention(name, tmp_path):
     small = {"depth": 2, "width": 32} if "Mixer" in name else {"blocks": (1, 1, 1, 1)}
     model = vitrail.create(name, image_size=32, num_classes=3, **small)
-    found = vitrail.inspect_model(model, [photo(tmp_path / "a.png")])
-    assert found.filters is not None
-    assert (found.mixing is not None) == ("Mixer" in name)
-    assert found.study is None
-    assert "no attention" in found.notes[0]
-    with pytest.raises(ConfigError, match="has no attention, and so no rollout"):
-        vitrail.inspect_model(model, methods=["rollout"])
-    with pytest.raises(ConfigError, match="has no attention, and so no explanations to test"):
-        vitrail.inspect_model(model, score=True)
-    with pytest.raises(ConfigError, match="has no attention, and so no maps of its layers"):
-        vitrail.inspect_model(model, layers=[0])
-
-
-def test_all_that_was_found_is_drawn_where_one_asks_for_it(tmp_path):
-    model = vitrail.create("ViT-Mu/8", image_size=16, num_classes=2)
-    out = tmp_path / "inside"
-    vitrail.inspect_model(model, [photo(tmp_path / "a.png")], out=out)
-    assert {"report.html", "arrays.npz", "filters.png"} <= {path.name for path in out.iterdir()}
+    result = vitrail.inspect_model(model, [photo(tmp_path / "a.png")], out=tmp_path / "out")
+    assert result.filters is not None
+    assert (result.mixing is not None) == ("Mixer" in name)
+    assert (tmp_path / "out" / "mixing.png").exists() == ("Mixer" in name)
+    assert result.attention is None
+    assert "no attention" in result.notes[0]
+    for arguments, what in (
+        ({"methods": ["rollout"]}, "rollout"),
+        ({"score": True}, "map to score"),
+        ({"layers": [0]}, "attention map"),
+    ):
+        with pytest.raises(ConfigError, match=f"has no attention, so there is no {what}"):
+            vitrail.inspect_model(model, **arguments)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("arguments", "message"),
     [
         ({"layers": [7]}, r"layers=\[7\] asks for 7; there are 2"),
         ({"methods": ["rolout"]}, "unknown method 'rolout'; did you mean 'rollout'"),
-        ({"images": 0}, "images=0 leaves nothing"),
+        ({"images": 0}, "images=0 must be at least 1"),
+        ({"fuse": "max", "score": True}, "score evaluates rollout with its defaults"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(model, changes, said):
-    with pytest.raises(ConfigError, match=said):
-        vitrail.inspect_model(model, **changes)
+def test_invalid_arguments(model, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        vitrail.inspect_model(model, **arguments)
 
 
-def test_a_picture_that_cannot_be_read_is_named(model, tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+def test_unreadable_files_are_named(model, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bad\.png: "):
         vitrail.inspect_model(model, [tmp_path / "bad.png"])
     with pytest.raises(DataError, match="nowhere does not exist"):
         vitrail.inspect_model(model, ["nowhere"])
 
 
-def test_pictures_of_the_data_that_cannot_be_read_are_counted_and_named(model, tmp_path):
+def test_unreadable_samples_are_counted_and_named(model, tmp_path):
     for name in ("red", "green"):
         for number in range(4):
             photo(tmp_path / "set" / name / f"{number}.png")
-    whole = open_dataset(tmp_path / "set", "all")
-    assert not vitrail.inspect_model(model, data=whole, images=2).notes
-    (tmp_path / "set" / "red" / "0.png").write_bytes(b"no picture")
-    found = vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=2)
-    (note,) = found.notes
-    assert note.startswith("1 picture of the data could not be read: red/0.png (")
+
+    def inspect(images):
+        dataset = open_dataset(tmp_path / "set", "all")
+        return vitrail.inspect_model(model, data=dataset, images=images)
+
+    assert not inspect(2).notes
+    (tmp_path / "set" / "red" / "0.png").write_bytes(b"no image")
+    (note,) = inspect(2).notes
+    assert note.startswith("1 unreadable image skipped: red/0.png (")
     for number in range(4):
-        (tmp_path / "set" / "green" / f"{number}.png").write_bytes(b"no picture")
-    found = vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=8)
-    (note,) = found.notes
-    assert note.startswith("5 pictures of the data could not be read: ")
+        (tmp_path / "set" / "green" / f"{number}.png").write_bytes(b"no image")
+    result = inspect(8)
+    (note,) = result.notes
+    assert note.startswith("5 unreadable images skipped: ")
     assert note.endswith(" and 2 more")
-    assert found.study is not None
-    assert found.study.images == 3
+    assert result.attention is not None
+    assert result.attention.images == 3
     for number in range(4):
-        (tmp_path / "set" / "red" / f"{number}.png").write_bytes(b"no picture")
+        (tmp_path / "set" / "red" / f"{number}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"none of 8 images could be read: green/0\.png: "):
-        vitrail.inspect_model(model, data=open_dataset(tmp_path / "set", "all"), images=8)
+        inspect(8)
 
 
-def test_where_several_classes_may_apply_their_probabilities_are_their_own(model, tmp_path):
+def test_multi_label_probabilities_are_sigmoids(model, tmp_path):
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    once = photo(tmp_path / "a.png")
-    (one,) = vitrail.inspect_model(model, [once]).looks
-    assert sum(chance for _, chance in one.classes) == pytest.approx(1)
+    path = photo(tmp_path / "a.png")
+    (single,) = vitrail.inspect_model(model, [path]).images
+    assert sum(value for _, value in single.predictions) == pytest.approx(1)
     model.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
-    found = vitrail.inspect_model(model, [once])
-    assert found.multi_label
-    odds = {name: math.log(chance / (1 - chance)) for name, chance in found.looks[0].classes}
+    result = vitrail.inspect_model(model, [path])
+    assert result.multi_label
+    odds = {name: math.log(p / (1 - p)) for name, p in result.images[0].predictions}
     shares = np.exp(list(odds.values())) / np.exp(list(odds.values())).sum()
-    assert dict(zip(odds, shares, strict=True)) == pytest.approx(dict(one.classes), abs=1e-5)
+    assert dict(zip(odds, shares, strict=True)) == pytest.approx(dict(single.predictions), abs=1e-5)
 
 
-def test_large_models_take_few_pictures_at_a_time(model):
-    assert at_once(model, (16, 16)) == 64
+def test_batch_size_depends_on_the_model(model):
+    assert batch_size_for(model, (16, 16)) == 64
     with torch.device("meta"):
         large, small = (VisionTransformer(configuration(f"ViT-{x}/16")) for x in "LS")
-    assert at_once(large, (512, 512)) == 1
-    assert at_once(small, (224, 224)) >= 16
+    assert batch_size_for(large, (512, 512)) == 1
+    assert batch_size_for(small, (224, 224)) >= 16
 
 
-def test_explanations_need_a_picture_and_a_class_to_be_tested(model, tmp_path):
-    with pytest.raises(DataError, match="no picture to test explanations with"):
+def test_scoring_needs_images_and_classes(model, tmp_path):
+    with pytest.raises(DataError, match="score needs images"):
         vitrail.inspect_model(model, score=True)
     headless = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
-    with pytest.raises(ConfigError, match="this model has none"):
+    with pytest.raises(ConfigError, match="no classification head"):
         vitrail.inspect_model(headless, [photo(tmp_path / "a.png")], score=True)
 
 
-def test_a_model_without_classes_has_maps_that_ask_for_none(tmp_path):
+def test_model_without_classes_has_class_agnostic_maps(tmp_path):
     model = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
-    (look,) = vitrail.inspect_model(model, [photo(tmp_path / "a.png")]).looks
-    assert look.maps
-    assert not look.class_maps
-    assert look.classes == ()
+    (image,) = vitrail.inspect_model(model, [photo(tmp_path / "a.png")]).images
+    assert image.maps
+    assert not image.class_maps
+    assert image.predictions == ()
 
 
-def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, capsys):
+def test_image_is_not_its_own_neighbor(model, tmp_path):
+    for name in ("red", "green"):
+        for number in range(4):
+            photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
+    dataset = open_dataset(tmp_path / "set", "all")
+    result = vitrail.inspect_model(model, data=dataset, images=2)
+    assert all(near.name != image.name for image in result.images for near in image.neighbors)
+    path = tmp_path / "set" / "red" / "0.png"  # a file is not known to be of the dataset
+    (image,) = vitrail.inspect_model(model, [path], data=dataset, images=2).images
+    assert image.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_number_and_size_of_images_are_limited(model, tmp_path):
+    for number in range(30):
+        photo(tmp_path / "many" / f"{number}.png", size=(900, 600))
+    result = vitrail.inspect_model(model, [tmp_path / "many"])
+    assert len(result.images) == 24
+    assert "6 more images were given than are shown" in result.notes
+    assert result.images[0].pixels.shape == (320, 480, 3)
+
+
+def test_command_writes_page_arrays_and_images(model, data, tmp_path, capsys):
     vitrail.save(model, tmp_path / "bundle", class_names=["red", "green", "blue"])
     photo(tmp_path / "photos" / "one.png")
     photo(tmp_path / "photos" / "two.png")
     words = [str(tmp_path / "bundle"), str(tmp_path / "photos"), "--data", str(data)]
     out = tmp_path / "out"
     assert main(["inspect", *words, "--images", "5", "--layers", "0", "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "attention over 5 images" in told
-    assert max(map(len, told.splitlines()[:-1])) <= 80
-    for name in ("report.html", "filters.png", "positions.png", "distance.png", "map.png"):
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("attention over 5 images") for line in lines)
+    assert max(map(len, lines[:-1])) <= 80
+    figures = ("filters", "positions", "distance", "map")
+    for name in ("report.html", *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))):
         assert (out / name).stat().st_size > 500, name
     assert len(list((out / "pictures").iterdir())) == 2 * (2 + 2 * 2)
     arrays = np.load(out / "arrays.npz")
@@ -219,84 +277,52 @@ def test_the_command_writes_a_page_arrays_and_pictures(model, data, tmp_path, ca
     assert len(rows) == model.config.depth * model.config.heads
 
 
-def test_a_models_own_report_is_not_overwritten(model, tmp_path, capsys):
+def test_report_of_a_run_is_not_overwritten(model, tmp_path, capsys):
     vitrail.save(model, tmp_path / "bundle")
     assert main(["inspect", str(tmp_path / "bundle"), "--out", str(tmp_path / "bundle")]) == 2
     assert "contains a model with its own report" in capsys.readouterr().err
-
-
-def test_a_picture_of_the_set_is_not_its_own_neighbor_and_another_of_its_name_is(model, tmp_path):
-    for name in ("red", "green"):
-        for number in range(4):
-            photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
-    whole = open_dataset(tmp_path / "set", "all")
-    found = vitrail.inspect_model(model, data=whole, images=2)
-    assert all(near.name != look.name for look in found.looks for near in look.neighbors)
-    named = [tmp_path / "set" / "red" / "0.png"]
-    (look,) = vitrail.inspect_model(model, named, data=whole, images=2).looks
-    assert look.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
-
-
-def test_a_class_that_the_model_does_not_know_is_no_verdict(model, data):
-    vitrail.save(model, data.parent / "bundle", class_names=["one", "two", "three"])
-    found = vitrail.inspect_model(data.parent / "bundle", data=data, images=2)
-    assert {look.label for look in found.looks} == {""}
-
-
-def test_many_pictures_are_counted_and_some_are_shown(model, tmp_path):
-    for number in range(30):
-        photo(tmp_path / "many" / f"{number}.png", size=(900, 600))
-    found = vitrail.inspect_model(model, [tmp_path / "many"])
-    assert len(found.looks) == 24
-    assert "6 more pictures were named than are shown" in found.notes
-    assert found.looks[0].pixels.shape == (320, 480, 3)
-
-
-def test_rollout_is_tested_as_it_is(model, data):
-    with pytest.raises(ConfigError, match="score tests rollout as it is"):
-        vitrail.inspect_model(model, data=data, fuse="max", score=True)
 
 
 def test_json_has_the_numbers(model, data, tmp_path, capsys):
     vitrail.save(model, tmp_path / "bundle")
     words = [str(tmp_path / "bundle"), "--data", str(data), "--images", "3", "--score", "--json"]
     assert main(["inspect", *words, "--out", str(tmp_path / "out")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["images"] == 3
-    assert 0 <= told["insertion"]["rollout"] <= 1
-    assert np.array(told["distance"]["patches"]).shape == (2, model.config.heads)
+    result = json.loads(capsys.readouterr().out)
+    assert result["images"] == 3
+    assert 0 <= result["insertion"]["rollout"] <= 1
+    assert np.array(result["distance"]["patches"]).shape == (2, model.config.heads)
     arrays = np.load(tmp_path / "out" / "arrays.npz")
     assert arrays["shares_rollout"].shape == arrays["insertion_rollout"].shape == (21,)
 
 
 @pytest.mark.parametrize(
-    ("how", "box"),
+    ("config", "box"),
     [
         (preset("google", (8, 8)), (0, 0, 20, 40)),
         (Preprocessing(size=(8, 8), resize="short-side", resize_to=(8, 8)), (0, 10, 20, 30)),
         (Preprocessing(size=(8, 8), resize_to=(16, 16)), (5, 10, 15, 30)),
     ],
 )
-def test_the_part_that_a_model_sees_is_known(how, box):
-    assert seen(how, 20, 40) == pytest.approx(box)
+def test_crop_box(config, box):
+    assert crop_box(config, 20, 40) == pytest.approx(box)
 
 
-def test_files_and_folders_are_found(tmp_path):
+def test_find_images_in_files_and_folders(tmp_path):
     photo(tmp_path / "set" / "b.png")
     photo(tmp_path / "set" / "a" / "c.jpg")
     (tmp_path / "set" / "notes.txt").write_text("")
-    found = files([tmp_path / "set", tmp_path / "set" / "b.png"])
-    assert [path.name for path in found] == ["c.jpg", "b.png", "b.png"]
+    paths = find_images([tmp_path / "set", tmp_path / "set" / "b.png"])
+    assert [path.name for path in paths] == ["c.jpg", "b.png", "b.png"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no picture in it"):
-        files([tmp_path / "empty"])
+    with pytest.raises(DataError, match="no images in this folder"):
+        find_images([tmp_path / "empty"])
 
 
-def test_numbers_are_evenly_spaced():
-    assert spaced(10, 3) == [0, 4, 9]
-    assert spaced(2, 5) == [0, 1]
-    assert spaced(0, 5) == []
+def test_evenly_spaced():
+    assert evenly_spaced(10, 3) == [0, 4, 9]
+    assert evenly_spaced(2, 5) == [0, 1]
+    assert evenly_spaced(0, 5) == []
 
 
-def test_the_command_knows_every_map_that_there_is_to_ask_for():
-    assert {*get_args(Method)} == {*GENERAL, *FOR_CLASSES}
+def test_command_accepts_every_method():
+    assert {*get_args(Method)} == {*CLASS_AGNOSTIC, *CLASS_SPECIFIC}

@@ -62,7 +62,7 @@ def vit(**changes):
     return model.eval()
 
 
-def pictures(model, count=2, seed=0):
+def random_images(model, count=2, seed=0):
     size = model.config.image_size
     size = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(seed)
@@ -128,7 +128,7 @@ def reference(name, model, images, classes, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_maps_equal_a_dense_computation_through_all_layers(shape, method, monkeypatch):
     model = vit(**SHAPES[shape])
-    images, classes = pictures(model), torch.tensor([3, 1])
+    images, classes = random_images(model), torch.tensor([3, 1])
     found = METHODS_BY_CLASS[method](model, images, classes)
     expected = reference(method, model, images, classes, monkeypatch)
     assert expected.std() > 1e-4
@@ -137,7 +137,7 @@ def test_maps_equal_a_dense_computation_through_all_layers(shape, method, monkey
 
 
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_another_size_of_picture_works_too(method, monkeypatch):
+def test_other_image_sizes(method, monkeypatch):
     model = vit(registers=1)
     images, classes = torch.randn(2, 3, 16, 8, dtype=torch.float64), torch.tensor([0, 2])
     found = METHODS_BY_CLASS[method](model, images, classes)
@@ -149,16 +149,16 @@ def test_another_size_of_picture_works_too(method, monkeypatch):
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
 def test_float32_is_close_to_float64(method):
     model = vit(pool="mean")
-    images, classes = pictures(model), torch.tensor([3, 1])
+    images, classes = random_images(model), torch.tensor([3, 1])
     exact = METHODS_BY_CLASS[method](model, images, classes)
     rounded = METHODS_BY_CLASS[method](model.float(), images.float(), classes)
     torch.testing.assert_close(rounded.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_without_classes_the_predicted_ones_are_asked_about(method):
+def test_classes_default_to_the_predicted_ones(method):
     model = vit(distillation=True)
-    images = pictures(model, 4)
+    images = random_images(model, 4)
     predicted = model(images).argmax(dim=1)
     other = METHODS_BY_CLASS[method](model, images, (predicted + 1) % 4)
     found = METHODS_BY_CLASS[method](model, images)
@@ -167,14 +167,14 @@ def test_without_classes_the_predicted_ones_are_asked_about(method):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_model_is_left_as_it_was(name):
+def test_model_is_not_changed(name):
     model = vit(dropout=0.5).train()
     model.encoder.blocks[1].eval()
     model.head.weight.requires_grad_(False)
     modes = [module.training for module in model.modules()]
     wanted = [weight.requires_grad for weight in model.parameters()]
     values = {key: value.clone() for key, value in model.state_dict().items()}
-    images = pictures(model)
+    images = random_images(model)
     METHODS[name](model, images, torch.tensor([0, 1]))
     assert [module.training for module in model.modules()] == modes
     assert [weight.requires_grad for weight in model.parameters()] == wanted
@@ -184,9 +184,9 @@ def test_the_model_is_left_as_it_was(name):
 
 
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_frozen_weights_and_modes_without_gradients_do_not_matter(method):
+def test_frozen_weights_and_grad_modes_do_not_matter(method):
     model = vit()
-    images = pictures(model)
+    images = random_images(model)
     expected = METHODS_BY_CLASS[method](model, images)
     with torch.no_grad():
         assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
@@ -197,16 +197,16 @@ def test_frozen_weights_and_modes_without_gradients_do_not_matter(method):
 
 
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_pictures_taken_one_at_a_time_give_the_same_maps(method, monkeypatch):
+def test_batch_size_does_not_matter(method, monkeypatch):
     model = vit(registers=1)
-    images, classes = pictures(model, 5), torch.tensor([3, 1, 0, 2, 2])
+    images, classes = random_images(model, 5), torch.tensor([3, 1, 0, 2, 2])
     expected = METHODS_BY_CLASS[method](model, images, classes)
-    monkeypatch.setattr(relevance_module, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(relevance_module, "BATCH_VALUES", 1)
     found = METHODS_BY_CLASS[method](model, images, classes)
     torch.testing.assert_close(found, expected)
 
 
-def test_one_graph_of_one_block_is_alive_at_a_time():
+def test_autograd_keeps_one_block_at_a_time():
     """What autograd holds for the gradient does not grow with depth."""
 
     def held(depth):
@@ -225,16 +225,16 @@ def test_one_graph_of_one_block_is_alive_at_a_time():
                 alive -= 1
 
         with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
-            relevance(model, pictures(model))
+            relevance(model, random_images(model))
         return most
 
     assert 0 < held(6) == held(2)
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "map"])
-def test_the_last_layer_is_its_attention_as_it_is(pool):
+def test_last_layer_is_its_attention(pool):
     model = vit(pool=pool, registers=1)
-    images = pictures(model)
+    images = random_images(model)
     with torch.no_grad():
         *_, seen = model.attention_maps(images)
         prefix = model.config.num_prefix
@@ -252,18 +252,18 @@ def test_the_last_layer_is_its_attention_as_it_is(pool):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_gives_a_map_from_0_to_1_for_each_picture(name):
+def test_maps_are_between_0_and_1(name):
     model = vit(image_size=(8, 20)).float()
-    found = METHODS[name](model, pictures(model, 3).float(), None)
+    found = METHODS[name](model, random_images(model, 3).float(), None)
     assert found.shape == (3, 2, 5)
     assert found.dtype == torch.float32
     assert found.min() >= 0
     assert found.max() <= 1
 
 
-def test_the_random_map_is_the_same_each_time_and_other_for_each_picture():
+def test_random_map_is_deterministic_and_differs_between_images():
     model = vit()
-    images = pictures(model)
+    images = random_images(model)
     state = torch.random.get_rng_state()
     one = random_map(model, images)
     assert torch.equal(one, random_map(model, images))
@@ -271,7 +271,7 @@ def test_the_random_map_is_the_same_each_time_and_other_for_each_picture():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_the_center_map_falls_to_a_known_height_and_is_symmetric():
+def test_center_map_is_a_symmetric_gaussian():
     found = center_map(vit(image_size=(12, 20)), torch.zeros(1, 3, 12, 20))[0]  # 3 x 5 patches
     assert found[1, 2] == 1
     assert float(found[0, 2]) == pytest.approx(2.71828 ** (-0.5 * (1 / 0.75) ** 2), rel=1e-4)
@@ -280,7 +280,7 @@ def test_the_center_map_falls_to_a_known_height_and_is_symmetric():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_model_without_attention_is_refused_by_name(name):
+def test_model_without_attention(name):
     mixer = MixerConfig(
         depth=1, width=8, tokens_mlp=8, channels_mlp=8, patch_size=4, image_size=8, num_classes=3
     )
@@ -290,18 +290,18 @@ def test_a_model_without_attention_is_refused_by_name(name):
             METHODS[name](model, torch.zeros(1, 3, 8, 8), None)
 
 
-def test_classes_that_do_not_exist_are_refused():
+def test_invalid_classes():
     model = vit()
-    images = pictures(model)
-    with pytest.raises(ConfigError, match="the model knows 0 to 3"):
+    images = random_images(model)
+    with pytest.raises(ConfigError, match="the model has classes 0 to 3"):
         relevance(model, images, torch.tensor([0, 4]))
-    with pytest.raises(ConfigError, match="one whole number for each"):
+    with pytest.raises(ConfigError, match="one integer for each"):
         relevance(model, images, torch.tensor([0]))
-    with pytest.raises(ConfigError, match="without a head"):
+    with pytest.raises(ConfigError, match="no head"):
         relevance(vit(num_classes=0), images)
 
 
-def test_a_class_that_nothing_speaks_for_has_an_empty_map():
+def test_zero_head_gives_an_empty_map():
     model = vit()
     torch.nn.init.zeros_(model.head.weight)
-    assert torch.equal(relevance(model, pictures(model)), torch.zeros(2, 3, 3).double())
+    assert torch.equal(relevance(model, random_images(model)), torch.zeros(2, 3, 3).double())

@@ -1,4 +1,4 @@
-"""Tokens as colors, neighbors, and a data set as a map."""
+"""PCA of tokens, nearest neighbors, and a dataset in two dimensions."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from vitrail import VitConfig
 from vitrail.inspection import tokens as file
-from vitrail.inspection.tokens import neighbors, scatter, token_colors
+from vitrail.inspection.tokens import nearest_rows, scatter, token_colors
 from vitrail.models.init import initialize
 from vitrail.models.vit import build
 
@@ -44,7 +44,7 @@ def test_colors_are_the_first_three_principal_components_of_the_patches(changes,
         np.testing.assert_allclose(colors[..., channel].ravel(), expected, atol=1e-5)
 
 
-def test_an_outlier_does_not_gray_everything(monkeypatch):
+def test_outliers_do_not_compress_the_colors(monkeypatch):
     model = made(VIT.change(pool="mean"))
     tokens = torch.randn(10, 15, 16)
     tokens[0, 0] = 1e4
@@ -55,7 +55,7 @@ def test_an_outlier_does_not_gray_everything(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(4, 4), (8, 8)])
-def test_patches_that_are_all_alike_have_the_color_in_the_middle(size):
+def test_equal_patches_are_gray(size):
     model = made(VIT.change(position="none"))
     colors = token_colors(model, torch.zeros(1, 3, *size))
     assert np.isfinite(colors).all()
@@ -77,27 +77,27 @@ def by_loops(features, bank, count, exclude):
 @pytest.mark.parametrize("largest", [1, 100, 2**22])
 @pytest.mark.parametrize("exclude", [None, np.arange(9)[::-1] + 3])
 def test_neighbors_are_the_most_similar_by_cosine(monkeypatch, largest, exclude):
-    monkeypatch.setattr(file, "LARGEST", largest)
+    monkeypatch.setattr(file, "MAX_SIMILARITIES", largest)
     random = np.random.default_rng(0)
     features, bank = random.normal(size=(9, 5)), random.normal(size=(30, 5))
     if exclude is not None:
         features = bank[exclude]
-    indices, similarity = neighbors(features, bank, 4, exclude=exclude)
+    indices, similarity = nearest_rows(features, bank, 4, exclude=exclude)
     expected = by_loops(features, bank, 4, exclude)
     np.testing.assert_array_equal(indices, expected[..., 0])
     np.testing.assert_allclose(similarity, expected[..., 1], atol=1e-6)
 
 
-def test_a_small_bank_has_few_neighbors_and_never_the_picture_itself():
+def test_small_bank_without_the_query_itself():
     bank = np.eye(3)
-    indices, _ = neighbors(bank, bank, exclude=np.arange(3))
+    indices, _ = nearest_rows(bank, bank, 6, exclude=np.arange(3))
     assert indices.shape == (3, 2)
     assert not (indices == np.arange(3)[:, None]).any()
-    assert neighbors(bank[:1], bank[:1], exclude=np.array([0]))[0].shape == (1, 0)
+    assert nearest_rows(bank[:1], bank[:1], 6, exclude=np.array([0]))[0].shape == (1, 0)
 
 
-def test_features_of_zeros_are_like_nothing():
-    _, similarity = neighbors(np.zeros((1, 4)), np.ones((3, 4)))
+def test_zero_features_have_similarity_zero():
+    _, similarity = nearest_rows(np.zeros((1, 4)), np.ones((3, 4)), 6)
     assert similarity.tolist() == [[0, 0, 0]]
 
 
@@ -107,7 +107,7 @@ def clusters(count, classes=3):
     return random.normal(size=(count, 20)) + 9 * np.eye(20)[labels], labels
 
 
-def test_a_map_puts_alike_features_near_each_other_and_is_the_same_each_time():
+def test_scatter_keeps_clusters_and_is_deterministic():
     features, labels = clusters(60)
     found = scatter(features, labels, ["a", "b", "c"])
     assert found.method == "t-SNE"
@@ -118,7 +118,7 @@ def test_a_map_puts_alike_features_near_each_other_and_is_the_same_each_time():
     np.testing.assert_array_equal(found.points, scatter(features, labels, ["a"]).points)
 
 
-def test_without_scikit_learn_a_map_is_of_principal_components(monkeypatch):
+def test_scatter_without_scikit_learn_is_a_pca(monkeypatch):
     monkeypatch.setattr(file, "find_spec", lambda name: None)
     features, labels = clusters(60)
     found = scatter(features, labels, ["a", "b", "c"])
@@ -128,23 +128,23 @@ def test_without_scikit_learn_a_map_is_of_principal_components(monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(found.points, axis=0), sizes, rtol=1e-5)
 
 
-def test_a_large_set_is_thinned_out_evenly(monkeypatch):
+def test_large_datasets_are_subsampled_evenly(monkeypatch):
     monkeypatch.setattr(file, "find_spec", lambda name: None)
     features, labels = clusters(90)
-    found = scatter(features, labels, ["a", "b", "c"], most=30)
+    found = scatter(features, labels, ["a", "b", "c"], max_points=30)
     assert found.points.shape == (30, 2)
     assert np.bincount(found.labels).tolist() == [10, 10, 10]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 6])
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_map_of_few_points_is_a_map(count, width):
+def test_scatter_of_few_points(count, width):
     features = np.random.default_rng(0).normal(size=(count, width))
     found = scatter(features, np.zeros(count, int), ["a"])
     assert found.points.shape == (count, 2)
     assert np.isfinite(found.points).all()
 
 
-def test_a_map_of_equal_points_is_a_map():
+def test_scatter_of_equal_points():
     found = scatter(np.ones((9, 4), np.float32), np.zeros(9, int), ["a"])
     assert np.isfinite(found.points).all()

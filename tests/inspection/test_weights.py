@@ -1,4 +1,4 @@
-"""What needs no picture, against plain computations in float64."""
+"""Filters, positions and token mixing, against plain computations in float64."""
 
 import math
 
@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig, load
-from vitrail.inspection.weights import filters, mixing, position_similarity, principal
+from vitrail.inspection.weights import (
+    filter_components,
+    position_similarity,
+    principal_components,
+    token_mixing,
+)
 from vitrail.models.init import initialize
 from vitrail.models.vit import build
 
@@ -54,44 +59,44 @@ def test_filters_are_the_principal_components_of_the_first_kernels(name):
     model = made(config)
     layer = model.get_submodule(path)
     kernels = layer.standardized_weight() if hasattr(layer, "standardized_weight") else layer.weight
-    found = filters(model, count=10)
-    count = len(found.components)
+    components, shares = filter_components(model, count=10)
+    count = len(components)
     directions, explained = plainly(kernels, count)
     _, channels, high, wide = kernels.shape
-    assert found.components.shape == (count, high, wide, channels)
+    assert components.shape == (count, high, wide, channels)
     assert count == min(10, kernels.shape[0] - 1, channels * high * wide)
-    flat = found.components.reshape(count, -1)
+    flat = components.reshape(count, -1)
     alike = np.abs((flat * directions).sum(axis=1))
     np.testing.assert_allclose(alike, 1, atol=1e-6)
-    np.testing.assert_allclose(found.explained, explained, atol=1e-6)
+    np.testing.assert_allclose(shares, explained, atol=1e-6)
     np.testing.assert_allclose(
         flat * np.sign((flat * directions).sum(1))[:, None], directions, atol=1e-6
     )
 
 
 def test_filters_of_the_golden_model_are_28(golden):
-    found = filters(load(golden / "vit-token.npz"))
-    assert found.components.shape == (28, 8, 8, 3)
-    assert np.all(np.diff(found.explained) <= 0)
-    assert 0.9 < found.explained.sum() < 1
+    components, explained = filter_components(load(golden / "vit-token.npz"))
+    assert components.shape == (28, 8, 8, 3)
+    assert np.all(np.diff(explained) <= 0)
+    assert 0.9 < explained.sum() < 1
 
 
-def test_the_largest_number_of_a_direction_is_positive():
+def test_signs_of_components_are_fixed():
     vectors = np.random.default_rng(0).normal(size=(30, 7))
-    directions, _ = principal(vectors, 5)
-    opposite, _ = principal(-vectors, 5)
+    directions, _ = principal_components(vectors, 5)
+    opposite, _ = principal_components(-vectors, 5)
     largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
     assert (largest > 0).all()
     np.testing.assert_allclose(directions, opposite, atol=1e-12)
 
 
-def test_kernels_that_are_all_alike_give_one_filter_and_no_nan():
+def test_equal_kernels_have_one_component():
     model = made(VIT)
     model.stem.projection.weight.data.fill_(0.5)
-    found = filters(model)
-    assert len(found.components) == 1
-    assert np.isfinite(found.components).all()
-    assert found.explained.tolist() == [0]
+    components, explained = filter_components(model)
+    assert len(components) == 1
+    assert np.isfinite(components).all()
+    assert explained.tolist() == [0]
 
 
 def cosine(one, other):
@@ -125,45 +130,47 @@ ADDED = {
 def test_positions_are_compared_by_cosine(changes, grid):
     model = made(VIT.change(**changes))
     position = model.encoder.positions[0] if len(model.encoder.positions) else model.position
-    (tiles,) = position_similarity(model, grid)
+    (similarity,) = position_similarity(model, grid).values()
     grid = grid or (3, 5)
     rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
-    assert tiles.similarity.shape == (*grid, *grid)
-    np.testing.assert_allclose(tiles.similarity, by_loops(rows, grid), atol=1e-6)
+    assert similarity.shape == (*grid, *grid)
+    np.testing.assert_allclose(similarity, by_loops(rows, grid), atol=1e-6)
 
 
-def test_each_layer_with_its_own_positions_has_its_own_tiles():
+def test_every_layer_has_its_own_positions():
     model = made(VIT.change(position_place="every-layer"))
-    first, second = position_similarity(model)
-    assert (first.title, second.title) == ("positions of layer 0", "positions of layer 1")
+    tables = position_similarity(model)
+    assert list(tables) == ["positions of layer 0", "positions of layer 1"]
     rows = model.encoder.positions[1].table[1:].tolist()
-    np.testing.assert_allclose(second.similarity, by_loops(rows, (3, 5)), atol=1e-6)
+    np.testing.assert_allclose(tables["positions of layer 1"], by_loops(rows, (3, 5)), atol=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])
-def test_relative_positions_compare_the_key_of_each_offset_with_that_of_none(changes):
+def test_relative_positions_compare_offsets_with_offset_zero(changes):
     model = made(VIT.change(position="relative", **changes))
-    tiles = position_similarity(model)
-    assert [each.title for each in tiles] == [f"relative positions of layer {i}" for i in (0, 1)]
+    tables = position_similarity(model)
+    assert list(tables) == [f"relative positions of layer {i}" for i in (0, 1)]
     keys = model.encoder.positions[1].table.tolist()
     for here in np.ndindex(3, 5):
         for there in np.ndindex(3, 5):
             offset = (here[0] - there[0]) * 5 + here[1] - there[1]  # query less key, in the raster
             expected = cosine(keys[14 + offset], keys[14])
-            assert tiles[1].similarity[here + there] == pytest.approx(expected, abs=1e-6)
+            assert tables["relative positions of layer 1"][here + there] == pytest.approx(
+                expected, abs=1e-6
+            )
 
 
-def test_a_bag_of_patches_has_no_positions():
-    assert position_similarity(made(VIT.change(position="none"))) == ()
+def test_no_positions():
+    assert position_similarity(made(VIT.change(position="none"))) == {}
 
 
-def test_a_position_of_zeros_is_like_nothing():
+def test_zero_positions_have_similarity_zero():
     model = made(VIT)
     model.position.table.data.zero_()
-    assert not position_similarity(model)[0].similarity.any()
+    assert not position_similarity(model)["positions"].any()
 
 
-def test_mixing_shows_the_largest_units_slow_ones_first():
+def test_token_mixing_sorts_large_units_by_frequency():
     model = made(MIXER)
     weight = model.blocks[0].token_mixing.fc1.weight.data  # (40, 15)
     weight[:] *= 0.01
@@ -171,15 +178,15 @@ def test_mixing_shows_the_largest_units_slow_ones_first():
     slow[:, :2] = -1
     quick[:, 1::2] = -1
     weight[7], weight[30] = 3 * quick.flatten(), slow.flatten()  # the quick one is larger
-    found = mixing(model, count=2)
+    found = token_mixing(model, count=2)
     np.testing.assert_allclose(found, np.stack([slow, 3 * quick]), atol=1e-6)
     rows = {tuple(row) for row in weight.tolist()}
-    assert all(tuple(unit.flatten().tolist()) in rows for unit in mixing(model, count=28))
-    assert mixing(model, count=28).shape == (28, 3, 5)
-    assert mixing(model, count=99).shape == (40, 3, 5)
+    assert all(tuple(unit.flatten().tolist()) in rows for unit in token_mixing(model, count=28))
+    assert token_mixing(model, count=28).shape == (28, 3, 5)
+    assert token_mixing(model, count=99).shape == (40, 3, 5)
 
 
-def test_mixing_weights_of_zero_are_no_nan():
+def test_zero_mixing_weights():
     model = made(MIXER)
     model.blocks[0].token_mixing.fc1.weight.data.zero_()
-    assert not mixing(model).any()
+    assert not token_mixing(model).any()

@@ -9,7 +9,7 @@ from tiny_runs import CLASSES, write_colors
 from vitrail import Metadata, Preprocessing
 from vitrail.data.datasets import open_dataset
 from vitrail.export.guard import measure
-from vitrail.inspection.attention import attention_for_browser, study
+from vitrail.inspection.attention import attention_for_browser, attention_stats
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import eval_mode
 from vitrail.probing.features import features_of
@@ -24,7 +24,7 @@ CALLS = {
     "onnx": lambda model, data: vitrail.Predictor(model, engine="onnx")(PIXELS),
     "int8": lambda model, data: measure(model, vitrail.Predictor(model).engine, data),
     "rollout": lambda model, data: rollout(model, torch.zeros(2, 3, 8, 8)),
-    "study": lambda model, data: study(model, [torch.zeros(2, 3, 8, 8)]),
+    "study": lambda model, data: attention_stats(model, [torch.zeros(2, 3, 8, 8)]),
     "browser": lambda model, data: attention_for_browser(model, torch.zeros(3, 8, 8)),
 }
 

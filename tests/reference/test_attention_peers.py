@@ -5,7 +5,7 @@ import torch
 from test_transformers import load
 from weights import random_model
 
-from vitrail.inspection.layers import walk
+from vitrail.inspection.attention import iter_layers
 from vitrail.inspection.rollout import rollout
 
 pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ def test_attention_maps_are_those_of_transformers(size, dtype):
 @torch.no_grad()
 def test_slices_of_maps_are_those_of_transformers(size, dtype):
     ours, images, expected = both(size, dtype)
-    for layer, their in zip(walk(ours, images), expected, strict=True):
+    for layer, their in zip(iter_layers(ours, images), expected, strict=True):
         for some, rows in layer.slices():
             map_ = layer.scores(some, rows).softmax(dim=-1)
             assert (map_ - their[some, :, rows]).abs().max() <= TOLERANCE

@@ -13,7 +13,7 @@ from PIL import Image
 from vitrail import ConfigError, DataError, MixerConfig
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.pictures import as_seen
+from vitrail.inspection.images import preprocess
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.rollout import rollout
 from vitrail.models.mixer import MlpMixer
@@ -95,7 +95,7 @@ def test_label_defaults_to_the_predicted_class(model, data):
     result = {name: pixels(explain(model, data, method="relevance", label=name)) for name in NAMES}
     assert (result["sun"] != result["moon"]).any()
     with torch.no_grad():
-        predicted = NAMES[int(model(as_seen(model, data)[None]).argmax())]
+        predicted = NAMES[int(model(preprocess(model, data)[None]).argmax())]
     default = pixels(explain(model, data, method="relevance", label=None))
     assert (default == result[predicted]).all()
 
@@ -135,7 +135,7 @@ def test_unreadable_image_is_rejected(model):
 def test_maps_follow_what_the_head_reads(tiny, data, changes):
     model = served(replace(tiny, **changes))
     result = attention(model, data)
-    image = as_seen(model, data)[None]
+    image = preprocess(model, data)[None]
     prefix = model.config.num_prefix
     with torch.no_grad():
         if changes["pool"] == "map":
@@ -157,7 +157,7 @@ def test_maps_follow_what_the_head_reads(tiny, data, changes):
 def test_rollout_is_included(model, data):
     result = attention(model, data)
     rolled = np.frombuffer(base64.b64decode(result.rollout), np.uint8).reshape(result.grid)
-    expected = rollout(model, as_seen(model, data)[None])[0].numpy()
+    expected = rollout(model, preprocess(model, data)[None])[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
 
 
@@ -186,7 +186,7 @@ def test_explanations_leave_the_model_unchanged(model, data):
 
 
 def test_explanations_are_thread_safe(model, data):
-    image = as_seen(model, data)[None]
+    image = preprocess(model, data)[None]
     with torch.inference_mode():
         expected = model(image)
     png, stop, wrong = [], threading.Event(), []

@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.training.recipes import is_run
 
 if TYPE_CHECKING:
-    from vitrail.inspection.findings import Inspection
+    from vitrail.inspection.inspect import Inspection
     from vitrail.models.vit import Model
 
 Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
@@ -54,8 +54,8 @@ class Inspect(DataOptions):
     def run(self) -> None:
         from vitrail.checkpoints.bundle import contains_model
         from vitrail.checkpoints.load import load
-        from vitrail.inspection.api import inspect_model
-        from vitrail.inspection.folder import write_folder
+        from vitrail.inspection.inspect import inspect_model
+        from vitrail.reports.inspection import write_inspection
 
         if is_run(self.out) or contains_model(self.out):
             raise ConfigError(
@@ -83,7 +83,7 @@ class Inspect(DataOptions):
                 score=self.score,
                 progress=show_progress,
             )
-        written = list(write_folder(self.out, result))
+        written = write_inspection(self.out, result)
         if self.json:
             print(json.dumps(as_json(result) | {"written": [str(p) for p in written]}, indent=1))
             return
@@ -111,29 +111,29 @@ def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
     yield result.title
     for note in (*notes, *result.notes):
         yield from paragraph(f"  note: {note}", 4)
-    for look in result.looks:
-        classes = ", ".join(f"{name} {100 * p:.0f} %" for name, p in look.classes[:3])
-        label = f" ({look.label})" if look.label else ""
-        yield from paragraph(f"  {look.name}{label}: {classes}", 4)
-    if (study := result.study) is not None:
+    for image in result.images:
+        classes = ", ".join(f"{name} {100 * p:.0f} %" for name, p in image.predictions[:3])
+        label = f" ({image.label})" if image.label else ""
+        yield from paragraph(f"  {image.name}{label}: {classes}", 4)
+    if (stats := result.attention) is not None:
         yield ""
-        yield f"attention over {study.images:,} images, smallest to largest head"
-        distance = next(iter(study.distance.values()))
+        yield f"attention over {stats.images:,} images, smallest to largest head"
+        distance = next(iter(stats.distance.values()))
         rows = [
             (
                 str(layer),
                 f"{pixels.min():.1f} to {pixels.max():.1f}",
                 f"{100 * entropy.min():.0f} to {100 * entropy.max():.0f} %",
             )
-            for layer, (pixels, entropy) in enumerate(zip(distance, study.entropy, strict=True))
+            for layer, (pixels, entropy) in enumerate(zip(distance, stats.entropy, strict=True))
         ]
         yield from table(rows, "rrr", ("layer", "distance (pixels)", "entropy"), indent=2)
-    if (trust := result.trust) is not None:
+    if (scores := result.faithfulness) is not None:
         yield ""
-        yield f"faithfulness on {trust.images:,} images"
+        yield f"faithfulness on {scores.images:,} images"
         rows = [
             (method, f"{curves.insertion_area:.3f}", f"{curves.deletion_area:.3f}")
-            for method, curves in trust.curves.items()
+            for method, curves in scores.curves.items()
         ]
         yield from table(rows, "lrr", ("method", "insertion", "deletion"), indent=2)
     yield ""
@@ -142,16 +142,18 @@ def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
 def as_json(result: "Inspection") -> dict[str, object]:
     """Return everything except large arrays, which are in arrays.npz."""
     values: dict[str, object] = {"model": result.title, **result.facts}
+    if "pooling" in result.facts:
+        values["what the head reads"] = result.facts["pooling"]  # the key of 0.1
     values["pictures"] = [
-        {"name": look.name, "label": look.label, "classes": dict(look.classes)}
-        for look in result.looks
+        {"name": image.name, "label": image.label, "classes": dict(image.predictions)}
+        for image in result.images
     ]
-    if (study := result.study) is not None:
-        values["images"] = study.images
-        values["distance"] = {name: array.tolist() for name, array in study.distance.items()}
-        values["entropy"] = study.entropy.tolist()
-    if (trust := result.trust) is not None:
-        values["insertion"] = {name: c.insertion_area for name, c in trust.curves.items()}
-        values["deletion"] = {name: c.deletion_area for name, c in trust.curves.items()}
-        values["sanity"] = dict(trust.sanity)
+    if (stats := result.attention) is not None:
+        values["images"] = stats.images
+        values["distance"] = {name: array.tolist() for name, array in stats.distance.items()}
+        values["entropy"] = stats.entropy.tolist()
+    if (scores := result.faithfulness) is not None:
+        values["insertion"] = {name: c.insertion_area for name, c in scores.curves.items()}
+        values["deletion"] = {name: c.deletion_area for name, c in scores.curves.items()}
+        values["sanity"] = dict(scores.sanity)
     return values | {"notes": list(result.notes)}

@@ -1,82 +1,188 @@
-"""Attention over many pictures: how far it reaches, how wide it is, which heads agree.
+"""Attention layer by layer: maps, and statistics over many images.
 
-Maps are made beside the forward pass, which keeps its fused attention, some rows at a time, and
-added up at once: no layer's maps are ever held as a whole, however many pictures there are.
+The forward pass keeps its fused attention. `LayerAttention.scores` computes a map, or some rows of
+it, beside it; the numbers are those of `models/attention.py`, which a test compares bit for bit.
+Statistics are summed up rows at a time: no layer's maps are ever held as a whole.
 
 Shapes: B images, L layers, H heads, N tokens: P of the prefix (class token, registers, ...), then
-h x w patches; K channels per head, D width; q queries and T tokens that are left of N.
+h x w patches; K channels per head, D width; b images and q queries at once; T merged tokens.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.errors import DataError
-from vitrail.inspection.findings import Study
-from vitrail.inspection.layers import Layer, grid_of, walk, with_attention
-from vitrail.models.config import VitConfig
-from vitrail.models.pos_embed import Grid
-from vitrail.models.vit import VisionTransformer, eval_mode
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.attention import relative_bias
+from vitrail.models.patch_embed import check_images
+from vitrail.models.pos_embed import Grid, RelativeKeys
+from vitrail.models.registry import name_of
+from vitrail.models.vit import Model, VisionTransformer, eval_mode
 
-NORMS_KEPT = 2**23  # norms that quantiles are taken of, over all layers
-OUTLYING = 3.0  # times the median norm of a layer
+CHUNK_BYTES = 4 * 2**20  # of maps computed together: they should stay in the cache
+BATCH_VALUES = 2**24  # activations of images that go through a model together: 64 MB
+MAX_BATCH = 64  # images: larger batches are no faster
+MAX_NORMS = 2**23  # norms kept for quantiles, over all layers
+OUTLIER_FACTOR = 3.0  # times the median norm of a layer
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-FEW_PATCHES = 36  # below this a picture's attention is no longer worth browsing
+MIN_PATCHES = 36  # that the attention browser keeps before it averages heads instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionStats:
+    """Attention over many images, by layer and head: figure 7, right, and figure 11."""
+
+    images: int
+    patch: tuple[float, float]  # height and width of a patch in pixels
+    distance: dict[str, np.ndarray]  # variant → (L, H) mean distance in pixels
+    entropy: np.ndarray  # (L, H) mean over queries, as a fraction of the maximum: 0 to 1
+    redundancy: np.ndarray  # (L, H, H) cosine similarity of the heads' maps, 1 on the diagonal
+    norms: np.ndarray  # (L, 5) quantiles 0, 0.25, 0.5, 0.75, 1 of the patch tokens' norms
+    prefix_norms: np.ndarray  # (L, P) mean norm of class token, registers, ...
+    outliers: np.ndarray  # (L,) fraction of patch tokens whose norm is far above the median
+
+
+def require_attention(model: nn.Module, what: str) -> VisionTransformer:
+    """Return the model if it is a Vision Transformer; an error names `what` was asked for."""
+    if isinstance(model, VisionTransformer):
+        return model
+    name = name_of(model.config)  # pyright: ignore[reportArgumentType]: another family
+    raise ConfigError(
+        f"{name} has no attention, so there is no {what}; use a Vision Transformer or a hybrid, "
+        "such as ViT-S/16 or R26+ViT-S/32, or inspect its filters only"
+    )
+
+
+class LayerAttention(NamedTuple):
+    """Queries and keys of a layer, from which its maps are computed, and its output."""
+
+    query: Tensor  # (B, H, N, K)
+    key: Tensor  # (B, H, N, K)
+    relative: RelativeKeys | None
+    tokens: Tensor  # (B, N, D), after the block
+
+    def slices(self) -> Iterator[tuple[slice, slice]]:
+        """Yield images and queries whose maps fit `CHUNK_BYTES`: several images, or rows of one."""
+        images, heads, tokens, _ = self.query.shape
+        rows = max(1, CHUNK_BYTES // (heads * tokens * self.query.element_size()))
+        together = max(1, rows // tokens)
+        for first in range(0, images, together):
+            for row in range(0, tokens, rows):
+                yield slice(first, first + together), slice(row, row + rows)
+
+    def scores(self, images: slice, rows: slice) -> Tensor:
+        """Return attention before the softmax: (b, H, q, N)."""
+        query, key = self.query[images, :, rows], self.key[images]
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if self.relative is not None:
+            offsets = self.relative.offsets[rows]
+            scores += relative_bias(query, RelativeKeys(self.relative.keys, offsets))
+        return scores
+
+
+def iter_layers(model: VisionTransformer, images: Tensor) -> Iterator[LayerAttention]:
+    """Run the encoder, one layer in memory at a time."""
+    recorded: list[Tensor] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        recorded[:] = query, key
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+    tokens, grid = model.prepare_tokens(images)
+    for index, block in enumerate(model.encoder.blocks):
+        tokens, relative = model.encoder.layer_inputs(index, tokens, grid)
+        tokens = block(tokens, relative, attend=attend)
+        query, key = recorded
+        yield LayerAttention(query, key, relative, tokens)
+
+
+def batch_size_for(model: Model, size: tuple[int, int]) -> int:
+    """Return how many images of (height, width) pixels go through a model together.
+
+    The larger of a block's activations and the first feature maps of a ResNet counts.
+    """
+    height, width = size
+    values = 16 * height * width  # 64 channels at half the size
+    if isinstance(model, VisionTransformer):
+        config, (down, across) = model.config, model.config.stride
+        tokens = config.num_prefix + (height // down) * (width // across)
+        values = max(values, tokens * (4 * config.width + config.mlp_width))
+    return max(1, min(MAX_BATCH, BATCH_VALUES // values))
+
+
+def token_offset(model: Model) -> float:
+    """Return how far up and left of its patch a token's receptive field is, in patches.
+
+    Half a patch minus half a pixel after a convolutional stem: each 3x3 kernel of stride 2 is
+    centered on the first of two pixels. 0 elsewhere (the paths through a ResNet disagree, by a
+    tenth of a patch in the mean).
+    """
+    if isinstance(model, VisionTransformer) and model.config.stem == "conv":
+        return (1 - 1 / model.config.stride[0]) / 2
+    return 0.0
+
+
+def patch_grid(model: VisionTransformer, images: Tensor) -> Grid:
+    """Return the rows and columns of patches of valid images (B, C, H, W)."""
+    down, across = model.config.stride
+    check_images(images, model.config.channels, (down, across))
+    return images.shape[2] // down, images.shape[3] // across
 
 
 @torch.inference_mode()
-def study(
+def attention_stats(
     model: VisionTransformer,
     batches: Iterable[Tensor],
     *,
     progress: Callable[[int], None] | None = None,
-) -> Study:
-    """How attention goes over batches of normalized images (B, C, H, W), all of one size.
+) -> AttentionStats:
+    """Compute attention statistics over batches of normalized images (B, C, H, W) of one size.
 
     Distance is that between the centers of query and key in pixels, weighted by attention, mean
-    over queries and images (figure 7, right). Variants differ by what stands before the patches:
+    over queries and images (figure 7, right). Variants differ in how prefix tokens count:
 
         patches                 rows and columns of class token, registers etc. are dropped, and
-                                what is left is taken as it is: the usual port
-        patches, renormalized   the same with each row that is left divided by its sum
-        all tokens              those tokens count too, as queries and as keys, and stand at the
-                                center of the picture; rows sum to 1 as they are
+                                the rest is taken as it is: the usual implementation
+        patches, renormalized   the same with each remaining row divided by its sum
+        all tokens              prefix tokens count too, as queries and as keys, and are placed at
+                                the center of the image; rows sum to 1 as they are
 
-    A model without such tokens has "patches" alone: there, all three are the same.
+    A model without prefix tokens has "patches" alone: there, all three are equal.
 
-    Entropy is a share of log N, mean over all queries and images; redundancy the cosine similarity
-    of the heads' whole maps, mean over images. Norms are those of the tokens after each block,
-    before the last norm. An outlier's norm is above 3 times the median of its layer. Where pictures
-    are very many, quantiles and outliers are those of every second, fourth, ... picture.
+    Entropy is a fraction of log N, mean over all queries and images; redundancy the cosine
+    similarity of the heads' whole maps, mean over images. Norms are those of the tokens after each
+    block, before the final norm. An outlier's norm is above 3 times the median of its layer. With
+    very many images, quantiles and outliers are those of every second, fourth, ... image.
 
-    `progress` hears how many images are done.
+    `progress` is called with the number of images done.
     """
-    with_attention(model, "attention distance")
-    tally = None
+    require_attention(model, "attention distance")
+    stats = None
     with eval_mode(model):
         for images in batches:
-            tally = tally or Tally(model, grid_of(model, images))
-            tally.add(images)
+            stats = stats or StatsAccumulator(model, patch_grid(model, images))
+            stats.add(images)
             if progress is not None:
-                progress(tally.images)
-    if tally is None or not tally.images:
-        raise DataError("there are no images to study attention with; give one or more")
-    return tally.finish()
+                progress(stats.images)
+    if stats is None or not stats.images:
+        raise DataError("attention statistics need at least one image")
+    return stats.result()
 
 
-class Tally:
-    """Sums over the images so far, in float64."""
+class StatsAccumulator:
+    """Sums over images, in float64."""
 
     def __init__(self, model: VisionTransformer, grid: Grid) -> None:
         self.model, self.grid = model, grid
         config, device = model.config, next(model.parameters()).device
-        self.patch = config.stride
         self.prefix = config.num_prefix
-        self.places = places(grid, self.patch, self.prefix).to(device)  # (N, 2)
+        self.positions = token_positions(grid, config.stride, self.prefix).to(device)  # (N, 2)
         self.images = 0
 
         def zeros(*shape: int) -> Tensor:
@@ -88,25 +194,32 @@ class Tally:
         self.entropy = zeros(config.heads)
         self.redundancy = zeros(config.heads, config.heads)
         self.prefix_norms = zeros(self.prefix)
-        self.norms = Sample(max(2, NORMS_KEPT // (config.depth * grid[0] * grid[1])))
+        # Norms of every `norms_step`-th image, doubled whenever `max_norm_images` are exceeded.
+        self.norms: list[np.ndarray] = []
+        self.norms_step = 1
+        self.max_norm_images = max(2, MAX_NORMS // (config.depth * grid[0] * grid[1]))
 
     def add(self, images: Tensor) -> None:
-        grid = grid_of(self.model, images)
+        grid = patch_grid(self.model, images)
         if grid != self.grid:
             raise DataError(
-                f"images of {grid[0]} x {grid[1]} patches came after images of {self.grid[0]} x "
-                f"{self.grid[1]}; a study is of images of one size"
+                f"images of {grid[0]} x {grid[1]} patches after images of {self.grid[0]} x "
+                f"{self.grid[1]}; attention statistics need images of one size"
             )
         patch_norms = []
-        for index, layer in enumerate(walk(self.model, images)):
+        for index, layer in enumerate(iter_layers(self.model, images)):
             self.add_maps(index, layer)
             norms = torch.linalg.vector_norm(layer.tokens, dim=-1, dtype=torch.float64)  # (B, N)
             self.prefix_norms[index] += norms[:, : self.prefix].sum(0)
             patch_norms.append(norms[:, self.prefix :])
-        self.norms.add(torch.stack(patch_norms, dim=1).float().cpu().numpy())  # (B, L, h * w)
-        self.images += len(images)
+        for norms in torch.stack(patch_norms, dim=1).float().cpu().numpy():  # (L, h * w)
+            if self.images % self.norms_step == 0:
+                self.norms.append(norms.copy())  # a view would keep the whole batch
+            self.images += 1
+            if len(self.norms) > self.max_norm_images:
+                self.norms, self.norms_step = self.norms[::2], 2 * self.norms_step
 
-    def add_maps(self, index: int, layer: Layer) -> None:
+    def add_maps(self, index: int, layer: LayerAttention) -> None:
         count, heads = layer.query.shape[:2]
         products = self.entropy.new_zeros(count, heads, heads)
         for images, rows in layer.slices():
@@ -116,132 +229,97 @@ class Tally:
             products[images] += maps.flatten(2) @ maps.flatten(2).mT
             self.add_distances(index, maps, rows)
         lengths = products.diagonal(dim1=1, dim2=2).sqrt()  # (B, H)
-        alike = products / (lengths[:, :, None] * lengths[:, None])
-        self.redundancy[index] += alike.sum(0)
+        self.redundancy[index] += (products / (lengths[:, :, None] * lengths[:, None])).sum(0)
 
     def add_distances(self, index: int, maps: Tensor, rows: slice) -> None:
-        apart = torch.cdist(self.places[rows], self.places)  # (q, N)
-        weighted, prefix = maps * apart, self.prefix
+        distances = torch.cdist(self.positions[rows], self.positions)  # (q, N)
+        weighted, prefix = maps * distances, self.prefix
         to_patches = weighted[..., prefix:].sum(-1)  # (b, H, q)
         if prefix:
             to_all = weighted[..., :prefix].sum(-1) + to_patches
             self.distance["all tokens"][index] += to_all.sum(dim=(0, 2))
-            own = slice(max(0, prefix - rows.start), None)  # queries that are patches
-            to_patches = to_patches[..., own]
-            kept = maps[..., own, prefix:].sum(-1).clamp_min(torch.finfo(maps.dtype).tiny)
-            self.distance["patches, renormalized"][index] += (to_patches / kept).sum(dim=(0, 2))
+            patches = slice(max(0, prefix - rows.start), None)  # queries that are patches
+            to_patches = to_patches[..., patches]
+            total = maps[..., patches, prefix:].sum(-1).clamp_min(torch.finfo(maps.dtype).tiny)
+            self.distance["patches, renormalized"][index] += (to_patches / total).sum(dim=(0, 2))
         self.distance["patches"][index] += to_patches.sum(dim=(0, 2))
 
-    def finish(self) -> Study:
-        tokens = len(self.places)
+    def result(self) -> AttentionStats:
+        tokens = len(self.positions)
         queries = dict.fromkeys(self.distance, tokens - self.prefix) | {"all tokens": tokens}
-        evenly = math.log(tokens) or 1.0  # the entropy of looking at all tokens alike
-        norms = self.norms.values()  # (images, L, h * w)
-        middle = np.quantile(norms, 0.5, axis=(0, 2), keepdims=True)  # (1, L, 1)
-        return Study(
+        max_entropy = math.log(tokens) or 1.0
+        norms = np.stack(self.norms)  # (images, L, h * w)
+        median = np.quantile(norms, 0.5, axis=(0, 2), keepdims=True)  # (1, L, 1)
+        down, across = self.model.config.stride
+        return AttentionStats(
             images=self.images,
-            patch=(float(self.patch[0]), float(self.patch[1])),
+            patch=(float(down), float(across)),
             distance={
-                name: array(total / (self.images * queries[name]))
+                name: (total / (self.images * queries[name])).cpu().numpy()
                 for name, total in self.distance.items()
             },
-            entropy=array(self.entropy / (self.images * tokens * evenly)),
-            redundancy=array(self.redundancy / self.images),
+            entropy=(self.entropy / (self.images * tokens * max_entropy)).cpu().numpy(),
+            redundancy=(self.redundancy / self.images).cpu().numpy(),
             norms=np.quantile(norms, QUANTILES, axis=(0, 2)).T,
-            prefix_norms=array(self.prefix_norms / self.images),
-            outliers=(norms > OUTLYING * middle).mean(axis=(0, 2)),
+            prefix_norms=(self.prefix_norms / self.images).cpu().numpy(),
+            outliers=(norms > OUTLIER_FACTOR * median).mean(axis=(0, 2)),
         )
 
 
-class Sample:
-    """Every picture's values; where they grow too many, those of every second, fourth, ... one."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.kept: list[np.ndarray] = []
-        self.every, self.seen = 1, 0
-
-    def add(self, values: np.ndarray) -> None:
-        for value in values:
-            if self.seen % self.every == 0:
-                self.kept.append(value.copy())  # or the whole batch would be held with it
-            self.seen += 1
-            if len(self.kept) > self.most:
-                self.kept, self.every = self.kept[::2], 2 * self.every
-
-    def values(self) -> np.ndarray:
-        return np.stack(self.kept)
-
-
-def places(grid: Grid, patch: tuple[int, int], prefix: int) -> Tensor:
-    """Where tokens stand, in pixels from the center, down and across; the prefix at the center."""
+def token_positions(grid: Grid, patch: tuple[int, int], prefix: int) -> Tensor:
+    """Return token centers in pixels from the image center: (N, 2); the prefix is at 0."""
     down, across = (
         (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * pixels
         for count, pixels in zip(grid, patch, strict=True)
     )
     patches = torch.cartesian_prod(down, across)  # (h * w, 2)
-    return torch.cat([patches.new_zeros(prefix, 2), patches])  # (N, 2)
-
-
-def array(values: Tensor) -> np.ndarray:
-    return values.cpu().numpy()
+    return torch.cat([patches.new_zeros(prefix, 2), patches])
 
 
 @torch.inference_mode()
 def attention_for_browser(
-    model: VisionTransformer, image: Tensor, *, most: int = 4_000_000
+    model: VisionTransformer, image: Tensor, *, max_bytes: int = 4_000_000
 ) -> tuple[np.ndarray, np.ndarray, Grid]:
-    """All of an image's (C, H, W) attention as bytes (L, H, T, T), what each row's largest stands
-    for (L, H, T), and the grid of its patches.
+    """Return all attention of an image (C, H, W) as bytes (L, H, T, T), the value that each row's
+    255 stands for (L, H, T), and the grid of its patches.
 
-    Each row's largest is 255. Where that would be more than `most` bytes, patches are put together
-    in blocks of 2 x 2, 3 x 3, ...: as keys they are added up, as queries averaged. Where that would
-    leave fewer than 36 patches, heads are averaged to one instead. Other tokens stay single; they
-    come first.
+    Beyond `max_bytes`, patches are merged in blocks of 2 x 2, 3 x 3, ...: summed as keys, averaged
+    as queries. If fewer than 36 patches would be left, heads are averaged to one instead. Prefix
+    tokens are not merged; they come first.
     """
-    with_attention(model, "attention browser")
-    config = model.config
-    fine = grid_of(model, image[None])
-    heads, block, grid = coarseness(config, fine, most)
-    owners = owners_of(fine, block, config.num_prefix).to(image.device)
-    member = F.one_hot(owners).to(image.dtype)  # (N, T): who is put together
+    require_attention(model, "attention browser")
+    prefix, full_grid = model.config.num_prefix, patch_grid(model, image[None])
+    heads, block, grid = browser_resolution(model, full_grid, max_bytes)
+    down, across = (torch.arange(side) // block for side in full_grid)
+    patches = prefix + down[:, None] * grid[1] + across  # (h, w)
+    merged = torch.cat([torch.arange(prefix), patches.flatten()]).to(image.device)  # (N,)
+    member = F.one_hot(merged).to(image.dtype)  # (N, T)
     layers, peaks = [], []
     with eval_mode(model):
-        for layer in walk(model, image[None]):
-            coarse = put_together(layer, member)
+        for layer in iter_layers(model, image[None]):
+            maps = member.new_zeros(layer.query.shape[1], member.shape[1], member.shape[1])
+            for images, rows in layer.slices():
+                part = layer.scores(images, rows).softmax(dim=-1)[0]  # (H, q, N)
+                maps += member[rows].mT @ (part @ member)  # (H, T, T)
+            maps = maps / member.sum(0)[:, None]
             if heads == 1:
-                coarse = coarse.mean(0, keepdim=True)
-            peaks.append(coarse.amax(-1))
-            layers.append((255 * coarse / peaks[-1][..., None]).round().byte().cpu())
+                maps = maps.mean(0, keepdim=True)
+            peaks.append(maps.amax(-1))
+            layers.append((255 * maps / peaks[-1][..., None]).round().byte().cpu())
     return torch.stack(layers).numpy(), torch.stack(peaks).float().cpu().numpy(), grid
 
 
-def put_together(layer: Layer, member: Tensor) -> Tensor:
-    """A layer's maps between coarse tokens, of which `member` (N, T) says what each is made of:
-    (H, T, T)."""
-    coarse = member.new_zeros(layer.query.shape[1], member.shape[1], member.shape[1])
-    for images, rows in layer.slices():
-        maps = layer.scores(images, rows).softmax(dim=-1)[0]  # (H, q, N)
-        coarse += member[rows].mT @ (maps @ member)  # (H, T, T)
-    return coarse / member.sum(0)[:, None]
-
-
-def coarseness(config: VitConfig, grid: Grid, most: int) -> tuple[int, int, Grid]:
-    """How many heads and what blocks of patches are small enough, and the grid of the blocks."""
-    smaller = (1, 1)
-    for heads, fewest in ((config.heads, FEW_PATCHES), (1, 1)):
+def browser_resolution(
+    model: VisionTransformer, grid: Grid, max_bytes: int
+) -> tuple[int, int, Grid]:
+    """Return the heads, block size and grid at which all attention fits `max_bytes`."""
+    config, smaller = model.config, (1, 1)
+    for heads, fewest in ((config.heads, MIN_PATCHES), (1, 1)):
         for block in range(1, max(grid) + 1):
             smaller = math.ceil(grid[0] / block), math.ceil(grid[1] / block)
             patches = smaller[0] * smaller[1]
             if block > 1 and patches < fewest:
                 break
-            if config.depth * heads * (config.num_prefix + patches) ** 2 <= most:
+            if config.depth * heads * (config.num_prefix + patches) ** 2 <= max_bytes:
                 return heads, block, smaller
-    return 1, max(grid), smaller  # as small as it can be
-
-
-def owners_of(grid: Grid, block: int, prefix: int) -> Tensor:
-    """The number of the coarse token that each of the N tokens becomes a part of."""
-    down, across = (torch.arange(side) // block for side in grid)
-    patches = prefix + down[:, None] * (across[-1] + 1) + across  # (h, w)
-    return torch.cat([torch.arange(prefix), patches.flatten()])
+    return 1, max(grid), smaller  # the smallest possible

@@ -29,9 +29,8 @@ from vitrail.evaluation.results import (
 from vitrail.formatting import ABSENT, percent
 from vitrail.reports import figures
 from vitrail.reports.figures import inline_svg
-from vitrail.reports.html import NBSP, interval, render
+from vitrail.reports.html import NBSP, compact_number, interval, render
 from vitrail.reports.images import thumbnail_url
-from vitrail.reports.svg import tidy
 
 TILES = {  # estimate → name and explanation on the page
     "accuracy": ("top-1 accuracy", ""),
@@ -112,7 +111,7 @@ def evaluation_page(
     about = {
         "images": f"{result.samples:,}",
         "classes": f"{len(result.classes):,}",
-        loss_name(result): tidy(result.loss) if math.isfinite(result.loss) else ABSENT,
+        loss_name(result): compact_number(result.loss) if math.isfinite(result.loss) else ABSENT,
     }
     return render(
         "evaluation.html",

@@ -6,62 +6,36 @@
 
 Plots are drawn in the colors of `LIGHT`. In SVG they become CSS variables, so that the same file is
 readable in light and dark mode; a PNG is always light. Sizes are in pixels at 72 dpi.
+
+Shapes: K classes, L layers, H heads, h x w patches, n tiles or points.
 """
 
+import colorsys
 import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 
-from vitrail.data.storage import atomic_path, write_atomic
+from vitrail.data.storage import write_atomic
 from vitrail.evaluation.metrics import COVERAGE, most_confused
 from vitrail.evaluation.results import Calibration, SelectiveAccuracy
 from vitrail.formatting import percent, truncate
+from vitrail.reports.html import DARK, LIGHT, compact_number
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# The palette of all pages and plots. Colors of LIGHT are distinct: SVGs find them by value.
-LIGHT = {
-    "ink": "#1d1d1f",
-    "paper": "#ffffff",
-    "soft": "#6b6b70",
-    "line": "#dddddd",
-    "card": "#f5f5f4",
-    "accent": "#9a3412",
-    "good": "#0f766f",
-    "bad": "#c2410c",
-    "track": "#ecebe9",
-    "s0": "#9a3413",
-    "s1": "#0f766e",
-    "s2": "#4f46e5",
-    "s3": "#a16207",
-    "s4": "#be185d",
-}
-DARK = {
-    "ink": "#e8e8ea",
-    "paper": "#161618",
-    "soft": "#a0a0a6",
-    "line": "#38383c",
-    "card": "#212124",
-    "accent": "#fdba74",
-    "good": "#2dd4bf",
-    "bad": "#fb923c",
-    "track": "#2c2c30",
-    "s0": "#fdba74",
-    "s1": "#5eead4",
-    "s2": "#a5b4fc",
-    "s3": "#fde68a",
-    "s4": "#f9a8d4",
-}
+    from vitrail.inspection.tokens import Scatter
+
 STYLE: Any = {
     "axes.edgecolor": LIGHT["line"],
     "axes.facecolor": "none",
@@ -99,6 +73,17 @@ MAX_NAME = 14  # letters
 SHADES = 8  # of cells without numbers
 MAX_TOOLTIPS = 200  # of cells without numbers
 MIN_BIN_COUNT = 10  # predictions below which a bin of the reliability diagram is pale
+
+SERIES_COLORS = 5  # s0 to s4
+MAX_POINTS = 240  # of a line; more are averaged
+MAX_INTERVALS = 60  # of a line chart's x axis with tooltips
+MIN_SMOOTHED = 40  # points from which on a noisy line is drawn with its running mean
+MAX_DOTS = 25  # points up to which each is drawn as a dot
+MAX_LAYER_TICKS = 12
+LOG_NORMS = 30  # ratio of token norms from which on the axis is logarithmic
+MAX_NAMED_CLASSES = 24  # classes up to which a scatter plot has names
+
+Points = Sequence[tuple[float, float]]
 
 
 @contextmanager
@@ -293,6 +278,294 @@ def selective_accuracy_curve(
         return figure
 
 
+def line_chart(
+    series: Mapping[str, Points],
+    *,
+    label: str,
+    noisy: Collection[str] = (),
+    percentages: bool = False,
+    log: bool = False,
+) -> Any | None:
+    """Lines over training steps with their last values; None without a finite value.
+
+    A y that is not finite is a gap. An empty series is not drawn and keeps its color; noisy ones
+    are drawn with their running mean.
+    """
+    lines = []
+    for number, (name, points) in enumerate(series.items()):
+        values = thin(np.array(points, float).reshape(-1, 2), positive=log)
+        if np.isfinite(values[:, 1]).any():
+            lines.append((printable(name), LIGHT[f"s{number % SERIES_COLORS}"], values))
+    if not lines:
+        return None
+    show = percent if percentages else compact_number
+    with plot_style():
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+        main = [
+            running_mean(points) if name in noisy and len(points) >= MIN_SMOOTHED else points
+            for name, _, points in lines
+        ]
+        last = [points[np.isfinite(points[:, 1])][-1] for points in main]
+        names = [f"{truncate(name, MAX_NAME)} " if len(lines) > 1 else "" for name, _, _ in lines]
+        ends = [name + show(y) for name, (_, y) in zip(names, last, strict=True)]
+        described = (f"{name} ends at {show(last[n][1])}" for n, (name, _, _) in enumerate(lines))
+        figure = new_figure(360, 216, f"{label} by step: {', '.join(described)}")
+        axes = add_axes(figure, 48, 10, 300 - 6.8 * max(map(len, ends)), 166)
+        for (_, color, points), smooth in zip(lines, main, strict=True):
+            if smooth is not points:
+                axes.plot(*points.T, color=color, lw=1, alpha=0.35)
+            axes.plot(*smooth.T, color=color)
+            finite = np.pad(np.isfinite(smooth[:, 1]), 1)
+            alone = finite[1:-1] & ~finite[:-2] & ~finite[2:]
+            dots = smooth if len(points) <= MAX_DOTS else smooth[alone]
+            axes.plot(*dots.T, "o", color=color, ms=5, mew=0, clip_on=False)
+        steps = max(points[-1, 0] for _, _, points in lines) or 1
+        axes.set(xlim=(0, steps), xlabel="step")
+        axes.grid(False, axis="x")
+        axes.xaxis.set(
+            major_locator=MaxNLocator(4, steps=[1, 2, 5, 10], integer=True),
+            major_formatter=FuncFormatter(lambda value, _: compact_number(value)),
+        )
+        if log:
+            axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            subs = (1, 2, 5) if high < 500 * low else (1,)
+            axes.yaxis.set(
+                major_locator=LogLocator(subs=subs, numticks=7), minor_locator=NullLocator()
+            )
+        else:
+            known = np.concatenate([points[:, 1] for _, _, points in lines])
+            low, high = float(np.nanmin(known)), float(np.nanmax(known))
+            set_y_limits(axes, 0.0 if percentages and low == high else low, high)
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{100 * value:.4g} %" if percentages else compact_number(value)
+        )
+        add_end_labels(axes, last, ends, [color for _, color, _ in lines])
+        edges = np.linspace(0, steps, 1 + min(MAX_INTERVALS, max(len(line[2]) for line in lines)))
+        edges[0] = -1  # step 0 is in the first interval
+        for low, high in pairwise(edges):
+            inside = {
+                name: points[(points[:, 0] > low) & (points[:, 0] <= high)]
+                for name, _, points in lines
+            }
+            shown = {name: points[-1] for name, points in inside.items() if len(points)}
+            values = [f"{name} {show(y)}" for name, (_, y) in shown.items() if math.isfinite(y)]
+            if values:
+                step = max(x for x, _ in shown.values())
+                add_tooltip_band(axes, max(low, 0), high, f"step {step:,.0f}: {', '.join(values)}")
+        return figure
+
+
+def thin(points: np.ndarray, *, positive: bool) -> np.ndarray:
+    """Average neighbors to at most `MAX_POINTS` points (n, 2), keeping the last one. Values that
+    are not finite, or not above 0 if they must be `positive`, become NaN."""
+    wrong = ~np.isfinite(points[:, 1]) | (positive & (points[:, 1] <= 0))
+    points = np.where(wrong[:, None] & [False, True], math.nan, points)
+    if len(points) <= MAX_POINTS:
+        return points
+    groups = np.array_split(points[:-1], MAX_POINTS - 1)
+    return np.stack([*(group.mean(axis=0) for group in groups), points[-1]])
+
+
+def running_mean(points: np.ndarray) -> np.ndarray:
+    """Centered mean of points (n, 2) over a sixth of them, less at both ends; gaps stay."""
+    means, reach = points.copy(), len(points) // 12
+    for place in np.flatnonzero(np.isfinite(points[:, 1])):
+        near = min(reach, place)
+        means[place, 1] = np.nanmean(points[place - near : place + near + 1, 1])
+    return means
+
+
+def add_end_labels(
+    axes: Any, ends: Sequence[Sequence[float]], texts: Sequence[str], colors: Sequence[str]
+) -> None:
+    """Write texts beside the last points (x, y) of lines, at least 14 pixels apart."""
+    width, height = (72 * inches for inches in axes.figure.get_size_inches())
+    places = [axes.transData.transform((float(x), float(y))) for x, y in ends]
+    heights = [float(y) for _, y in places]
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for below, above in pairwise(order):
+        heights[above] = max(heights[above], heights[below] + 14)
+    limit = height - 8.0
+    for number in reversed(order):
+        heights[number] = min(heights[number], limit)
+        limit = heights[number] - 14
+    for (x, _), y, text, color in zip(places, heights, texts, colors, strict=True):
+        axes.figure.text(
+            (x + 7) / width, y / height, text, color=color, fontweight="bold", va="center_baseline"
+        )
+
+
+def add_tooltip_band(axes: Any, low: float, high: float, text: str) -> None:
+    """Show a tooltip anywhere between two x."""
+    set_tooltip(axes.axvspan(low, high, color=LIGHT["paper"], alpha=0.01, lw=0), text)
+
+
+def layer_axes(figure: Any, layers: int, width: float, top: float = 10) -> Any:
+    """Axes with layers on the x axis, counted from 0."""
+    axes = add_axes(figure, 52, top, width, 172)
+    axes.set(xlim=(-0.5, layers - 0.5), xlabel="layer")
+    axes.set_xticks(range(0, layers, -(-layers // MAX_LAYER_TICKS)))
+    axes.grid(False, axis="x")
+    return axes
+
+
+def set_y_limits(axes: Any, low: float, high: float) -> None:
+    """Limit the y axis to the ticks that enclose `low` and `high`."""
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = min(0.0, 1.5 * low), max(0.0, 1.5 * high) or float(low == 0)
+    axes.locator_params(axis="y", nbins=5, steps=[1, 2, 2.5, 5, 10])
+    ticks, rounding = axes.yaxis.get_major_locator().tick_values(low, high), 1e-9 * (high - low)
+    axes.set_ylim(ticks[ticks <= low + rounding][-1], ticks[ticks >= high - rounding][0])
+
+
+def head_plot(
+    values: Mapping[str, np.ndarray],
+    label: str,
+    *,
+    show: Callable[[float], str] = compact_number,
+    limits: tuple[float, float] | None = None,
+    width: float = 360,
+) -> Any | None:
+    """One dot per head (L, H) above its layer, and the mean of each layer; several variants side by
+    side, in colors with a legend. None without a finite value."""
+    if not any(np.isfinite(array).any() for array in values.values()):
+        return None
+    with plot_style():
+        known = np.concatenate([array.ravel() for array in values.values()])
+        low, high = np.nanmin(known), np.nanmax(known)
+        title = f"{label} by layer, one dot per head: from {show(low)} to {show(high)}"
+        top, layers = 28 if len(values) > 1 else 10, max(map(len, values.values()))
+        figure = new_figure(width, 212 + top, title)
+        axes = layer_axes(figure, layers, width - 60, top)
+        beside = min(0.22, 12 * layers / width)  # of a layer, between two variants
+        for number, (name, array) in enumerate(values.items()):
+            color = LIGHT[f"s{(number + 1) % SERIES_COLORS}"]
+            offset = beside * (number - (len(values) - 1) / 2)
+            if len(values) == 1 and array.shape[1] > 1:
+                axes.plot(range(len(array)), array.mean(axis=1), color=color, alpha=0.45)
+            for layer, head in np.argwhere(np.isfinite(array)).tolist():
+                value = float(array[layer, head])
+                (dot,) = axes.plot(layer + offset, value, "o", color=color, alpha=0.6, ms=7, mew=0)
+                set_tooltip(dot, f"layer {layer}, head {head}: {show(value)}")
+            if len(values) > 1:
+                axes.plot([], [], "o", color=color, ms=7, mew=0, label=printable(name))
+        if len(values) > 1:
+            axes.set_ylabel(label)
+            axes.legend(
+                loc="lower left",
+                bbox_to_anchor=(0, 1),
+                ncols=len(values),
+                frameon=False,
+                borderaxespad=0.2,
+                handletextpad=0,
+                columnspacing=1.2,
+            )
+        set_y_limits(axes, *(limits or (min(0.0, float(low)), float(high))))
+        axes.yaxis.set_major_formatter(lambda value, _: show(value))
+        return figure
+
+
+def norm_plot(norms: np.ndarray, others: Mapping[str, np.ndarray]) -> Any:
+    """Quantiles (L, 5) of the patch tokens' norms as bands around the median; others as lines."""
+    with plot_style():
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        lines = {"patches": norms[:, 2], **others}
+        label = f"norms of patch tokens by layer: maximum {compact_number(float(norms.max()))}"
+        figure = new_figure(360, 222, label)
+        axes = layer_axes(figure, len(norms), 290 - 6.8 * max(map(len, lines)))
+        layers = np.arange(len(norms))
+        axes.fill_between(layers, norms[:, 0], norms[:, 4], color=LIGHT["s1"], alpha=0.1, lw=0)
+        axes.fill_between(layers, norms[:, 1], norms[:, 3], color=LIGHT["s1"], alpha=0.28, lw=0)
+        colors = [LIGHT[f"s{(number + 1) % SERIES_COLORS}"] for number in range(len(lines))]
+        for line, color in zip(lines.values(), colors, strict=True):
+            axes.plot(layers, line, color=color, marker="o", ms=4, mew=0)
+        known = np.concatenate([norms.ravel(), *others.values()])
+        if known.min() > 0 and known.max() >= LOG_NORMS * known.min():
+            axes.set_yscale("log")
+            locator = LogLocator(subs=(1, 2, 5), numticks=7)
+            axes.yaxis.set(major_locator=locator, minor_locator=NullLocator())
+        else:
+            set_y_limits(axes, 0.0, float(known.max()))
+        axes.yaxis.set_major_formatter(lambda value, _: compact_number(value))
+        ends = [(layers[-1], line[-1]) for line in lines.values()]
+        add_end_labels(axes, ends, list(lines), colors)
+        for layer, row in enumerate(norms):
+            least, low, median, high, most = map(compact_number, row.tolist())
+            text = f"layer {layer}: patches {least} to {most}, half of them {low} to {high}"
+            text += f", median {median}"
+            text += "".join(f"; {n} {compact_number(line[layer])}" for n, line in others.items())
+            add_tooltip_band(axes, layer - 0.5, layer + 0.5, text)
+        return figure
+
+
+def faithfulness_plot(
+    shares: np.ndarray,
+    curves: Mapping[str, np.ndarray],
+    colors: Mapping[str, str],
+    label: str,
+) -> Any:
+    """Probability over the share of pixels inserted or deleted, one line per method in a color of
+    the palette; soft ones are dashed."""
+    with plot_style():
+        figure = new_figure(360, 222, f"{label}: {', '.join(curves)}")
+        axes = add_axes(figure, 52, 10, 290, 172)
+        dashes = iter([(0, (1, 2)), (0, (4, 3))])
+        for name, values in curves.items():
+            soft = {"ls": next(dashes), "lw": 1.5} if colors[name] == "soft" else {}
+            axes.plot(shares, values, color=LIGHT[colors[name]], **soft)
+        axes.set(xlim=(0, 1), xlabel="share of the pixels")
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+        set_y_limits(axes, 0.0, max(float(np.nanmax(values)) for values in curves.values()))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+        axes.grid(False, axis="x")
+        middles = (shares[1:] + shares[:-1]) / 2
+        for number, (low, high) in enumerate(pairwise([0, *middles.tolist(), 1])):
+            values = ", ".join(f"{name} {percent(c[number])}" for name, c in curves.items())
+            add_tooltip_band(axes, low, high, f"{100 * shares[number]:.0f} % of pixels: {values}")
+        return figure
+
+
+def scatter_plot(scatter: "Scatter") -> Any:
+    """Features of a dataset in two dimensions, one color per class, names at their medians.
+
+    No axes: only distances between neighbors have a meaning.
+    """
+    with plot_style():
+        count = len(scatter.classes)
+        label = f"{len(scatter.points):,} images of {count:,} classes in two dimensions"
+        figure = new_figure(480, 380, label)
+        axes = add_axes(figure, 10, 10, 460, 360)
+        axes.set_axis_off()
+        axes.margins(0.06)
+        size = 6 if len(scatter.points) <= 800 else 4
+        for number, name in enumerate(map(printable, scatter.classes)):
+            points = scatter.points[scatter.labels == number]
+            if not len(points):
+                continue
+            color = LIGHT[f"s{number}"] if count <= SERIES_COLORS else hue(number, count)
+            (dots,) = axes.plot(*points.T, "o", color=color, ms=size, mew=0, alpha=0.7)
+            set_tooltip(dots, f"{name}: {len(points):,}")
+            if count <= MAX_NAMED_CLASSES:
+                axes.text(
+                    *np.median(points, axis=0),
+                    truncate(name, 2 * MAX_NAME),
+                    ha="center",
+                    va="center",
+                    fontweight="bold",
+                    bbox={"boxstyle": "round,pad=0.2", "fc": LIGHT["paper"], "alpha": 0.8, "lw": 0},
+                )
+        return figure
+
+
+def hue(number: int, count: int) -> tuple[float, float, float]:
+    """One of `count` colors that are readable on light and dark paper."""
+    return colorsys.hls_to_rgb(number / count, (0.5, 0.42, 0.58)[number % 3], 0.65)
+
+
 def set_tooltip(artist: Any, text: str) -> None:
     """Give an artist a text that SVG viewers show on hovering."""
     artist.set_gid(TOOLTIP + text)
@@ -334,9 +607,15 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
         "svg{font-family:system-ui,sans-serif;stroke-linejoin:round}</style>"
     )
     write_atomic(svg, start + svg_body(figure) + "\n")
-    with plot_style(), atomic_path(png) as temporary:
-        figure.savefig(temporary, format="png", dpi=PNG_DPI, facecolor=LIGHT["paper"])
+    write_atomic(png, png_bytes(figure))
     return [svg, png]
+
+
+def png_bytes(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    with plot_style():
+        figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor=LIGHT["paper"])
+    return buffer.getvalue()
 
 
 def svg_body(figure: Any) -> str:
@@ -362,9 +641,12 @@ def svg_body(figure: Any) -> str:
         for key in ("d", "x", "y", "transform"):
             if key in values:
                 values[key] = re.sub(r"(?<=\.\d\d)\d+", "", " ".join(values[key].split()))
+        if values.get("transform", "").startswith("rotate(-0 "):
+            del values["transform"]
         if style := values.get("style"):
             style = re.sub("#[0-9a-f]{6}", lambda m: names.get(m[0], m[0]), style)
-            values["style"] = style.replace("font-family: 'DejaVu Sans'; ", "")
+            style = style.replace("font-family: 'DejaVu Sans'; ", "")
+            values["style"] = re.sub("image-rendering:[a-z-]+;?", "", style)  # scale smoothly
         element.attrib = values
         element.tail = None
         if len(element):

@@ -15,8 +15,8 @@ from vitrail.evaluation.bootstrap import wilson_interval
 from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.reports.evaluation import confusion_section, mistake_figures
+from vitrail.reports.figures import Points, inline_svg, line_chart
 from vitrail.reports.html import NBSP, interval, render
-from vitrail.reports.svg import Point, Series, line_chart
 
 HEADLINES = ("time", "parameters")  # facts shown as large as the accuracy
 LOG_RATIO = 30  # largest loss to smallest from which on the axis is logarithmic
@@ -62,7 +62,7 @@ def page(report: Report) -> str:
             ),
         ],
         other_facts={k: v for k, v in report.facts.items() if k not in headlines},
-        curves={name: chart for name, chart in curves(report.rows) if chart},
+        curves=dict(curves(report.rows)),
         splits=list(splits(report)),
         choices=[choice.partition(": ")[::2] for choice in report.choices],
         skipped=skipped,
@@ -89,28 +89,33 @@ def accuracy_tile(split: str, result: EvaluationResult) -> dict[str, Any]:
     }
 
 
-def curves(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Loss, accuracy, learning rate and throughput by step."""
-    loss = [Series("train", points(rows, "loss"), noisy=True), *split_series(rows, "loss")]
-    values = [y for line in loss for _, y in line.points if math.isfinite(y)] or [0.0]
+def curves(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Charts of loss, accuracy, learning rate and throughput by step."""
+    loss = {"train": points(rows, "loss"), **by_split(rows, "loss")}
+    values = [y for line in loss.values() for _, y in line if math.isfinite(y)] or [0.0]
     log = min(values) > 0 and max(values) > LOG_RATIO * min(values)
-    yield "Loss", line_chart(loss, label="loss", log=log)
-    accuracy = [Series("", ()), *split_series(rows, "accuracy")]  # colors as in the loss
-    yield "Accuracy", line_chart(accuracy, label="accuracy", percent=True)
-    rate = Series("learning rate", points(rows, "learning_rate"))
-    yield "Learning rate", line_chart([rate], label="learning rate")
-    speed = Series("images per second", points(rows, "images_per_second"), noisy=True)
-    yield "Images per second", line_chart([speed], label="images per second")
+    accuracy = {"train": [], **by_split(rows, "accuracy")}  # colors as in the loss
+    rate = {"learning rate": points(rows, "learning_rate")}
+    speed = {"images per second": points(rows, "images_per_second")}
+    charts = {
+        "Loss": line_chart(loss, label="loss", noisy=["train"], log=log),
+        "Accuracy": line_chart(accuracy, label="accuracy", percentages=True),
+        "Learning rate": line_chart(rate, label="learning rate"),
+        "Images per second": line_chart(speed, label="images per second", noisy=speed),
+    }
+    for name, figure in charts.items():
+        if figure is not None:
+            yield name, inline_svg(figure)
 
 
-def split_series(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Series]:
+def by_split(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Points]:
     names = dict.fromkeys(key for row in rows for key in row if key.endswith(f"/{metric}"))
-    return [Series(name.rpartition("/")[0], points(rows, name)) for name in names]
+    return {name.rpartition("/")[0]: points(rows, name) for name in names}
 
 
-def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
+def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
     """Values by step; a step that was repeated, as after a rollback, counts once."""
-    series: list[Point] = []
+    series: list[tuple[float, float]] = []
     for row in rows:
         if key in row:
             while series and series[-1][0] >= row["step"]:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.errors import VitrailError
-from vitrail.inspection.pictures import prepared
+from vitrail.inspection.images import load_image
 from vitrail.models.vit import Model
 from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction
@@ -391,7 +391,7 @@ async def features(state: AppState, request: Request, query: schemas.ModelQuery)
 )
 async def explain(state: AppState, request: Request, query: schemas.ExplainQuery) -> Response:
     draw = partial(registry.explain, method=query.method, label=query.label)
-    png = await run_on_one_image(state, request, query, prepared, draw)
+    png = await run_on_one_image(state, request, query, load_image, draw)
     return Response(png, media_type="image/png")
 
 

@@ -36,11 +36,10 @@ from vitrail.data.decode import open_image, thumbnail, to_jpeg, to_png
 from vitrail.data.image_headers import read_header
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
-from vitrail.inspection.drawing import overlay
-from vitrail.inspection.layers import grid_of, lag, walk, with_attention
-from vitrail.inspection.pictures import Picture, as_seen, prepared, seen
-from vitrail.inspection.relevance import FOR_CLASSES, GENERAL, METHODS
-from vitrail.inspection.rollout import read_by_head, rollout
+from vitrail.inspection.attention import iter_layers, patch_grid, require_attention, token_offset
+from vitrail.inspection.images import InputImage, crop_box, load_image, preprocess
+from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
+from vitrail.inspection.rollout import head_weights, rollout
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.prediction.engines import TorchEngine
@@ -55,6 +54,7 @@ from vitrail.probing.teach import (
     recall,
     save_memory,
 )
+from vitrail.reports.images import overlay
 from vitrail.serving.batching import (
     DEFAULT_BATCH_SIZE,
     DecodePool,
@@ -170,16 +170,18 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
     """Return the explanation methods of a model, the default first; none without attention."""
     if not isinstance(model, VisionTransformer):
         return ()
-    return GENERAL if model.head is None else FOR_CLASSES + GENERAL
+    return CLASS_AGNOSTIC if model.head is None else CLASS_SPECIFIC + CLASS_AGNOSTIC
 
 
-def explain(model: Model, data: bytes | Picture, *, method: str | None, label: str | None) -> bytes:
+def explain(
+    model: Model, data: bytes | InputImage, *, method: str | None, label: str | None
+) -> bytes:
     """Return a PNG of the image in gray, with a heat map where it supports the class.
 
     `method` defaults to the model's first, `label` to the predicted class. `data` may be the
-    result of `inspection.pictures.prepared`.
+    result of `inspection.images.load_image`.
     """
-    vit = without_merging(with_attention(model, "explanations"))
+    vit = without_merging(require_attention(model, "explanation"))
     method = method or methods_of(vit)[0]
     if method not in methods_of(vit):
         raise unknown("method", method, methods_of(vit))
@@ -190,16 +192,16 @@ def explain(model: Model, data: bytes | Picture, *, method: str | None, label: s
             raise unknown(
                 "class", label, names, "see /model" if len(names) > MAX_LISTED_CLASSES else ""
             )
-        if method in GENERAL:
+        if method in CLASS_AGNOSTIC:
             raise ConfigError(
                 f"{method} is the same for every class; leave class={label} out, "
-                f"or use {' or '.join(FOR_CLASSES)}"
+                f"or use {' or '.join(CLASS_SPECIFIC)}"
             )
         classes = torch.tensor([names.index(label)])
-    picture = data if isinstance(data, Picture) else prepared(vit, data)
-    values = METHODS[method](vit, picture.image[None], classes)[0]  # (h, w)
+    image = data if isinstance(data, InputImage) else load_image(vit, data)
+    values = METHODS[method](vit, image.tensor[None], classes)[0]  # (h, w)
     values = values.float().cpu().numpy()
-    return to_png(overlay(picture.pixels, values, picture.box, "heat", lag=lag(vit)))
+    return to_png(overlay(image.pixels, values, image.box, "heat", offset=token_offset(vit)))
 
 
 @torch.inference_mode()
@@ -209,14 +211,14 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
     The head reads the class token, the mean of the patches, or the output of attention pooling.
     `data` may be the result of `view`.
     """
-    vit = without_merging(with_attention(model, "attention maps"))
+    vit = without_merging(require_attention(model, "attention map"))
     image, box = view(vit, data) if isinstance(data, bytes) else data
     image = image[None]  # (1, C, H, W)
-    (last,) = deque(walk(vit, image), maxlen=1)
-    weights = read_by_head(vit, last.tokens, "mean")[0]  # (N,)
-    grid, prefix = grid_of(vit, image), vit.config.num_prefix
+    (last,) = deque(iter_layers(vit, image), maxlen=1)
+    weights = head_weights(vit, last.tokens, "mean")[0]  # (N,)
+    grid, prefix = patch_grid(vit, image), vit.config.num_prefix
     layers = []
-    for layer in walk(vit, image):
+    for layer in iter_layers(vit, image):
         attended = layer.query.new_zeros(layer.query.shape[1], layer.query.shape[2])  # (H, N)
         for part, rows in layer.slices():
             if weights[rows].any():
@@ -230,7 +232,7 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
         layers=len(maps),
         heads=maps.shape[1],
         box=box,
-        lag=lag(vit),
+        lag=token_offset(vit),
         maps=to_base64(maps, peaks[..., None]),
         peaks=[[round(peak, 6) for peak in row] for row in peaks.tolist()],
         rollout=to_base64(rolled, rolled.amax()),
@@ -241,10 +243,10 @@ def view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
     picture = open_image(data)
     height, width = picture.height, picture.width
-    box = seen(get_metadata(model).preprocessing, height, width)
+    box = crop_box(get_metadata(model).preprocessing, height, width)
     sides = (box.top / height, box.left / width)
     sides += ((box.bottom - box.top) / height, (box.right - box.left) / width)
-    return as_seen(model, data), [round(side, 5) for side in sides]
+    return preprocess(model, data), [round(side, 5) for side in sides]
 
 
 def without_merging(vit: VisionTransformer) -> VisionTransformer:

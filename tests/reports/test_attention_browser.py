@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from vitrail.inspection.findings import Box, Inspection, Look
-from vitrail.inspection.page import write_inspection
+from vitrail.inspection.images import Box
+from vitrail.inspection.inspect import ImageInspection, Inspection
+from vitrail.reports.inspection import inspection_page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -26,10 +27,10 @@ def token(row, column):
 
 
 def attention(seed=0):
-    """Faint everywhere; layer 1, head 1 looks one patch to the right, and others are random."""
+    """Random, but layer 1, head 1 attends one patch to the right."""
     rng = np.random.default_rng(seed)
     found = rng.integers(0, 40, (LAYERS, HEADS, TOKENS, TOKENS), dtype=np.uint8)
-    found[..., 0] = 255  # mostly at the class token
+    found[..., 0] = 255  # most of it to the class token
     found[1, 1] = 0
     for row in range(ROWS):
         for column in range(COLUMNS):
@@ -40,20 +41,20 @@ def attention(seed=0):
 
 
 def peaks(bytes_):
-    """What 255 stands for, if each row is all of a query's attention."""
+    """The attention that 255 stands for, if each row sums to 1."""
     return (255 / bytes_.sum(-1, dtype=np.float64)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """Two wide pictures of which the model sees the middle."""
+    """Two wide images of which the model sees the middle."""
     rng = np.random.default_rng(0)
-    looks = tuple(
-        Look(
+    images = tuple(
+        ImageInspection(
             name=name,
             pixels=rng.integers(0, 255, (80, 200, 3), dtype=np.uint8),
             box=Box(0, 50, 80, 150),
-            classes=(),
+            predictions=(),
             attention=attention(seed),
             peaks=peaks(attention(seed)),
             grid=(ROWS, COLUMNS),
@@ -61,41 +62,40 @@ def report(tmp_path_factory):
         for seed, name in enumerate(("first <b>", "second"))
     )
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    write_inspection(
-        path, Inspection(title="a model", facts={}, prefix=("class token",), looks=looks)
-    )
+    inspection = Inspection(title="a model", facts={}, prefix=("class token",), images=images)
+    path.write_text(inspection_page(inspection), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def tab():
-    """One tab for all tests; what it complains of, and what it asks of the network."""
+    """One tab for all tests, its console messages, and its requests."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    wrong, asked = [], []
+    messages, requests = [], []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        yield page, wrong, asked
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        yield page, messages, requests
         browser.close()
 
 
 @pytest.fixture
 def page(tab, report):
-    """The report as a person has just opened it; nothing may go wrong or be asked for."""
-    page, wrong, asked = tab
-    asked.clear()
+    """The report, freshly opened; there may be no message and no request."""
+    page, messages, requests = tab
+    requests.clear()
     page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(report.as_uri())
     yield page
-    assert wrong == []
-    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
+    assert messages == []
+    assert [url for url in requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-def told(page):
-    return page.locator("#told").text_content()
+def status(page):
+    return page.locator("#status").text_content()
 
 
 def click_patch(page, row, column):
@@ -109,53 +109,57 @@ def set_slider(page, name, value):
     page.locator(f"input.{name}").fill(str(value))
 
 
-def test_it_begins_with_what_the_class_token_sees_in_the_last_layer(page):
-    assert told(page).startswith("layer 2, mean of heads: the class token looks mostly at itself")
+def test_starts_with_the_class_token_in_the_last_layer(page):
+    assert status(page).startswith(
+        "layer 2, mean of heads: the class token attends mostly to itself"
+    )
     assert page.locator(".query").is_hidden()
 
 
-def test_a_click_on_a_patch_asks_that_patch(page):
+def test_click_on_a_patch(page):
     set_slider(page, "layer", 1)
     set_slider(page, "head", 1)
     click_patch(page, 2, 1)
-    expected = "layer 1, head 1: patch row 2, column 1 looks mostly at row 2, column 2"
-    assert told(page) == f"{expected} (75 % of its attention)"
+    expected = "layer 1, head 1: patch row 2, column 1 attends mostly to row 2, column 2"
+    assert status(page) == f"{expected} (75 %)"
     click_patch(page, 0, 4)
-    assert "patch row 0, column 4 looks mostly at itself" in told(page)
+    assert "patch row 0, column 4 attends mostly to itself" in status(page)
     assert page.locator(".query").is_visible()
 
 
-def test_layer_and_head_change_what_is_seen(page):
+def test_layer_and_head_sliders(page):
     click_patch(page, 1, 1)
-    assert told(page).startswith("layer 2, mean of heads: patch row 1, column 1")
+    assert status(page).startswith("layer 2, mean of heads: patch row 1, column 1")
     set_slider(page, "layer", 1)
-    assert told(page).startswith("layer 1, mean of heads: patch row 1, column 1")
+    assert status(page).startswith("layer 1, mean of heads: patch row 1, column 1")
     set_slider(page, "head", 1)
-    assert told(page).startswith("layer 1, head 1: patch row 1, column 1 looks mostly at row 1, co")
+    assert status(page).startswith(
+        "layer 1, head 1: patch row 1, column 1 attends mostly to row 1, co"
+    )
     set_slider(page, "head", 0)
-    assert "head 0: patch row 1, column 1 looks mostly at the class token" in told(page)
+    assert "head 0: patch row 1, column 1 attends mostly to the class token" in status(page)
     assert page.locator("output[for=head]").text_content() == "0"
 
 
-def test_the_mean_of_heads_weighs_each_head_the_same(page):
+def test_mean_of_heads(page):
     set_slider(page, "layer", 1)
     click_patch(page, 1, 1)
     rows = attention()[1, :, token(1, 1)].astype(float)
     share = (rows / rows.sum(axis=1, keepdims=True)).mean(axis=0)[0]
-    button = page.locator(".others button")
-    assert button.text_content() == f"class token gets {100 * share:.0f} %"
+    button = page.locator(".prefix button")
+    assert button.text_content() == f"class token {100 * share:.0f} %"
 
 
-def test_arrow_keys_move_the_query_and_stop_at_the_edges(page):
+def test_arrow_keys_move_the_query(page):
     click_patch(page, 1, 1)
     places = []
     for key in ("ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "ArrowUp", "ArrowUp"):
         page.keyboard.press(key)
-        places.append(re.findall(r"patch row (\d), column (\d)", told(page))[0])
+        places.append(re.findall(r"patch row (\d), column (\d)", status(page))[0])
     assert places == [("1", "2"), ("2", "2"), ("2", "1"), ("1", "1"), ("0", "1"), ("0", "1")]
 
 
-def test_everything_can_be_reached_by_keyboard(page):
+def test_keyboard_reaches_everything(page):
     page.locator(".choose button").first.focus()
     seen = []
     for _ in range(6):
@@ -164,31 +168,33 @@ def test_everything_can_be_reached_by_keyboard(page):
     assert {"field", "layer", "head"} <= set(seen)
     page.locator("input.layer").focus()
     page.keyboard.press("ArrowLeft")
-    assert told(page).startswith("layer 1,")
+    assert status(page).startswith("layer 1,")
     page.locator(".field").focus()
     page.keyboard.press("ArrowLeft")  # from the class token into the picture
-    assert "patch row 2, column 2" in told(page)
+    assert "patch row 2, column 2" in status(page)
 
 
-def test_the_class_token_can_be_asked(page):
+def test_class_token_as_query(page):
     set_slider(page, "layer", 1)
     set_slider(page, "head", 1)
     click_patch(page, 1, 1)
-    page.locator(".others button").click()
-    assert told(page).startswith("layer 1, head 1: the class token looks mostly at row 3, column 0")
-    assert page.locator(".others button").get_attribute("aria-pressed") == "true"
+    page.locator(".prefix button").click()
+    assert status(page).startswith(
+        "layer 1, head 1: the class token attends mostly to row 3, column 0"
+    )
+    assert page.locator(".prefix button").get_attribute("aria-pressed") == "true"
 
 
-def test_a_click_in_the_overview_chooses_layer_and_head(page):
+def test_click_in_the_overview(page):
     box = page.locator(".all").bounding_box()
     place = {"x": box["width"] * 2.5 / 3, "y": box["height"] * 1.5 / 3}  # mean, head 0, head 1
     page.locator(".all").click(position=place)
-    assert told(page).startswith("layer 1, head 1:")
+    assert status(page).startswith("layer 1, head 1:")
     assert page.locator("input.layer").input_value() == "1"
     assert page.locator("input.head").input_value() == "1"
 
 
-def test_the_map_is_brightest_where_the_query_looks(page):
+def test_map_is_brightest_at_the_attended_patch(page):
     set_slider(page, "layer", 1)
     set_slider(page, "head", 1)
     click_patch(page, 2, 1)
@@ -201,7 +207,7 @@ def test_the_map_is_brightest_where_the_query_looks(page):
     assert (alpha > 0).sum() == 1
 
 
-def test_another_picture_is_shown_with_its_own_attention(page):
+def test_another_image_has_its_own_attention(page):
     set_slider(page, "layer", 0)
     set_slider(page, "head", 0)
     click_patch(page, 1, 1)
@@ -209,13 +215,13 @@ def test_another_picture_is_shown_with_its_own_attention(page):
     for number in range(2):
         page.locator(".choose button").nth(number).click()
         row = attention(number)[0, 0, token(1, 1)].astype(float)
-        shares.append(f"class token gets {100 * row[0] / row.sum():.0f} %")
-        assert page.locator(".others button").text_content() == shares[-1]
+        shares.append(f"class token {100 * row[0] / row.sum():.0f} %")
+        assert page.locator(".prefix button").text_content() == shares[-1]
     assert page.locator(".stage img").get_attribute("alt") == "second"
     assert shares[0] != shares[1]
 
 
-def test_the_field_lies_on_the_part_of_the_picture_that_the_model_sees(page):
+def test_patches_cover_the_part_that_the_model_sees(page):
     picture = page.locator(".stage img").bounding_box()
     field = page.locator(".field").bounding_box()
     assert field["x"] - picture["x"] == pytest.approx(picture["width"] / 4, abs=1)
@@ -223,8 +229,8 @@ def test_the_field_lies_on_the_part_of_the_picture_that_the_model_sees(page):
     assert field["height"] == pytest.approx(picture["height"], abs=1)
 
 
-def test_a_phone_needs_no_scrolling_sideways(page):
+def test_phone_needs_no_horizontal_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     click_patch(page, 3, 4)
-    assert "patch row 3, column 4" in told(page)
+    assert "patch row 3, column 4" in status(page)

@@ -1,47 +1,45 @@
-"""The script of the attention browser, as text that stands in the page."""
-
-SCRIPT = r"""
+// The attention browser of the inspection page: choose an image, a layer, a head and a patch.
 "use strict";
-const root = document.getElementById("browser");
+const root = document.getElementById("attention-browser");
 const find = (name) => root.querySelector("." + name);
-const pictures = JSON.parse(document.getElementById("pictures").textContent);
+const images = JSON.parse(document.getElementById("browser-data").textContent);
 const decoded = [];
-const MEAN = -1; // the head that stands for all of them
-const now = { picture: 0, layer: 0, head: MEAN, query: 0 };
+const MEAN = -1; // in place of a head: the mean of all
+const now = { image: 0, layer: 0, head: MEAN, query: 0 };
 
-// Colors of 0 to 255, brown to orange to yellow: clear below, and on dark ground.
+// Colors of 0 to 255, brown to orange to yellow: transparent at 0, and on a dark background.
 const STOPS = [[154, 52, 18], [154, 52, 18], [251, 146, 60], [254, 240, 138]];
-const GROUND = [28, 25, 23];
-const CLEAR = Array.from({ length: 256 }, (_, value) => {
+const BACKGROUND = [28, 25, 23];
+const TRANSPARENT = Array.from({ length: 256 }, (_, value) => {
   const at = (value / 255) * 3, low = Math.min(2, Math.floor(at));
   const color = STOPS[low].map((from, i) => from + (STOPS[low + 1][i] - from) * (at - low));
   return [...color, Math.min(235, 2.4 * value)];
 });
-const SOLID = CLEAR.map(([red, green, blue, alpha]) =>
-  [...[red, green, blue].map((c, i) => GROUND[i] + ((c - GROUND[i]) * alpha) / 255), 255]);
+const OPAQUE = TRANSPARENT.map(([red, green, blue, alpha]) =>
+  [...[red, green, blue].map((c, i) => BACKGROUND[i] + ((c - BACKGROUND[i]) * alpha) / 255), 255]);
 
 function bytesOf(name) {
-  const text = atob(document.getElementById(name + "-" + now.picture).textContent);
+  const text = atob(document.getElementById(name + "-" + now.image).textContent);
   return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
 }
 
 function attention() {
-  // The bytes of the chosen picture, and what each row's 255 stands for; decoded when first asked.
-  if (!decoded[now.picture]) {
+  // Bytes of the chosen image, and the attention that each row's 255 stands for; decoded on demand.
+  if (!decoded[now.image]) {
     const peaks = new Float32Array(bytesOf("peaks").buffer);
-    decoded[now.picture] = { bytes: bytesOf("attention"), peaks };
+    decoded[now.image] = { bytes: bytesOf("attention"), peaks };
   }
-  return decoded[now.picture];
+  return decoded[now.image];
 }
 
 function columnsOf(heads) {
-  // The heads of the overview: their mean, then each; a single one needs no mean.
+  // Heads of the overview: their mean, then each; no mean of a single one.
   return heads === 1 ? [0] : Array.from({ length: heads + 1 }, (_, column) => column + MEAN);
 }
 
-function looks(layer, head) {
-  // How the query's attention is shared among all tokens; sums to 1, but for rounding.
-  const { heads, tokens } = pictures[now.picture];
+function attentionOf(layer, head) {
+  // The query's attention to all tokens; sums to 1 up to rounding.
+  const { heads, tokens } = images[now.image];
   const chosen = head === MEAN ? [...Array(heads).keys()] : [head];
   const shares = new Float64Array(tokens);
   const { bytes, peaks } = attention();
@@ -55,8 +53,8 @@ function looks(layer, head) {
 }
 
 function paint(image, shares, left, top, colors) {
-  // The map of the patches, a pixel for each, scaled to the largest.
-  const { prefix, columns } = pictures[now.picture];
+  // One pixel per patch, scaled to the maximum.
+  const { prefix, columns } = images[now.image];
   const patches = shares.subarray(prefix);
   const most = patches.reduce((a, b) => Math.max(a, b), 0) || 1;
   patches.forEach((share, patch) => {
@@ -73,14 +71,14 @@ function draw(canvas, paintOn) {
 }
 
 function show() {
-  const { rows, columns, prefix, layers, heads, gap, others } = pictures[now.picture];
-  const shares = looks(now.layer, now.head);
-  draw(find("heat"), (image) => paint(image, shares, 0, 0, CLEAR));
+  const { rows, columns, prefix, layers, heads, gap, prefixNames } = images[now.image];
+  const shares = attentionOf(now.layer, now.head);
+  draw(find("heat"), (image) => paint(image, shares, 0, 0, TRANSPARENT));
   draw(find("overview"), (image) => {
     for (let layer = 0; layer < layers; layer++)
       columnsOf(heads).forEach((head, column) => {
         const left = column * (columns + gap), top = layer * (rows + gap);
-        paint(image, looks(layer, head), left, top, SOLID);
+        paint(image, attentionOf(layer, head), left, top, OPAQUE);
       });
   });
   const cells = columnsOf(heads);
@@ -89,9 +87,9 @@ function show() {
   const patch = now.query - prefix;
   find("query").hidden = patch < 0;
   if (patch >= 0) place(find("query"), Math.floor(patch / columns), patch % columns, rows, columns);
-  [...find("others").children].forEach((button, token) => {
+  [...find("prefix").children].forEach((button, token) => {
     button.setAttribute("aria-pressed", token === now.query);
-    button.lastChild.textContent = " gets " + percent(shares[token]);
+    button.lastChild.textContent = " " + percent(shares[token]);
   });
 
   const head = now.head === MEAN ? "mean of heads" : "head " + now.head;
@@ -101,12 +99,11 @@ function show() {
   find("head").previousElementSibling.textContent = now.head === MEAN ? "mean of heads" : now.head;
   find("head").setAttribute("aria-valuetext", head);
   const most = shares.indexOf(shares.reduce((a, b) => Math.max(a, b)));
-  const called = (token) => token < prefix ? "the " + others[token] :
+  const nameOf = (token) => token < prefix ? "the " + prefixNames[token] :
     "row " + Math.floor((token - prefix) / columns) + ", column " + ((token - prefix) % columns);
-  find("told").textContent = "layer " + now.layer + (heads === 1 ? "" : ", " + head) + ": " +
-    (patch < 0 ? "" : "patch ") + called(now.query) + " looks mostly at " +
-    (most === now.query ? "itself" : called(most)) + " (" + percent(shares[most]) +
-    " of its attention)";
+  find("status").textContent = "layer " + now.layer + (heads === 1 ? "" : ", " + head) + ": " +
+    (patch < 0 ? "" : "patch ") + nameOf(now.query) + " attends mostly to " +
+    (most === now.query ? "itself" : nameOf(most)) + " (" + percent(shares[most]) + ")";
 }
 
 function percent(share) {
@@ -120,8 +117,8 @@ function place(box, row, column, rows, columns) {
   });
 }
 
-function under(event, element, rows, columns) {
-  // Row and column, below the pointer, of a grid over the element.
+function cellAt(event, element, rows, columns) {
+  // Row and column of a grid over the element at the pointer.
   const box = element.getBoundingClientRect();
   const part = (at, size, count) =>
     Math.max(0, Math.min(count - 1, Math.floor((at / size) * count)));
@@ -136,12 +133,13 @@ function element(kind, ...inside) {
 }
 
 function choose(number) {
-  now.picture = number;
-  const { name, rows, columns, prefix, layers, heads, tokens, gap, box, others } = pictures[number];
+  now.image = number;
+  const { name, rows, columns, prefix, layers, heads, tokens, gap, box, prefixNames } =
+    images[number];
   const buttons = [...find("choose").children];
   buttons.forEach((button, n) => button.setAttribute("aria-pressed", n === number));
   const shown = root.querySelector(".stage img");
-  Object.assign(shown, { src: buttons[number].firstChild.src, alt: name });
+  Object.assign(shown, { src: buttons[number].querySelector("img").src, alt: name });
   const [top, left, height, width] = box.map((part) => 100 * part + "%");
   Object.assign(find("field").style, { top, left, height, width });
   Object.assign(find("heat"), { width: columns, height: rows });
@@ -154,10 +152,10 @@ function choose(number) {
     ...cells.map((head) => element("span", head === MEAN ? "mean" : String(head))));
   find("down").replaceChildren(
     ...Array.from({ length: layers }, (_, layer) => element("span", String(layer))));
-  find("others").replaceChildren(...others.map((other, token) => {
-    const button = element("button", other, element("span"));
+  find("prefix").replaceChildren(...prefixNames.map((name, token) => {
+    const button = element("button", name, element("span"));
     button.type = "button";
-    button.onclick = () => ask(token);
+    button.onclick = () => setQuery(token);
     return button;
   }));
   find("layer").max = layers - 1;
@@ -170,16 +168,16 @@ function choose(number) {
   show();
 }
 
-function ask(query) {
+function setQuery(query) {
   now.query = query;
   show();
 }
 
 function point(event) {
-  const { rows, columns, prefix } = pictures[now.picture];
-  const [row, column] = under(event, find("field"), rows, columns);
+  const { rows, columns, prefix } = images[now.image];
+  const [row, column] = cellAt(event, find("field"), rows, columns);
   const query = prefix + row * columns + column;
-  if (query !== now.query) ask(query);
+  if (query !== now.query) setQuery(query);
 }
 
 [...find("choose").children].forEach((button, n) => (button.onclick = () => choose(n)));
@@ -193,23 +191,22 @@ find("field").onkeydown = (event) => {
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   if (!(event.key in steps)) return;
   event.preventDefault(); // the page does not scroll
-  const { rows, columns, prefix, middle } = pictures[now.picture];
-  if (now.query < prefix) return ask(middle);
+  const { rows, columns, prefix, middle } = images[now.image];
+  if (now.query < prefix) return setQuery(middle);
   const row = Math.floor((now.query - prefix) / columns) + steps[event.key][0];
   const column = ((now.query - prefix) % columns) + steps[event.key][1];
   if (row >= 0 && row < rows && column >= 0 && column < columns)
-    ask(prefix + row * columns + column);
+    setQuery(prefix + row * columns + column);
 };
 find("all").onpointermove = find("all").onclick = (event) => {
-  const { layers, heads } = pictures[now.picture];
+  const { layers, heads } = images[now.image];
   const cells = columnsOf(heads);
-  const [layer, column] = under(event, find("all"), layers, cells.length);
+  const [layer, column] = cellAt(event, find("all"), layers, cells.length);
   const head = cells[column];
   find("all").title = "layer " + layer + ", " + (head === MEAN ? "mean of heads" : "head " + head);
   if (event.type === "click") { Object.assign(now, { layer, head }); show(); }
 };
 
-now.layer = pictures[0].layers - 1;
-now.query = pictures[0].others[0] === "class token" ? 0 : pictures[0].middle;
+now.layer = images[0].layers - 1;
+now.query = images[0].prefixNames[0] === "class token" ? 0 : images[0].middle;
 choose(0);
-"""

@@ -1,4 +1,4 @@
-"""Attention over many pictures, against plain sums over maps that are all held at once."""
+"""Attention statistics, against plain sums over maps that are all held at once."""
 
 import math
 
@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from vitrail import ConfigError, DataError, VitConfig, create
-from vitrail.inspection import attention, layers
-from vitrail.inspection.attention import Sample, attention_for_browser, study
-from vitrail.inspection.layers import walk
+from vitrail.inspection import attention
+from vitrail.inspection.attention import attention_for_browser, attention_stats, iter_layers
 from vitrail.models.config import pair
 from vitrail.models.init import initialize
 from vitrail.models.vit import build
@@ -38,8 +37,8 @@ SHAPES = {
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 
-def awake(seed=0, dtype=torch.float64, **changes):
-    """A model none of whose weights is zero, so that heads look at different things."""
+def random_vit(seed=0, dtype=torch.float64, **changes):
+    """A model without zero weights, so that heads differ."""
     torch.manual_seed(seed)
     model = build(BASE.change(**changes), device="cpu")
     initialize(model)
@@ -51,20 +50,20 @@ def awake(seed=0, dtype=torch.float64, **changes):
     return model.to(dtype)
 
 
-def pictures(model, count=3, seed=1):
+def random_images(model, count=3, seed=1):
     generator = torch.Generator().manual_seed(seed)
     shape = (count, model.config.channels, *pair(model.config.image_size))
     return torch.randn(shape, generator=generator).to(next(model.parameters()).dtype)
 
 
-def stacked(model, images):
+def all_maps(model, images):
     """All maps at once, (L, B, H, N, N) in float64."""
     with torch.no_grad():
         return torch.stack(list(model.eval().attention_maps(images))).double().numpy()
 
 
-def apart(model, images):
-    """Pixels between any two tokens, (N, N), one by one; the prefix stands at the center."""
+def token_distances(model, images):
+    """Pixels between any two tokens, (N, N), one by one; the prefix is at the center."""
     (down, across), size = model.config.stride, images.shape[2:]
     places = [(size[0] / 2, size[1] / 2)] * model.config.num_prefix
     places += [
@@ -75,18 +74,18 @@ def apart(model, images):
     return np.array([[math.dist(one, other) for other in places] for one in places])
 
 
-def uniform(**changes):
-    """A model whose tokens look at all tokens alike."""
-    model = awake(**changes)
+def uniform_vit(**changes):
+    """A model whose tokens attend to all tokens equally."""
+    model = random_vit(**changes)
     for block in model.encoder.blocks:
         torch.nn.init.zeros_(block.attention.qkv.weight)
         torch.nn.init.zeros_(block.attention.qkv.bias)
     return model
 
 
-def selfish():
-    """A model each of whose tokens looks at itself alone."""
-    model = awake(position="relative", pool="mean", image_size=(8, 20))
+def self_attending_vit():
+    """A model whose tokens attend to themselves only."""
+    model = random_vit(position="relative", pool="mean", image_size=(8, 20))
     for block, position in zip(model.encoder.blocks, model.encoder.positions, strict=True):
         torch.nn.init.zeros_(block.attention.qkv.weight)
         torch.nn.init.constant_(block.attention.qkv.bias, 100.0)
@@ -106,11 +105,15 @@ def close(ours, expected, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_distance_is_the_sum_over_the_maps(shape, dtype):
-    model = awake(dtype=dtype, **SHAPES[shape])
-    images = pictures(model)
-    found = study(model, [images])
-    maps, pixels, prefix = stacked(model, images), apart(model, images), model.config.num_prefix
+def test_distance_equals_a_sum_over_all_maps(shape, dtype):
+    model = random_vit(dtype=dtype, **SHAPES[shape])
+    images = random_images(model)
+    found = attention_stats(model, [images])
+    maps, pixels, prefix = (
+        all_maps(model, images),
+        token_distances(model, images),
+        model.config.num_prefix,
+    )
     between, own = pixels[prefix:, prefix:], maps[..., prefix:, prefix:]
     expected = {"patches": (own * between).sum(-1).mean(axis=(1, 3))}
     if prefix:
@@ -126,11 +129,11 @@ def test_distance_is_the_sum_over_the_maps(shape, dtype):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_entropy_and_redundancy_are_those_of_the_maps(shape, dtype):
-    model = awake(dtype=dtype, **SHAPES[shape])
-    images = pictures(model)
-    found = study(model, [images])
-    maps = stacked(model, images)
+def test_entropy_and_redundancy_equal_those_of_all_maps(shape, dtype):
+    model = random_vit(dtype=dtype, **SHAPES[shape])
+    images = random_images(model)
+    found = attention_stats(model, [images])
+    maps = all_maps(model, images)
     layers, count, heads, tokens, _ = maps.shape
     close(found.entropy, -(maps * np.log(maps)).sum(-1).mean((1, 3)) / np.log(tokens), dtype)
     flat = maps.reshape(layers, count, heads, -1)
@@ -138,23 +141,23 @@ def test_entropy_and_redundancy_are_those_of_the_maps(shape, dtype):
     close(found.redundancy, np.einsum("lbhn,lbgn->lhg", flat, flat) / count, dtype)
 
 
-def test_sums_over_large_maps_of_a_float32_model_keep_their_digits():
-    model = awake(dtype=torch.float32, image_size=80)
-    images = pictures(model, count=1)
-    flat = stacked(model, images)[:, 0].reshape(3, 3, -1)
+def test_sums_over_large_maps_are_precise_in_float32():
+    model = random_vit(dtype=torch.float32, image_size=80)
+    images = random_images(model, count=1)
+    flat = all_maps(model, images)[:, 0].reshape(3, 3, -1)
     flat = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
     expected = np.einsum("lhn,lgn->lhg", flat, flat)
-    np.testing.assert_allclose(study(model, [images]).redundancy, expected, rtol=1e-9)
+    np.testing.assert_allclose(attention_stats(model, [images]).redundancy, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_norms_are_those_of_the_tokens_after_each_block(shape, dtype):
-    model = awake(dtype=dtype, **SHAPES[shape])
+def test_norms_of_the_tokens_after_each_block(shape, dtype):
+    model = random_vit(dtype=dtype, **SHAPES[shape])
     with torch.no_grad():
-        model.eval().encoder.blocks[1].mlp.fc2.weight *= 30  # so that some tokens stand out
+        model.eval().encoder.blocks[1].mlp.fc2.weight *= 30  # for outliers
         model.encoder.blocks[1].norm2.weight[:5] = 0
-    images, prefix = pictures(model), model.config.num_prefix
-    found = study(model, [images])
+    images, prefix = random_images(model), model.config.num_prefix
+    found = attention_stats(model, [images])
     with torch.no_grad():
         norms = torch.stack([x.double().norm(dim=-1) for x in model.layers(images)]).numpy()
     patches = norms[:, :, prefix:].reshape(len(norms), -1)
@@ -168,31 +171,34 @@ def test_norms_are_those_of_the_tokens_after_each_block(shape, dtype):
     )
 
 
-def test_a_token_far_above_the_median_is_an_outlier():
-    model = awake(pool="mean", depth=1)
+def test_outliers_are_far_above_the_median():
+    model = random_vit(pool="mean", depth=1)
     with torch.no_grad():
         model.position.table[[2, 7]] *= 1000
-    assert study(model, [pictures(model)]).outliers.tolist() == [2 / 16]
+    assert attention_stats(model, [random_images(model)]).outliers.tolist() == [2 / 16]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_looking_on_the_way_does_not_change_the_forward_pass(shape):
-    model = awake(dtype=torch.float32, **SHAPES[shape]).eval()
-    images = pictures(model)
+def test_iter_layers_does_not_change_the_forward_pass(shape):
+    model = random_vit(dtype=torch.float32, **SHAPES[shape]).eval()
+    images = random_images(model)
     with torch.no_grad():
-        walked = [layer.tokens for layer in walk(model, images)]
+        walked = [layer.tokens for layer in iter_layers(model, images)]
         for ours, expected in zip(walked, model.layers(images), strict=True):
             assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17, 40])
 @pytest.mark.parametrize("shape", ["class token", "relative", "distillation, registers", "mean"])
-def test_slices_do_not_matter(shape, rows, monkeypatch):
-    model = awake(**SHAPES[shape])
-    images = pictures(model)
-    whole, bytes_of_attention = study(model, [images]), attention_for_browser(model, images[0])[0]
-    monkeypatch.setattr(layers, "AT_ONCE", rows * 3 * model.config.num_tokens * 8)
-    sliced = study(model, [images])
+def test_chunk_size_does_not_matter(shape, rows, monkeypatch):
+    model = random_vit(**SHAPES[shape])
+    images = random_images(model)
+    whole, bytes_of_attention = (
+        attention_stats(model, [images]),
+        attention_for_browser(model, images[0])[0],
+    )
+    monkeypatch.setattr(attention, "CHUNK_BYTES", rows * 3 * model.config.num_tokens * 8)
+    sliced = attention_stats(model, [images])
     for name in whole.distance:
         close(sliced.distance[name], whole.distance[name])
     close(sliced.entropy, whole.entropy)
@@ -201,12 +207,12 @@ def test_slices_do_not_matter(shape, rows, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17, 40, 1000])
-def test_slices_are_small_and_miss_nothing(rows, monkeypatch):
-    model = awake(dtype=torch.float32)
+def test_slices_are_small_and_complete(rows, monkeypatch):
+    model = random_vit(dtype=torch.float32)
     limit = rows * 3 * 17 * 4
-    monkeypatch.setattr(layers, "AT_ONCE", limit)
+    monkeypatch.setattr(attention, "CHUNK_BYTES", limit)
     with torch.no_grad():
-        layer = next(walk(model, pictures(model, count=5)))
+        layer = next(iter_layers(model, random_images(model, count=5)))
         seen = torch.zeros(5, 17)
         for images, queries in layer.slices():
             scores = layer.scores(images, queries)
@@ -215,11 +221,11 @@ def test_slices_are_small_and_miss_nothing(rows, monkeypatch):
     assert (seen == 1).all()
 
 
-def test_batches_do_not_matter():
-    model = awake(registers=1)
-    images = pictures(model, count=6)
-    whole, heard = study(model, [images]), []
-    parts = study(model, iter(images.split([1, 3, 2])), progress=heard.append)
+def test_batch_size_does_not_matter():
+    model = random_vit(registers=1)
+    images = random_images(model, count=6)
+    whole, heard = attention_stats(model, [images]), []
+    parts = attention_stats(model, iter(images.split([1, 3, 2])), progress=heard.append)
     assert heard == [1, 4, 6]
     assert parts.images == whole.images == 6
     for name in whole.distance:
@@ -229,10 +235,14 @@ def test_batches_do_not_matter():
 
 
 @pytest.mark.parametrize("prefix", [{"pool": "mean"}, {}, {"registers": 4}], ids=str)
-def test_attention_that_is_alike_everywhere_reaches_the_mean_distance_of_the_grid(prefix):
-    model = uniform(image_size=(12, 40), patch_size=(4, 8), **prefix)
-    images = pictures(model, count=1)
-    found, first, pixels = study(model, [images]), model.config.num_prefix, apart(model, images)
+def test_uniform_attention_has_the_mean_distance_of_the_grid(prefix):
+    model = uniform_vit(image_size=(12, 40), patch_size=(4, 8), **prefix)
+    images = random_images(model, count=1)
+    found, first, pixels = (
+        attention_stats(model, [images]),
+        model.config.num_prefix,
+        token_distances(model, images),
+    )
     mean = pixels[first:, first:].mean()
     share = 15 / (15 + first)  # of the attention that stays among patches
     np.testing.assert_allclose(found.distance["patches"], share * mean)
@@ -243,55 +253,51 @@ def test_attention_that_is_alike_everywhere_reaches_the_mean_distance_of_the_gri
     np.testing.assert_allclose(found.redundancy, 1)
 
 
-def test_attention_to_oneself_reaches_nowhere():
-    found = study(selfish(), [pictures(selfish())])
+def test_self_attending_tokens_have_distance_zero():
+    found = attention_stats(self_attending_vit(), [random_images(self_attending_vit())])
     assert not found.distance["patches"].any()
     assert not found.entropy.any()
     np.testing.assert_allclose(found.redundancy, 1)
 
 
-def test_a_picture_of_another_size_than_the_model_was_made_for_can_be_studied():
-    model = awake(dtype=torch.float64)
+def test_other_image_sizes():
+    model = random_vit(dtype=torch.float64)
     images = torch.randn(2, 3, 8, 28, dtype=torch.float64)
-    expected = (stacked(model, images) * apart(model, images)).sum(-1).mean((1, 3))
-    close(study(model, [images]).distance["all tokens"], expected)
+    expected = (all_maps(model, images) * token_distances(model, images)).sum(-1).mean((1, 3))
+    close(attention_stats(model, [images]).distance["all tokens"], expected)
 
 
-def test_many_pictures_are_thinned_out_evenly():
-    sample, values = Sample(4), np.arange(11, dtype=np.float32).reshape(11, 1, 1)
-    for part in np.array_split(values, 3):
-        sample.add(part)
-        assert len(sample.kept) <= 4
-    assert sample.values().ravel().tolist() == [0, 4, 8]
+@pytest.mark.parametrize(("count", "kept"), [(4, 1), (5, 2), (8, 2), (9, 4), (11, 4)])
+def test_norms_of_many_images_are_subsampled(count, kept, monkeypatch):
+    model = random_vit(pool="mean")
+    images = random_images(model, count=count)
+    expected = attention_stats(model, [images[::kept]]).norms
+    monkeypatch.setattr(attention, "MAX_NORMS", 3 * 16 * 4)  # those of four images
+    close(attention_stats(model, images.split(3)).norms, expected)
 
 
-def test_a_study_keeps_no_more_norms_than_it_may(monkeypatch):
-    model, whole = awake(pool="mean"), awake(pool="mean")
-    images = pictures(model, count=8)
-    monkeypatch.setattr(attention, "NORMS_KEPT", 3 * 16 * 4)  # those of four pictures
-    close(study(model, images.split(3)).norms, study(whole, [images[::2]]).norms)
-
-
-def test_a_model_without_attention_cannot_be_studied():
+def test_model_without_attention():
     with torch.device("meta"):
         model, images = create("BiT-R50x1"), torch.zeros(1, 3, 64, 64)
-    with pytest.raises(ConfigError, match="BiT-R50x1 has no attention, and so no attention dist"):
-        study(model, [images])
+    with pytest.raises(
+        ConfigError, match="BiT-R50x1 has no attention, so there is no attention distance"
+    ):
+        attention_stats(model, [images])
 
 
 @pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 16, 16, dtype=torch.float64)]])
-def test_a_study_of_nothing_is_refused(batches):
-    with pytest.raises(DataError, match="no images to study"):
-        study(awake(), batches)
+def test_no_images(batches):
+    with pytest.raises(DataError, match="need at least one image"):
+        attention_stats(random_vit(), batches)
 
 
-def test_a_study_is_of_images_of_one_size():
-    model = awake()
+def test_images_of_different_sizes():
+    model = random_vit()
     other = torch.zeros(1, 3, 8, 16, dtype=torch.float64)
-    with pytest.raises(DataError, match="2 x 4 patches came after images of 4 x 4"):
-        study(model, [pictures(model), other])
+    with pytest.raises(DataError, match="2 x 4 patches after images of 4 x 4"):
+        attention_stats(model, [random_images(model), other])
     with pytest.raises(DataError, match="whole number"):
-        study(model, [torch.zeros(1, 3, 2, 2, dtype=torch.float64)])
+        attention_stats(model, [torch.zeros(1, 3, 2, 2, dtype=torch.float64)])
 
 
 def as_bytes(maps):
@@ -299,7 +305,7 @@ def as_bytes(maps):
 
 
 def in_blocks(maps, grid, block, prefix):
-    """Maps (L, H, N, N) with patches put together, one by one."""
+    """Maps (L, H, N, N) with patches merged, one by one."""
     high, wide = -(-grid[0] // block), -(-grid[1] // block)
     groups = [[index] for index in range(prefix)]
     for i in range(high):
@@ -315,12 +321,12 @@ def in_blocks(maps, grid, block, prefix):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_browser_gets_every_map_as_bytes(shape):
-    model = awake(**SHAPES[shape])
-    image = pictures(model, count=1)[0]
+def test_browser_maps_as_bytes(shape):
+    model = random_vit(**SHAPES[shape])
+    image = random_images(model, count=1)[0]
     found, peaks, grid = attention_for_browser(model, image)
     assert found.dtype == np.uint8
-    maps = stacked(model, image[None])[:, 0]
+    maps = all_maps(model, image[None])[:, 0]
     assert np.array_equal(found, as_bytes(maps))
     np.testing.assert_allclose(peaks, maps.max(-1), rtol=1e-6)
     assert grid == model.config.grid
@@ -338,11 +344,11 @@ def test_the_browser_gets_every_map_as_bytes(shape):
         ((16, 16), 1, 4, 1),
     ],
 )
-def test_the_browser_gets_blocks_of_patches_where_there_are_many(size, most, block, heads):
-    model = awake(registers=1)
+def test_browser_merges_patches_of_large_images(size, most, block, heads):
+    model = random_vit(registers=1)
     image = torch.randn(3, *size, dtype=torch.float64)
-    found, _, grid = attention_for_browser(model, image, most=most)
-    maps = stacked(model, image[None])[:, 0]
+    found, _, grid = attention_for_browser(model, image, max_bytes=most)
+    maps = all_maps(model, image[None])[:, 0]
     expected, coarse = in_blocks(maps, (size[0] // 4, size[1] // 4), block, prefix=2)
     if heads == 1:
         expected = expected.mean(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Maps put to the test: insertion, deletion, and weights that know nothing."""
+"""Faithfulness of maps: insertion, deletion, and the sanity check with random weights."""
 
 from types import SimpleNamespace
 
@@ -10,27 +10,28 @@ from torch import nn
 from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import preset
-from vitrail.inspection import layers, scoring
-from vitrail.inspection.relevance import METHODS
-from vitrail.inspection.scoring import (
-    agreement,
-    enlarged,
-    fresh,
+from vitrail.inspection import attention, faithfulness
+from vitrail.inspection.attention import token_offset
+from vitrail.inspection.faithfulness import (
+    blur,
+    enlarge,
+    evaluate_faithfulness,
     insertion_deletion,
-    order,
-    sanity,
-    score,
+    randomize,
+    rank_correlation,
+    sanity_check,
 )
+from vitrail.inspection.relevance import METHODS
 
-FACTS = Metadata(preprocessing=preset("google", (4, 6)))
+METADATA = Metadata(preprocessing=preset("google", (4, 6)))
 
 
-class LooksAtOnePatch(nn.Module):
+class OnePatchModel(nn.Module):
     """Sure of class 1 where the patch at (row, column) of 2 x 2 pixels is bright."""
 
     def __init__(self, row, column, sure=50.0):
         super().__init__()
-        self.config, self.metadata = SimpleNamespace(num_classes=2), FACTS
+        self.config, self.metadata = SimpleNamespace(num_classes=2), METADATA
         self.where = (slice(None), slice(None), *(slice(2 * i, 2 * i + 2) for i in (row, column)))
         self.sure = sure
         self.batches = []
@@ -57,9 +58,9 @@ def in_order(*patches):
 
 
 @pytest.fixture
-def nothing_left(monkeypatch):
+def blurred_to_mean(monkeypatch):
     """So much blur that it leaves the mean color, of pictures of a few pixels too."""
-    monkeypatch.setattr(scoring, "BLUR", 1e6)
+    monkeypatch.setattr(faithfulness, "BLUR", 1e6)
 
 
 @pytest.fixture
@@ -73,9 +74,9 @@ def trained(tiny):
     return model
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_the_patch_that_decides_must_come_first():
-    model, images, classes = LooksAtOnePatch(1, 2), bright_patch(1, 2), torch.tensor([1])
+@pytest.mark.usefixtures("blurred_to_mean")
+def test_areas_depend_on_the_rank_of_the_decisive_patch():
+    model, images, classes = OnePatchModel(1, 2), bright_patch(1, 2), torch.tensor([1])
     areas = [
         insertion_deletion(model, images, in_order(*rest, 5, *range(place, 5)), classes, steps=6)
         for place in range(6)
@@ -88,11 +89,11 @@ def test_the_patch_that_decides_must_come_first():
     assert deletion == sorted(deletion)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("blurred_to_mean")
 @pytest.mark.parametrize("place", range(6))
-def test_areas_are_those_found_by_hand(place):
+def test_areas_equal_those_by_hand(place):
     """The probability jumps from 0 to 1 with the patch's turn, half a step of area before it."""
-    model, classes = LooksAtOnePatch(1, 2), torch.tensor([1])
+    model, classes = OnePatchModel(1, 2), torch.tensor([1])
     maps = in_order(*range(place), 5, *range(place, 5))
     found = insertion_deletion(model, bright_patch(1, 2), maps, classes, steps=6)
     np.testing.assert_allclose(found.shares, np.arange(7) / 6)
@@ -103,7 +104,7 @@ def test_areas_are_those_found_by_hand(place):
     assert found.deletion_area == pytest.approx((place + 0.5) / 6)
 
 
-def test_curves_are_the_mean_over_pictures_whatever_the_batches(trained, monkeypatch):
+def test_curves_are_the_mean_over_images_for_any_batch_size(trained, monkeypatch):
     images, maps = torch.randn(5, 3, 16, 16), torch.rand(5, 4, 4)
     classes = torch.tensor([0, 1, 2, 0, 1])
     together = insertion_deletion(trained, images, maps, classes, steps=7)
@@ -111,7 +112,7 @@ def test_curves_are_the_mean_over_pictures_whatever_the_batches(trained, monkeyp
         insertion_deletion(trained, images[i : i + 1], maps[i : i + 1], classes[i : i + 1], steps=7)
         for i in range(5)
     ]
-    monkeypatch.setattr(layers, "MOST_AT_ONCE", 6)
+    monkeypatch.setattr(attention, "MAX_BATCH", 6)
     few = insertion_deletion(trained, images, maps, classes, steps=7)
     for name in ("insertion", "deletion"):
         mean = np.mean([getattr(curves, name) for curves in alone], axis=0)
@@ -119,53 +120,52 @@ def test_curves_are_the_mean_over_pictures_whatever_the_batches(trained, monkeyp
         np.testing.assert_allclose(getattr(few, name), mean, atol=1e-6)
 
 
-def test_insertion_begins_blurred_and_deletion_ends_with_the_mean_color(trained):
+def test_insertion_starts_blurred_and_deletion_ends_with_the_mean_color(trained):
     images, classes = torch.randn(2, 3, 16, 16), torch.tensor([2, 1])
     found = insertion_deletion(trained, images, torch.rand(2, 4, 4), classes)
     with torch.no_grad():
         plain = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
         whole, nothing, blurry = (
             float(trained(x).softmax(1)[[0, 1], classes].mean())
-            for x in (images, plain, scoring.blurred(images))
+            for x in (images, plain, blur(images))
         )
     assert found.insertion[[0, -1]] == pytest.approx([blurry, whole], abs=1e-6)
     assert found.deletion[[0, -1]] == pytest.approx([whole, nothing], abs=1e-6)
     assert len(found.shares) == 21
 
 
-def test_no_more_pictures_go_through_the_model_at_once_than_there_is_memory_for(monkeypatch):
-    model, images = LooksAtOnePatch(0, 0), bright_patch(0, 0).expand(2, -1, -1, -1)
+def test_batch_size_is_limited_by_memory(monkeypatch):
+    model, images = OnePatchModel(0, 0), bright_patch(0, 0).expand(2, -1, -1, -1)
     classes = torch.ones(2, dtype=torch.long)
     insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
     assert max(model.batches) == 64
     assert sum(model.batches) == 2 * 2 * 51
     model.batches.clear()
-    monkeypatch.setattr(layers, "VALUES_AT_ONCE", 16 * 4 * 6 * 5)
+    monkeypatch.setattr(attention, "BATCH_VALUES", 16 * 4 * 6 * 5)
     insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
     assert max(model.batches) == 4  # of five, as many come as go
 
 
-def test_pixels_of_equal_value_go_by_their_index():
-    model, classes = LooksAtOnePatch(0, 0), torch.tensor([1])
+def test_equal_values_are_ordered_by_index():
+    model, classes = OnePatchModel(0, 0), torch.tensor([1])
     found = insertion_deletion(model, bright_patch(0, 0), torch.zeros(1, 2, 3), classes, steps=24)
     np.testing.assert_allclose(found.deletion, np.arange(25) < 1, atol=1e-12)
-    assert torch.equal(order(torch.zeros(2, 3)), torch.arange(6).view(2, 3))
 
 
-def test_steps_are_whole_pixels_and_shares_say_how_many():
-    model, classes = LooksAtOnePatch(0, 1), torch.tensor([1])
+def test_steps_are_whole_pixels():
+    model, classes = OnePatchModel(0, 1), torch.tensor([1])
     found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=5)
     np.testing.assert_allclose(found.shares * 24, [0, 5, 10, 14, 19, 24])
 
 
-def test_a_map_is_enlarged_as_torch_does_it():
+def test_enlarge_equals_bilinear_interpolation():
     maps = torch.rand(2, 3)
     expected = nn.functional.interpolate(maps[None, None], (8, 15), mode="bilinear")[0, 0]
-    torch.testing.assert_close(enlarged(maps, (8, 15), 0.0), expected)
+    torch.testing.assert_close(enlarge(maps, (8, 15), 0.0), expected)
 
 
 @pytest.mark.parametrize("patch", [4, 8])
-def test_tokens_of_a_convolutional_stem_stand_where_they_see(patch):
+def test_token_offset_of_a_convolutional_stem(patch):
     """The middle of the pixels that move a token, were all weights alike."""
     config = VitConfig(
         depth=1, width=16, mlp_width=8, heads=2, patch_size=patch, image_size=4 * patch
@@ -180,27 +180,27 @@ def test_tokens_of_a_convolutional_stem_stand_where_they_see(patch):
     (moved,) = torch.autograd.grad(seen[0, 0, 2, 1], pixels)
     places = torch.arange(4 * patch) + 0.5
     down, across = (float((moved[0, 0].sum(d) * places).sum() / moved.sum()) for d in (1, 0))
-    lag = layers.lag(model)
-    assert (down, across) == pytest.approx(((2.5 - lag) * patch, (1.5 - lag) * patch))
+    offset = token_offset(model)
+    assert (down, across) == pytest.approx(((2.5 - offset) * patch, (1.5 - offset) * patch))
     peak = torch.zeros(4, 4)
     peak[2, 1] = 1
-    found = enlarged(peak, (4 * patch, 4 * patch), lag)
+    found = enlarge(peak, (4 * patch, 4 * patch), offset)
     assert divmod(int(found.argmax()), 4 * patch) == (2 * patch, patch)
     assert float(found.max()) == pytest.approx(1)
-    assert layers.lag(VisionTransformer(config.change(stem="patches"))) == 0
+    assert token_offset(VisionTransformer(config.change(stem="patches"))) == 0
 
 
-def test_the_center_is_that_of_the_picture_whatever_the_stem(tiny):
+def test_center_map_is_centered_for_any_stem(tiny):
     images = torch.zeros(1, 3, 32, 32)
     for stem in ("patches", "conv"):
         model = VisionTransformer(tiny.change(image_size=32, patch_size=4, stem=stem))
-        bump = enlarged(METHODS["center"](model, images, None)[0], (32, 32), layers.lag(model))
+        bump = enlarge(METHODS["center"](model, images, None)[0], (32, 32), token_offset(model))
         inner = bump[4:29, 4:29]  # where there are tokens on both sides
         middle = (inner * (torch.arange(4, 29) + 0.5)).sum() / inner.sum()
         assert float(middle) == pytest.approx(16, abs=0.6)
 
 
-def test_where_several_classes_may_apply_each_has_its_own_probability(trained):
+def test_multi_label_models_use_sigmoids(trained):
     logits = torch.tensor([[0.0, 2.0, -1.0]])
     torch.testing.assert_close(get_metadata(trained).probabilities(logits), logits.softmax(1))
     trained.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
@@ -211,24 +211,24 @@ def test_where_several_classes_may_apply_each_has_its_own_probability(trained):
         assert found.insertion[-1] == pytest.approx(float(trained(images)[0, 1].sigmoid()))
 
 
-def test_blurring_keeps_a_flat_picture_and_spreads_a_point():
+def test_blur_keeps_a_flat_image_and_spreads_a_point():
     flat = torch.full((1, 3, 224, 32), 0.7)
-    torch.testing.assert_close(scoring.blurred(flat), flat)
+    torch.testing.assert_close(blur(flat), flat)
     point = torch.zeros(1, 1, 224, 224, dtype=torch.float64)
     point[..., 112, 112] = 1
-    spread = scoring.blurred(point)[0, 0]
+    spread = blur(point)[0, 0]
     assert float(spread.sum()) == pytest.approx(1)
     places = torch.arange(224).double() - 112
     assert float((spread.sum(dim=0) * places**2).sum()) == pytest.approx(100, rel=1e-3)
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_an_order_found_by_trying_beats_a_random_one():
+@pytest.mark.usefixtures("blurred_to_mean")
+def test_true_importance_beats_a_random_order():
     torch.manual_seed(0)
     weights = torch.randn(4, 4)  # the true importance of each patch of a bag of patches
 
     class Bag(nn.Module):
-        config, metadata = SimpleNamespace(num_classes=2), FACTS
+        config, metadata = SimpleNamespace(num_classes=2), METADATA
 
         def forward(self, images):
             patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))  # (B, 4, 4)
@@ -245,57 +245,57 @@ def test_an_order_found_by_trying_beats_a_random_one():
 
 
 @pytest.mark.parametrize("method", ["rollout", "gradient rollout", "relevance", "last layer"])
-def test_a_model_that_has_those_very_random_weights_agrees_with_itself(trained, method):
+def test_sanity_check_of_random_and_trained_weights(trained, method):
     images, classes = torch.randn(3, 3, 16, 16), torch.tensor([0, 1, 2])
-    assert sanity(fresh(trained), method, images, classes) == pytest.approx(1)
-    assert sanity(trained, method, images, classes) < 0.9
+    assert sanity_check(randomize(trained), method, images, classes) == pytest.approx(1)
+    assert sanity_check(trained, method, images, classes) < 0.9
 
 
 @pytest.mark.parametrize("method", ["random", "center"])
-def test_a_map_that_does_not_know_the_weights_fails_the_sanity_check(trained, method):
-    assert sanity(trained, method, torch.randn(3, 3, 16, 16)) == pytest.approx(1)
+def test_baselines_fail_the_sanity_check(trained, method):
+    assert sanity_check(trained, method, torch.randn(3, 3, 16, 16)) == pytest.approx(1)
 
 
-def test_rank_correlation_is_spearmans_ties_included():
+def test_rank_correlation_is_spearmans_with_ties():
     one = torch.tensor([[[1.0, 2.0], [2.0, 5.0]]])
-    assert agreement(one, one**3) == pytest.approx(1)
-    assert agreement(one, -one) == pytest.approx(-1)
+    assert rank_correlation(one, one**3) == pytest.approx(1)
+    assert rank_correlation(one, -one) == pytest.approx(-1)
     # ranks 1, 2.5, 2.5, 4 and 2, 1, 3, 4: covariance 3.75, sums of squares 4.5 and 5
     other = torch.tensor([[[2.0, 1.0], [3.0, 4.0]]])
-    assert agreement(one, other) == pytest.approx(3 / (4.5 * 5) ** 0.5)
-    assert agreement(one, torch.ones(1, 2, 2)) == 0
-    both = agreement(torch.cat([one, one]), torch.cat([one, -one]))
+    assert rank_correlation(one, other) == pytest.approx(3 / (4.5 * 5) ** 0.5)
+    assert rank_correlation(one, torch.ones(1, 2, 2)) == 0
+    both = rank_correlation(torch.cat([one, one]), torch.cat([one, -one]))
     assert both == pytest.approx(0)
 
 
-def test_fresh_weights_are_always_the_same_and_have_a_head(trained):
+def test_random_weights_are_deterministic_and_include_the_head(trained):
     state = torch.random.get_rng_state()
-    one, two = fresh(trained), fresh(trained)
+    one, two = randomize(trained), randomize(trained)
     assert torch.equal(state, torch.random.get_rng_state())
     assert one.config == trained.config
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name])
     assert one.head.weight.std() > 0.01
-    assert fresh(trained.double()).head.weight.dtype == torch.float64
+    assert randomize(trained.double()).head.weight.dtype == torch.float64
 
 
-def test_every_method_is_scored_for_the_classes_the_model_predicts(trained):
+def test_every_method_is_evaluated_for_the_predicted_classes(trained):
     images = torch.randn(3, 3, 16, 16)
     trained.train()
-    trust = score(trained, images)
+    result = evaluate_faithfulness(trained, images)
     assert trained.training
-    assert trust.images == 3
-    assert list(trust.curves) == list(trust.sanity) == list(METHODS)
+    assert result.images == 3
+    assert list(result.curves) == list(result.sanity) == list(METHODS)
     classes = trained.eval()(images).argmax(dim=1)
     maps = METHODS["relevance"](trained, images, classes)
     expected = insertion_deletion(trained, images, maps, classes)
-    assert trust.curves["relevance"].insertion_area == expected.insertion_area
-    assert trust.sanity["relevance"] == sanity(trained, "relevance", images, classes)
+    assert result.curves["relevance"].insertion_area == expected.insertion_area
+    assert result.sanity["relevance"] == sanity_check(trained, "relevance", images, classes)
 
 
-def test_progress_hears_of_every_picture_under_every_method(trained):
+def test_progress(trained):
     heard = []
-    score(
+    evaluate_faithfulness(
         trained,
         torch.randn(3, 3, 16, 16),
         methods=("rollout", "center"),
@@ -306,28 +306,28 @@ def test_progress_hears_of_every_picture_under_every_method(trained):
     ]
 
 
-def test_what_cannot_be_scored_is_refused(trained, tiny):
+def test_invalid_arguments(trained, tiny):
     images, maps, classes = torch.randn(2, 3, 16, 16), torch.rand(2, 4, 4), torch.tensor([0, 1])
     with pytest.raises(ConfigError, match="unknown method 'rolout'; did you mean 'rollout'"):
-        score(trained, images, methods=("rolout",))
+        evaluate_faithfulness(trained, images, methods=("rolout",))
     with pytest.raises(ConfigError, match="unknown method"):
-        sanity(trained, "grad-cam", images, classes)
+        sanity_check(trained, "grad-cam", images, classes)
     with pytest.raises(ConfigError, match="steps=0"):
         insertion_deletion(trained, images, maps, classes, steps=0)
-    with pytest.raises(ConfigError, match="3x3 patches do not divide pictures of 16x16"):
+    with pytest.raises(ConfigError, match="3x3 patches do not divide images of 16x16"):
         insertion_deletion(trained, images, torch.rand(2, 3, 3), classes)
-    with pytest.raises(ConfigError, match="do not go with 2 pictures"):
+    with pytest.raises(ConfigError, match="for 2 images"):
         insertion_deletion(trained, images, maps[:1], classes)
-    with pytest.raises(ConfigError, match="the model knows 0 to 2"):
+    with pytest.raises(ConfigError, match="the model has classes 0 to 2"):
         insertion_deletion(trained, images, maps, torch.tensor([0, 3]))
     headless = VisionTransformer(tiny.change(image_size=16, num_classes=0))
-    with pytest.raises(ConfigError, match="without a head"):
-        score(headless, images, methods=("center",))
+    with pytest.raises(ConfigError, match="no head"):
+        evaluate_faithfulness(headless, images, methods=("center",))
     with pytest.raises(ConfigError, match="has no attention"):
-        score(BiT(BitConfig(blocks=(1,), num_classes=3)), images)
+        evaluate_faithfulness(BiT(BitConfig(blocks=(1,), num_classes=3)), images)
 
 
-def test_oblong_and_hybrid_grids_cover_their_pixels():
+def test_oblong_hybrid_grids():
     config = VitConfig(
         depth=1, width=8, mlp_width=8, heads=2, patch_size=1, image_size=(8, 16), num_classes=3
     ).change(stem="resnet")
@@ -335,7 +335,7 @@ def test_oblong_and_hybrid_grids_cover_their_pixels():
     images = torch.randn(2, 3, 8, 16)
     found = insertion_deletion(model, images, torch.rand(2, 2, 4), torch.tensor([0, 1]))
     assert len(found.shares) == 21
-    pixels = enlarged(torch.eye(2, 4), (8, 16), 0.0)
+    pixels = enlarge(torch.eye(2, 4), (8, 16), 0.0)
     assert pixels.shape == (8, 16)
     assert float(pixels[0, 0]) == 1
     assert float(pixels[7, 15]) == 0

@@ -1,0 +1,400 @@
+"""The page of an inspection: content, order, limits; and the figures on it."""
+
+import base64
+import hashlib
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from page_reader import Reader
+from vitrail.inspection.attention import AttentionStats
+from vitrail.inspection.faithfulness import Curves, Faithfulness
+from vitrail.inspection.images import Box
+from vitrail.inspection.inspect import ImageInspection, Inspection
+from vitrail.inspection.tokens import Neighbor, Scatter
+from vitrail.models.config import PositionKind
+from vitrail.reports import figures, images
+from vitrail.reports import inspection as module
+from vitrail.reports.figures import inline_svg
+from vitrail.reports.inspection import browser_values, inspection_page, write_inspection
+
+RNG = np.random.default_rng(0)
+
+
+def pixels(height=48, width=64):
+    return RNG.integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+def attention(layers, heads, tokens):
+    return RNG.integers(0, 256, (layers, heads, tokens, tokens), dtype=np.uint8)
+
+
+def image_of(name="cat.jpg", **changes):
+    """A cat that is classified as a dog, with a grid of 2 x 3 patches and a class token."""
+    values = RNG.random((2, 3))
+    fields = {
+        "pixels": pixels(),
+        "box": Box(0, 8, 48, 56),
+        "predictions": (("dog", 0.625), ("cat", 0.25), ("cow", 0.125)),
+        "label": "cat",
+        "maps": {"rollout": values, "last layer": values},
+        "class_maps": {"relevance": {"dog": values, "cat": values}},
+        "token_colors": RNG.random((2, 3, 3)),
+        "attention": attention(2, 3, 7),
+        "grid": (2, 3),
+        "neighbors": (Neighbor("n.jpg", "dog", 0.875, pixels(9, 9)),),
+    }
+    fields |= changes
+    if fields["attention"] is not None:
+        fields["peaks"] = np.ones(fields["attention"].shape[:3], np.float32)
+    return ImageInspection(name=name, **fields)
+
+
+def curves(insertion, deletion):
+    shares = np.linspace(0, 1, 5)
+    return Curves(
+        shares=shares,
+        insertion=shares * 0.9,
+        deletion=1 - shares,
+        insertion_area=insertion,
+        deletion_area=deletion,
+    )
+
+
+STATS = AttentionStats(
+    images=128,
+    patch=(16.0, 16.0),
+    distance={"patches": np.array([[10.0, 90], [60, 70]]), "all tokens": np.full((2, 2), 50.0)},
+    entropy=np.array([[0.25, 0.5], [0.75, 1.0]]),
+    redundancy=np.array([[[1, 0.25], [0.25, 1]], [[1, 0.5], [0.5, 1]]]),
+    norms=np.array([[1.0, 2, 3, 4, 5], [2, 3, 4, 5, 40]]),
+    prefix_norms=np.array([[6.0, 8.0], [7.0, 9.0]]),
+    outliers=np.array([0.0, 0.03]),
+)
+FAITHFULNESS = Faithfulness(
+    curves={
+        "rollout": curves(0.5, 0.375),
+        "relevance": curves(0.75, 0.25),
+        "last layer": curves(0.4, 0.6),
+        "random": curves(0.45, 0.5),
+        "center": curves(0.475, 0.475),
+    },
+    sanity={"rollout": 0.875, "relevance": 0.125, "last layer": 0.3, "random": 1.0},
+    images=64,
+)
+SCATTER = Scatter(
+    points=RNG.normal(size=(30, 2)),
+    labels=np.arange(30) % 3,
+    classes=("cat", "dog", "cow"),
+    method="t-SNE",
+)
+EVERYTHING = Inspection(
+    prefix=("class token",),
+    title="ViT-Pico/8",
+    facts={"parameters": "12,345"},
+    filters=RNG.normal(size=(5, 8, 8, 3)),
+    filters_explained=np.full(5, 0.15),
+    positions={"positions": RNG.random((2, 3, 2, 3))},
+    mixing=RNG.normal(size=(4, 2, 3)),
+    attention=STATS,
+    images=(image_of(), image_of("plain.jpg", attention=None, token_colors=None, neighbors=())),
+    faithfulness=FAITHFULNESS,
+    scatter=SCATTER,
+    notes=("patches are merged to `2 x 2`",),
+)
+
+
+def headings(text):
+    return [title.replace("&amp;", "&") for title in re.findall(r"<h2>(.*?)</h2>", text)]
+
+
+def visible_text(text):
+    """The text of a page without scripts and their data."""
+    reader = Reader(re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
+    return " ".join(" ".join(reader.said).split())
+
+
+def test_page_is_complete_and_self_contained():
+    text = inspection_page(EVERYTHING)
+    reader = Reader(text)
+    assert all(value.startswith(("data:image/", "#")) for value in reader.asked)
+    assert all(url.startswith("data:image/") for url in re.findall(r'xlink:href="([^#"]+)', text))
+    for outside in ("http://", "https://", "@import", "<link"):
+        assert outside not in text, outside
+    assert not re.search(r"url\((?!#)", text)
+    words = visible_text(text)
+    for expected in (
+        *("ViT-Pico/8", "12,345", "cat.jpg", "62.5 %", "Evidence for “dog” (62.5 %)"),
+        *("rollout", "relevance", "figure 6", "Figure 7, left", "Figure 7, center", "figure 10"),
+        *("Figure 7, right", "figure 11", "Heads attend over 10 to 90 pixels in layer 0"),
+        *("In layer 1, 3.0 % of the patch tokens", "Darcet et al. 2024", "75.0 % of the variance"),
+        *("0.88", "t-SNE", "30 images", "2 x 2", "Probabilities are the softmax of the logits."),
+    ):
+        assert expected in words, expected
+    assert "nan" not in words
+
+
+def test_order_of_sections_and_links():
+    text = inspection_page(EVERYTHING)
+    assert headings(text) == list(module.SECTIONS.values())
+    reader = Reader(text)
+    levels = [int(tag[1]) for tag, _ in reader.seen if re.fullmatch("h[1-4]", tag)]
+    assert levels[0] == 1
+    assert all(b <= a + 1 for a, b in pairwise(levels))
+    links = [values["href"] for tag, values in reader.seen if tag == "a"]
+    assert links == [f"#{v['id']}" for tag, v in reader.seen if tag == "section"]
+    ids = [v["id"] for tag, v in reader.seen if "id" in v and tag not in ("path", "clippath", "g")]
+    assert len(ids) == len(set(ids))
+
+
+def test_missing_results_have_no_section():
+    text = inspection_page(Inspection(title="BiT-S-R50x1", facts={}))
+    assert headings(text) == []
+    assert "<script" not in text
+    assert "<nav" not in text
+    image = image_of(maps={}, class_maps={}, token_colors=None, attention=None, neighbors=())
+    plain = Inspection(
+        title="BiT",
+        facts={},
+        filters=EVERYTHING.filters,
+        filters_explained=EVERYTHING.filters_explained,
+        images=(image,),
+    )
+    text = inspection_page(plain)
+    assert headings(text) == ["Predictions and attention maps", "First-layer filters"]
+    assert "warm colors" not in text
+    assert "62.5" in text
+    assert "<script" not in text
+
+
+def test_policy_allows_the_script_of_the_page_only():
+    text = inspection_page(EVERYTHING)
+    policy = re.search(r'Content-Security-Policy"\s+content="(.*?)"', text)
+    assert policy is not None
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert policy.group(1).split("; ") == [
+        "default-src 'none'",
+        "img-src data:",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{digest}'",
+    ]
+    assert not re.search(r"\son\w+=", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
+
+
+def test_every_map_has_an_alternative_text():
+    text = inspection_page(replace(EVERYTHING, images=(image_of(),)))
+    alts = [values.get("alt") for tag, values in Reader(text).seen if tag == "img"]
+    for alt in ("rollout in cat.jpg", "relevance for dog in cat.jpg", "relevance for cat in cat.j"):
+        assert any(found.startswith(alt) for found in alts), alt
+    assert all(alts)
+
+
+def test_predictions_are_marked_correct_or_wrong():
+    text = inspection_page(EVERYTHING)
+    kinds = re.findall(r'<li class="(\w+)" style="--part:.*?<span>(\w+)</span>', text)
+    assert kinds[:3] == [("wrong", "dog"), ("correct", "cat"), ("other", "cow")]
+
+
+def test_size_of_a_page_with_six_images_and_three_browsers():
+    shown = tuple(
+        image_of(
+            str(n),
+            pixels=pixels(300, 400),
+            attention=attention(12, 6, 197) if n < 3 else None,
+            grid=(14, 14),
+        )
+        for n in range(6)
+    )
+    text = inspection_page(Inspection(title="ViT-S/16", facts={}, images=shown))
+    assert text.count('id="attention-') == 3 + 1  # with the browser itself
+    assert len(text) < 15_000_000
+
+
+def test_attention_that_does_not_fit_is_omitted_and_counted(monkeypatch):
+    small, large = image_of("small"), image_of("large", attention=attention(2, 3, 20))
+    assert module.MAX_ATTENTION_BYTES * 4 / 3 < 13_000_000
+    monkeypatch.setattr(module, "MAX_ATTENTION_BYTES", small.attention.nbytes + 9)
+    shown = browser_values([small, large], ["register 0"])["images"]
+    assert [image["data"]["name"] for image in shown] == ["small"]
+    assert shown[0]["data"]["prefixNames"] == ["register 0"]
+    text = inspection_page(replace(EVERYTHING, images=(small, large)))
+    assert "1 more image would make this page too large" in visible_text(text)
+
+
+def test_failed_page_leaves_the_old_one(tmp_path, monkeypatch):
+    write_inspection(tmp_path, EVERYTHING)
+    old = (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "faithfulness_values", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_inspection(tmp_path, EVERYTHING)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
+
+
+def test_methods_are_compared_with_baselines():
+    text = inspection_page(EVERYTHING)
+    cells = r'<i class="key".*?></i>(.*?)</td>\s*<td(.*?)</td>\s*<td(.*?)</td>\s*<td>(.*?)</td>'
+    rows = {name: rest for name, *rest in re.findall(cells, text)}
+    assert rows.keys() == FAITHFULNESS.curves.keys()
+    assert rows["relevance"] == [' class="best">0.750', ' class="best">0.250', "0.12"]
+    assert rows["rollout"] == [">0.500", ">0.375", "0.88"]
+    assert rows["random"][2] == "—"
+    words = visible_text(text)
+    for expected in (
+        "Best by insertion: relevance, area 0.750 (random 0.450, center 0.475).",
+        "last layer is no better than random or center",
+        "The maps of rollout hardly change with random weights (rank correlation 0.88)",
+        "Sanity check passed (maps change with random weights): relevance, last layer.",
+    ):
+        assert expected in words, expected
+    assert "rollout is no better" not in words
+
+
+def test_text_follows_the_results():
+    stats = replace(
+        STATS,
+        outliers=np.zeros(2),
+        prefix_norms=np.zeros((2, 0)),
+        distance={"patches": np.array([[5.0], [6.0]])},
+        entropy=np.array([[0.5], [0.5]]),
+        redundancy=np.ones((2, 1, 1)),
+    )
+    text = inspection_page(replace(EVERYTHING, attention=stats, multi_label=True))
+    words = visible_text(text)
+    assert "No patch token has a norm far above the median" in words
+    assert "Share of outliers" not in words
+    assert "Similarity to the other heads" not in words  # there is one head
+    assert "Heads attend over 5 pixels in layer 0" in words
+    assert "each probability is the sigmoid of its logit." in words
+    assert "softmax of the logits" not in words
+
+
+@pytest.mark.parametrize("kind", sorted(set(get_args(PositionKind)) - {"none"}))
+def test_text_follows_the_kind_of_positions(kind):
+    words = visible_text(inspection_page(replace(EVERYTHING, position_kind=kind)))
+    assert ("has learned the two-dimensional layout" in words) == (kind == "learned")
+    assert ("nothing here was learned" in words) == (kind == "sincos-2d")
+    assert ("key for each offset" in words) == (kind == "relative")
+
+
+def parsed(figure):
+    text = str(inline_svg(figure))
+    assert "nan" not in text
+    return ET.fromstring(text.replace("xlink:", ""))
+
+
+def tooltips(root):
+    return [element.text for element in root.iter("title")]
+
+
+def test_head_plot_has_a_dot_per_head_above_its_layer():
+    root = parsed(figures.head_plot({"x": np.array([[1.0, 2], [3, 4], [0, 4]])}, "distance"))
+    dots = [group for group in root.iter("g") if group.find("title") is not None]
+    titles = [group.find("title").text for group in dots]
+    assert titles[:3] == ["layer 0, head 0: 1", "layer 0, head 1: 2", "layer 1, head 0: 3"]
+    places = [next(group.iter("use")) for group in dots]
+    x, y = ([float(place.get(axis)) for place in places] for axis in "xy")
+    assert x[0] == x[1] < x[2] < x[4]
+    assert x[4] - x[2] == pytest.approx(x[2] - x[0], abs=0.2)
+    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.2)  # 1, 2 and 3
+    assert y[3] == y[5]
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 3), (48, 24)])
+def test_head_plot_of_any_depth(layers, heads):
+    values = RNG.random((layers, heads)) * 100
+    root = parsed(figures.head_plot({"a": values, "b": 0 * values}, "distance", width=540))
+    assert len(tooltips(root)) == 2 * layers * heads
+    assert {"a", "b", "layer"} <= {element.text for element in root.iter("text")}
+
+
+def test_head_plot_leaves_out_missing_values():
+    assert figures.head_plot({"x": np.full((2, 2), np.nan)}, "x") is None
+    assert len(tooltips(parsed(figures.head_plot({"x": np.array([[1.0, np.nan]])}, "x")))) == 1
+
+
+def test_norm_plot_shows_quantiles_on_a_log_scale():
+    root = parsed(figures.norm_plot(STATS.norms, {"class token": STATS.prefix_norms[:, 0]}))
+    assert tooltips(root)[1] == (
+        "layer 1: patches 2 to 40, half of them 3 to 5, median 4; class token 7"
+    )
+    texts = [element.text for element in root.iter("text")]
+    assert {"10", "20", "patches", "class token"} <= set(texts)  # 1, 2, 5, 10, ...
+
+
+def test_faithfulness_plot_has_a_line_per_method():
+    shares = np.linspace(0, 1, 5)
+    lines = {name: one.insertion for name, one in FAITHFULNESS.curves.items()}
+    colors = {name: "soft" if name in ("random", "center") else "s0" for name in lines}
+    root = parsed(figures.faithfulness_plot(shares, lines, colors, "insertion"))
+    assert len([e for e in root.iter("path") if e.get("style", "").startswith("fill: none")]) >= 5
+    assert tooltips(root)[2].startswith("50 % of pixels: rollout 45.0 %, relevance 45.0 %")
+
+
+@pytest.mark.parametrize("classes", [1, 3, 10, 40])
+@pytest.mark.parametrize("count", [0, 1, 50, 1000])
+def test_scatter_plot_shows_every_class(classes, count):
+    points = RNG.normal(size=(count, 2)).astype(np.float32)
+    names = tuple(f"class {number}" for number in range(classes))
+    labels = np.arange(count) % classes
+    found = Scatter(points=points, labels=labels, classes=names, method="t-SNE")
+    root = parsed(figures.scatter_plot(found))
+    counts = [int(title.rpartition(": ")[2].replace(",", "")) for title in tooltips(root)]
+    assert sum(counts) == len(list(root.iter("use"))) == count
+    shown = [element.text for element in root.iter("text")]
+    assert shown == ([] if classes > 24 else list(names[: min(classes, count)]))
+
+
+@pytest.mark.parametrize(("high", "wide"), [(1, 1), (1, 6), (6, 1), (3, 5), (14, 14), (37, 37)])
+def test_position_plot_of_any_grid(high, wide):
+    table = np.eye(high * wide).reshape(high, wide, high, wide)
+    root = parsed(images.position_plot({"one": table, "two": table}, columns=2))
+    assert len(list(root.iter("image"))) == 4  # with color bars
+    texts = [element.text for element in root.iter("text")]
+    assert {"one", "two", "row of the patch", "column of the patch"} <= set(texts)
+    assert {"1.0", "1.00"} & set(texts)
+
+
+def test_mosaic_places_tiles_in_rows():
+    tiles = np.arange(5.0)[:, None, None] * np.ones((5, 2, 4))
+    whole = images.mosaic(tiles, 3, np.nan)
+    scale = images.MOSAIC // 12
+    assert whole.shape == (2 * 2 * scale + 3, 3 * 4 * scale + 6)
+    assert whole[0, 4 * scale + 3] == 1
+    assert whole[2 * scale + 3, 0] == 3
+    assert np.isnan(whole[0, 4 * scale])
+    assert np.isnan(whole[-1, -1])
+
+
+@pytest.mark.parametrize("shape", [(28, 16, 16, 3), (9, 4, 8, 1), (1, 1, 1, 4)])
+def test_filters_are_scaled_to_their_own_range(shape, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(images, "tile_plot", lambda tiles, label: drawn.append(tiles))
+    images.filter_plot(RNG.normal(size=shape))
+    (tiles,) = drawn
+    assert tiles.shape == (*shape[:3], 4)
+    if shape[1] > 1:
+        np.testing.assert_allclose(tiles[..., :3].min(axis=(1, 2, 3)), 0)
+        np.testing.assert_allclose(tiles[..., :3].max(axis=(1, 2, 3)), 1)
+    assert (tiles[..., 3] == 1).all()
+
+
+def test_mixing_plot_is_red_above_zero_and_blue_below(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(images, "tile_plot", lambda tiles, label: drawn.append(tiles))
+    images.mixing_plot(np.array([[[2.0, 0.0, -2.0]], [[0.0, 0.0, 0.0]]]))
+    (red, zero, blue), others = drawn[0][0][0], drawn[0][1][0]
+    assert red[0] > red[2] + 0.2
+    assert blue[2] > blue[0] + 0.2
+    assert zero.min() > 0.94
+    np.testing.assert_array_equal(others, [zero] * 3)

@@ -1,0 +1,109 @@
+"""Images of reports: maps drawn where they belong."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.inspection.images import Box
+from vitrail.reports.figures import png_bytes
+from vitrail.reports.images import color_image, image_grid, image_url, overlay, patch_image
+
+RANDOM = np.random.default_rng(0)
+CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
+
+
+@pytest.mark.parametrize("corner", CORNERS.values(), ids=CORNERS)
+@pytest.mark.parametrize("style", ["brightness", "heat"])
+@pytest.mark.parametrize("shape", [(200, 300), (300, 200), (60, 90), (1200, 800)])
+def test_overlay_is_drawn_at_its_patch_and_inside_the_box(corner, style, shape):
+    high, wide = shape
+    pixels = np.full((high, wide, 3), 200, np.uint8)
+    side = min(shape) * 0.8
+    top, left = (high - side) / 2, (wide - side) / 2
+    values = np.zeros((4, 4))
+    values[corner[0] * 3, corner[1] * 3] = 1
+    image = overlay(pixels, values, Box(top, left, top + side, left + side), style)
+    assert image.mode == "RGB"
+    drawn = np.asarray(image).astype(float)
+    scale = image.width / wide
+    top, left, side = (round(number * scale) for number in (top, left, side))
+    cell = side // 4
+
+    def at(row, column):
+        return drawn[top + round((row + 0.5) * cell), left + round((column + 0.5) * cell)]
+
+    there, opposite = at(corner[0] * 3, corner[1] * 3), at(3 - corner[0] * 3, 3 - corner[1] * 3)
+    if style == "brightness":
+        assert there.min() > 190
+        assert opposite.max() < 70
+    else:
+        assert there[0] - there[2] > 40  # yellow
+        assert np.ptp(opposite) < 5  # the image, in gray
+    outside = np.ones(drawn.shape[:2], bool)
+    outside[top - 1 : top + side + 1, left - 1 : left + side + 1] = False
+    assert outside.any()
+    assert drawn[outside].max() < 40
+
+
+def test_overlay_is_moved_by_the_token_offset():
+    pixels = np.full((240, 240, 3), 200, np.uint8)
+    values = np.zeros((4, 4))
+    values[2, 1] = 1
+    image = overlay(pixels, values, Box(0, 0, 240, 240), offset=0.5)
+    bright = np.argwhere(np.asarray(image)[:, :, 0] > 190).mean(axis=0)
+    np.testing.assert_allclose(bright, (120, 60), atol=1)  # the corner of the patch
+
+
+def test_overlay_of_the_whole_image_has_no_border():
+    pixels = np.full((240, 240, 3), 100, np.uint8)
+    image = overlay(pixels, np.ones((2, 2)), Box(0, 0, 240, 240))
+    assert len(np.unique(np.asarray(image))) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((1000, 500), (240, 480)), ((300, 400), (400, 300)), ((32, 64), (240, 120)), ((1, 1), None)],
+)
+def test_overlay_keeps_the_aspect_ratio(shape, size):
+    pixels = np.zeros((*shape, 3), np.uint8)
+    image = overlay(pixels, np.ones((1, 1)), Box(0, 0, *shape))
+    assert image.size == (size or (240, 240))
+
+
+@pytest.mark.parametrize("style", ["brightness", "heat"])
+@pytest.mark.parametrize("values", [np.ones((1, 1)), np.zeros((3, 5)), np.array([[0.0, 1.0]])])
+def test_overlay_of_constant_and_tiny_maps(values, style):
+    pixels = RANDOM.integers(0, 256, (300, 300, 3), np.uint8)
+    assert np.asarray(overlay(pixels, values, Box(0, 0, 300, 300), style)).std() > 5
+
+
+def test_color_image_has_one_area_per_patch():
+    colors = RANDOM.random((2, 3, 3))
+    image = np.asarray(color_image(colors, Box(5, 0, 15, 30), 10))
+    assert image.shape == (10, 30, 3)
+    np.testing.assert_array_equal(image[2::5, 5::10], (colors * 255).round())
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) == 6
+
+
+def test_patch_image_draws_borders_between_patches():
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    image = np.asarray(patch_image(pixels, Box(0, 50, 300, 350), (2, 3)))[:, :, 0]
+    assert np.flatnonzero((image == 255).all(axis=1)).tolist() == [150]
+    assert np.flatnonzero((image == 255).all(axis=0)).tolist() == [100, 200]
+
+
+def test_image_url_is_no_larger_than_asked():
+    url = image_url(np.zeros((1000, 500, 3), np.uint8), 120)
+    assert url.startswith("data:image/")
+    assert len(url) < 2000
+
+
+def test_image_grid_shows_every_image():
+    inks = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    images = [Image.new("RGB", (40, 30), ink) for ink in inks]
+    figure = image_grid(images, ["short", "a caption that is far too long for it", "two\nlines"], 2)
+    drawn = np.asarray(Image.open(io.BytesIO(png_bytes(figure))).convert("RGB"))
+    for ink in inks:
+        assert (drawn == ink).all(axis=-1).sum() > 10_000
