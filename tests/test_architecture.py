@@ -54,7 +54,7 @@ ONLY_IN = {
 }
 
 FREE_OF_TORCH = [
-    "export/kinds.py",
+    "export/__init__.py",
     "planning/request.py",
     "training/recipes.py",
     "training/config.py",

@@ -24,7 +24,7 @@ from vitrail.evaluation.dataset import (
     real_correct,
 )
 from vitrail.evaluation.results import Predictions
-from vitrail.export.guard import pictures_for
+from vitrail.export.verify import open_labeled_images
 
 DIVIDED = "dataset defines no splits; using 80% train, 10% val, 10% test (seed 0)"
 SOME = "the model was trained on some of these images"
@@ -168,7 +168,7 @@ def test_int8_accuracy_is_measured_on_the_held_out_split(home, monkeypatch):
     monkeypatch.chdir(home)
     model = vitrail.load(home / "tenth")
     for data in (None, "pictures/"):
-        source, _, notes = pictures_for(model, data)
+        source, _, notes = open_labeled_images(model, data)
         assert len(source) == 6
         assert notes[0] == "split: val"
 

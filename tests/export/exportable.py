@@ -1,6 +1,14 @@
-"""Tiny models of every kind."""
+"""Tiny models of every kind, exported once per test process."""
 
+from functools import cache
+
+import torch
+
+from tiny_models import awake
 from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.export.onnx import OnnxGraph, to_onnx
+from vitrail.export.session import open_session
+from vitrail.export.torch_program import trace
 
 BASE = VitConfig(
     depth=2, width=16, mlp_width=24, heads=2, patch_size=4, image_size=8, num_classes=3
@@ -32,13 +40,13 @@ KINDS = {
     "relative, shared": {**RELATIVE, **SHARED, "distillation": True},
     "relative, mean": {**RELATIVE, "pool": "mean"},
     "relative, registers": {**RELATIVE, "registers": 2},
-    "sines": {"position": "sincos-2d"},
+    "sincos": {"position": "sincos-2d"},
     "timm's numerics": {"numerics": "timm"},
     "transformers' numerics": {"numerics": "transformers", "image_size": 24},
     "torchvision's numerics": {"numerics": "torchvision"},
     "everything": {"registers": 2, "distillation": True, "layer_scale": 0.1, "mlp": "swiglu"},
     "hybrid": {**HYBRID, "resnet_blocks": (1, 1)},
-    "hybrid of a root alone": {**HYBRID, "numerics": "google"},
+    "hybrid with a root only": {**HYBRID, "numerics": "google"},
 }
 CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
     "BiT": BitConfig(blocks=(1, 1), image_size=32, num_classes=3),
@@ -46,3 +54,22 @@ CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
         depth=2, width=16, tokens_mlp=6, channels_mlp=10, patch_size=4, image_size=8, num_classes=3
     ),
 }
+
+
+@cache
+def exported(kind, **settings):
+    """The file of a model of this kind, which must not be changed."""
+    return to_onnx(awake(CONFIGS[kind]), **settings)
+
+
+def session_of(module, example, dims):
+    """A module with one input `x` and outputs 0, 1, …, traced, translated and opened."""
+    graph = OnnxGraph()
+    shape = [f"axis{axis}" if axis in dims else size for axis, size in enumerate(example.shape)]
+    for index, value in enumerate(graph.translate(trace(module, example, dims), "x", shape)):
+        graph.add_output(str(index), value, [None] * value.ndim)
+    return open_session(graph.serialize({}), 1)
+
+
+def run(session, inputs):
+    return [torch.from_numpy(x) for x in session.run(None, {"x": inputs.numpy()})]

@@ -1,4 +1,4 @@
-"""`export`: proved before it is written, whole or absent, and clear about what cannot be."""
+"""`export_model`: files are verified before they are written, and int8 is measured."""
 
 import copy
 import json
@@ -11,14 +11,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS
+from exportable import BASE, CONFIGS, exported
 
 import vitrail
 from tiny_models import awake
+from tiny_runs import write_colors
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing
-from vitrail.export import api, networks, programs
-from vitrail.export.api import export_model
-from vitrail.export.sessions import open_session
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.export.api import SUFFIXES, Target, export_model, get_args
+from vitrail.export.onnx import OnnxGraph, to_onnx
+from vitrail.export.session import OnnxEngine, open_session
+from vitrail.export.torch_program import METADATA_FILE
+from vitrail.export.verify import measure_int8
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def model():
     return model
 
 
-def test_a_reference_becomes_a_file(model, tmp_path):
+def test_bundle_is_exported_with_its_metadata(model, tmp_path):
     vitrail.save(model, tmp_path / "bundle")
     done = export_model(tmp_path / "bundle", tmp_path / "model.onnx")
     assert done.path.stat().st_size == done.bytes
@@ -43,71 +47,64 @@ def test_a_reference_becomes_a_file(model, tmp_path):
     found = open_session(done.path, 1).run(["logits"], {"images": images.numpy()})[0]
     with torch.no_grad():
         assert np.allclose(found, model(images), atol=1e-5)
+    metadata = {each.key: json.loads(each.value) for each in onnx.load(done.path).metadata_props}
+    assert metadata["class_names"] == ["ant", "bee", "cat é"]
+    assert metadata["preprocessing"]["mean"] == [0.4, 0.4, 0.4]
+    assert metadata["provenance"] == {"data": "insects", "steps": 3}
+    assert metadata["multi_label"] is True
+    assert metadata["vitrail"] == vitrail.__version__
+    assert metadata["int8"] is False
 
 
-def test_the_file_says_everything_about_itself(model, tmp_path):
-    done = export_model(model, tmp_path / "model.onnx")
-    about = {each.key: json.loads(each.value) for each in onnx.load(done.path).metadata_props}
-    assert about["class_names"] == ["ant", "bee", "cat é"]
-    assert about["preprocessing"]["mean"] == [0.4, 0.4, 0.4]
-    assert about["provenance"] == {"data": "insects", "steps": 3}
-    assert about["multi_label"] is True
-    assert about["vitrail"] == vitrail.__version__
-    assert about["int8"] is False
-
-
-def test_nothing_is_written_if_the_export_is_not_the_model(model, tmp_path, monkeypatch):
-    head = networks.head
-    monkeypatch.setattr(networks, "head", lambda graph, *given: graph("Neg", head(graph, *given)))
+def test_nothing_is_written_if_outputs_differ(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(OnnxGraph, "gelu", lambda self, out, x, **_: self.emit("Relu", x))
     for preprocessing in (False, True):
-        with pytest.raises(CheckpointError, match=r"other numbers than the model.*nothing was"):
+        with pytest.raises(CheckpointError, match=r"differ from the model's by .*nothing was"):
             export_model(model, tmp_path / "model.onnx", preprocessing=preprocessing)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_broken_numbers_is_not_written(model, tmp_path):
+def test_model_with_nan_is_not_written(model, tmp_path):
     model.head.bias.data[0] = torch.nan
     with pytest.raises(CheckpointError, match="by nan of the largest"):
         export_model(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_is_replaced_only_on_demand(model, tmp_path):
-    export_model(model, tmp_path / "model.onnx")
-    before = (tmp_path / "model.onnx").read_bytes()
-    model.head.bias.data += 1
-    with pytest.raises(ConfigError, match=r"exists already; name another --out, or say --overw"):
+def test_existing_file_is_replaced_only_with_overwrite(model, tmp_path, monkeypatch):
+    (tmp_path / "model.onnx").write_text("older")
+    with pytest.raises(ConfigError, match=r"exists; choose another --out, or use --overwrite"):
         export_model(model, tmp_path / "model.onnx")
-    assert (tmp_path / "model.onnx").read_bytes() == before
+    assert (tmp_path / "model.onnx").read_text() == "older"
     export_model(model, tmp_path / "model.onnx", overwrite=True)
-    assert (tmp_path / "model.onnx").read_bytes() != before
+    onnx.load(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("m.pt", {}, r"m.pt does not end as a file for --to onnx does; try .*m.onnx"),
-        ("m.onnx", {"to": "torch"}, r"--to torch does; try .*m.pt2"),
+        ("m.pt", {}, r"m.pt has not the suffix of a file for --to onnx; try .*m.onnx"),
+        ("m.onnx", {"to": "torch"}, r"for --to torch; try .*m.pt2"),
         ("m.pt2", {"to": "torch", "int8": True}, "int8 is for --to onnx, not torch"),
         ("m.pt2", {"to": "torch", "preprocessing": True}, "preprocessing is for --to onnx"),
-        ("m.onnx", {"data": "pictures"}, "say --int8 too, or leave it out"),
-        ("m.onnx", {"int8": True, "max_drop": 3}, "max_drop=3 must be a share"),
+        ("m.onnx", {"data": "images"}, "add --int8, or leave it out"),
+        ("m.onnx", {"int8": True, "max_drop": 3}, "max_drop=3 must be a fraction"),
         ("m.onnx", {"to": "onyx"}, "unknown target 'onyx'; did you mean 'onnx'?"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_any_work(name, settings, message, tmp_path):
+def test_incompatible_options_are_rejected_before_any_work(name, settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         export_model("no such model", tmp_path / name, **settings)
 
 
-def test_a_model_in_training_or_in_half_precision_is_left_as_it_is(model, tmp_path):
+def test_models_in_training_mode_or_half_precision_are_not_modified(model, tmp_path):
     training = copy.deepcopy(model).to(torch.bfloat16).train()
     export_model(training, tmp_path / "model.onnx")
     assert training.training
     assert training.head.weight.dtype == torch.bfloat16
 
 
-def test_what_is_no_model_of_ours_cannot_be_exported(tmp_path):
+def test_models_without_values_and_foreign_modules_are_rejected(tmp_path):
     with torch.device("meta"):
         shapes = vitrail.create("ViT-Mu/4")
     with pytest.raises(CheckpointError, match="shapes but no values"):
@@ -116,41 +113,42 @@ def test_what_is_no_model_of_ours_cannot_be_exported(tmp_path):
         export_model(torch.nn.Linear(2, 2), tmp_path / "model.onnx")
 
 
-def test_a_mixer_says_that_its_size_is_fixed(tmp_path):
+def test_fixed_image_size_of_a_mixer_is_noted(tmp_path):
     done = export_model(awake(CONFIGS["Mixer"]), tmp_path / "model.onnx")
-    assert done.notes == ("a Mixer's weights are tied to its size: it takes 8x8 pixels only",)
+    assert done.notes == ("the image size of a Mixer is fixed: 8x8 pixels",)
 
 
-def test_a_missing_library_is_told_with_its_cure(model, tmp_path, monkeypatch):
-    for missing in ("onnx", "onnxruntime"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, missing, None)
-            with pytest.raises(ConfigError, match=rf"ONNX needs {missing}; .*'vitrail\[export\]'"):
-                export_model(model, tmp_path / "model.onnx")
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
+def test_missing_library_is_reported_with_the_command_to_install_it(
+    model, tmp_path, monkeypatch, missing
+):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=rf"ONNX needs {missing}; .*'vitrail\[export\]'"):
+        export_model(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_cannot_be_written_is_one_line(model, tmp_path):
+def test_unwritable_folder_is_a_one_line_error(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write"):
         export_model(model, tmp_path / "file" / "model.onnx")
 
 
-def test_a_torch_program_runs_without_us_and_knows_its_classes(tmp_path):
+def test_torch_program_runs_without_vitrail(tmp_path):
     model = awake(CONFIGS["distillation"])
     done = export_model(model, tmp_path / "model.pt2", to="torch")
-    assert done.notes == ("it takes any number of images, of 8x8 pixels",)
-    extra = {programs.ABOUT: ""}
+    assert done.notes == ("it takes any number of images of 8x8 pixels",)
+    extra = {METADATA_FILE: ""}
     program = torch.export.load(done.path, extra_files=extra).module()
     images = torch.randn(4, 3, 8, 8)
     with torch.no_grad():
         found = program(images)
         torch.testing.assert_close(found["logits"], model(images))
         torch.testing.assert_close(found["features"], model.features(images))
-    assert json.loads(extra[programs.ABOUT])["vitrail"] == vitrail.__version__
+    assert json.loads(extra[METADATA_FILE])["vitrail"] == vitrail.__version__
 
 
-def test_without_a_compiler_aotinductor_says_so(model, tmp_path, monkeypatch):
+def test_aotinductor_without_a_compiler_is_rejected(model, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler.*install g\+\+, or export --to"):
@@ -161,7 +159,7 @@ def test_without_a_compiler_aotinductor_says_so(model, tmp_path, monkeypatch):
 @pytest.mark.skipif(
     not shutil.which(os.environ.get("CXX", "g++")), reason="AOTInductor needs a C++ compiler"
 )
-def test_a_compiled_package_is_the_model(tmp_path):
+def test_aotinductor_package_is_verified(tmp_path):
     model = awake(BASE.change(depth=1))
     quick = {"compile_threads": 1, "aot_inductor.compile_wrapper_opt_level": "O0"}
     with torch._inductor.config.patch(quick):
@@ -170,5 +168,77 @@ def test_a_compiled_package_is_the_model(tmp_path):
     assert zipfile.is_zipfile(done.path)
 
 
-def test_every_target_has_its_ending():
-    assert api.SUFFIXES.keys() == set(api.get_args(api.Target))
+def test_every_target_has_a_suffix():
+    assert SUFFIXES.keys() == set(get_args(Target))
+
+
+# int8: never without measuring its accuracy
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    return write_colors(tmp_path_factory.mktemp("colors") / "colors.npz", test=41)
+
+
+@pytest.fixture
+def trained(colors):
+    model = awake(BASE)
+    model.metadata = Metadata(
+        preprocessing=get_metadata(model).preprocessing, provenance={"data": str(colors)}
+    )
+    return model
+
+
+def test_both_accuracies_are_measured_on_the_training_datas_test_split(trained, colors, tmp_path):
+    done = export_model(trained, tmp_path / "model.onnx", int8=True, max_drop=1)
+    assert done.cost.images == 41
+    assert done.cost.data == str(colors)
+    assert done.cost.accuracy == vitrail.evaluate(trained, colors).accuracy
+    assert OnnxEngine(done.path, threads=1).int8
+    assert "split: test" in done.notes
+
+
+def constant(model, answer):
+    """Make a model predict one class for every image."""
+    model.head.weight.data.zero_()
+    model.head.bias.data = 9.0 * torch.nn.functional.one_hot(torch.tensor(answer), 3)
+    return model
+
+
+def test_drop_beyond_the_limit_is_rejected_with_both_accuracies(trained, tmp_path, monkeypatch):
+    constant(trained, 0)  # correct for 14 of the 41 images
+    worse = to_onnx(constant(awake(BASE), 2), int8=True)  # for 13
+    monkeypatch.setattr("vitrail.export.onnx.to_onnx", lambda *_, **__: worse)
+    message = r"int8 accuracy 31.7 %, float 34.1 % \(n=41, .*: the drop exceeds max_drop=0.01"
+    with pytest.raises(CheckpointError, match=message):
+        export_model(trained, tmp_path / "model.onnx", int8=True)
+    assert not list(tmp_path.iterdir())
+    measured = measure_int8(trained, OnnxEngine(worse, threads=1))
+    measured.check(0.03)
+    assert measured.drop == pytest.approx(1 / 41)
+
+
+def test_int8_without_labeled_images_is_rejected(trained, tmp_path):
+    preprocessing = trained.metadata.preprocessing
+    trained.metadata = Metadata(preprocessing=preprocessing)
+    with pytest.raises(ConfigError, match=r"must be measured; give --data"):
+        export_model(trained, tmp_path / "model.onnx", int8=True)
+    gone = {"data": str(tmp_path / "gone")}
+    trained.metadata = Metadata(preprocessing=preprocessing, provenance=gone)
+    with pytest.raises(ConfigError, match=r"training data cannot be opened: .*gone.*; give --data"):
+        export_model(trained, tmp_path / "model.onnx", int8=True)
+
+
+def test_given_data_takes_precedence_and_int8_may_include_preprocessing(trained, tmp_path):
+    data = write_colors(tmp_path / "others.npz", test=7)
+    done = export_model(
+        trained, tmp_path / "m.onnx", int8=True, preprocessing=True, data=data, max_drop=1
+    )
+    assert (done.cost.images, done.cost.data) == (7, str(data))
+    assert done.difference < 0.5
+    assert open_session(done.path, 1).get_inputs()[0].name == "pixels"
+
+
+def test_part_of_a_dataset_can_be_measured(trained):
+    engine = OnnxEngine(exported("class token", int8=True), threads=1)
+    assert measure_int8(trained, engine, max_images=10).images == 10

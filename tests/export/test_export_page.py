@@ -1,4 +1,4 @@
-"""The scripts of docs/export.md run as they stand, where neither vitrail nor torch exists."""
+"""The scripts of docs/export.md run without vitrail and torch."""
 
 import os
 import re
@@ -22,7 +22,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def script(words):
-    """The script of the page that feeds the graph with these."""
+    """The script of the page that contains these words."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (found,) = [block for block in blocks if words in block]
     return found
@@ -36,8 +36,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory):
-    path = tmp_path_factory.mktemp("picture") / "picture.png"
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "image.png"
     place = np.mgrid[:60, :90]
     waves = [128 + 100 * np.sin(place[0] / 7), 2.5 * place[1], 255 - 2 * place.sum(axis=0) / 2]
     Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8)).save(path)
@@ -45,18 +45,18 @@ def picture(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chances(model, picture):
-    """What vitrail itself says."""
+def probabilities(model, image):
+    """Probabilities of the model in torch."""
     how = model.metadata.preprocessing
     with torch.no_grad():
-        pixels = EvalTransform(preprocessing=how)(picture.read_bytes())
+        pixels = EvalTransform(preprocessing=how)(image.read_bytes())
         return model(normalize(pixels[None], how))[0].softmax(0)
 
 
 def run_alone(text, folder, *words):
-    """A script in a Python in which vitrail and torch cannot be imported."""
+    """Run a script where vitrail and torch cannot be imported; return its output."""
     for name in ("torch", "vitrail"):
-        (folder / f"{name}.py").write_text("raise ImportError('it is not here')\n")
+        (folder / f"{name}.py").write_text("raise ImportError('not installed')\n")
     (folder / "script.py").write_text(text)
     done = subprocess.run(
         [sys.executable, str(folder / "script.py"), *map(str, words)],
@@ -69,24 +69,26 @@ def run_alone(text, folder, *words):
     return done.stdout
 
 
-def test_a_picture_is_classified_with_three_libraries(model, picture, chances, tmp_path):
+def test_image_is_classified_with_three_libraries(model, image, probabilities, tmp_path):
     path = export_model(model, tmp_path / "model.onnx").path
     text = script('{"images": images}')
     assert len(text.strip().splitlines()) <= 17
     assert not {"vitrail", "torch"} & set(re.findall(r"\w+", text))
-    told = [line.split() for line in run_alone(text, tmp_path, path, picture).splitlines()]
-    order = chances.argsort(descending=True).tolist()
-    assert [name for _, name in told] == [NAMES[place] for place in order]
-    for (share, _), place in zip(told, order, strict=True):
-        assert float(share.rstrip("%")) / 100 == pytest.approx(float(chances[place]), abs=0.02)
+    lines = [line.split() for line in run_alone(text, tmp_path, path, image).splitlines()]
+    order = probabilities.argsort(descending=True).tolist()
+    assert [name for _, name in lines] == [NAMES[index] for index in order]
+    for (probability, _), index in zip(lines, order, strict=True):
+        assert float(probability.rstrip("%")) / 100 == pytest.approx(
+            float(probabilities[index]), abs=0.02
+        )
 
 
-def test_a_file_with_preprocessing_needs_nothing_but_pixels(model, picture, chances, tmp_path):
+def test_file_with_preprocessing_takes_pixels(model, image, probabilities, tmp_path):
     path = export_model(model, tmp_path / "model.onnx", preprocessing=True).path
-    told = run_alone(script('{"pixels": pixels}'), tmp_path, path, picture)
-    assert told.strip() == NAMES[int(chances.argmax())]
+    lines = run_alone(script('{"pixels": pixels}'), tmp_path, path, image)
+    assert lines.strip() == NAMES[int(probabilities.argmax())]
 
 
-def test_vitrail_is_really_out_of_reach(tmp_path):
-    with pytest.raises(AssertionError, match="it is not here"):
+def test_vitrail_cannot_be_imported_by_the_scripts(tmp_path):
+    with pytest.raises(AssertionError, match="not installed"):
         run_alone("import vitrail", tmp_path)

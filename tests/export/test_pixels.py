@@ -1,21 +1,21 @@
-"""Preprocessing inside the graph is that of `EvalTransform`, to the rounding of a level."""
+"""Preprocessing inside the graph equals `EvalTransform`, to the rounding of a level."""
 
 import numpy as np
 import pytest
 import torch
-from exportable import BASE
+from exportable import BASE, exported, run, session_of
+from torch.export import Dim
 
 from tiny_models import awake
 from vitrail import ConfigError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvalTransform, normalize
-from vitrail.export.graph import Graph
-from vitrail.export.onnx_file import to_onnx
-from vitrail.export.pixels import prepared
-from vitrail.export.sessions import open_session
+from vitrail.export.onnx import to_onnx
+from vitrail.export.pixels import Preprocess
+from vitrail.export.session import open_session
 
 SIDE = (32, 32)
-WAYS = {
+CASES = {  # and the largest difference in levels
     "google": (preset("google", SIDE), 0),
     "transformers": (preset("transformers", SIDE), 1),
     "big_vision": (preset("big_vision", SIDE), 1),
@@ -25,47 +25,48 @@ WAYS = {
     "nearest": (Preprocessing(size=SIDE, interpolation="nearest"), 0),
     "lanczos": (Preprocessing(size=SIDE, interpolation="lanczos"), 2),
     "plain bicubic": (Preprocessing(size=SIDE, interpolation="bicubic", antialias=False), 1),
-    "black around": (Preprocessing(size=SIDE, resize="short-side", resize_to=(21, 21)), 1),
+    "black border": (Preprocessing(size=SIDE, resize="short-side", resize_to=(21, 21)), 1),
     "black on two sides": (Preprocessing(size=(32, 31), resize_to=(25, 35)), 1),
     "gray": (preset("transformers", SIDE, 1), 1),
 }
-PICTURES = [(32, 32), (1, 1), (5, 9), (100, 67), (67, 100), (31, 33), (32, 100), (250, 301)]
+SIZES = [(32, 32), (1, 1), (5, 9), (100, 67), (67, 100), (31, 33), (32, 100), (250, 301)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_graph_prepares_pictures_as_the_library_does(way):
-    how, levels = WAYS[way]
-    channels = len(how.mean)
-    graph = Graph()
-    pixels = graph.reads("pixels", torch.uint8, ("batch", "height", "width", channels))
-    graph.gives("images", prepared(graph, pixels, how), ("batch", channels, *how.size))
-    session = open_session(graph.written({}), 1)
-    transform = EvalTransform(preprocessing=how, channels=channels)
-    generator = np.random.default_rng(0)
+@pytest.mark.parametrize("case", CASES)
+def test_pixels_are_preprocessed_as_in_the_library(case):
+    preprocessing, levels = CASES[case]
+    channels = len(preprocessing.mean)
+    session = session_of(
+        Preprocess(preprocessing),
+        torch.zeros(2, 35, 37, channels, dtype=torch.uint8),
+        {0: Dim("batch"), 1: Dim.DYNAMIC, 2: Dim.DYNAMIC},
+    )
+    transform = EvalTransform(preprocessing=preprocessing, channels=channels)
+    rng = np.random.default_rng(0)
+    std = torch.tensor(preprocessing.std)[:, None, None]
     off, total = 0, 0
-    for height, width in PICTURES:
-        batch = generator.integers(0, 256, (2, height, width, channels), dtype=np.uint8)
-        (found,) = session.run(None, {"pixels": batch})
-        expected = normalize(torch.stack([transform(each) for each in batch]), how).numpy()
-        apart = np.abs(found - expected) * 255 * np.array(how.std)[:, None, None]
-        assert apart.max() < levels + 0.01, (height, width)
-        off, total = off + (apart > 0.5).sum(), total + apart.size
+    for height, width in SIZES:
+        pixels = rng.integers(0, 256, (2, height, width, channels), dtype=np.uint8)
+        (found,) = run(session, torch.from_numpy(pixels))
+        expected = normalize(torch.stack([transform(each) for each in pixels]), preprocessing)
+        difference = (found - expected).abs() * 255 * std
+        assert difference.max() < levels + 0.01, (height, width)
+        off, total = off + int((difference > 0.5).sum()), total + difference.numel()
     assert off / total < 0.02
 
 
-def test_a_file_with_preprocessing_takes_the_pixels_of_a_picture():
-    model = awake(BASE)
-    session = open_session(to_onnx(model, preprocessing=True), 1)
+def test_file_with_preprocessing_takes_pixels():
+    session = open_session(exported("class token", preprocessing=True), 1)
     (given,) = session.get_inputs()
     assert (given.name, given.type) == ("pixels", "tensor(uint8)")
     assert given.shape == ["batch", "height", "width", 3]
     logits = session.run(["logits"], {"pixels": np.zeros((2, 19, 30, 3), np.uint8)})[0]
     with torch.no_grad():
-        expected = model(torch.full((2, 3, 8, 8), -1.0)).numpy()
+        expected = awake(BASE)(torch.full((2, 3, 8, 8), -1.0)).numpy()
     assert np.allclose(logits, expected, atol=1e-5)
 
 
-def test_what_no_library_has_is_refused_here_too():
+def test_lanczos_without_antialiasing_is_rejected():
     model = awake(BASE)
     model.metadata = Metadata(
         preprocessing=Preprocessing(size=(8, 8), interpolation="lanczos", antialias=False)

@@ -8,7 +8,7 @@ import vitrail
 from tiny_runs import CLASSES, write_colors
 from vitrail import Metadata, Preprocessing
 from vitrail.data.datasets import open_dataset
-from vitrail.export.guard import measure
+from vitrail.export.verify import measure_int8
 from vitrail.inspection.attention import attention_for_browser, attention_stats
 from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import eval_mode
@@ -22,7 +22,7 @@ CALLS = {
     "Predictor": lambda model, data: vitrail.Predictor(model)(PIXELS),
     "Predictor.features": lambda model, data: vitrail.Predictor(model).features(PIXELS),
     "onnx": lambda model, data: vitrail.Predictor(model, engine="onnx")(PIXELS),
-    "int8": lambda model, data: measure(model, vitrail.Predictor(model).engine, data),
+    "int8": lambda model, data: measure_int8(model, vitrail.Predictor(model).engine, data),
     "rollout": lambda model, data: rollout(model, torch.zeros(2, 3, 8, 8)),
     "study": lambda model, data: attention_stats(model, [torch.zeros(2, 3, 8, 8)]),
     "browser": lambda model, data: attention_for_browser(model, torch.zeros(3, 8, 8)),

@@ -53,8 +53,8 @@ def test_int8_accuracy_is_measured_before_use(model, data):
 
 def test_inaccurate_int8_is_rejected_with_both_accuracies(model, data, monkeypatch):
     broken = open_with(model, "onnx-int8", max_drop=1.0)
-    monkeypatch.setattr("vitrail.export.sessions.engine_for", lambda *_, **__: Worse(broken, model))
-    with pytest.raises(CheckpointError, match=r"int8 is right on .* and the model on"):
+    monkeypatch.setattr("vitrail.export.session.engine_for", lambda *_, **__: Worse(broken, model))
+    with pytest.raises(CheckpointError, match=r"int8 accuracy .*, float .*: the drop exceeds"):
         open_with(model, "onnx-int8", data=data, max_drop=0.0)
 
 
@@ -102,7 +102,7 @@ def test_auto_falls_back_to_torch_without_onnxruntime(model, monkeypatch):
     def missing(*_, **__):
         raise ConfigError("engine=onnx needs onnxruntime")
 
-    monkeypatch.setattr("vitrail.export.sessions.engine_for", missing)
+    monkeypatch.setattr("vitrail.export.session.engine_for", missing)
     lines = []
     assert open_with(model, "auto", lines).name == "torch"
     assert "needs onnxruntime" in lines[-1]

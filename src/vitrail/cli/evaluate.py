@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from vitrail.cli.console import Progress, log, log_stderr, paragraph, print_lines, table
 from vitrail.cli.options import DataOptions, DataReference, Device, Json, Preset, RunnableModel
 from vitrail.errors import ConfigError
-from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.export import MAX_DROP, EngineKind
 from vitrail.formatting import percent
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Evaluate(DataOptions):
                 hint="use another --save-temperature",
             )
         distributed.init(self.device)
-        guard = AccuracyGuard(data=self.data, max_drop=MOST_DROP if self.engine == "auto" else 1.0)
+        guard = AccuracyGuard(data=self.data, max_drop=MAX_DROP if self.engine == "auto" else 1.0)
         predictor = Predictor(
             self.model,
             engine=self.engine or "",

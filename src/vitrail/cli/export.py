@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.console import Progress, log_stderr, paragraph, print_lines
 from vitrail.cli.options import DataOptions, Json, ModelReference, Preset
-from vitrail.export.kinds import MOST_DROP, Target
-from vitrail.formatting import byte_size, duration, percent
+from vitrail.export import MAX_DROP, Target
+from vitrail.formatting import byte_size, duration
 
 if TYPE_CHECKING:
     from vitrail.export.api import Exported
@@ -28,7 +28,7 @@ class Export(DataOptions):
     """Quantize weights to 8 bits: a quarter of the size, faster; the accuracy is measured."""
     data: str | None = None
     """int8: labeled dataset to measure the accuracy on (default: that of the training)."""
-    max_drop: float = MOST_DROP
+    max_drop: float = MAX_DROP
     """int8: fail if the accuracy drops by more than this fraction."""
     preprocessing: Preset = None
     with_preprocessing: bool = False
@@ -57,7 +57,10 @@ class Export(DataOptions):
                 progress=progress,
             )
         if self.json:
-            print(json.dumps(asdict(done) | {"path": str(done.path)}, indent=1))
+            values: dict[str, Any] = asdict(done) | {"path": str(done.path)}
+            if done.cost is not None:
+                values["cost"]["pictures"] = values["cost"].pop("images")  # the key of 0.1
+            print(json.dumps(values, indent=1))
         else:
             print_lines(report(done))
 
@@ -65,11 +68,7 @@ class Export(DataOptions):
 def report(done: "Exported") -> Iterator[str]:
     yield f"{done.model} -> {done.to}, {byte_size(done.bytes)}"
     if (cost := done.cost) is not None:
-        yield from paragraph(
-            f"  int8 accuracy {percent(cost.int8_accuracy)}, original {percent(cost.accuracy)} "
-            f"(n={cost.pictures:,}, {cost.data})",
-            4,
-        )
+        yield from paragraph(f"  {cost}", 4)
     for note in done.notes:
         yield from paragraph(f"  note: {note}", 4)
     yield f"verified: largest relative difference of logits and features {done.difference:.1e}"

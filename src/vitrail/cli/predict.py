@@ -16,7 +16,7 @@ import tyro
 from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log_stderr, printable
 from vitrail.cli.options import UNMET, DataOptions, Device, Preset, RunnableModel
 from vitrail.errors import ConfigError, DataError
-from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.export import MAX_DROP, EngineKind
 from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Predict(DataOptions):
     """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate."""
     data: str | None = None
     """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MOST_DROP
+    max_drop: float = MAX_DROP
     """int8: largest accepted drop in accuracy, as a fraction."""
     batch_size: int = 16
     """Images per batch."""

@@ -10,7 +10,7 @@ import tyro
 from vitrail.cli.console import VERBOSITY, log
 from vitrail.cli.options import DataOptions, Device, Preset
 from vitrail.errors import ConfigError
-from vitrail.export.kinds import MOST_DROP, EngineKind
+from vitrail.export import MAX_DROP, EngineKind
 from vitrail.formatting import MIB
 from vitrail.serving.config import MAX_PIXELS
 
@@ -36,7 +36,7 @@ class Serve(DataOptions):
     """Tokens merged per layer (ToMe): faster, slightly less accurate; torch only."""
     data: str | None = None
     """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MOST_DROP
+    max_drop: float = MAX_DROP
     """int8: largest accepted drop in accuracy, as a fraction."""
     device: Device = ""
     batch: int = 0

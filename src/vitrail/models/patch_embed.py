@@ -30,8 +30,8 @@ class PatchProjection(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = self.weight.shape[2:]
-        patches = images.unfold(2, height, height).unfold(3, width, width)  # (B, C, h, w, P, P)
-        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # (B, h, w, C * P * P)
+        patches = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, P, w, P)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C * P * P)
         return F.linear(patches, self.weight.flatten(1), self.bias)  # (B, h, w, D)
 
 

@@ -217,13 +217,13 @@ class RelativePosEmbed(nn.Module):
 
     def embedding(self, grid: Grid) -> RelativeKeys:
         patches = grid[0] * grid[1]
-        index = torch.arange(patches, device=self.table.device)
+        index = torch.arange(-self.prefix, patches, device=self.table.device)
         offsets = index[:, None] - index + patches - 1  # (h w, h w), from 0 to 2 h w - 2
-        if self.prefix:
+        if self.prefix:  # the tokens with a negative index
             first = 2 * patches - 1
-            offsets = F.pad(offsets, (self.prefix, 0, self.prefix, 0), value=first + 2)
-            offsets[: self.prefix, self.prefix :] = first
-            offsets[self.prefix :, : self.prefix] = first + 1
+            from_prefix = torch.where(index < 0, first + 2, first)  # (N,)
+            to_prefix = torch.where(index < 0, first + 1, offsets)  # (N, N)
+            offsets = torch.where(index[:, None] < 0, from_prefix, to_prefix)
         return RelativeKeys(self.resized_parameters(grid)["table"], offsets)
 
     def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:

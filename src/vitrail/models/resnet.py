@@ -20,6 +20,7 @@ from vitrail.models.config import BitConfig, Numerics, VitConfig, pair
 from vitrail.models.encoder import run_block
 from vitrail.models.init import initialize
 from vitrail.models.patch_embed import PatchProjection, check_images
+from vitrail.models.pos_embed import is_tracing
 
 GROUPS = 32  # of every GroupNorm (Wu & He 2018)
 ROOT_WIDTH = 64  # channels after the root convolution, for width factor 1
@@ -68,9 +69,12 @@ class StandardizedConv2d(nn.Conv2d):
 
 def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad for ceil(size / stride) outputs; if the total is odd, the extra row or column is last."""
-    height, width = images.shape[-2:]
-    rows = max(0, ((height - 1) // stride) * stride + kernel - height)
-    columns = max(0, ((width - 1) // stride) * stride + kernel - width)
+    if is_tracing():  # the size may be symbolic, and is a multiple of the stride (`check_images`)
+        rows = columns = max(0, kernel - stride)
+    else:
+        height, width = images.shape[-2:]
+        rows = max(0, ((height - 1) // stride) * stride + kernel - height)
+        columns = max(0, ((width - 1) // stride) * stride + kernel - width)
     edges = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
     return F.pad(images, edges, value=value) if any(edges) else images
 

@@ -7,25 +7,20 @@ after its accuracy was measured on labeled images and is within the guard's limi
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail import distributed
-from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError, VitrailError, unknown
-from vitrail.export.kinds import MOST_DROP, EngineKind
-from vitrail.formatting import percent
+from vitrail.export import MAX_DROP, EngineKind, session
+from vitrail.export.verify import measure_int8
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer, eval_mode
-
-if TYPE_CHECKING:
-    from vitrail.export.guard import Cost
 
 EngineChoice = EngineKind | Literal[""]
 TIMING_SECONDS = 2.0  # that auto measures, shared by the engines
@@ -88,7 +83,7 @@ class TorchEngine:
 class AccuracyGuard:
     """The accuracy that int8 may cost."""
 
-    max_drop: float = MOST_DROP  # fraction of images; 1 disables the guard
+    max_drop: float = MAX_DROP  # fraction of images; 1 disables the guard
     data: str | PathLike[str] | None = None  # labeled images; None: those of the training run
 
     def __post_init__(self) -> None:
@@ -120,26 +115,18 @@ def open_engine(
         return TorchEngine(model, merge=merge, device=device)
     if choice == "auto":
         return fastest_engine(model, guard, log)
-    from vitrail.export.sessions import engine_for
-
-    engine = engine_for(model, choice, tell=log)
+    engine = session.engine_for(model, choice, log=log)
     if choice == "onnx-int8" and guard.max_drop < 1:
-        from vitrail.export.guard import refuse
-
-        cost = measure_int8(model, engine, guard)
-        refuse(cost, guard.max_drop)
-        log(describe(cost))
+        log(check_int8(model, engine, guard))
     return engine
 
 
 def fastest_engine(model: Model, guard: AccuracyGuard, log: Log) -> Engine:
     """Time the available engines; return the fastest that passes the guard."""
-    from vitrail.export.sessions import engine_for
-
     engines: list[Engine] = [TorchEngine(model)]
     for kind in ("onnx", "onnx-int8"):
         try:
-            engines.append(engine_for(model, kind, tell=log))
+            engines.append(session.engine_for(model, kind, log=log))
         except VitrailError as error:  # not installed, or the model cannot be exported
             log(f"engine auto: skipped {kind}: {error}")
     if len(engines) == 1:
@@ -151,12 +138,9 @@ def fastest_engine(model: Model, guard: AccuracyGuard, log: Log) -> Engine:
         reason = ""
         if engine.name == "onnx-int8" and guard.max_drop < 1:
             try:
-                cost = measure_int8(model, engine, guard)
-                allowed, reason = cost.drop <= guard.max_drop, describe(cost)
+                reason = check_int8(model, engine, guard)
             except VitrailError as error:
-                allowed, reason = False, str(error)
-            if not allowed:
-                log(f"engine auto: skipped onnx-int8: {reason}")
+                log(f"engine auto: skipped onnx-int8: {error}")
                 continue
         log(f"engine auto: {engine.name}{reason and f' ({reason})'}; images/s: {summary}")
         return engine
@@ -179,17 +163,9 @@ def measure_throughput(engines: list[Engine], model: Model) -> dict[str, float]:
     return {name: TIMING_BATCH_SIZE / seconds for name, seconds in best.items()}
 
 
-def measure_int8(model: Model, engine: Engine, guard: AccuracyGuard) -> "Cost":
-    """Measure the accuracy of int8 and float on up to 256 of the guard's images."""
-    from vitrail.export.guard import measure, pictures_for
-
-    source, name, notes = pictures_for(model, guard.data)
-    if isinstance(source, ImageDataset) and len(source) > GUARD_IMAGES:
-        source = source.subset(np.linspace(0, len(source) - 1, GUARD_IMAGES).astype(np.int64))
-    overlap = tuple(note for note in notes if "learned from" in note)
-    return replace(measure(model, engine, source), data=name, notes=overlap)
-
-
-def describe(cost: "Cost") -> str:
-    accuracy = f"int8 accuracy {percent(cost.int8_accuracy)}, float {percent(cost.accuracy)}"
-    return "; ".join([f"{accuracy} (n={cost.pictures:,}, {cost.data})", *cost.notes])
+def check_int8(model: Model, engine: Engine, guard: AccuracyGuard) -> str:
+    """Measure int8 on up to 256 of the guard's images; raise if its accuracy drops too much."""
+    measured = measure_int8(model, engine, guard.data, max_images=GUARD_IMAGES)
+    measured.check(guard.max_drop)
+    overlap = [note for note in measured.notes if "trained on" in note]
+    return "; ".join([str(measured), *overlap])

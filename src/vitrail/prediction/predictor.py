@@ -98,7 +98,7 @@ class Predictor:
         if isinstance(model, str | PathLike) and is_onnx:
             if merge or engine not in ("", "onnx"):
                 raise ConfigError(f"{model} always runs in onnxruntime; leave engine and merge out")
-            from vitrail.export.sessions import OnnxEngine
+            from vitrail.export.session import OnnxEngine
 
             session = OnnxEngine(model)
             self.engine: Engine = session

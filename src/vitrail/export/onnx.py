@@ -1,0 +1,469 @@
+"""ONNX: a model's own forward pass, traced by torch.export and translated to ONNX operations.
+
+`OnnxGraph` has a method for each ATen operation that the models use. Operations on weights alone
+are computed during the translation, so that standardized kernels or sliced weights are constants in
+the file. Batch size, height and width stay symbolic.
+"""
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import onnx
+import sympy
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import FloorDiv
+
+from vitrail import __version__
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.errors import ConfigError
+from vitrail.export.pixels import Preprocess
+from vitrail.export.torch_program import ModelOutputs, describe_model, trace
+from vitrail.models.config import MixerConfig, VitConfig, pair
+from vitrail.models.registry import name_of
+from vitrail.models.resnet import BiT
+from vitrail.models.vit import Model
+
+OPSET = 21  # GELU is an operation since 20; onnxruntime 1.23 knows 23
+IR_VERSION = 10  # of that opset; older runtimes reject a newer one
+MAX_BYTES = 2**31 - 2**20  # of one file: protobuf sizes have 31 bits
+INT8_LEVELS = 64  # of each sign: 7 bits, because CPUs without VNNI add two products in 16 bits
+FLOAT_MODULES = {"stem", "head", "distillation_head"}  # not quantized: little cost, much accuracy
+# onnxruntime moves a padding with zeros into the pooling that follows, where padding never counts;
+# in a BiT it does. A padding with another value stays where it is.
+ALMOST_ZERO = 1e-30
+SHARED_BYTES = 2**16  # equal constants up to this size are stored once
+TYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.uint8: TensorProto.UINT8,
+    torch.int64: TensorProto.INT64,
+    torch.bool: TensorProto.BOOL,
+}
+NO_OPS = {"alias", "clone", "contiguous", "detach", "dropout"}
+ELEMENTWISE = {
+    **{name: name.capitalize() for name in ("abs", "add", "ceil", "cos", "div", "floor", "mul")},
+    **{name: name.capitalize() for name in ("relu", "round", "sin", "sub", "tanh")},
+    **{"eq": "Equal", "ge": "GreaterOrEqual", "lt": "Less", "bitwise_and": "And", "__and__": "And"},
+}
+RESIZE = {  # what torch's kernels do, as attributes of ONNX's Resize
+    "upsample_bilinear2d": {"mode": "linear"},
+    "upsample_bicubic2d": {"mode": "cubic", "cubic_coeff_a": -0.75},
+    "_upsample_bilinear2d_aa": {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+    "_upsample_bicubic2d_aa": {
+        "mode": "cubic", "cubic_coeff_a": -0.5, "antialias": 1, "exclude_outside": 1
+    },
+}  # fmt: skip
+
+
+@torch.no_grad()
+def to_onnx(model: Model, *, int8: bool = False, preprocessing: bool = False) -> bytes:
+    """Return the file: `images` or, with preprocessing, `pixels` to `logits` and `features`.
+
+    images   float32 (batch, C, height, width), normalized
+    pixels   uint8 (batch, height, width, C), as decoded from an image file
+    """
+    config = model.config
+    if int8 and isinstance(model, BiT):
+        raise ConfigError(
+            f"int8 is for matrix products, and {name_of(config)} consists of convolutions; "
+            "export it as float"
+        )
+    # Traced at another size than the model's own, so that position embeddings are interpolated.
+    height, width = pair(config.image_size)
+    axes: dict[int, Any] = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    shape: tuple[int | str, ...] = ("batch", config.channels, "height", "width")
+    preprocess = None
+    if preprocessing:
+        preprocess = Preprocess(get_metadata(model).preprocessing)
+        example = torch.zeros(2, height + 3, width + 2, config.channels, dtype=torch.uint8)
+        axes = {1: Dim.DYNAMIC, 2: Dim.DYNAMIC}
+        shape = ("batch", "height", "width", config.channels)
+    elif isinstance(config, VitConfig):
+        down, across = config.stride
+        example = torch.zeros(2, config.channels, height + 3 * down, width + 2 * across)
+        axes = {2: down * Dim("rows"), 3: across * Dim("columns")}
+    else:
+        example = torch.zeros(2, config.channels, height, width)
+        if isinstance(config, MixerConfig):
+            axes, shape = {}, ("batch", config.channels, height, width)
+    program = trace(ModelOutputs(model, preprocess), example, {0: Dim("batch"), **axes})
+    graph = OnnxGraph(int8=int8)
+    outputs = graph.translate(program, "pixels" if preprocessing else "images", shape)
+    sizes = {"logits": config.num_classes, "features": config.num_features}
+    for name, value in zip([*sizes][-len(outputs) :], outputs, strict=True):
+        graph.add_output(name, value, ("batch", sizes[name]))
+    return graph.serialize(describe_model(model, int8=int8))
+
+
+class Value:
+    """The output of an ONNX operation; `fake` has its shape and dtype."""
+
+    def __init__(self, name: str, fake: Tensor) -> None:
+        self.name = name
+        self.shape, self.dtype, self.ndim = fake.shape, fake.dtype, fake.ndim
+
+
+Operand = Value | Tensor | torch.SymInt | float
+
+
+class OnnxGraph:
+    """An ONNX graph to which the operations of a traced program are appended."""
+
+    def __init__(self, *, int8: bool = False) -> None:
+        self.int8 = int8
+        self.file = onnx.ModelProto(
+            ir_version=IR_VERSION, producer_name="vitrail", producer_version=__version__
+        )
+        self.file.opset_import.append(helper.make_opsetid("", OPSET))
+        self.graph = self.file.graph  # modified in place: the weights are in memory once
+        self.graph.name = "vitrail"
+        self.bytes = 0
+        self.module = "model"  # path of the module whose operations are translated
+        self.known: dict[Any, Any] = {}  # names of existing constants, sizes and operations
+        self.paddings: dict[str, tuple[str, list[int], float]] = {}  # see `pad`
+
+    def translate(
+        self, program: ExportedProgram, name: str, shape: Sequence[int | str]
+    ) -> list[Any]:
+        """Append a program with one input; return its outputs."""
+        tensors = program.state_dict | program.constants
+        parameters = [x.target for x in program.graph_signature.input_specs if x.target is not None]
+        (*_, node) = program.graph.find_nodes(op="placeholder")  # parameters, then the input
+        value = Value(name, node.meta["val"])
+        info = helper.make_tensor_value_info(name, TYPES[value.dtype], shape)
+        self.graph.input.append(info)
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):  # a symbol, or a multiple of one
+                factor, symbol = size.node.expr.as_coeff_Mul()
+                length = self.emit("Shape", name, start=axis, end=axis + 1)
+                self.known[symbol] = self.emit("Div", length, int64(int(factor)))
+        return self.run(program.graph_module, [*(tensors[x] for x in parameters), value])
+
+    def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Translate the operations of a traced module; return its outputs."""
+        remaining = iter(inputs)
+        values: dict[Node, Any] = {}
+        outputs: list[Any] = []
+        for node in module.graph.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            match node.op:
+                case "placeholder":
+                    values[node] = next(remaining)
+                case "get_attr":
+                    values[node] = operator.attrgetter(node.target)(module)
+                case "call_function":
+                    values[node] = self.call(node, args, kwargs)
+                case "output":
+                    outputs = list(args[0])
+        return outputs
+
+    def call(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Translate one operation, or compute it if it depends on constants alone."""
+        target: Any = node.target
+        fake: Any = node.meta.get("val")
+        if isinstance(fake, torch.SymInt):
+            return fake  # `size` turns it into operations where it is used
+        if target is operator.getitem:
+            return args[0][args[1]]
+        name = str(getattr(target, "overloadpacket", target)).removeprefix("aten.")
+        if name == "wrap_with_autocast":  # device, dtype, enabled, cache_enabled, module, inputs
+            return self.run(args[4], args[5:])
+        if not node.users:
+            return None  # an assertion about sizes or dtypes
+        if name in NO_OPS:
+            return args[0]
+        if not any(isinstance(x, Value | torch.SymInt) for x in tree_leaves((args, kwargs))):
+            return target(*args, **kwargs)
+        paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+        self.module = (paths[-1] if paths else "").removeprefix("model.") or "model"
+        if name in ELEMENTWISE:
+            output = self.elementwise(fake, ELEMENTWISE[name], *args)
+        elif name in RESIZE:
+            output = self.resize(fake, *args, **RESIZE[name])
+        elif (translate := getattr(self, name, None)) is not None:
+            output = translate(fake, *args, **kwargs)
+        else:
+            raise NotImplementedError(f"{target} has no translation to ONNX")
+        if isinstance(output, list):
+            return [Value(*each) for each in zip(output, fake, strict=True)]
+        return Value(output, fake) if isinstance(output, str) else output
+
+    # The file: operations, constants, sizes, outputs.
+
+    def emit(
+        self, operation: str, *inputs: str | Operand, outputs: int = 1, **settings: Any
+    ) -> Any:
+        """Append an operation; return the name of its output, or a list of names."""
+        names = [x if isinstance(x, str) else self.operand(x) for x in inputs]
+        key = (operation, *names, str(settings))
+        if key not in self.known:
+            name = f"{self.module}/{operation}.{len(self.graph.node)}"
+            results = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
+            self.graph.node.append(helper.make_node(operation, names, results, name, **settings))
+            self.known[key] = name if outputs == 1 else results
+        return self.known[key]
+
+    def operand(self, value: Operand, dtype: torch.dtype | None = None) -> str:
+        """Return the name of a value as `dtype`; a number or tensor becomes a constant."""
+        if isinstance(value, torch.SymInt):
+            name, given = self.emit("Squeeze", self.size(value.node.expr), int64(0)), torch.int64
+        elif isinstance(value, Value):
+            name, given = value.name, value.dtype
+        else:
+            return self.constant(torch.as_tensor(value, dtype=dtype))
+        return name if dtype in (None, given) else self.emit("Cast", name, to=TYPES[dtype])
+
+    def constant(self, tensor: Tensor) -> str:
+        """Store a tensor in the file and return its name."""
+        array = tensor.detach().cpu().contiguous().numpy()
+        name = f"{self.module}/constant.{len(self.graph.initializer)}"
+        if array.nbytes <= SHARED_BYTES:
+            key = (array.dtype.str, array.shape, array.tobytes())
+            if self.known.setdefault(key, name) != name:
+                return self.known[key]
+        self.bytes += array.nbytes
+        if self.bytes > MAX_BYTES:
+            raise ConfigError(
+                "the weights exceed the 2 GiB that one ONNX file can hold; export to int8, or "
+                "--to torch"
+            )
+        self.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def size(self, expression: Any) -> str:
+        """Return the name of a size, an int64 tensor (1,), from its sympy expression."""
+        if expression.is_Integer:
+            return self.constant(int64(int(expression)))
+        if expression not in self.known:
+            operation = {sympy.Add: "Add", sympy.Mul: "Mul", FloorDiv: "Div"}.get(expression.func)
+            if operation is None:
+                raise NotImplementedError(f"the size {expression} has no translation to ONNX")
+            parts = [self.size(part) for part in expression.args]
+            self.known[expression] = reduce(lambda a, b: self.emit(operation, a, b), parts)
+        return self.known[expression]
+
+    def sizes(self, shape: Sequence[Any]) -> str:
+        """Return the name of a shape, an int64 tensor; its sizes are int or SymInt."""
+        if all(isinstance(size, int) for size in shape):
+            return self.constant(int64(*shape))
+        parts = [x.node.expr if isinstance(x, torch.SymInt) else sympy.Integer(x) for x in shape]
+        return self.emit("Concat", *map(self.size, parts), axis=0)
+
+    def add_output(self, name: str, value: Value, shape: Sequence[int | str]) -> None:
+        self.graph.node.append(helper.make_node("Identity", [value.name], [name], name))
+        info = helper.make_tensor_value_info(name, TYPES[value.dtype], shape)
+        self.graph.output.append(info)
+
+    def serialize(self, metadata: Mapping[str, Any]) -> bytes:
+        """Return the file, with metadata as JSON and without unused operations."""
+        used = {output.name for output in self.graph.output}
+        for index in reversed(range(len(self.graph.node))):
+            node = self.graph.node[index]
+            if used.isdisjoint(node.output):
+                del self.graph.node[index]
+            else:
+                used.update(node.input)
+        texts = {key: json.dumps(value) for key, value in metadata.items()}
+        helper.set_model_props(self.file, texts)
+        content = self.file.SerializeToString()
+        onnx.checker.check_model(content)
+        return content
+
+    # ATen operations by name. `out` is the fake output; the other arguments are the operation's.
+
+    def elementwise(self, out: Tensor, operation: str, *operands: Operand) -> str:
+        dtype = out.dtype
+        if dtype == torch.bool:  # a comparison has the dtype of its tensors
+            dtype = next(x.dtype for x in operands if isinstance(x, Value | Tensor))
+        return self.emit(operation, *(self.operand(x, dtype) for x in operands))
+
+    def rsub(self, out: Tensor, x: Operand, other: Operand) -> str:
+        return self.elementwise(out, "Sub", other, x)
+
+    def clamp(self, out: Tensor, x: Operand, low: Any = None, high: Any = None, **_: Any) -> str:
+        name = self.operand(x)
+        for operation, bound in (("Max", low), ("Min", high)):
+            if bound is not None:
+                name = self.emit(operation, name, self.operand(bound, out.dtype))
+        return name
+
+    def where(self, out: Tensor, condition: Value, a: Operand, b: Operand) -> str:
+        return self.emit("Where", condition, self.operand(a, out.dtype), self.operand(b, out.dtype))
+
+    def to(self, out: Tensor, x: Operand, *_: Any, **__: Any) -> str:
+        return self.operand(x, out.dtype)
+
+    scalar_tensor = to
+
+    def new_zeros(self, out: Tensor, x: Value, size: Sequence[int], **_: Any) -> str:
+        return self.constant(torch.zeros(size, dtype=out.dtype))
+
+    def arange(self, out: Tensor, *bounds: Operand, **_: Any) -> str:
+        start, end = bounds if len(bounds) == 2 else (0, *bounds)
+        numbers = [self.operand(x, torch.int64) for x in (start, end, 1)]
+        return self.emit("Cast", self.emit("Range", *numbers), to=TYPES[out.dtype])
+
+    def sum(self, out: Tensor, x: Value, dim: Sequence[int], keepdim: bool = False) -> str:
+        return self.emit("ReduceSum", x, int64(*dim), keepdims=int(keepdim))
+
+    def mean(self, out: Tensor, x: Value, dim: Sequence[int], keepdim: bool = False) -> str:
+        return self.emit("ReduceMean", x, int64(*dim), keepdims=int(keepdim))
+
+    def reshape(self, out: Tensor, x: Value, *_: Any) -> str:
+        """Any change of the shape alone: 0 copies a size of the input, -1 is inferred."""
+        given = [str(size) for size in x.shape] + [""] * out.ndim
+        shape = [
+            size if isinstance(size, int) else 0 if str(size) == before else -1
+            for size, before in zip(out.shape, given, strict=False)
+        ]
+        target = self.sizes(out.shape) if shape.count(-1) > 1 else self.constant(int64(*shape))
+        return self.emit("Reshape", x, target)
+
+    view = flatten = unflatten = reshape
+
+    def unsqueeze(self, out: Tensor, x: Operand, dim: int) -> str:
+        return self.emit("Unsqueeze", x, int64(dim))
+
+    def expand(self, out: Tensor, x: Operand, *_: Any) -> str:
+        return self.emit("Expand", x, self.sizes(out.shape))
+
+    def permute(self, out: Tensor, x: Value, dims: Sequence[int]) -> str:
+        return self.emit("Transpose", x, perm=list(dims))
+
+    def transpose(self, out: Tensor, x: Value, a: int = -2, b: int = -1) -> str:
+        order = list(range(x.ndim))
+        order[a], order[b] = order[b], order[a]
+        return self.emit("Transpose", x, perm=order)
+
+    mT = transpose  # noqa: N815
+
+    def slice(self, out: Tensor, x: Value, dim: int = 0, start: Any = 0, end: Any = None) -> Any:
+        if str(out.shape) == str(x.shape):
+            return x
+        return self.emit("Slice", x, self.sizes([start or 0]), self.sizes([end]), int64(dim))
+
+    def select(self, out: Tensor, x: Value, dim: int, index: int) -> str:
+        return self.emit("Gather", x, torch.tensor(index), axis=dim)
+
+    def cat(self, out: Tensor, parts: Sequence[Operand], dim: int = 0) -> str:
+        return self.emit("Concat", *parts, axis=dim)
+
+    def stack(self, out: Tensor, parts: Sequence[Operand], dim: int = 0) -> str:
+        return self.emit("Concat", *(self.unsqueeze(out, x, dim) for x in parts), axis=dim)
+
+    def chunk(self, out: Sequence[Tensor], x: Value, chunks: int, dim: int = 0) -> list[str]:
+        return self.emit("Split", x, outputs=chunks, axis=dim, num_outputs=chunks)
+
+    def gather(self, out: Tensor, x: Value, dim: int, index: Value) -> str:
+        return self.emit("GatherElements", x, index, axis=dim)
+
+    def matmul(self, out: Tensor, a: Operand, b: Operand) -> str:
+        return self.emit("MatMul", a, b)
+
+    def einsum(self, out: Tensor, equation: str, operands: list[Any], **_: Any) -> str:
+        """A matrix product with a constant, transposed or not, as in `attend_without_kv`."""
+        a, b = operands
+        return self.emit("MatMul", a, b if equation[-1] == equation.split("->")[0][-1] else b.mT)
+
+    def linear(self, out: Tensor, x: Value, weight: Tensor, bias: Tensor | None = None) -> str:
+        """x @ weight.T + bias, in 8-bit integers where the graph is int8."""
+        if self.int8 and self.module.split(".")[0] not in FLOAT_MODULES:
+            # Activations are rounded to 256 levels between the smallest and largest of the batch.
+            rounded, scale, zero = self.emit("DynamicQuantizeLinear", x, outputs=3)
+            steps = weight.abs().amax(dim=1).clamp_min(1e-12) / INT8_LEVELS  # (out,)
+            levels = (weight / steps[:, None]).round().clamp(-INT8_LEVELS, INT8_LEVELS)
+            zeros = torch.zeros(len(weight), dtype=torch.int8)
+            product = self.emit("MatMulInteger", rounded, levels.to(torch.int8).T, zero, zeros)
+            product = self.emit("Cast", product, to=TensorProto.FLOAT)
+            product = self.emit("Mul", product, self.emit("Mul", scale, steps))
+        else:
+            product = self.emit("MatMul", x, weight.T)
+        return product if bias is None else self.emit("Add", product, bias)
+
+    def layer_norm(
+        self, out: Tensor, x: Value, _: Any, weight: Tensor, bias: Tensor, eps: float, *__: Any
+    ) -> str:
+        return self.emit("LayerNormalization", x, weight, bias, epsilon=eps)
+
+    def group_norm(
+        self, out: Tensor, x: Value, groups: int, weight: Tensor, bias: Tensor, eps: float, *_: Any
+    ) -> str:
+        rows = self.emit("Reshape", x, int64(0, groups, -1))  # (B, G, C / G * h * w)
+        ones, zeros = torch.ones(groups), torch.zeros(groups)
+        normed = self.emit("InstanceNormalization", rows, ones, zeros, epsilon=eps)
+        normed = self.emit("Reshape", normed, self.emit("Shape", x))
+        return self.emit(
+            "Add", self.emit("Mul", normed, weight[:, None, None]), bias[:, None, None]
+        )
+
+    def gelu(self, out: Tensor, x: Value, *, approximate: str = "none") -> str:
+        return self.emit("Gelu", x, approximate=approximate)
+
+    def silu(self, out: Tensor, x: Value) -> str:
+        return self.emit("Mul", x, self.emit("Sigmoid", x))
+
+    def scaled_dot_product_attention(
+        self, out: Tensor, query: Any, key: Any, value: Any, attn_mask: Any = None, **settings: Any
+    ) -> str:
+        scale = settings.get("scale") or key.shape[-1] ** -0.5
+        scores = self.emit(
+            "MatMul", self.emit("Mul", query, torch.tensor(scale)), self.mT(out, key)
+        )
+        if attn_mask is not None:
+            scores = self.emit("Add", scores, attn_mask)
+        return self.emit("MatMul", self.emit("Softmax", scores, axis=-1), value)
+
+    def pad(
+        self, out: Tensor, x: Value, edges: Sequence[int], _: str = "", value: float | None = None
+    ) -> str:
+        """A constant around an image; `conv2d` and `max_pool2d` include it where possible."""
+        left, right, top, bottom = edges
+        fill = torch.tensor(value or ALMOST_ZERO)
+        name = self.emit("Pad", x, int64(0, 0, top, left, 0, 0, bottom, right), fill)
+        self.paddings[name] = (x.name, [top, left, bottom, right], value or 0.0)
+        return name
+
+    def unpad(self, x: Value, neutral: float) -> tuple[str, list[int]]:
+        """The input of `pad` and its edges, if it pads with a neutral value; else x and zeros."""
+        name, pads, value = self.paddings.get(x.name, (x.name, [0] * 4, neutral))
+        return (name, pads) if value == neutral else (x.name, [0] * 4)
+
+    def conv2d(
+        self,
+        out: Tensor,
+        x: Value,
+        weight: Tensor,
+        _: None = None,
+        stride: Any = (1, 1),
+        padding: Any = (0, 0),
+    ) -> str:
+        name, pads = self.unpad(x, 0.0)
+        pads = [a + b for a, b in zip(pads, [*padding, *padding], strict=True)]
+        return self.emit("Conv", name, weight, strides=list(stride), pads=pads)
+
+    def max_pool2d(self, out: Tensor, x: Value, kernel: Any, stride: Any) -> str:
+        name, pads = self.unpad(x, -torch.inf)
+        return self.emit(
+            "MaxPool", name, kernel_shape=list(kernel), strides=list(stride), pads=pads
+        )
+
+    def resize(
+        self, out: Tensor, x: Operand, _: Any, align_corners: bool, *__: Any, **settings: Any
+    ) -> str:
+        settings["coordinate_transformation_mode"] = (
+            "align_corners" if align_corners else "half_pixel"
+        )
+        return self.emit("Resize", x, "", "", self.sizes(out.shape), **settings)
+
+
+def int64(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
