@@ -1,9 +1,10 @@
 """Speed of two checkouts side by side: interleaved rounds, one worker process for each.
 
     python scripts/compare_versions.py ../before .
+    python scripts/compare_versions.py ../before . --tasks augmentation --rounds 9
 
 Prints a Markdown table: median time before and after, and the median of the ratios of neighboring
-rounds. Only public API is timed, so that both versions run the same code here. Run it on a quiet
+rounds. Only documented API is timed, so that both versions run the same code. Run it on a quiet
 machine.
 """
 
@@ -20,8 +21,12 @@ ROUNDS = 15
 
 WORKER = """
 import contextlib, io, json, os, sys, time
+from pathlib import Path
+import numpy as np
 import torch
 import vitrail
+from vitrail.data.preprocessing import Augmentation, preset
+from vitrail.data.transforms import TrainTransform
 
 folder = sys.argv[1]
 images = torch.zeros
@@ -49,6 +54,15 @@ def load_timm():
 def pipeline():
     vitrail.evaluate(folder + "/bundle-tiny", folder + "/images", workers=0)
 
+def augment(size, data):
+    policy = Augmentation(policy="randaugment", flavor="timm", magnitude=9, erasing=0.25)
+    transform = TrainTransform(preprocessing=preset("timm", size), augmentation=policy)
+    for number, image in enumerate(data):
+        transform(image, np.random.default_rng(number))
+
+files = [path.read_bytes() for path in sorted(Path(folder).glob("images/test/*/*.jpg"))]
+pixels = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), dtype=np.uint8)
+
 TASKS = {
     "ViT-S/16 at 224, forward": lambda: forward(base, batches["base"]),
     "ViT-S/16 at 224, training step": lambda: train_step(base, batches["base"]),
@@ -57,6 +71,8 @@ TASKS = {
     "load a bundle of ViT-S/16": load,
     "load a timm folder of ViT-S/16": load_timm,
     "decode and evaluate 96 images": pipeline,
+    "augmentation in training, 96 files at 224": lambda: augment((224, 224), files),
+    "augmentation in training, 1,000 arrays at 32": lambda: augment((32, 32), pixels),
 }
 
 print(json.dumps(list(TASKS)), flush=True)
@@ -106,6 +122,7 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tasks", default="", help="only tasks whose name contains this")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": str(options.before.resolve() / "src")}
@@ -121,7 +138,7 @@ def main() -> None:
 
         tasks, _ = (json.loads(p.stdout.readline()) for p in workers)  # type: ignore[union-attr]
         print("| | before, ms | after, ms | after / before |\n|---|---:|---:|---:|")
-        for task in tasks:
+        for task in (task for task in tasks if options.tasks in task):
             for process in workers:
                 ask(process, task)  # warm up
             times: list[list[float]] = [[], []]

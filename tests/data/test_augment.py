@@ -267,5 +267,3 @@ def test_invalid_settings_are_rejected():
         augment.aug_mix(image, rng, severity=0)
     with pytest.raises(ConfigError, match="hue"):
         augment.color_jitter(image, rng, hue=0.6)
-    with pytest.raises(ConfigError, match="do not fit"):
-        augment.padded_crop(4, 4, rng, padding=1, size=(7, 4))

@@ -61,18 +61,10 @@ def inception_crop(
     return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
-def padded_crop(
-    height: int, width: int, rng: Rng, *, padding: int, size: tuple[int, int] | None = None
-) -> Box:
-    """Random crop of `size`, by default the image's own, after padding by `padding` pixels."""
-    rows, columns = size or (height, width)
-    if rows > height + 2 * padding or columns > width + 2 * padding:
-        raise ConfigError(
-            f"{rows} x {columns} pixels do not fit into {height} x {width} with padding={padding}"
-        )
-    top = int(rng.integers(height + 2 * padding - rows + 1)) - padding
-    left = int(rng.integers(width + 2 * padding - columns + 1)) - padding
-    return Box(top, left, rows, columns)
+def padded_crop(height: int, width: int, rng: Rng, *, padding: int) -> Box:
+    """Random crop of the image's own size after padding by `padding` pixels."""
+    top, left = (int(rng.integers(2 * padding + 1)) - padding for _ in range(2))
+    return Box(top, left, height, width)
 
 
 def random_box(

@@ -251,8 +251,8 @@ class ListRow(NamedTuple):
 
     file: str
     labels: tuple[str, ...]
-    split: str  # as written; empty if not stated
-    multi_label: bool  # whether the line could hold several labels
+    split: str = ""  # as written; empty if not stated
+    multi_label: bool = False  # whether the line could hold several labels
 
 
 def index_list(path: Path) -> DatasetIndex:

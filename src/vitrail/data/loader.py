@@ -91,10 +91,14 @@ class Loader:
                 collate_fn=collate,
             )
         try:
-            for item_batch in batches:
-                batch = self.to_batch(item_batch)
-                if len(batch.indices):
-                    yield batch
+            for images, labels, indices, errors in batches:
+                failed = isinstance(self.sampler, TrainSampler) and not indices
+                for name, reason in errors:
+                    if self.strict or failed:
+                        raise DataError(f"{name}: {reason}")
+                    self.skipped[name] = reason
+                if indices:
+                    yield Batch(images, self.encode(labels), torch.tensor(indices))
         except (RuntimeError, ConnectionError, EOFError) as error:  # which one is a race
             if type(error) is RuntimeError and "DataLoader worker" not in str(error):
                 raise
@@ -102,20 +106,14 @@ class Loader:
                 "a data loading worker was killed, most likely out of memory; use fewer workers"
             ) from None
 
-    def to_batch(self, items: ItemBatch) -> Batch:
-        """Record or raise the errors of a batch, and convert its labels."""
-        failed = isinstance(self.sampler, TrainSampler) and not items.indices
-        for name, reason in items.errors:
-            if self.strict or failed:
-                raise DataError(f"{name}: {reason}")
-            self.skipped[name] = reason
-        if self.dataset.multi_label:
-            labels = torch.zeros(len(items.labels), len(self.dataset.classes))
-            for row, label in enumerate(items.labels):
-                labels[row, list(label) if isinstance(label, tuple) else [label]] = 1
-        else:
-            labels = torch.tensor(items.labels)
-        return Batch(items.images, labels, torch.tensor(items.indices))
+    def encode(self, labels: list[Label]) -> Tensor:
+        """Return class ids (B,), or 0 and 1 (B, K) if the dataset is multi-label."""
+        if not self.dataset.multi_label:
+            return torch.tensor(labels)
+        encoded = torch.zeros(len(labels), len(self.dataset.classes))
+        for row, label in enumerate(labels):
+            encoded[row, list(label) if isinstance(label, tuple) else [label]] = 1
+        return encoded
 
 
 class ItemDataset(TorchDataset):

@@ -50,6 +50,7 @@ from vitrail.data.folders import (
     CLASS_FILES,
     LABEL_COLUMNS,
     LIST_EXTENSIONS,
+    ListRow,
     SplitEncoder,
     list_rows,
     number_classes,
@@ -122,15 +123,6 @@ class MemberNames(Names):
         return f"{self.shards[self.shard[index]]}/{member}" if len(self.shards) > 1 else member
 
 
-class Labeled(NamedTuple):
-    """A labeled image of a tar."""
-
-    position: int  # in the index
-    labels: tuple[str, ...]
-    split: str = ""
-    multi_label: bool = False
-
-
 class TarIndex:
     """Images of one tar, and its labels."""
 
@@ -192,12 +184,12 @@ def index_shards(
     shard, offset, size = [], [], []
     for number, (path, tar) in enumerate(tars.items()):
         positions = []
-        for item in labeled_images(tar, path, alone=len(paths) == 1):
-            names.append(tar.names[item.position])
-            encoder.add(item.labels)
-            encoder.multi_label |= item.multi_label
-            splits.add(item.split or stated[path])
-            positions.append(item.position)
+        for position, row in labeled_images(tar, path, alone=len(paths) == 1):
+            names.append(tar.names[position])
+            encoder.add(row.labels)
+            encoder.multi_label |= row.multi_label
+            splits.add(row.split or stated[path])
+            positions.append(position)
         total = sum(tar.first) if tar.labels.bytes else len(tar.names)
         if total > len(positions):
             notes.append(f"{path}: {total - len(positions):,} images without a label were skipped")
@@ -221,8 +213,8 @@ def index_shards(
     )
 
 
-def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled]:
-    """Yield the images of a tar with a known class, in its order or in that of its list."""
+def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[tuple[int, ListRow]]:
+    """Yield the position of each image with a known class, in the tar's order or in its list's."""
     for name in LISTS:
         if name in tar.texts:
             source = f"{path}/{name}"
@@ -231,14 +223,14 @@ def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled
                 position = positions.get(row.file.removeprefix("./"))
                 if position is None:
                     raise DataError(f"{source} lists {row.file}, which is not in the tar")
-                yield Labeled(position, row.labels, row.split, row.multi_label)
+                yield position, row
             return
     if tar.labels.bytes:  # WebDataset; of several images with one key, the first
         for position, label in enumerate(tar.labels):
             if label and tar.first[position]:
                 multi = label.startswith(LABEL_SEPARATOR)
                 labels = tuple(filter(None, label.split(LABEL_SEPARATOR))) if multi else (label,)
-                yield Labeled(position, labels, multi_label=multi)
+                yield position, ListRow(tar.names[position], labels, multi_label=multi)
         return
     # class folders, with or without splits, and with or without one folder around all
     tops = {name.partition("/")[0] for name in tar.names}
@@ -249,9 +241,9 @@ def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[Labeled
     for position, name in enumerate(tar.names):
         folders = name.split("/")[skip:-1]
         if len(folders) >= 2 and canonical_split(folders[0]) in SPLITS:
-            yield Labeled(position, (folders[1],), folders[0])
+            yield position, ListRow(name, (folders[1],), folders[0])
         elif folders:
-            yield Labeled(position, (folders[0],))
+            yield position, ListRow(name, (folders[0],))
 
 
 def shard_classes(

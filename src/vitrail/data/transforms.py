@@ -12,7 +12,7 @@ Shapes: H x W pixels, C channels; arrays are (H, W, C), tensors (C, H, W).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -39,14 +39,6 @@ PILLOW_FILTERS = {
 }
 
 
-class PillowImage(Protocol):
-    """A Pillow image by its interface, so that callers need not import Pillow."""
-
-    mode: str
-
-    def convert(self, mode: str, /) -> Any: ...
-
-
 class NamedImage(NamedTuple):
     """An encoded image and its name."""
 
@@ -54,7 +46,7 @@ class NamedImage(NamedTuple):
     data: bytes
 
 
-ImageInput = NamedImage | str | PathLike[str] | bytes | PillowImage | np.ndarray | Tensor
+ImageInput = NamedImage | str | PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
 def as_sequence(images: ImageInput | Sequence[ImageInput]) -> tuple[Sequence[ImageInput], bool]:
@@ -85,8 +77,8 @@ def read_image(image: ImageInput, channels: int = 3) -> bytes | np.ndarray:
             return check_pixels(pixels, "(C, H, W)", 0, channels).transpose(1, 2, 0)
         case np.ndarray():
             return check_pixels(image, "(H, W) or (H, W, C)", -1, channels)
-    if hasattr(image, "convert") and hasattr(image, "mode"):
-        return pixels_from_pillow(image)  # pyright: ignore[reportArgumentType]
+        case Image.Image():
+            return pixels_from_pillow(image)
     raise DataError(
         f"{type(image).__name__} is not an image; expected a path, bytes, a Pillow image or pixels"
     )
