@@ -1,4 +1,4 @@
-"""Picture files of every kind there is in the wild, each with the pixels it must give.
+"""Image files of every supported variant, each with the pixels it must decode to.
 
 The image is always the same: four colors, one in each quarter, wider than high, so that every
 rotation, mirror image and swap of channels shows. Its quarters are multiples of 16 pixels, so
@@ -37,7 +37,7 @@ class Odd:
 
 
 def quarters(values):
-    """A image (32, 64, channels) or (32, 64) with one value in each quarter."""
+    """Return an image (32, 64, channels) or (32, 64) with one value in each quarter."""
     corners = np.array(values).reshape(2, 2, -1)
     image = corners.repeat(SIDES[0] // 2, axis=0).repeat(SIDES[1] // 2, axis=1)
     return image.squeeze(-1) if image.shape[-1] == 1 else image

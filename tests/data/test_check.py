@@ -15,7 +15,7 @@ from vitrail.reports.dataset_check import write_dataset_check
 
 
 def scene(seed: int, size: tuple[int, int] = (150, 120)) -> Image.Image:
-    """A image like no other: soft colored blobs, and some grain."""
+    """Return an image of soft colored blobs and some grain, unique for each seed."""
     rng = np.random.default_rng(seed)
     blobs = Image.fromarray(rng.integers(0, 256, (7, 9, 3), np.uint8))
     pixels = np.asarray(blobs.resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -75,8 +75,8 @@ def report(planted):
     return check_dataset(planted)
 
 
-def names(twins):
-    return {frozenset(member.name for member in found.members) for found in twins}
+def names(groups):
+    return {frozenset(member.name for member in found.members) for found in groups}
 
 
 def test_unreadable_files(report):
