@@ -46,8 +46,7 @@ def save_state(
     extra: dict[str, Any],
 ) -> None:
     """Add a state to the run in `folder`; all processes call this. `extra` has the step."""
-    names = parameter_names(objective)
-    tensors = model_tensors(objective, average)
+    names, tensors = names_and_tensors(objective, average)
     values: dict[str, Any] = {}  # scalars: as a file each would cost as much as a matrix
     for number, optimizer in enumerate(optimizers):
         for param, slots in optimizer.state.items():  # empty before the first step
@@ -79,7 +78,7 @@ def load_state(
     Returns the `extra` of `save_state`, and under "damaged" what was wrong with newer states.
     """
     path, note, damaged = newest_valid_state(folder / "state")
-    tensors = model_tensors(objective, average)
+    names, tensors = names_and_tensors(objective, average)
     for name, tensor in tensors.items():
         if note["tensors"].get(name) != signature(tensor):
             saved = note["tensors"].get(name, "missing")
@@ -87,7 +86,6 @@ def load_state(
                 f"checkpoint mismatch: {path} has {name} {saved}, expected {signature(tensor)}; "
                 "resume with the settings it was saved with"
             )
-    names = parameter_names(objective)
     groups = [[group["params"] for group in named_groups(o, names)] for o in optimizers]
     if groups != [[group["params"] for group in saved] for saved in note["optimizers"]]:
         raise CheckpointError(
@@ -123,14 +121,14 @@ def remove_state(folder: Path) -> None:
         shutil.rmtree(folder / "state", ignore_errors=True)
 
 
-def model_tensors(objective: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    weights = distributed.unwrap(objective).state_dict()
-    tensors = {f"objective.{name}": tensor.detach() for name, tensor in weights.items()}
-    return tensors | {f"average.{name}": tensor for name, tensor in (average or {}).items()}
-
-
-def parameter_names(objective: nn.Module) -> dict[Tensor, str]:
-    return {param: name for name, param in distributed.unwrap(objective).named_parameters()}
+def names_and_tensors(
+    objective: nn.Module, average: dict[str, Tensor] | None
+) -> tuple[dict[Tensor, str], dict[str, Tensor]]:
+    """Return the names of the parameters, and the tensors of model and average to save."""
+    module = distributed.unwrap(objective)
+    tensors = {f"objective.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
+    return {param: name for name, param in module.named_parameters()}, tensors
 
 
 def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[str, Any]]:

@@ -55,37 +55,29 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
-        matrices = []
+        matrices, updated = [], []  # updated: groups and those of their weights with a gradient
         for group in self.param_groups:
-            for gradient in self.apply_momentum(group):
+            params = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not params:
+                continue
+            updated.append((group, params))
+            for parameter in params:
+                if "momentum" not in self.state[parameter]:
+                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+            momenta = [self.state[p]["momentum"] for p in params]
+            gradients = [p.grad for p in params]
+            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov, in place
+            for gradient in gradients:
                 matrices += full_tensor(gradient).flatten(1).chunk(group["parts"])
         updates = iter(orthogonalize(matrices, self.cores))
-        for group in self.param_groups:
-            if params := with_gradient(group):
-                parts = [[next(updates) for _ in range(group["parts"])] for _ in params]
-                full = [torch.cat(u).view(p.shape) for u, p in zip(parts, params, strict=True)]
-                shares = [distribute_like(u, p) for u, p in zip(full, params, strict=True)]
-                if group["weight_decay"]:
-                    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(params, shares, alpha=-group["lr"])
-
-    def apply_momentum(self, group: dict[str, Any]) -> list[Tensor]:
-        """Replace a group's gradients by their Nesterov momentum, in place, and return them."""
-        params = with_gradient(group)
-        if not params:
-            return []
-        for parameter in params:
-            if "momentum" not in self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-        momenta = [self.state[p]["momentum"] for p in params]
-        gradients = [p.grad for p in params if p.grad is not None]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])
-        return gradients
-
-
-def with_gradient(group: dict[str, Any]) -> list[Tensor]:
-    return [parameter for parameter in group["params"] if parameter.grad is not None]
+        for group, params in updated:
+            parts = [[next(updates) for _ in range(group["parts"])] for _ in params]
+            full = [torch.cat(u).view(p.shape) for u, p in zip(parts, params, strict=True)]
+            shares = [distribute_like(u, p) for u, p in zip(full, params, strict=True)]
+            if group["weight_decay"]:
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(params, shares, alpha=-group["lr"])
 
 
 def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:

@@ -248,11 +248,27 @@ class Adafactor(Optimizer):
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, cap) = self.state[parameter], group["betas"]
+        dims = factored_dims(parameter.shape)
         if not state:
-            state.update(initial_state(parameter))
+            state["step"] = torch.zeros((), dtype=torch.float32)  # on the CPU: no synchronization
+            state["momentum"] = torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE)
+            if dims is None:
+                state["squares"] = torch.zeros_like(parameter)
+            for name, dim in (dims or {}).items():
+                shape = [1 if i == dim else n for i, n in enumerate(parameter.shape)]
+                state[name] = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
         state["step"] += 1
         decay = min(cap, 1 - state["step"].item() ** -DECAY_EXPONENT)
-        update = gradient * inverse_rms(gradient, state, decay)
+        squares = gradient.square() + EPS
+        if dims is None:
+            scale = state["squares"].lerp_(squares, 1 - decay).rsqrt()
+        else:
+            for name, dim in dims.items():
+                mean = full_tensor(squares.sum(dim=dim, keepdim=True)) / gradient.shape[dim]
+                state[name].lerp_(mean, 1 - decay)
+            rows = state["rows"] / state["rows"].mean(dim=dims["columns"], keepdim=True)
+            scale = distribute_like(rows.rsqrt() * state["columns"].rsqrt(), gradient)
+        update = gradient * scale
         if group["clip"]:
             rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
             update /= (rms / group["clip"]).clamp(min=1.0)
@@ -263,42 +279,12 @@ class Adafactor(Optimizer):
         parameter.add_(momentum, alpha=-group["lr"])
 
 
-def initial_state(parameter: Tensor) -> dict[str, Tensor]:
-    """Zeros: row and column means for matrices, full second moments for all else."""
-    state = {
-        "step": torch.zeros((), dtype=torch.float32),  # on the CPU, to avoid synchronization
-        "momentum": torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE),
-    }
-    dims = factored_dims(parameter.shape)
-    if dims is None:
-        return state | {"squares": torch.zeros_like(parameter)}
-    for name, dim in zip(("rows", "columns"), dims, strict=True):
-        shape = [1 if i == dim else n for i, n in enumerate(parameter.shape)]
-        state[name] = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-    return state
-
-
-def factored_dims(shape: torch.Size) -> tuple[int, int] | None:
-    """Return the two largest dimensions, if both are large enough."""
+def factored_dims(shape: torch.Size) -> dict[str, int] | None:
+    """Return the dimension that row and column means reduce: the two largest, if large enough."""
     if len(shape) < 2:
         return None
     *_, second, first = sorted(range(len(shape)), key=lambda dim: shape[dim])
-    return (first, second) if shape[second] >= MIN_FACTORED_DIM else None
-
-
-def inverse_rms(gradient: Tensor, state: dict[str, Tensor], decay: float) -> Tensor:
-    """Update the second moments in `state`; return one over their root."""
-    squares = gradient.square() + EPS
-    if "squares" in state:
-        return state["squares"].lerp_(squares, 1 - decay).rsqrt()
-    dims = factored_dims(gradient.shape)
-    assert dims is not None
-    for name, dim in zip(("rows", "columns"), dims, strict=True):
-        mean = full_tensor(squares.sum(dim=dim, keepdim=True)) / gradient.shape[dim]
-        state[name].lerp_(mean, 1 - decay)
-    rows, columns = state["rows"], state["columns"]
-    rows = rows / rows.mean(dim=dims[1], keepdim=True)
-    return distribute_like(rows.rsqrt() * columns.rsqrt(), gradient)
+    return {"rows": first, "columns": second} if shape[second] >= MIN_FACTORED_DIM else None
 
 
 class EMA:
