@@ -53,7 +53,7 @@ def quick(monkeypatch):
         runs = FakeRuns(accuracies, **options)
         monkeypatch.setattr(adapt, "run", runs)
         if probes is not None:
-            monkeypatch.setattr(adapt, "right", lambda probe, dev: probes)
+            monkeypatch.setattr(adapt, "accuracy_of", lambda probe, dev: probes)
         return runs
 
     return install

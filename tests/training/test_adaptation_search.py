@@ -197,7 +197,7 @@ def test_chosen_probe_is_refitted_to_all_training_images(colors, start, tmp_path
 
 def test_chosen_linear_head_is_the_bundle(colors, start, tmp_path, quick, monkeypatch):
     quick()
-    monkeypatch.setattr(adapt, "right", lambda probe, dev: float(hasattr(probe, "bias")))
+    monkeypatch.setattr(adapt, "accuracy_of", lambda probe, dev: float(hasattr(probe, "bias")))
     result = search(config_of(colors, tmp_path / "out", start))
     assert result.chosen.name == LINEAR
     assert vitrail.evaluate(str(tmp_path / "out"), colors).accuracy == (

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,7 +231,7 @@ def test_probes_choose_their_regularization(benchmark, colors, tmp_path, method,
     assert report["setting"] == setting
     assert report["mean"] > 0.9
     assert score["choices"][score["setting"]] == max(score["choices"].values())
-    assert len(score["choices"]) == len(vtab.DECAYS if method == "linear" else vtab.PATH)
+    assert len(score["choices"]) == len(vtab.DECAYS if method == "linear" else vtab.L2_GRID)
     assert score["learned"] == 20
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["choice"] * len(score["choices"]) + ["test"]
@@ -247,7 +246,7 @@ def test_probe_uses_fit_to_choose_and_train_to_test(benchmark, colors, monkeypat
 
     monkeypatch.setattr(vtab, "fit", recording)
     benchmark(method="probe").measure([colors])
-    assert rows == [16] * len(vtab.PATH) + [20]
+    assert rows == [16] * len(vtab.L2_GRID) + [20]
 
 
 def test_test_labels_do_not_affect_the_choice(benchmark, colors, tmp_path):
@@ -270,7 +269,7 @@ def test_notes_are_logged_once_per_task(benchmark, colors, fake_runs):
     test = ImageDataset(colors.test.index, colors.test.rows, [divided, "1 file was left out"])
     fake_runs({("test", 0.1): 0.25})
     bench = benchmark(learning_rates=(0.1,))
-    bench.measure([replace(colors, train=train, test=test)], seeds=2)
+    bench.measure([colors._replace(train=train, test=test)], seeds=2)
     assert bench.lines[1:3] == [f"  note: {divided}", "  note: 1 file was left out"]
     assert sum(divided in line for line in bench.lines) == 1
 
@@ -282,7 +281,7 @@ def test_means_of_tasks_and_groups(benchmark, colors, monkeypatch):
         Benchmark, "score", lambda self, task, seed: {"accuracy": next(scores), **choice}
     )
     groups = {"a" * 90: "natural", "b": "natural", "c": "g" * 90}
-    tasks = [replace(colors, keys=colors.keys | {"name": n, "group": g}) for n, g in groups.items()]
+    tasks = [colors._replace(keys=colors.keys | {"name": n, "group": g}) for n, g in groups.items()]
     report = benchmark().measure(tasks, seeds=2)
     assert report["groups"] == pytest.approx({"natural": 0.8, "g" * 90: 0.3})
     assert report["mean"] == pytest.approx((0.9 + 0.7 + 0.3) / 3)

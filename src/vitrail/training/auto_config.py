@@ -8,7 +8,7 @@ of measured costs.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -102,20 +102,19 @@ def sample_indices(dataset: Dataset) -> list[int]:
 # Settings
 
 
-@dataclass
 class AutoConfig:
     """Settings being completed, and the reason for each decision."""
 
-    settings: Settings
-    stats: DatasetStats
-    gpu: bool
-    start: Config | None  # the model to fine-tune
-    reasons: list[str] = field(default_factory=list)
-    probe_images: int | None = None  # training images for the initial head; None for all
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    mixing: Mixing = field(default_factory=Mixing)
-    precision: torch.dtype = torch.float32
-    shards: int = 1  # of a batch, for CPU data parallelism
+    def __init__(
+        self, settings: Settings, stats: DatasetStats, *, gpu: bool, start: Config | None
+    ) -> None:
+        self.settings, self.stats, self.gpu = settings, stats, gpu
+        self.start = start  # the model to fine-tune
+        self.reasons: list[str] = []
+        self.probe_images: int | None = None  # training images for the initial head; None for all
+        self.augmentation, self.mixing = Augmentation(), Mixing()
+        self.precision = torch.float32
+        self.shards = 1  # of a batch, for CPU data parallelism
 
     def explain(self, what: str, why: str) -> None:
         self.reasons.append(f"{what}: {why}")
@@ -311,7 +310,7 @@ def complete_settings(
     `new_head`: the classes differ from those of `start`; `plan`: how much of it, with parameters
     named `weights`, can be fine-tuned in the time.
     """
-    auto = AutoConfig(settings, stats, gpu, start)
+    auto = AutoConfig(settings, stats, gpu=gpu, start=start)
     if start is None:
         auto.choose_model()
     else:

@@ -8,8 +8,9 @@ Shapes: micro-batches of B images (B, C, H, W), targets (B,) or (B, K).
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -61,13 +62,12 @@ def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> 
     )
 
 
-@dataclass
-class StepResult:
+class StepResult(NamedTuple):
     """Metrics of one step."""
 
     loss: float
     grad_norm: float
-    indices: list[int] = field(default_factory=list)  # the samples of the batch
+    indices: list[int]  # the samples of the batch
 
 
 class DivergedError(VitrailError):

@@ -19,7 +19,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -67,8 +67,7 @@ METHODS: dict[str, tuple[str, Sequence[float]]] = {
 NO_AUGMENTATION = Augmentation(crop="whole", flip=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(NamedTuple):
     """A dataset of the benchmark, from a TOML file:
 
     [[task]]
