@@ -3,6 +3,7 @@
 import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.rules import read
 from vitrail.models.config import pair
 from vitrail.models.vit import build
@@ -52,6 +53,12 @@ def same_weights(one, other):
     """Whether two models have bit-identical weights."""
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+
+
+def as_checkpoint(tensors, settings=None):
+    """Tensors as a checkpoint in memory, with these settings."""
+    lazy = {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}
+    return Checkpoint(lazy, settings or {})
 
 
 def load_with(format, checkpoint, table=None):

@@ -52,6 +52,30 @@ def supports(format, config):
         return False  # no models of this family
 
 
+SUPPORTED = {
+    "google": {
+        *("vit", "mean", "attention pooling", "representation", "no head", "gray"),
+        *("oblong patches", "hybrid", "hybrid root", "bit", "mixer"),
+    },
+    "timm": {
+        *("vit", "mean", "attention pooling", "no head", "gray", "not square", "oblong patches"),
+        *("distilled", "registers", "no qkv bias", "hybrid root"),
+    },
+    "huggingface": {"vit", "no head", "gray", "not square", "oblong patches", "no qkv bias"},
+    "torchvision": {"vit", "representation"},
+}
+
+
+@pytest.mark.parametrize("format", SUPPORTED)
+def test_families_that_a_format_supports(format):
+    def suited(config):
+        numerics = "timm" if format in ("timm", "torchvision") else config.numerics
+        return config.change(numerics=numerics)
+
+    families = {name for name, config in FAMILIES.items() if supports(format, suited(config))}
+    assert families == SUPPORTED[format]
+
+
 @pytest.mark.parametrize(("config", "first", "second"), [*pairs()])
 def test_every_pair_of_formats_is_bit_exact(tmp_path, config, first, second):
     model = random_model(config)

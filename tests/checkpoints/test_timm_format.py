@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import random_model, same_weights
+from small_models import as_checkpoint, random_model, same_weights
 
 from vitrail import NUMERICS, BitConfig, CheckpointError, MixerConfig, VitConfig
 from vitrail.checkpoints import google, timm
-from vitrail.checkpoints.files import Checkpoint, read_file, write_file
 from vitrail.checkpoints.load import strip_wrappers
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import read, write
@@ -32,12 +31,6 @@ def metadata_for(config, **more):
 
 def settings_of(config, table=timm.VIT):
     return table.json_files(config, metadata_for(config))["config.json"]
-
-
-def stored(path, tensors, settings=None):
-    """Write tensors to a file and return them as a checkpoint with these settings."""
-    write_file(path / "model.safetensors", tensors, None)
-    return Checkpoint(read_file(path / "model.safetensors").tensors, settings or {})
 
 
 def loaded(weights, table=timm.VIT, normalize=timm.normalize):
@@ -91,62 +84,55 @@ def random_vit(seed):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_vit_round_trip(tmp_path, seed):
+def test_vit_round_trip(seed):
     config = random_vit(seed)
     assert timm.VIT.unsupported(config) == []
     model = random_model(config)
     tensors = write(model, timm.VIT.rules(config))
-    again, skipped = loaded(stored(tmp_path, tensors, settings_of(config)))
+    again, skipped = loaded(as_checkpoint(tensors, settings_of(config)))
     assert again.config == config
     assert not skipped
     assert same_weights(again, model)
 
 
+OBLONG_MIXER = MixerConfig(
+    depth=2,
+    width=8,
+    tokens_mlp=5,
+    channels_mlp=13,
+    patch_size=(2, 4),
+    image_size=(4, 12),
+    num_classes=3,
+    numerics=TIMM,
+)
+WIDE_GRAY_BIT = BitConfig(blocks=(3,), numerics=TIMM, width_factor=2, channels=1, num_classes=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize(
-    ("config", "table", "normalize"),
+    ("config", "table"),
     [
-        (BitConfig(blocks=(3, 4), numerics=TIMM, num_classes=5), timm.BIT, timm.normalize),
-        (
-            BitConfig(blocks=(3,), numerics=TIMM, width_factor=2, channels=1, num_classes=0),
-            timm.BIT,
-            timm.normalize,
-        ),
-        (
-            MixerConfig(
-                depth=2,
-                width=8,
-                tokens_mlp=5,
-                channels_mlp=13,
-                patch_size=(2, 4),
-                image_size=(4, 12),
-                num_classes=3,
-                numerics=TIMM,
-            ),
-            timm.MIXER,
-            timm.normalize,
-        ),
-        (
-            BitConfig(blocks=(1, 2, 1, 1), num_classes=5),
-            google.PYTORCH_BIT,
-            lambda weights: weights,
-        ),
+        (BitConfig(blocks=(3, 4), numerics=TIMM, num_classes=5), timm.BIT),
+        (WIDE_GRAY_BIT, timm.BIT),
+        (OBLONG_MIXER, timm.MIXER),
+        (BitConfig(blocks=(1, 2, 1, 1), num_classes=5), google.PYTORCH_BIT),
     ],
     ids=["BiT", "wide gray BiT without a head", "oblong Mixer", "big_transfer's BiT"],
 )
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_bit_and_mixer_round_trip(tmp_path, config, table, normalize, prefix):
+def test_bit_and_mixer_round_trip(config, table, prefix):
     model = random_model(config)
-    tensors = write(model, table.rules(config))
-    weights = stored(tmp_path, {prefix + name: tensor for name, tensor in tensors.items()})
-    if table is not google.PYTORCH_BIT:
-        weights = Checkpoint(weights.tensors, settings_of(config, table))
-    again, _ = loaded(weights, table, normalize)
+    tensors = {prefix + name: t for name, t in write(model, table.rules(config)).items()}
+    if table is google.PYTORCH_BIT:
+        again, _ = loaded(as_checkpoint(tensors), table, google.BIT_PYTORCH.normalize)
+    else:
+        again, _ = loaded(as_checkpoint(tensors, settings_of(config, table)), table)
     assert again.config == config
     assert same_weights(again, model)
 
 
 def test_big_transfer_names():
-    names = write(random_model(BitConfig(blocks=(2, 1, 1, 1), num_classes=5)), bit_rules()).keys()
+    config = BitConfig(blocks=(2, 1, 1, 1), num_classes=5)
+    names = write(random_model(config), google.PYTORCH_BIT.rules(config)).keys()
     assert {
         "root.conv.weight",
         "body.block1.unit01.gn1.weight",
@@ -155,10 +141,6 @@ def test_big_transfer_names():
         "head.gn.bias",
         "head.conv.weight",
     } <= names
-
-
-def bit_rules():
-    return google.PYTORCH_BIT.rules(BitConfig(blocks=(2, 1, 1, 1), num_classes=5))
 
 
 def test_tables_match_only_their_own_names(small):
@@ -175,35 +157,35 @@ def test_tables_match_only_their_own_names(small):
 @pytest.mark.parametrize(
     "prefix", ["module.", "backbone.", "module.backbone.", "model.", "_orig_mod.module."]
 )
-def test_wrappers_are_removed(tmp_path, small, prefix):
+def test_wrappers_are_removed(small, prefix):
     model = random_model(small)
     tensors = write(model, timm.VIT.rules(small))
     wrapped = {prefix + name: tensor for name, tensor in tensors.items()}
-    again, _ = loaded(stored(tmp_path, wrapped, settings_of(small)))
+    again, _ = loaded(as_checkpoint(wrapped, settings_of(small)))
     assert same_weights(again, model)
 
 
-def test_colliding_names_raise(tmp_path, small):
+def test_colliding_names_raise(small):
     tensors = write(random_model(small), timm.VIT.rules(small))
     both = tensors | {f"model.{name}": tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(CheckpointError, match=r"unexpected tensors: model\."):
-        loaded(stored(tmp_path, both, settings_of(small)))
+        loaded(as_checkpoint(both, settings_of(small)))
 
 
-def test_renamed_duplicate_raises(tmp_path, dinov2):
+def test_renamed_duplicate_raises(dinov2):
     tensors = write(random_model(dinov2), timm.VIT.rules(dinov2))
     both = tensors | {"register_tokens": torch.ones(1, 4, 8)}
     with pytest.raises(CheckpointError, match=r"unexpected tensors: register_tokens"):
-        loaded(stored(tmp_path, both, {"heads": 2}))
+        loaded(as_checkpoint(both, {"heads": 2}))
 
 
-def test_dino_projection_is_skipped(tmp_path, small):
+def test_dino_projection_is_skipped(small):
     model = random_model(small.change(num_classes=0))
     tensors = write(model, timm.VIT.rules(model.config))
     dino = {f"module.backbone.{name}": tensor for name, tensor in tensors.items()}
     for name in ("mlp.0.weight", "mlp.0.bias", "last_layer.weight_v"):
         dino[f"module.head.{name}"] = torch.ones(3, 3)
-    again, skipped = loaded(stored(tmp_path, dino, {"heads": 2}))
+    again, skipped = loaded(as_checkpoint(dino, {"heads": 2}))
     assert same_weights(again, model)
     assert skipped.keys() == {"head.mlp.*", "head.last_layer.*"}
     assert "pre-training" in skipped["head.mlp.*"]
@@ -217,7 +199,7 @@ def dinov2(small):
     )
 
 
-def test_dinov2_names(tmp_path, dinov2):
+def test_dinov2_names(dinov2):
     model = random_model(dinov2)
     tensors = write(model, timm.VIT.rules(dinov2))
     table = tensors["pos_embed"]
@@ -227,34 +209,34 @@ def test_dinov2_names(tmp_path, dinov2):
         chunk = 0 if name.startswith(("blocks.0", "blocks.1")) else 1
         own[name.replace("blocks.", f"blocks.{chunk}.")] = tensor
     own["pos_embed"] = torch.cat([table[:, :1], table[:, 5:]], dim=1)  # registers have no row
-    again, skipped = loaded(stored(tmp_path, own, {"heads": 2}))
+    again, skipped = loaded(as_checkpoint(own, {"heads": 2}))
     assert again.config == dinov2
     assert same_weights(again, model)
     assert skipped.keys() == {"mask_token"}
 
 
-def test_positions_for_patches_only(tmp_path, dinov2):
+def test_positions_for_patches_only(dinov2):
     model = random_model(dinov2)
     tensors = write(model, timm.VIT.rules(dinov2))
     tensors["pos_embed"] = tensors["pos_embed"][:, 5:]
-    again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, {"heads": 2}))
     torch.nn.init.zeros_(model.position.table[0])
     assert same_weights(again, model)
 
 
-def test_register_positions_are_added_to_registers(tmp_path, dinov2):
+def test_register_positions_are_added_to_registers(dinov2):
     model = random_model(dinov2)
     tensors = write(model, timm.VIT.rules(dinov2))
     assert not tensors["pos_embed"][:, 1:5].any()
     moved = torch.randn(1, 4, 8)
     tensors["pos_embed"][:, 1:5] = moved
-    again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, {"heads": 2}))
     with torch.no_grad():
         model.registers += moved[0]
     assert same_weights(again, model)
 
 
-def test_deit_iii_without_class_position(tmp_path, small):
+def test_deit_iii_without_class_position(small):
     config = small.change(layer_scale=1e-5, image_size=12)
     model = random_model(config)
     tensors = write(model, timm.VIT.rules(config))
@@ -263,44 +245,44 @@ def test_deit_iii_without_class_position(tmp_path, small):
         tensors[name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")] = tensors.pop(
             name
         )
-    again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, {"heads": 2}))
     assert again.config == config
     torch.nn.init.zeros_(model.position.table[0])
     assert same_weights(again, model)
 
 
-def test_distilled_deit(tmp_path, small):
+def test_distilled_deit(small):
     model = random_model(small.change(distillation=True))
     tensors = write(model, timm.VIT.rules(model.config))
     assert {"dist_token", "head_dist.weight", "head_dist.bias"} <= tensors.keys()
     assert tensors["pos_embed"].shape == (1, 6, 8)
-    again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, {"heads": 2}))
     assert again.config == model.config
 
 
-def test_representation_layer_of_old_timm(tmp_path, small):
+def test_representation_layer_of_old_timm(small):
     config = small.change(representation=6)
     model = random_model(config)
     tensors = write(model, timm.VIT.rules(config))
     assert tensors["pre_logits.fc.weight"].shape == (6, 8)
-    again, _ = loaded(stored(tmp_path, tensors, {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, {"heads": 2}))
     assert again.config == config
     assert_same_logits(again, model)
     assert timm.VIT.unsupported(config) == ["a representation layer"]
 
 
-def test_own_files_keep_their_position_table(tmp_path, small):
+def test_own_files_keep_their_position_table(small):
     config = small.change(image_size=(8, 16))  # 8 patches and a class token: 9 rows, a square
     tensors = write(random_model(config), timm.VIT.rules(config))
-    weights = stored(tmp_path, tensors, {"vitrail": "{}"})
+    weights = as_checkpoint(tensors, {"vitrail": "{}"})
     assert timm.normalize(weights).tensors["pos_embed"].shape == (1, 9, 8)
 
 
-def test_half_precision(tmp_path, small):
+def test_half_precision(small):
     model = random_model(small).half().float()
     tensors = write(model, timm.VIT.rules(small))
     halves = {name: tensor.half() for name, tensor in tensors.items()}
-    again, _ = loaded(stored(tmp_path, halves, settings_of(small)))
+    again, _ = loaded(as_checkpoint(halves, settings_of(small)))
     assert same_weights(again, model)
 
 
@@ -316,10 +298,10 @@ def test_half_precision(tmp_path, small):
         ({"architecture": "vit_base_patch16_224.augreg"}, 12),
     ],
 )
-def test_heads_priority(tmp_path, small, settings, heads):
+def test_heads_priority(small, settings, heads):
     config = small.change(width=768, heads=12, mlp_width=8, depth=1)
     tensors = write(random_model(config), timm.VIT.rules(config))
-    again, _ = loaded(stored(tmp_path, tensors, settings))
+    again, _ = loaded(as_checkpoint(tensors, settings))
     assert again.config.heads == heads
 
 
@@ -333,16 +315,16 @@ def test_heads_priority(tmp_path, small, settings, heads):
         ({"architecture": "vit_so400m_patch14_siglip_224"}, "exact"),
     ],
 )
-def test_gelu_priority(tmp_path, small, settings, gelu):
+def test_gelu_priority(small, settings, gelu):
     tensors = write(random_model(small), timm.VIT.rules(small))
-    again, _ = loaded(stored(tmp_path, tensors, settings | {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, settings | {"heads": 2}))
     assert again.config.numerics == replace(TIMM, gelu=gelu)
 
 
-def test_incomplete_patches_are_ignored(tmp_path, small):
+def test_incomplete_patches_are_ignored(small):
     tensors = write(random_model(small), timm.VIT.rules(small))
     settings = {"heads": 2, "pretrained_cfg": {"input_size": [3, 10, 11]}}
-    again, _ = loaded(stored(tmp_path, tensors, settings))
+    again, _ = loaded(as_checkpoint(tensors, settings))
     assert again.config.image_size == 8
 
 
@@ -372,7 +354,7 @@ def test_incomplete_patches_are_ignored(tmp_path, small):
         ({"pos_embed": (1, 7, 8)}, {}, r"6 patch positions.*not a square grid.*img_size"),
     ],
 )
-def test_unsupported_checkpoints_raise(tmp_path, small, changes, settings, message):
+def test_unsupported_checkpoints_raise(small, changes, settings, message):
     tensors = write(random_model(small), timm.VIT.rules(small))
     gone = changes.pop("-", "nothing")
     if gone != "heads":
@@ -380,7 +362,7 @@ def test_unsupported_checkpoints_raise(tmp_path, small, changes, settings, messa
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(gone)}
     tensors |= {name: torch.ones(size) for name, size in changes.items()}
     with pytest.raises(CheckpointError, match=message):
-        loaded(stored(tmp_path, tensors, settings))
+        loaded(as_checkpoint(tensors, settings))
 
 
 @pytest.mark.parametrize(
@@ -435,9 +417,9 @@ def test_unsupported_bit_depths():
     ],
     ids=str,
 )
-def test_invalid_settings_are_ignored(tmp_path, small, settings):
+def test_invalid_settings_are_ignored(small, settings):
     tensors = write(random_model(small), timm.VIT.rules(small))
-    again, _ = loaded(stored(tmp_path, tensors, settings | {"heads": 2}))
+    again, _ = loaded(as_checkpoint(tensors, settings | {"heads": 2}))
     assert again.config == small
 
 
