@@ -1,7 +1,20 @@
-"""A stub server and a browser for the tests of the pages."""
+"""A server for the tests that do not configure their own; a stub and a browser for the pages."""
 
 import pytest
 from page_stub import Stub, started
+from serving_helpers import make_state, running_server
+
+
+@pytest.fixture(scope="module")
+def state():
+    with make_state(batch_size=8) as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def port(state):
+    with running_server(state) as (_, port):
+        yield port
 
 
 @pytest.fixture(scope="module")

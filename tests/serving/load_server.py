@@ -18,7 +18,6 @@ memory are reported but not checked.
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import io
 import itertools
 import json
@@ -30,15 +29,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+
+from hostile_images import hostile_images
 from raw_client import BOUNDARY, Results, closed_loop, form, head, milliseconds, open_loop, raw, run
 from server_process import Server, serving
 
 from vitrail.cli import SPIN
+from vitrail.data.datasets import evaluation_split, open_dataset
 
 CLIENTS = 32
 MIN_SHARE = 0.85  # of the offline throughput
@@ -46,136 +49,126 @@ MAX_GROWTH = 400 * 2**20  # bytes under overload; admitted requests take at most
 MAX_LEAK = 30 * 2**20  # bytes after thousands of requests
 MAX_REJECTION_SECONDS = 0.5  # p99
 MAX_SLOWDOWN = 2.0  # of the p99 of good requests
-HOSTILE_IMAGES = Path(__file__).parents[1] / "data" / "hostile_images.py"
 
 OFFLINE = """
-import itertools, json, sys, time
+import json, sys, time
 from vitrail.prediction.predictor import Predictor
-from vitrail.data.datasets import evaluation_split, open_dataset
-model, data, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-source = open_dataset(data, evaluation_split(data) or "all")
-rows = range(0, len(source), max(1, len(source) // 256))
-pictures = [source[row].data for row in rows]
-predictor, best = Predictor(model), 0.0
+sys.path.insert(0, sys.argv[4])
+from load_server import pictures_of
+pictures, seconds = pictures_of(sys.argv[2]), float(sys.argv[3])
+predictor, best = Predictor(sys.argv[1]), 0.0
 list(predictor.stream(pictures[:64]))
 for size in (4, 8, 16, 32):
-    begun, done = time.perf_counter(), 0
-    while (taken := time.perf_counter() - begun) < seconds / 4:
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds / 4:
         done += len(list(predictor.stream(pictures[:128], batch_size=size)))
-    best = max(best, done / (time.perf_counter() - begun))
-print(json.dumps({"pace": best, "engine": predictor.engine.name}))
+    best = max(best, done / (time.perf_counter() - start))
+print(json.dumps(best))
 """
 
 
-@dataclass
-class Check:
-    """One row of the table."""
+class Report:
+    """Prints a line per check and counts failures; with `quick`, `timing` ones do not count."""
 
-    name: str
-    value: str
-    expected: str = ""
-    passed: bool = True
+    def __init__(self, quick: bool) -> None:
+        self.quick, self.failed = quick, 0
+
+    def __call__(
+        self,
+        name: str,
+        value: object,
+        expected: str = "",
+        passed: bool = True,
+        timing: bool = False,
+    ) -> None:
+        outcome = "ok" if passed else "info" if self.quick and timing else "FAILED"
+        self.failed += outcome == "FAILED"
+        expectation = f"  expected: {expected}  {outcome}" if expected else ""
+        print(f"  {name:36} {value}{expectation}", flush=True)
 
 
 def offline(model: str, data: str, seconds: float) -> float:
     """Images per second of the same predictor without a server, at its best batch size."""
     environment = os.environ | {"GOMP_SPINCOUNT": SPIN}  # as every command has it
-    words = [sys.executable, "-c", OFFLINE, model, data, str(seconds)]
+    here = str(Path(__file__).parent)
+    words = [sys.executable, "-c", OFFLINE, model, data, str(seconds), here]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])["pace"]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def throughput(
-    server: Server, requests: list[bytes], pace: float, seconds: float
-) -> Iterator[Check]:
+    report: Report, server: Server, requests: list[bytes], pace: float, seconds: float
+) -> None:
     """Closed loops with one client and with many."""
-    alone = run(closed_loop(server.port, itertools.cycle(requests), clients=1, seconds=seconds / 4))
-    yield Check("one client", summary(alone))
-    many = itertools.cycle(requests)
-    run(closed_loop(server.port, many, clients=CLIENTS, seconds=seconds / 4))  # warm up
-    found = run(closed_loop(server.port, many, clients=CLIENTS, seconds=seconds))
-    share = len(found.of(200)) / found.seconds / pace
-    yield Check(f"{CLIENTS} clients", summary(found))
-    yield Check(
-        "of the offline throughput",
-        f"{100 * share:.0f} % of {pace:.0f}/s",
-        f">= {100 * MIN_SHARE:.0f} %",
-        share >= MIN_SHARE,
+    endless = itertools.cycle(requests)
+    report(
+        "one client",
+        summary(run(closed_loop(server.port, endless, clients=1, seconds=seconds / 4))),
     )
-    yield Check("statuses", f"{found.counts()}", "200", found.counts().keys() == {200})
+    run(closed_loop(server.port, endless, clients=CLIENTS, seconds=seconds / 4))  # warm up
+    results = run(closed_loop(server.port, endless, clients=CLIENTS, seconds=seconds))
+    share = len(results.of(200)) / results.seconds / pace
+    report(f"{CLIENTS} clients", summary(results))
+    least, text = f">= {MIN_SHARE:.0%}", f"{share:.0%} of {pace:.0f}/s"
+    report("of the offline throughput", text, least, share >= MIN_SHARE, timing=True)
+    report("statuses", results.counts(), "200", results.counts().keys() == {200})
 
 
-def overload(server: Server, requests: list[bytes], pace: float, seconds: float) -> Iterator[Check]:
+def overload(
+    report: Report, server: Server, requests: list[bytes], pace: float, seconds: float
+) -> None:
     """Four times the capacity, then normal load."""
-    before = server.memory()
-    peak = [before]
+    memory = [server.memory()]
 
     async def watched() -> Results:
         load = asyncio.ensure_future(
             open_loop(server.port, requests, rate=4 * pace, seconds=seconds, connections=700)
         )
         while not load.done():
-            peak.append(server.memory())
+            memory.append(server.memory())
             await asyncio.sleep(0.1)
         return await load
 
-    found = run(watched())
-    answered, rejected = found.of(200), found.of(503)
-    asked = len(found.replies) / found.seconds
-    yield Check("requests/s", f"{asked:.0f} = {asked / pace:.1f} times the capacity")
-    yield Check("answered", summary(found))
+    results = run(watched())
+    rejected, rate = results.of(503), len(results.replies) / results.seconds
+    report("requests/s", f"{rate:.0f} = {rate / pace:.1f} times the capacity")
+    report("answered", summary(results), "some", bool(results.of(200)))
     late = milliseconds(rejected, 0.99)
-    yield Check(
-        "rejected (503)",
-        f"{len(rejected):,}: p50 {milliseconds(rejected, 0.5):.1f}, p99 {late:.1f} ms",
-        f"some, p99 < {1000 * MAX_REJECTION_SECONDS:.0f} ms",
-        bool(rejected) and late < 1000 * MAX_REJECTION_SECONDS,
-    )
-    odd = {s: n for s, n in found.counts().items() if s not in (200, 503)}
-    yield Check("other statuses", f"{odd or 'none'}", "none", not odd)
-    yield Check("answered at all", f"{len(answered):,}", "> 0", bool(answered))
-    growth = max(peak) - before
-    yield Check(
-        "memory growth",
-        f"{growth / 2**20:.0f} of {max(peak) / 2**20:.0f} MB",
-        f"< {MAX_GROWTH / 2**20:.0f} MB",
-        growth < MAX_GROWTH,
-    )
+    text = f"{len(rejected):,}: p50 {milliseconds(rejected, 0.5):.1f}, p99 {late:.1f} ms"
+    most = 1000 * MAX_REJECTION_SECONDS
+    report("rejected (503)", text, f"some, p99 < {most:.0f} ms", bool(rejected) and late < most)
+    odd = {s: n for s, n in results.counts().items() if s not in (200, 503)}
+    report("other statuses", odd or "none", "none", not odd)
+    check_memory(report, memory[0], max(memory), MAX_GROWTH)
     again = run(closed_loop(server.port, requests[:CLIENTS] * 4, clients=8))
-    yield Check("afterwards", summary(again), "all 200", again.counts().keys() == {200})
+    report("afterwards", summary(again), "all 200", again.counts().keys() == {200})
 
 
-def garbage(server: Server, requests: list[bytes], count: int) -> Iterator[Check]:
+def garbage(report: Report, server: Server, requests: list[bytes], count: int) -> None:
     """Good requests with 5 % malformed."""
-    mixed = mixture(requests, count, seed=0)
-    fifth = list(itertools.islice(mixed, count // 5))
-    first = run(closed_loop(server.port, fifth, clients=CLIENTS))
+    mixed = itertools.islice(mixture(requests, [broken(requests, random.Random(1))], 0), count)
+    first = run(
+        closed_loop(server.port, list(itertools.islice(mixed, count // 5)), clients=CLIENTS)
+    )
     before = server.memory()
     rest = run(closed_loop(server.port, mixed, clients=CLIENTS))
-    counts = {s: first.counts().get(s, 0) + n for s, n in rest.counts().items()}
-    yield Check("statuses", f"{counts}", "no 500", not any(s >= 500 and s != 503 for s in counts))
-    leak = server.memory() - before
-    yield Check(
-        "memory growth after a fifth",
-        f"{leak / 2**20:+.1f} MB",
-        f"< {MAX_LEAK / 2**20:.0f} MB",
-        leak < MAX_LEAK,
-    )
-    yield Check("ready", f"{server.get('/ready')}", "ready", server.get("/ready")[0] == 200)
+    counts = Results(first.replies + rest.replies).counts()
+    odd = [status for status in counts if not status or (status >= 500 and status != 503)]
+    report("statuses", counts, "no 500", not odd)
+    check_memory(report, before, server.memory(), MAX_LEAK)
+    report("ready", server.get("/ready"), "ready", server.get("/ready")[0] == 200)
 
 
-def mixture(requests: list[bytes], count: int, seed: int) -> Iterator[bytes]:
-    """Good requests and 5 % malformed ones."""
-    draw, bad = random.Random(seed), broken(requests, random.Random(seed + 1))
-    for number in range(count):
-        yield next(bad) if draw.random() < 0.05 else requests[number % len(requests)]
+def mixture(requests: list[bytes], pools: Sequence[Iterator[bytes]], seed: int) -> Iterator[bytes]:
+    """Endless good requests, 5 % replaced by the next of one of the pools."""
+    draw = random.Random(seed)
+    for request in itertools.cycle(requests):
+        yield next(draw.choice(pools)) if draw.random() < 0.05 else request
 
 
 def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
     """Endless malformed requests."""
-    from PIL import Image
-
     buffer = io.BytesIO()
     Image.new("1", (9000, 9000)).save(buffer, "PNG")  # 11 kB that decode to 81 megapixels
     bomb = buffer.getvalue()
@@ -209,71 +202,45 @@ def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
         )
 
 
-def hostile(
-    server: Server, requests: list[bytes], images: list[bytes], seconds: float
-) -> Iterator[Check]:
+def hostile(report: Report, server: Server, requests: list[bytes], seconds: float) -> None:
     """Rounds of good requests alone and with 5 % hostile ones, with the same clients."""
     good = {id(request) for request in requests}
     paths = ("/predict", "/features", "/explain", "/attention")
-    pools = (  # prebuilt, so that the client is not delayed
-        list(itertools.islice(broken(requests, random.Random(0)), 200)),
-        [raw(path, image) for image in images for path in paths],
-    )
-    alone, beside = Results(), Results()
+    pools = [  # prebuilt, so that the client is not delayed
+        itertools.cycle(itertools.islice(broken(requests, random.Random(0)), 200)),
+        itertools.cycle(raw(path, image) for image in hostile_images().values() for path in paths),
+    ]
+    alone, beside, before = Results(), Results(), 0
     for turn in range(4):  # the first warms up
-        for results, load in (
-            (alone, itertools.cycle(requests)),
-            (beside, sprinkled(requests, pools, seed=turn)),
-        ):
+        for results in (alone, beside):
             stop = threading.Event()
             rude = threading.Thread(target=misuse, args=(server.port, stop))
+            load = itertools.cycle(requests)
             if results is beside:
+                load = mixture(requests, pools, seed=turn)
                 rude.start()
-            found = run(closed_loop(server.port, load, clients=CLIENTS, seconds=seconds / 3))
+            part = run(closed_loop(server.port, load, clients=CLIENTS, seconds=seconds / 3))
             stop.set()
             if results is beside:
                 rude.join()
             if turn:
-                results.replies += found.replies
-                results.seconds += found.seconds
-        if not turn:
-            before = server.memory()
-    yield Check("good requests alone", summary(alone))
-    others = Results([reply for reply in beside.replies if id(reply.request) in good])
-    others.seconds = beside.seconds
+                results.replies += part.replies
+                results.seconds += part.seconds
+        before = before or server.memory()
+    others = Results([x for x in beside.replies if id(x.request) in good], beside.seconds)
+    report("good requests alone", summary(alone))
     count = len(beside.replies) - len(others.replies)
-    yield Check(f"beside {count} hostile ones", summary(others))
+    report(f"beside {count} hostile ones", summary(others))
     slowdown = milliseconds(others.of(200), 0.99) / max(milliseconds(alone.of(200), 0.99), 1e-9)
-    yield Check(
-        "p99 of good requests, ratio",
-        f"{slowdown:.2f}",
-        f"<= {MAX_SLOWDOWN:g}",
-        slowdown <= MAX_SLOWDOWN,
-    )
-    yield Check(
-        "statuses, good", f"{others.counts()}", "200, 503", {*others.counts()} <= {200, 503}
-    )
-    counts = beside.counts()
-    odd = {status for status in counts if status >= 500 and status != 503}
-    yield Check("statuses, all", f"{counts}", "no 5xx but 503", not odd)
-    growth = server.memory() - before
-    yield Check(
-        "memory before and after",
-        f"{before / 2**20:.0f} and {(before + growth) / 2**20:.0f} MB",
-        f"< +{MAX_LEAK / 2**20:.0f} MB",
-        growth < MAX_LEAK,
-    )
+    text, passed = f"<= {MAX_SLOWDOWN:g}", slowdown <= MAX_SLOWDOWN
+    report("p99 of good requests, ratio", f"{slowdown:.2f}", text, passed, timing=True)
+    counts, every = others.counts(), beside.counts()
+    report("statuses, good", counts, "200, 503", {*counts} <= {200, 503})
+    odd = {status for status in every if status >= 500 and status != 503}
+    report("statuses, all", every, "no 5xx but 503", not odd)
+    check_memory(report, before, server.memory(), MAX_LEAK)
     state = [server.get(path)[0] for path in ("/ready", "/health")]
-    yield Check("/ready, /health", f"{state}", "200", state == [200, 200])
-
-
-def sprinkled(
-    requests: list[bytes], pools: Sequence[Sequence[bytes]], seed: int
-) -> Iterator[bytes]:
-    """Endless good requests, 5 % replaced by one of the pools."""
-    draw = random.Random(seed)
-    for request in itertools.cycle(requests):
-        yield draw.choice(draw.choice(pools)) if draw.random() < 0.05 else request
+    report("/ready, /health", state, "200", state == [200, 200])
 
 
 def misuse(port: int, stop: threading.Event) -> None:
@@ -297,27 +264,7 @@ def misuse(port: int, stop: threading.Event) -> None:
             link.recv(2**16)
 
 
-def hostile_images(path: Path) -> list[bytes]:
-    """The images of a module with `hostile_images()`; without it, a few truncated ones."""
-    if path.is_file():
-        sys.path.insert(0, str(path.parent))  # for its imports
-        spec = importlib.util.spec_from_file_location("hostile_images", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return list(module.hostile_images().values())
-    from PIL import Image
-
-    images = []
-    for format, mode in (("PNG", "RGBA"), ("BMP", "1"), ("GIF", "P"), ("JPEG", "RGB")):
-        buffer = io.BytesIO()
-        Image.new(mode, (1000, 1000)).save(buffer, format)
-        images.append(buffer.getvalue()[: buffer.tell() // 2])  # cut short: cannot be read
-    return images
-
-
-def vanishing(server: Server, requests: list[bytes], count: int) -> Iterator[Check]:
+def vanishing(report: Report, server: Server, requests: list[bytes], count: int) -> None:
     """Clients that disconnect while sending, beside others that do not."""
     draw = random.Random(0)
 
@@ -329,64 +276,61 @@ def vanishing(server: Server, requests: list[bytes], count: int) -> Iterator[Che
 
     async def scenario() -> Results:
         rude = asyncio.create_task(asyncio.to_thread(disconnect))
-        found = await closed_loop(server.port, requests[:200] * 2, clients=8)
+        results = await closed_loop(server.port, requests[:200] * 2, clients=8)
         await rude
-        return found
+        return results
 
-    found = run(scenario())
-    yield Check(
-        f"beside {count} that disconnected", summary(found), "all 200", {*found.counts()} == {200}
-    )
-    text = ""
+    results, text = run(scenario()), ""
+    name = f"beside {count} that disconnected"
+    report(name, summary(results), "all 200", {*results.counts()} == {200})
     for _ in range(100):
         text = server.get("/metrics")[1].decode()
         if "vitrail_queue_pictures 0.0\n" in text and "vitrail_requests_in_flight 1.0\n" in text:
             break
         time.sleep(0.1)
-    yield Check("queue empty", "queue 0", "queue 0", "vitrail_queue_pictures 0.0\n" in text)
+    report("queue empty", "queue 0", "queue 0", "vitrail_queue_pictures 0.0\n" in text)
 
 
-def stopping(server: Server, requests: list[bytes]) -> Iterator[Check]:
+def stopping(report: Report, server: Server, requests: list[bytes]) -> None:
     """SIGTERM under load."""
 
     async def scenario() -> tuple[Results, float]:
         endless = itertools.cycle(requests)
         load = asyncio.create_task(closed_loop(server.port, endless, clients=CLIENTS, leave=True))
         await asyncio.sleep(2)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         server.terminate()
-        return await load, begun
+        return await load, start
 
-    found, begun = run(scenario())
+    results, start = run(scenario())
     code = server.process.wait(timeout=60)
-    took = time.perf_counter() - begun
-    waiting = [reply for reply in found.replies if reply.sent < begun < reply.sent + reply.seconds]
+    seconds = time.perf_counter() - start
+    waiting = [x for x in results.replies if x.sent < start < x.sent + x.seconds]
     answered = sum(reply.status == 200 for reply in waiting)
-    counts = found.counts()
-    yield Check("in flight at the signal", f"{len(waiting)}, of which {answered} were answered")
-    yield Check("statuses", f"{counts}", "200, 503", counts.keys() <= {200, 503})
-    yield Check("exit", f"{code} after {took:.1f} s", "0", code == 0)
+    counts = results.counts()
+    report("in flight at the signal", f"{len(waiting)}, of which {answered} were answered")
+    report("statuses", counts, "200, 503", counts.keys() <= {200, 503})
+    report("exit", f"{code} after {seconds:.1f} s", "0", code == 0)
 
 
-def summary(found: Results) -> str:
-    good = found.of(200)
-    pace = len(good) / found.seconds if found.seconds else 0.0
+def check_memory(report: Report, before: int, after: int, limit: int) -> None:
+    text = f"{before / 2**20:.0f} and {after / 2**20:.0f} MB"
+    most = f"< +{limit / 2**20:.0f} MB"
+    report("memory before and after", text, most, after - before < limit, timing=True)
+
+
+def summary(results: Results) -> str:
+    good = results.of(200)
+    pace = len(good) / results.seconds if results.seconds else 0.0
     p50, p99 = milliseconds(good, 0.5), milliseconds(good, 0.99)
     return f"{pace:.0f}/s, p50 {p50:.1f}, p99 {p99:.1f} ms"
 
 
 def pictures_of(data: str) -> list[bytes]:
     """Up to 256 encoded test images."""
-    from vitrail.data.datasets import evaluation_split, open_dataset
-
     source = open_dataset(data, evaluation_split(data) or "all")
     rows = range(0, len(source), max(1, len(source) // 256))
-    return [found for row in rows if isinstance(found := source[row].data, bytes)]
-
-
-def data_of(model: str) -> str:
-    settings = json.loads((Path(model) / "config.json").read_text())
-    return settings["provenance"]["data"]
+    return [image for row in rows if isinstance(image := source[row].data, bytes)]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -396,41 +340,31 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--quick", action="store_true", help="a minute instead of many")
     parser.add_argument("--only", action="append", metavar="PART", help="of the parts above")
-    parser.add_argument("--images", type=Path, default=HOSTILE_IMAGES, help="hostile_images.py")
     options = parser.parse_args(words)
-    quick, data = options.quick, options.data or data_of(options.model)
+    config = json.loads((Path(options.model) / "config.json").read_text())
+    quick, data = options.quick, options.data or config["provenance"]["data"]
     requests = [raw("/predict", picture) for picture in pictures_of(data)]
-    print(
-        f"{len(requests)} pictures of {data}, {sum(map(len, requests)) / len(requests):.0f} bytes"
-    )
+    print(f"{len(requests)} images of {data}, {sum(map(len, requests)) / len(requests):.0f} bytes")
     timed = not options.only or {"throughput", "overload"} & {*options.only}
     pace = offline(options.model, data, 4 if quick else 20) if timed else 0.0
-    images = hostile_images(options.images)
     serve = (options.model, "--engine", options.engine, "--log", "off", "--examples", "none")
-    failed = 0
+    report = Report(quick)
     with serving(*serve) as server:
+        target, seconds = (report, server, requests), 4 if quick else 20
         parts = {
-            "throughput": throughput(server, requests, pace, 4 if quick else 20),
-            "overload": overload(server, requests, pace, 4 if quick else 20),
-            "garbage": garbage(server, requests, 600 if quick else 20_000),
-            "hostile": hostile(server, requests, images, 6 if quick else 60),
-            "vanishing": vanishing(server, requests, 50 if quick else 500),
-            "stopping": stopping(server, requests),
+            "throughput": lambda: throughput(*target, pace, seconds),
+            "overload": lambda: overload(*target, pace, seconds),
+            "garbage": lambda: garbage(*target, 600 if quick else 20_000),
+            "hostile": lambda: hostile(*target, 6 if quick else 60),
+            "vanishing": lambda: vanishing(*target, 50 if quick else 500),
+            "stopping": lambda: stopping(*target),
         }
-        for name, checks in parts.items():
-            if options.only and name not in options.only:
-                continue
-            print(f"\n{name}")
-            for check in checks:
-                timing = name == "throughput" or "memory" in check.name or "ratio" in check.name
-                informative = quick and timing
-                outcome = "ok" if check.passed else "info" if informative else "FAILED"
-                mark = outcome if check.expected else ""
-                failed += mark == "FAILED"
-                expected = f"  expected: {check.expected}" if check.expected else ""
-                print(f"  {check.name:36} {check.value}{expected}  {mark}", flush=True)
-    print(f"\n{failed} checks failed" if failed else "\nall checks passed")
-    return int(failed > 0)
+        for name, part in parts.items():
+            if not options.only or name in options.only:
+                print(f"\n{name}")
+                part()
+    print(f"\n{report.failed} checks failed" if report.failed else "\nall checks passed")
+    return int(report.failed > 0)
 
 
 if __name__ == "__main__":

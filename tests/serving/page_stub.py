@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.serving.app import build_page
+from vitrail.serving.app import ROUTES, build_page
+from vitrail.serving.schemas import openapi_document
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -24,7 +25,7 @@ PATIENCE = 10.0  # seconds
 LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
 ROLLED = 7  # the pane that rollout is brightest at
 BOX, LAG = [0.0, 0.25, 1.0, 0.5], 0.4
-SURE = {"sun": 0.97, "moon": 0.02, "star": 0.01}
+CONFIDENT = {"sun": 0.97, "moon": 0.02, "star": 0.01}
 MODEL = {
     "name": "sky",
     "architecture": "ViT-Mu/4",
@@ -41,65 +42,8 @@ MODEL = {
     "limits": {"bytes": 2_000_000, "pictures": 64, "pixels": 10**7, "seconds": 30.0},
 }
 PAGES = {"/": build_page("page.html"), "/docs": build_page("docs.html")}
-SPEC = {
-    "openapi": "3.1.0",
-    "info": {"title": "stub", "version": "1", "description": "Errors are `one line`."},
-    "paths": {
-        "/model": {
-            "get": {
-                "summary": "What a model is",
-                "parameters": [
-                    {"name": "model", "in": "query", "description": "Which <b>one</b>."},
-                ],
-                "responses": {"200": {"description": "Successful Response"}},
-            }
-        },
-        "/examples/{id}": {
-            "get": {
-                "parameters": [{"name": "id", "in": "path", "required": True}],
-                "responses": {"200": {"description": "The picture."}},
-            }
-        },
-        "/predict": {
-            "post": {
-                "summary": "What a picture shows",
-                "parameters": [
-                    {"name": "top", "in": "query", "schema": {"type": "integer", "default": 5}},
-                ],
-                "requestBody": {
-                    "content": {
-                        "multipart/form-data": {"schema": {"type": "object"}},
-                        "image/*": {"schema": {"type": "string", "format": "binary"}},
-                    }
-                },
-                "responses": {
-                    "200": {
-                        "description": "Successful Response",
-                        "content": {
-                            "application/json": {"schema": {"$ref": "#/components/schemas/Answers"}}
-                        },
-                    },
-                    "413": {"description": "too many bytes"},
-                },
-            }
-        },
-    },
-    "components": {
-        "schemas": {
-            "Answers": {
-                "type": "object",
-                "properties": {
-                    "model": {"type": "string"},
-                    "answers": {"type": "array", "items": {"$ref": "#/components/schemas/Answer"}},
-                },
-            },
-            "Answer": {
-                "type": "object",
-                "properties": {"error": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
-            },
-        }
-    },
-}
+SPEC = openapi_document(ROUTES, token=False)
+SPEC["paths"]["/model"]["get"]["parameters"][0]["description"] = "Which <b>one</b>."
 
 
 def encoded_image(width=200, height=100, color=(200, 120, 40), kind="PNG", **more) -> bytes:
@@ -132,7 +76,7 @@ def attention() -> dict:
 
 
 class Stub(ThreadingHTTPServer):
-    """What it was asked, and what it shall say."""
+    """Records requests and returns canned responses."""
 
     daemon_threads = True
 
@@ -143,17 +87,14 @@ class Stub(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def reset(self) -> None:
-        self.asked = []  # method, path, query, content type, body
-        self.model = dict(MODEL)
-        self.models = ["sky"]
-        self.chances = dict(SURE)
-        self.labels = ["sun"]
-        self.refusals = {}  # path → statuses to answer with first, and what to say
-        self.token = ""
-        self.slow = 0.0
+        self.received = []  # method, path, query, content type, body
+        self.model, self.models = dict(MODEL), ["sky"]
+        self.probabilities, self.labels = dict(CONFIDENT), ["sun"]
+        self.errors = {}  # path -> (status, text) of the first responses
+        self.token, self.delay = "", 0.0
 
     def requests(self, path):
-        return [one for one in self.asked if one[1] == path]
+        return [request for request in self.received if request[1] == path]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -164,53 +105,46 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.answer()
-
-    do_POST = do_GET  # noqa: N815
-
-    def answer(self):
         stub, parts = self.server, urlsplit(self.path)
         path, query = parts.path, dict(parse_qsl(parts.query))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        stub.asked.append((self.command, path, query, self.headers.get("Content-Type"), body))
+        stub.received.append((self.command, path, query, self.headers.get("Content-Type"), body))
         if path in PAGES:
             text, policy = PAGES[path]
             return self.send(200, text.encode(), "text/html; charset=utf-8", policy)
         if path == "/openapi.json":
             return self.send(200, SPEC)
         if stub.token and self.headers.get("Authorization") != f"Bearer {stub.token}":
-            return self.send(401, {"error": "this server wants a token"})
-        time.sleep(stub.slow if path == "/predict" else 0)
-        if stub.refusals.get(path):
-            status, why = stub.refusals[path].pop(0)
-            return self.send(status, {"error": why})
-        return self.send(*self.told(path, query))
-
-    def told(self, path, query):
-        stub = self.server
-        guesses = [{"label": x, "probability": p} for x, p in stub.chances.items()]
-        answer = {"name": "", "label": "", "labels": stub.labels, "guesses": guesses, "error": ""}
+            return self.send(401, {"error": "this server requires a token"})
+        time.sleep(stub.delay if path == "/predict" else 0)
+        if stub.errors.get(path):
+            status, text = stub.errors[path].pop(0)
+            return self.send(status, {"error": text})
         name = query.get("model", stub.models[0])
         match path:
             case "/model":
-                return 200, stub.model | {"name": name}
+                return self.send(200, stub.model | {"name": name})
             case "/models":
-                return 200, {"models": stub.models}
+                return self.send(200, {"models": stub.models})
             case "/examples":
-                return 200, [{"id": "0", "label": "sun"}, {"id": "1", "label": "moon"}]
+                return self.send(200, [{"id": "0", "label": "sun"}, {"id": "1", "label": "moon"}])
             case "/examples/0" | "/examples/1":
-                return 200, encoded_image(), "image/png"
+                return self.send(200, encoded_image(), "image/png")
             case "/predict":
-                told = {"model": name, "engine": "torch", "seconds": 0.012, "answers": [answer]}
-                return 200, told
+                guesses = [{"label": x, "probability": p} for x, p in stub.probabilities.items()]
+                answer = {"name": "", "label": "", "labels": stub.labels, "error": ""}
+                header = {"model": name, "engine": "torch", "seconds": 0.012}
+                return self.send(200, header | {"answers": [answer | {"guesses": guesses}]})
             case "/attention":
-                return 200, attention()
+                return self.send(200, attention())
             case "/explain":
-                return 200, encoded_image(color=(255, 0, 0)), "image/png"
+                return self.send(200, encoded_image(color=(255, 0, 0)), "image/png")
             case "/teach":
                 stub.model = stub.model | {"classes": [*stub.model["classes"], query["name"]]}
-                return 200, {"notes": ["run by torch now"], "errors": []}
-        return 404, {"error": "there is nothing here"}
+                return self.send(200, {"notes": ["run by torch now"], "errors": []})
+        return self.send(404, {"error": "not found"})
+
+    do_POST = do_GET  # noqa: N815
 
     def send(self, status, body, kind="application/json", policy=None):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -236,45 +170,51 @@ def started():
 
 
 class Tab:
-    """A tab; what it complains of, and what it asks of the network."""
+    """A browser tab that records its console messages and requests."""
 
-    def __init__(self, browser, **more):
+    def __init__(self, browser, **options):
         usual = {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 900}}
-        self.context = browser.new_context(**usual | more)
+        self.context = browser.new_context(**usual | options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(1000 * PATIENCE)
-        self.wrong, self.asked = [], []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages, self.urls = [], []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.urls.append(request.url))
 
     @contextlib.contextmanager
     def at(self, address, path="/"):
-        """The page at an address. It asks nobody else for anything, and has nothing to complain
-        of, but for answers that are errors and for us who look at its canvas."""
-        self.wrong.clear()
-        self.asked.clear()
+        """The page at an address. At the end, it must have requested nothing from other hosts, and
+        logged nothing but error responses and this test's access to its canvas."""
+        self.messages.clear()
+        self.urls.clear()
         self.page.goto(address + path)
         yield self.page
         usual = ("Failed to load resource", "Canvas2D: Multiple readback")
-        assert [line for line in self.wrong if not line.startswith(usual)] == []
+        assert [line for line in self.messages if not line.startswith(usual)] == []
         own = (address, "blob:", "data:")
-        assert [url for url in self.asked if not url.startswith(own)] == []
+        assert [url for url in self.urls if not url.startswith(own)] == []
 
 
 @contextlib.contextmanager
-def tab(browser, address, path="/", **more):
+def tab(browser, address, path="/", **options):
     """A tab of its own."""
-    own = Tab(browser, **more)
+    own = Tab(browser, **options)
     with own.at(address, path) as page:
         yield page
     own.context.close()
 
 
 def until(page, script, arg=None):
-    """Wait until a script gives something true; playwright's own way needs a laxer policy."""
+    """Wait until a script returns something true; playwright's own way needs a laxer policy."""
     for _ in range(int(PATIENCE / 0.02)):
         if page.evaluate(script, arg):
             return
         page.wait_for_timeout(20)
     pytest.fail(f"never: {script}")
+
+
+def until_text(page, id, pattern):
+    """Wait until the text of an element matches a regular expression."""
+    script = "([id, text]) => new RegExp(text).test(document.getElementById(id).textContent)"
+    until(page, script, [id, pattern])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
 
 import vitrail
 from vitrail.checkpoints.metadata import Metadata
@@ -55,11 +56,15 @@ def make_state(models=None, *, batch_size=4, limits=None, **options):
         state.close()
 
 
-@contextmanager
-def server_port(state):
-    """The port of a real server, in a thread of this process."""
-    with running_server(state) as (_, port):
-        yield port
+def make_client(state):
+    """A client of the application, which is not warmed up."""
+    return TestClient(make_app(state))
+
+
+def post(client, path="/predict", data=None, headers=()):
+    """Send one image."""
+    data = encoded_image() if data is None else data
+    return client.post(path, content=data, headers={"content-type": "image/png"} | dict(headers))
 
 
 @contextmanager
@@ -115,6 +120,11 @@ def wait_for(condition, seconds=60):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def is_idle(state):
+    """Whether nothing is reserved or in progress."""
+    return state.admission.images == state.admission.bytes == state.in_flight == 0
 
 
 def metric(state, name, **labels):

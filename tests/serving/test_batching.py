@@ -18,13 +18,18 @@ def started(gate):
     return asyncio.to_thread(gate.started.acquire, timeout=60)
 
 
-def test_single_item_does_not_wait(batcher):
-    async def scenario():
-        gate = Gate()
-        gate.open.set()
-        return await batcher.submit(gate, ["a"]).done
+@pytest.mark.parametrize("items", ["a", "abcdefgh"])
+def test_items_do_not_wait_and_keep_their_order(batcher, items):
+    """A single one, and a job of several batches."""
 
-    assert asyncio.run(scenario()) == [("a", 1)]
+    async def scenario():
+        gate = Gate(batch_size=3)
+        gate.open.set()
+        return await batcher.submit(gate, list(items)).done
+
+    assert batcher.throughput == 0
+    assert [item for item, _ in asyncio.run(scenario())] == list(items)
+    assert batcher.throughput > 0
 
 
 def test_waiting_items_are_batched_up_to_the_batch_size(batcher):
@@ -40,15 +45,6 @@ def test_waiting_items_are_batched_up_to_the_batch_size(batcher):
     batches, sizes = asyncio.run(scenario())
     assert batches == [["a"], ["b", "c", "d", "e"], ["f", "g"]]
     assert sizes == [4, 4, 4, 4, 2, 2]
-
-
-def test_large_job_is_split_and_keeps_its_order(batcher):
-    async def scenario():
-        gate = Gate(batch_size=3)
-        gate.open.set()
-        return await batcher.submit(gate, list("abcdefgh")).done
-
-    assert [piece for piece, _ in asyncio.run(scenario())] == list("abcdefgh")
 
 
 def test_different_work_is_not_mixed_and_keeps_its_turn(batcher):
@@ -114,22 +110,9 @@ def test_closed_event_loop_does_not_stop_the_thread(batcher):
         await started(gate)
         return gate
 
-    asyncio.run(leave()).open.set()
-
-    async def ask():
-        gate = Gate()
-        gate.open.set()
+    async def submit():
         return await batcher.submit(gate, ["b"]).done
 
-    assert asyncio.run(ask()) == [("b", 1)]
-
-
-def test_throughput_is_measured(batcher):
-    async def scenario():
-        gate = Gate()
-        gate.open.set()
-        await batcher.submit(gate, list("abcd")).done
-
-    assert batcher.throughput == 0
-    asyncio.run(scenario())
-    assert batcher.throughput > 0
+    gate = asyncio.run(leave())
+    gate.open.set()
+    assert asyncio.run(submit()) == [("b", 1)]

@@ -18,10 +18,10 @@ from serving_helpers import (
     Gate,
     blocked_batcher,
     encoded_image,
+    is_idle,
     make_state,
     metric,
     running_server,
-    server_port,
     wait_for,
 )
 
@@ -30,11 +30,17 @@ from vitrail.serving.app import json_response
 from vitrail.serving.config import Limits
 from vitrail.serving.schemas import FeaturesResponse, StatusResponse
 
-PREDICT = raw("/predict", encoded_image(), "image/png")
+PNG = encoded_image()
+PREDICT = raw("/predict", PNG, "image/png")
+CHUNKED = (
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+CHUNKED_PREDICT = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(PNG), PNG)
 
 
-def ask(port, *items, wait=10.0):
-    """Everything received for raw bytes, until the server closes or `wait` is over."""
+def ask(port, *items, replies=0, wait=30.0):
+    """Everything received for raw bytes, until the server closes, or sent so many responses."""
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as link:
         with suppress(ConnectionError):
             for piece in items:
@@ -43,6 +49,8 @@ def ask(port, *items, wait=10.0):
         try:
             while data := link.recv(65536):
                 reply += data
+                if replies and reply.count(b"HTTP/1.1 ") == replies and reply.endswith(b"}"):
+                    return reply
         except TimeoutError:
             return reply
         except ConnectionResetError:
@@ -50,34 +58,53 @@ def ask(port, *items, wait=10.0):
         return reply
 
 
-def test_concurrent_clients_share_batches():
-    with make_state(batch_size=8) as state, server_port(state) as port:
-        reply = run(closed_loop(port, [PREDICT] * 200, clients=16))
-        assert reply.counts() == {200: 200}
-        batches = metric(state, "vitrail_batch_pictures_count")
-        single = metric(state, "vitrail_batch_pictures_bucket", le="1.0")
-        assert batches > single
-        assert state.admission.images == state.admission.bytes == state.in_flight == 0
+# Batches and overload
+
+
+def test_concurrent_clients_share_batches(state, port):
+    before = metric(state, "vitrail_batch_pictures_count")
+    single = metric(state, "vitrail_batch_pictures_bucket", le="1.0")
+    assert run(closed_loop(port, [PREDICT] * 200, clients=16)).counts() == {200: 200}
+    batches = metric(state, "vitrail_batch_pictures_count") - before
+    assert batches > metric(state, "vitrail_batch_pictures_bucket", le="1.0") - single
+    assert is_idle(state)
+
+
+def test_requests_with_different_options_share_a_batch(state, port):
+    options = {"top=1": (1, True), "top=2": (2, True), "top=3&threshold=1": (3, False)}
+    requests = [raw(f"/predict?{query}", PNG) for query in (*options, *options)]
+    served, before = state.registry.get(None), metric(state, "vitrail_batch_pictures_count")
+
+    async def scenario(gate):
+        tasks = [asyncio.create_task((await connect(port)).ask(one)) for one in requests]
+        await asyncio.to_thread(wait_for, lambda: len(state.batcher.waiting) == 6)
+        gate.open.set()
+        return [json.loads((await task).body)["answers"][0] for task in tasks]
+
+    served.batch_size, usual = 6, served.batch_size
+    with blocked_batcher(state) as gate:
+        answers = run(scenario(gate))
+    served.batch_size = usual
+    assert metric(state, "vitrail_batch_pictures_count") == before + 2  # the blocker, and all
+    for answer, expected in zip(answers, [*options.values()] * 2, strict=True):
+        assert (len(answer["guesses"]), bool(answer["label"])) == expected
 
 
 def test_full_queue_is_503_with_retry_after():
-    limits = Limits(queue=6, images=4)
+    several = form("/predict", [PNG] * 3)
     with (
-        make_state(limits=limits) as state,
-        server_port(state) as port,
+        make_state(limits=Limits(queue=6, images=4)) as state,
+        running_server(state) as (_, port),
         blocked_batcher(state) as gate,
     ):
 
         async def scenario():
             waiting = [asyncio.create_task((await connect(port)).ask(PREDICT)) for _ in range(6)]
             await asyncio.to_thread(wait_for, lambda: state.admission.is_full)
-            rejected = await closed_loop(  # answered while the gate is closed: at once
-                port, [PREDICT, form("/predict", [encoded_image()] * 3)], clients=2
-            )
+            # answered while the gate is closed: at once
+            rejected = await closed_loop(port, [PREDICT, several], clients=2)
             state.admission.images -= 1  # one slot is free: one image fits, three do not
-            rejected.replies += (
-                await closed_loop(port, [form("/predict", [encoded_image()] * 3)], clients=1)
-            ).replies
+            rejected.replies += (await closed_loop(port, [several], clients=1)).replies
             state.admission.images += 1
             gate.open.set()
             return rejected, await asyncio.gather(*waiting)
@@ -88,242 +115,15 @@ def test_full_queue_is_503_with_retry_after():
             assert b"retry-after: " in reply.head
             assert b"try again in" in reply.body
         assert [reply.status for reply in answered] == [200] * 6  # admitted requests are answered
-        recovered = run(closed_loop(port, [PREDICT] * 20, clients=4))
-        assert recovered.counts() == {200: 20}
+        assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
         assert metric(state, "vitrail_rejected_total", reason="queue") == 3
 
 
-def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
-    """The client still sends when it is rejected; it reads an answer, not a broken connection."""
-    monkeypatch.setattr(limits, "DRAIN_SECONDS", 0.3)
-    with make_state(limits=Limits(body=2**20)) as state, server_port(state) as port:
-        begun = head("/predict", 5 * 2**20, "image/png")
-        reply = ask(port, begun, b"x" * 2**20)
-        assert reply.startswith(b"HTTP/1.1 413 ")
-        assert b"connection: close" in reply
-        assert b"RESET" not in reply
-        chunked = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-        endless = ask(port, chunked, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
-        assert endless.startswith(b"HTTP/1.1 413 ")
-        assert state.admission.bytes == 0
-
-
-def test_connection_survives_a_rejected_small_body():
-    with make_state() as state, server_port(state) as port:
-
-        async def scenario():
-            link = await connect(port)
-            first = await link.ask(raw("/predict", b"x" * 1000, "text/plain"))
-            return first.status, (await link.ask(PREDICT)).status
-
-        assert run(scenario()) == (415, 200)
-
-
-def test_slow_upload_is_408():
-    with make_state(limits=Limits(timeout=0.3)) as state, server_port(state) as port:
-        begun = time.monotonic()
-        reply = ask(port, head("/predict", 1000, "image/png"), b"only this", wait=30)
-        assert time.monotonic() - begun < 30  # the connection is closed
-        assert reply.startswith(b"HTTP/1.1 408 ")
-        assert b"did not arrive within 0.3 s" in reply
-        assert state.admission.images == state.admission.bytes == 0
-
-
-def test_endless_head_closes_the_connection(monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
-    with make_state() as state, server_port(state) as port:
-        begun = time.monotonic()
-        assert ask(port, wait=30) == b""  # nothing sent
-        assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n", wait=30) == b""
-        assert time.monotonic() - begun < 30
-        endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
-        assert endless.startswith(b"HTTP/1.1 431 ") or endless == b"RESET"
-
-
-@pytest.fixture
-def long_response(monkeypatch):
-    """A response larger than the socket buffers."""
-    body = b"".join(b"%08d" % n for n in range(2**21))
-    monkeypatch.setattr(FeaturesResponse, "model_dump_json", lambda _: body.decode())
-    return body
-
-
-def test_client_that_does_not_read_is_disconnected(long_response, monkeypatch):
-    monkeypatch.setattr(protocol, "SEND_SECONDS", 0.6)
-    with make_state() as state, running_server(state) as (server, port), socket.socket() as link:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        link.connect(("127.0.0.1", port))
-        begun = time.monotonic()
-        link.sendall(raw("/features", encoded_image(), "image/png"))
-        wait_for(lambda: metric(state, "vitrail_pictures_total") == 1)
-        wait_for(lambda: state.admission.images == 0)
-        assert (
-            time.monotonic() - begun > 0.6
-        )  # the reservation is held while the response is in memory
-        wait_for(lambda: not server.server_state.connections)
-        assert state.admission.bytes == state.in_flight == 0
-
-
-def test_slow_reader_gets_the_whole_response(long_response):
-    with (
-        make_state() as state,
-        running_server(state) as (server, port),
-        socket.create_connection(("127.0.0.1", port), timeout=30) as link,
-    ):
-        link.sendall(raw("/features", encoded_image(), "image/png"))
-        wait_for(lambda: any(one.abort_timer for one in server.server_state.connections))
-        reply = b""
-        while not reply.endswith(long_response[-8:]):
-            reply += link.recv(2**20)
-        assert reply.partition(b"\r\n\r\n")[2] == long_response
-        wait_for(lambda: not any(one.abort_timer for one in server.server_state.connections))
-        link.sendall(get("/health"))  # no abort timer is left
-        assert link.recv(9999).startswith(b"HTTP/1.1 200 ")
-
-
-def test_close_aborts_after_a_while(monkeypatch):
-    monkeypatch.setattr(protocol, "SEND_SECONDS", 0.01)
-
-    async def scenario(end):
-        link = object.__new__(protocol.LimitedProtocol)
-        link.loop, link.transport = asyncio.get_running_loop(), Mock()
-        getattr(link, end)()
-        link.transport.close.assert_called_once()
-        await asyncio.sleep(0.05)
-        link.transport.abort.assert_called_once()
-
-    for end in ("close", "timeout_keep_alive_handler"):
-        asyncio.run(scenario(end))
-
-
-def test_rest_of_a_rejected_body_must_arrive_soon(monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 1.0)  # for a busy client to send the rest
-    with make_state() as state, server_port(state) as port:
-        for rest in (b"only this", b"x" * 1000):  # too little, or all and nothing after it
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as link:
-                link.sendall(head("/predict", 1000, "text/plain"))
-                reply = link.recv(9999)
-                assert reply.startswith(b"HTTP/1.1 415 ")
-                link.sendall(rest)
-                while data := link.recv(9999):  # until it is closed
-                    reply += data
-                assert reply.count(b"HTTP/1.1") == 1
-
-
-def test_invalid_http_is_400_as_json():
-    with make_state() as state, server_port(state) as port:
-        reply = ask(port, b"hello, is this a server?\r\n\r\n")
-        assert reply.startswith(b"HTTP/1.1 400 ")
-        assert reply.endswith(b'{"error":"not a valid HTTP request"}')
-
-
-CHUNKED = (
-    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
-    b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(encoded_image()), encoded_image())
-)
-
-
-def test_trailers_are_not_headers():
-    with make_state(token="secret") as state, server_port(state) as port:
-        trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
-        reply = ask(port, CHUNKED + trailers, wait=1)
-        assert reply.startswith(b"HTTP/1.1 401 ")
-        assert b"x-request-id: trailer" not in reply
-
-
-def test_trailers_are_dropped_and_the_connection_stays_usable():
-    with make_state() as state, server_port(state) as port:
-        reply = ask(port, CHUNKED + b"checksum: 7\r\n\r\n", get("/health"), wait=1)
-        assert reply.count(b"HTTP/1.1 200 ") == 2
-
-
-@pytest.mark.parametrize("trailer", [b"a: " + b"b" * 60_000, b"a: b\r\n" * 10_000])
-def test_trailers_are_limited_like_headers(trailer):
-    with make_state() as state, server_port(state) as port:
-        begun = time.monotonic()
-        reply = ask(port, CHUNKED, *[trailer] * 400)
-        assert reply.startswith(b"HTTP/1.1 431 ") or reply == b"RESET"
-        assert time.monotonic() - begun < 5
-        wait_for(lambda: state.admission.images == state.admission.bytes == state.in_flight == 0)
-
-
-def test_large_body_does_not_count_as_the_next_head():
-    with make_state() as state, server_port(state) as port:
-        large = raw("/predict", encoded_image(size=(300, 300)), "image/png")
-        assert len(large) > protocol.MAX_HEAD
-        assert ask(port, large + get("/health"), wait=2).count(b"HTTP/1.1 200 ") == 2
-
-
-def test_pipelined_requests_are_limited():
-    """The first of thousands are answered in order, then the connection is closed."""
-    most = protocol.MAX_PIPELINED
-    with make_state(token="secret") as state, running_server(state) as (server, port):
-        reply = ask(port, get("/models") * 14_000)
-        assert most <= reply.count(b"HTTP/1.1 401 ") <= 2 * most
-        assert reply.count(b"connection: close") == 1
-        assert server.server_state.total_requests <= 2 * most
-        few = ask(port, get("/health") * most, wait=1)
-        assert few.count(b"HTTP/1.1 200 ") == most
-
-
-def test_invalid_pipelined_request_does_not_get_the_pending_response():
-    with make_state() as state, server_port(state) as port, blocked_batcher(state):
-        assert b"HTTP" not in ask(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
-
-
-def test_connections_are_limited(monkeypatch):
-    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
-    with make_state() as state, server_port(state) as port:
-
-        async def scenario():
-            links = [await connect(port) for _ in range(3)]
-            rejected = await asyncio.to_thread(ask, port)
-            return rejected, [(await link.ask(get("/health"))).status for link in links]
-
-        rejected, answered = run(scenario())
-        assert rejected.startswith(b"HTTP/1.1 503 ")
-        assert answered == [200, 200, 200]
-
-
-@pytest.mark.parametrize("sent", [0.0, 0.5, 1.0])
-def test_disconnected_client_leaves_nothing_behind(sent):
-    """In the head, within the body, or while waiting for the response."""
-    with make_state() as state, server_port(state) as port, blocked_batcher(state) as gate:
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port)) as link:
-                link.sendall(PREDICT[: 20 if not sent else -1 if sent < 1 else None])
-                wait_for(lambda: state.admission.images > 0 or not sent)
-                time.sleep(0.02)
-        wait_for(lambda: state.admission.images == state.in_flight == 0)
-        gate.open.set()
-        assert run(closed_loop(port, [PREDICT] * 8, clients=2)).counts() == {200: 8}
-        assert metric(state, "vitrail_pictures_total") == 8  # none that was canceled
-        if sent:
-            labels = {"route": "/predict", "status": "499"}
-            assert metric(state, "vitrail_requests_total", **labels) == 5
-        assert state.admission.bytes == 0
-
-
-def test_garbage_is_4xx_and_leaves_nothing_behind():
-    good = [raw("/predict", encoded_image(color, (40, 40), "JPEG")) for color in ("red", "blue")]
-    bad = itertools.islice(broken(good, random.Random(3)), 120)
-    with make_state(batch_size=8) as state, server_port(state) as port:
-        mixed = [request for one in bad for request in (one, *good)]
-        reply = run(closed_loop(port, mixed, clients=8))
-        assert reply.counts()[200] >= 240
-        assert len(reply.replies) == 360
-        assert reply.counts().keys() <= {200, 400, 404, 413, 415, 422}
-        assert {400, 413, 415, 422} <= reply.counts().keys()
-        assert state.admission.images == state.admission.bytes == state.in_flight == 0
-
-
 def test_heavy_requests_are_limited():
-    data = encoded_image(size=(32, 32))
-    request = raw("/explain", data, "image/png")
-    limits = Limits(heavy=2)
+    request = raw("/explain", encoded_image(size=(32, 32)), "image/png")
     with (
-        make_state(limits=limits) as state,
-        server_port(state) as port,
+        make_state(limits=Limits(heavy=2)) as state,
+        running_server(state) as (_, port),
         blocked_batcher(state) as gate,
     ):
 
@@ -338,6 +138,17 @@ def test_heavy_requests_are_limited():
             return rejected.status, [(await task).status for task in (*waiting, answer)]
 
         assert run(scenario()) == (503, [200, 200, 200])
+
+
+def test_garbage_is_4xx_and_leaves_nothing_behind(state, port):
+    good = [raw("/predict", encoded_image(color, (40, 40), "JPEG")) for color in ("red", "blue")]
+    bad = itertools.islice(broken(good, random.Random(3)), 120)
+    mixed = [request for one in bad for request in (one, *good)]
+    counts = run(closed_loop(port, mixed, clients=8)).counts()
+    assert sum(counts.values()) == 360
+    assert counts[200] >= 240
+    assert {200, 400, 413, 415, 422} <= counts.keys() <= {200, 400, 404, 413, 415, 422}
+    wait_for(lambda: is_idle(state))
 
 
 def test_large_responses_are_serialized_in_a_thread():
@@ -355,34 +166,213 @@ def test_large_responses_are_serialized_in_a_thread():
     assert asyncio.run(scenario()) == [True, False]
 
 
-def test_requests_with_different_options_share_a_batch():
-    asked = {"top=1": (1, "x"), "top=2": (2, "x"), "top=3&threshold=1": (3, "")}
-    with make_state() as state, server_port(state) as port, blocked_batcher(state) as gate:
+# Slow and absent clients
 
-        async def scenario():
-            tasks = [
-                asyncio.create_task(
-                    (await connect(port)).ask(
-                        raw(f"/predict?{query}", encoded_image(), "image/png")
-                    )
-                )
-                for query in (*asked, *asked)
-            ]
-            await asyncio.to_thread(wait_for, lambda: len(state.batcher.waiting) == 6)
-            gate.open.set()
-            return [json.loads((await task).body)["answers"][0] for task in tasks]
 
-        state.registry.get(None).batch_size = 6
-        answers = run(scenario())
-        assert metric(state, "vitrail_batch_pictures_sum") == 1 + 6  # the blocker, and all
-        for answer, (count, label) in zip(answers, [*asked.values()] * 2, strict=True):
-            assert len(answer["guesses"]) == count
-            assert bool(answer["label"]) == bool(label)
+def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
+    """The client still sends when it is rejected; it reads an answer, not a broken connection."""
+    monkeypatch.setattr(limits, "DRAIN_SECONDS", 0.3)
+    with make_state(limits=Limits(body=2**20)) as state, running_server(state) as (_, port):
+        reply = ask(port, head("/predict", 5 * 2**20, "image/png"), b"x" * 2**20)
+        assert reply.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in reply
+        assert b"RESET" not in reply
+        endless = ask(port, CHUNKED, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
+        assert endless.startswith(b"HTTP/1.1 413 ")
+        assert state.admission.bytes == 0
+
+
+def test_connection_survives_a_rejected_small_body(port):
+    async def scenario():
+        link = await connect(port)
+        first = await link.ask(raw("/predict", b"x" * 1000, "text/plain"))
+        return first.status, (await link.ask(PREDICT)).status
+
+    assert run(scenario()) == (415, 200)
+
+
+def test_slow_upload_is_408():
+    with make_state(limits=Limits(timeout=0.3)) as state, running_server(state) as (_, port):
+        start = time.monotonic()
+        reply = ask(port, head("/predict", 1000, "image/png"), b"only this")
+        assert time.monotonic() - start < 30  # the connection is closed
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive within 0.3 s" in reply
+        assert is_idle(state)
+
+
+def test_endless_head_closes_the_connection(port, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    start = time.monotonic()
+    assert ask(port) == b""  # nothing sent
+    assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n") == b""
+    assert time.monotonic() - start < 30
+    endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
+    assert endless.startswith(b"HTTP/1.1 431 ") or endless == b"RESET"
+
+
+@pytest.mark.parametrize("rest", [b"only this", b"x" * 1000])
+def test_rest_of_a_rejected_body_must_arrive_soon(port, monkeypatch, rest):
+    """Too little of it arrives, or all and nothing after it."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 1.0)  # for a busy client to send the rest
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as link:
+        link.sendall(head("/predict", 1000, "text/plain"))
+        reply = link.recv(9999)
+        assert reply.startswith(b"HTTP/1.1 415 ")
+        link.sendall(rest)
+        while data := link.recv(9999):  # until it is closed
+            reply += data
+        assert reply.count(b"HTTP/1.1") == 1
+
+
+@pytest.fixture
+def long_response(monkeypatch):
+    """A response larger than the socket buffers."""
+    body = random.Random(0).randbytes(2**23).hex()
+    monkeypatch.setattr(FeaturesResponse, "model_dump_json", lambda _: body)
+    return body.encode()
+
+
+def test_client_that_does_not_read_is_disconnected(long_response, monkeypatch):
+    monkeypatch.setattr(protocol, "SEND_SECONDS", 0.6)
+    with make_state() as state, running_server(state) as (server, port), socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", port))
+        start = time.monotonic()
+        link.sendall(raw("/features", PNG, "image/png"))
+        wait_for(lambda: metric(state, "vitrail_pictures_total") == 1)
+        wait_for(lambda: state.admission.images == 0)
+        assert time.monotonic() - start > 0.6  # reserved while the response is in memory
+        wait_for(lambda: not server.server_state.connections)
+        assert is_idle(state)
+
+
+def test_slow_reader_gets_the_whole_response(long_response):
+    with (
+        make_state() as state,
+        running_server(state) as (server, port),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as link,
+    ):
+        link.sendall(raw("/features", PNG, "image/png"))
+        wait_for(lambda: any(one.abort_timer for one in server.server_state.connections))
+        reply = b""
+        while not reply.endswith(long_response[-8:]):
+            reply += link.recv(2**20)
+        assert reply.partition(b"\r\n\r\n")[2] == long_response
+        wait_for(lambda: not any(one.abort_timer for one in server.server_state.connections))
+        link.sendall(get("/health"))  # no abort timer is left
+        assert link.recv(9999).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("end", ["close", "timeout_keep_alive_handler"])
+def test_close_aborts_after_a_while(monkeypatch, end):
+    monkeypatch.setattr(protocol, "SEND_SECONDS", 0.01)
+
+    async def scenario():
+        link = object.__new__(protocol.LimitedProtocol)
+        link.loop, link.transport = asyncio.get_running_loop(), Mock()
+        getattr(link, end)()
+        link.transport.close.assert_called_once()
+        await asyncio.sleep(0.05)
+        link.transport.abort.assert_called_once()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sent", [20, -1, None])
+def test_disconnected_client_leaves_nothing_behind(sent):
+    """In the head, within the body, or while waiting for the response."""
+    with (
+        make_state() as state,
+        running_server(state) as (_, port),
+        blocked_batcher(state) as gate,
+    ):
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as link:
+                link.sendall(PREDICT[:sent])
+                wait_for(lambda: state.admission.images > 0 or sent == 20)
+                time.sleep(0.02)
+        wait_for(lambda: state.admission.images == state.in_flight == 0)
+        gate.open.set()
+        assert run(closed_loop(port, [PREDICT] * 8, clients=2)).counts() == {200: 8}
+        assert metric(state, "vitrail_pictures_total") == 8  # none that was canceled
+        if sent != 20:
+            labels = {"route": "/predict", "status": "499"}
+            assert metric(state, "vitrail_requests_total", **labels) == 5
+        assert state.admission.bytes == 0
+
+
+# HTTP
+
+
+def test_invalid_http_is_400_as_json(port):
+    reply = ask(port, b"hello, is this a server?\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert reply.endswith(b'{"error":"not a valid HTTP request"}')
+
+
+def test_trailers_are_not_headers():
+    with make_state(token="secret") as state, running_server(state) as (_, port):
+        trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
+        reply = ask(port, CHUNKED_PREDICT + trailers, replies=1)
+        assert reply.startswith(b"HTTP/1.1 401 ")
+        assert b"x-request-id: trailer" not in reply
+
+
+def test_trailers_are_dropped_and_the_connection_stays_usable(port):
+    reply = ask(port, CHUNKED_PREDICT + b"checksum: 7\r\n\r\n", get("/health"), replies=2)
+    assert reply.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.parametrize("trailer", [b"a: " + b"b" * 60_000, b"a: b\r\n" * 10_000])
+def test_trailers_are_limited_like_headers(state, port, trailer):
+    reply = ask(port, CHUNKED_PREDICT, *[trailer] * 400)
+    assert reply.startswith(b"HTTP/1.1 431 ") or reply == b"RESET"
+    wait_for(lambda: is_idle(state))
+
+
+def test_large_body_does_not_count_as_the_next_head(port):
+    large = raw("/predict", encoded_image(size=(300, 300)), "image/png")
+    assert len(large) > protocol.MAX_HEAD
+    assert ask(port, large + get("/health"), replies=2).count(b"HTTP/1.1 200 ") == 2
+
+
+def test_pipelined_requests_are_limited():
+    """The first of thousands are answered in order, then the connection is closed."""
+    most = protocol.MAX_PIPELINED
+    with make_state(token="secret") as state, running_server(state) as (server, port):
+        reply = ask(port, get("/models") * 14_000)
+        assert most <= reply.count(b"HTTP/1.1 401 ") <= 2 * most
+        assert reply.count(b"connection: close") == 1
+        assert server.server_state.total_requests <= 2 * most
+        few = ask(port, get("/health") * most, replies=most)
+        assert few.count(b"HTTP/1.1 200 ") == most
+
+
+def test_invalid_pipelined_request_does_not_get_the_pending_response(state, port):
+    with blocked_batcher(state):
+        assert b"HTTP" not in ask(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
+
+
+def test_connections_are_limited(port, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
+
+    async def scenario():
+        links = [await connect(port) for _ in range(3)]
+        rejected = await asyncio.to_thread(ask, port)
+        return rejected, [(await link.ask(get("/health"))).status for link in links]
+
+    rejected, answered = run(scenario())
+    assert rejected.startswith(b"HTTP/1.1 503 ")
+    assert answered == [200, 200, 200]
+
+
+# Shutdown
 
 
 def test_shutdown_finishes_admitted_requests_and_rejects_new_ones():
     gate = Gate()
-    with make_state() as state, server_port(state) as port:
+    with make_state() as state, running_server(state) as (_, port):
         state.registry.get(None).predict = gate  # type: ignore[assignment]
 
         async def scenario():

@@ -1,8 +1,9 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from serving_helpers import encoded_image, make_state, tiny_model, wait_for
+from serving_helpers import encoded_image, make_client, make_state, tiny_model, wait_for
 from starlette.testclient import TestClient
 
 import vitrail
@@ -59,16 +60,15 @@ def test_missing_examples_are_an_error_only_if_configured(tmp_path):
         find_examples(metadata_with(data), str(tmp_path / "gone"))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
-def test_examples_of_the_model_s_data_are_shown_on_loopback(tmp_path, host):
-    assert examples_from(ServerConfig(host=host), str(tmp_path)) == ""
-    assert examples_from(ServerConfig(host=host), "hf:some/where") == "none"
-    assert examples_from(ServerConfig(host=host), str(tmp_path / "gone")) == "none"
+LOOPBACK = ("127.0.0.1", "127.0.0.2", "localhost", "::1")
 
 
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.1.2", "example.org"])
-def test_examples_of_the_model_s_data_are_hidden_off_loopback(tmp_path, host):
-    assert examples_from(ServerConfig(host=host), str(tmp_path)) == "none"
+@pytest.mark.parametrize("host", [*LOOPBACK, "", "0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_examples_of_the_model_s_data_are_shown_on_loopback_only(tmp_path, host):
+    config = ServerConfig(host=host)
+    assert examples_from(config, str(tmp_path)) == ("" if host in LOOPBACK else "none")
+    assert examples_from(config, "hf:some/where") == "none"
+    assert examples_from(config, str(tmp_path / "gone")) == "none"
     assert examples_from(ServerConfig(host=host, examples="photos"), "hf:some/where") == "photos"
 
 
@@ -87,25 +87,19 @@ def test_public_server_shows_configured_examples_only(tmp_path, host, shown):
         assert bool(state.examples["tiny"]) is shown
 
 
-def test_example_rows_are_spread_over_classes(tmp_path):
-    class Many:
-        def labels(self):
-            return np.repeat(np.arange(100), 3)
-
-    class Few:
-        def labels(self):
-            return np.array([0, 0, 1])
-
-    rows = spread_rows(Many(), 12)
+def test_example_rows_are_spread_over_classes():
+    many = SimpleNamespace(labels=lambda: np.repeat(np.arange(100), 3))
+    rows = spread_rows(many, 12)
     assert len(rows) == len({row // 3 for row in rows}) == 12
-    assert sorted(spread_rows(Few(), 12)) == [0, 1, 2]
+    few = SimpleNamespace(labels=lambda: np.array([0, 0, 1]))
+    assert sorted(spread_rows(few, 12)) == [0, 1, 2]
 
 
 def test_examples_are_served_by_number(tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     with make_state() as state:
         state.examples["tiny"] = find_examples(metadata_with(data), "")
-        client = TestClient(make_app(state))
+        client = make_client(state)
         listed = client.get("/examples").json()
         assert listed[1] == {"id": "1", "label": "green"}
         one = client.get("/examples/1")

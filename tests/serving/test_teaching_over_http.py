@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from serving_helpers import CLASSES, encoded_image, make_state, tiny_model
+from serving_helpers import CLASSES, encoded_image, make_client, make_state, post, tiny_model
 from starlette.testclient import TestClient
 
 import vitrail
@@ -11,7 +11,7 @@ from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
 from vitrail.probing import teach as probing_teach
 from vitrail.probing.teach import ProbeMemory, save_memory
-from vitrail.serving import registry as serving_teaching
+from vitrail.serving import registry
 from vitrail.serving.app import make_app
 from vitrail.serving.config import Limits
 from vitrail.serving.limits import ApiError, Upload
@@ -40,6 +40,10 @@ def taught():
             yield state, client
 
 
+def predicted(client, color):
+    return post(client, data=encoded_image(color, seed=90)).json()["answers"][0]["label"]
+
+
 def test_taught_class_is_predicted_at_once(taught):
     state, client = taught
     before = state.registry.get(None)
@@ -49,9 +53,7 @@ def test_taught_class_is_predicted_at_once(taught):
     assert (response["pictures"], response["replaced"], response["engine"]) == (6, False, "torch")
     assert response["accuracy"] > 0.6
     assert client.get("/model").json()["classes"] == ["red", "green", "blue"]
-    for color in CLASSES:
-        answer = client.post("/predict", content=encoded_image(color, seed=90)).json()["answers"][0]
-        assert answer["label"] == color
+    assert [predicted(client, color) for color in CLASSES] == list(CLASSES)
     assert before.predictor.classes == CLASSES  # requests keep the version they started with
     assert state.registry.get(None) is not before
 
@@ -61,11 +63,9 @@ def test_teaching_again_replaces_the_class_and_reports_unreadable_images(taught)
     client.post("/teach?name=blue", files=files("red"))
     pictures = [*files("blue"), ("pictures", ("broken", b"text"))]
     response = client.post("/teach?name=blue", files=pictures).json()
-    assert response["replaced"] is True
-    assert response["pictures"] == 6
+    assert (response["replaced"], response["pictures"]) == (True, 6)
     assert response["errors"][0]["name"] == "broken"
-    answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][0]
-    assert answer["label"] == "blue"
+    assert predicted(client, "blue") == "blue"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_pixel_limit_applies_to_teaching(taught):
             ("pictures", ("large", encoded_image(size=(20, 20)))),
             *files("blue", count=1),
         ]
-        response = TestClient(make_app(strict)).post("/teach?name=blue", files=pictures).json()
+        response = make_client(strict).post("/teach?name=blue", files=pictures).json()
         assert response["pictures"] == 1
         assert response["errors"][0]["name"] == "large"
         assert "above the limit of 100 pixels" in response["errors"][0]["error"]
@@ -136,7 +136,7 @@ def test_failed_save_leaves_the_folder_unchanged(taught, tmp_path, monkeypatch, 
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving_teaching, "save", full)  # fails after the memory was saved
+        patch.setattr(registry, "save", full)  # fails after the memory was saved
         assert client.post("/teach?name=gray", files=files("red")).status_code == 503
     assert contents(folder) == before
     (folder / "config.json").unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def test_taught_model_that_fails_to_load_is_not_saved(taught, tmp_path, monkeypa
     def fails(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(serving_teaching, "Predictor", fails)
+    monkeypatch.setattr(registry, "Predictor", fails)
     assert client.post("/teach?name=blue", files=files("blue")).status_code == 500
     assert not folder.exists()
 
@@ -180,12 +180,12 @@ def test_abandoned_thread_does_not_undo_a_later_class(taught):
         images = [state.pool.submit(encoded_image("red"), stuck.predictor.preprocess)]
         uploads = [Upload("x", encoded_image("red"))]
         try:
-            serving_teaching.teach(state.registry, "tiny", "gray", uploads, images, None)
+            registry.teach(state.registry, "tiny", "gray", uploads, images, None)
         except ApiError as refusal:
             rejected.append(refusal.status)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving_teaching, "fit_head", late)
+        patch.setattr(registry, "fit_head", late)
         thread = threading.Thread(target=teach_slowly)
         thread.start()
         assert started.wait(20)
@@ -200,47 +200,45 @@ def test_first_class_waits_for_a_second():
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
     with make_state({"bare": model}, allow_teach=True) as state:
         served = state.registry.get(None)
-        memory, notes = serving_teaching.load_memory(served.predictor, "bare", None)
+        memory, notes = registry.load_memory(served.predictor, "bare", None)
         assert notes == []
         state.add_model("bare", served.predictor, memory)
-        client = TestClient(make_app(state))
+        client = make_client(state)
         first = client.post("/teach?name=red", files=files("red")).json()
         assert "teach another one" in first["notes"][0]
         second = client.post("/teach?name=blue", files=files("blue")).json()
         assert second["classes"] == ["red", "blue"]
         provenance = state.registry.get(None).predictor.metadata.provenance
         assert provenance["taught"] == ["red", "blue"]
-        answer = client.post("/predict", content=encoded_image("blue", seed=90)).json()["answers"][
-            0
-        ]
-        assert answer["label"] == "blue"
+        assert predicted(client, "blue") == "blue"
 
 
 def test_memory_is_built_from_the_training_data(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=6)
     tiny_run(data, tmp_path / "run", steps=2)
     predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
-    memory, notes = serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
+    memory, notes = registry.load_memory(predictor, str(tmp_path / "run"), None)
     assert memory.classes == CLASSES
     assert "30 images of the 3 known classes" in notes[0]
     data.unlink()
     with pytest.raises(ConfigError, match="--using"):
-        serving_teaching.load_memory(predictor, str(tmp_path / "run"), None)
+        registry.load_memory(predictor, str(tmp_path / "run"), None)
 
 
 def test_taught_model_never_overwrites_another(tmp_path):
-    vitrail.save(tiny_model(), tmp_path / "one")
-    vitrail.save(tiny_model(), tmp_path / "other")
+    one, other = tmp_path / "one", tmp_path / "other"
+    vitrail.save(tiny_model(), one)
+    vitrail.save(tiny_model(), other)
+
+    def folder(root, several=False):
+        return registry.folder_for(root, "one", f"{one}/", several=several)
+
     with pytest.raises(ConfigError, match="other already holds a model"):
-        serving_teaching.folder_for(tmp_path / "other", "one", str(tmp_path / "one"), several=False)
+        folder(other)
     with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
-        serving_teaching.folder_for(tmp_path / "one", "one", str(tmp_path / "one"), several=False)
+        folder(one)
     values = np.zeros((2, tiny_model().config.num_features), np.float32)
-    save_memory(
-        ProbeMemory.of(tiny_model(), values, np.arange(2), ("red", "green")), tmp_path / "one"
-    )
-    own = serving_teaching.folder_for(tmp_path / "one", "one", f"{tmp_path}/one/", several=False)
-    assert own == tmp_path / "one"
-    free = serving_teaching.folder_for(tmp_path / "new", "one", str(tmp_path / "one"), several=True)
-    assert free == tmp_path / "new" / "one"
-    assert serving_teaching.folder_for(None, "one", "one", several=False) is None
+    save_memory(ProbeMemory.of(tiny_model(), values, np.arange(2), ("red", "green")), one)
+    assert folder(one) == one
+    assert folder(tmp_path / "new", several=True) == tmp_path / "new" / "one"
+    assert folder(None) is None

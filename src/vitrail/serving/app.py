@@ -95,7 +95,8 @@ class AppState:
         self.unrecoverable = False  # so many threads are stuck that only a restart helps
 
     def add_model(self, name: str, predictor: Predictor, memory: ProbeMemory | None = None) -> None:
-        self.registry.set(ServedModel(name, predictor, self.pool, self.metrics, memory=memory))
+        served = ServedModel(name, predictor, self.pool, self.metrics, memory=memory)
+        self.registry.models[name] = served
 
     async def warm_up(self) -> None:
         """Run every model once, tune its batch size if none is set, and find example images."""
@@ -469,16 +470,6 @@ async def json_response(make: Callable[[], BaseModel], size: int = SMALL_RESPONS
     return Response(body, media_type="application/json")
 
 
-@route(public, "/", "Web page", ("text/html",))
-async def page(*_: Any) -> Response:
-    return html_page("page.html")
-
-
-@route(public, "/docs", "API page", ("text/html",))
-async def docs(*_: Any) -> Response:
-    return html_page("docs.html")
-
-
 @route(public, "/health", "Liveness probe", schemas.StatusResponse)
 async def health(state: AppState, *_: Any) -> schemas.StatusResponse:
     if state.unrecoverable:
@@ -570,6 +561,10 @@ def build_page(name: str) -> tuple[str, str]:
     return html, policy
 
 
-def html_page(name: str) -> Response:
+async def html_page(name: str, *_: Any) -> Response:
     html, policy = build_page(name)
     return HTMLResponse(html, headers={"Content-Security-Policy": policy})
+
+
+route(public, "/", "Web page", ("text/html",))(partial(html_page, "page.html"))
+route(public, "/docs", "API page", ("text/html",))(partial(html_page, "docs.html"))

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread, current_thread, get_native_id
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from vitrail.prediction.predictor import Predictor
 from vitrail.prediction.results import Prediction, decode_logits
 from vitrail.serving.config import MAX_PIXELS, Limits
 from vitrail.serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from vitrail.serving.registry import ServedModel
 
 JOIN_SECONDS = 10.0  # to wait for the batch thread on shutdown
 SMOOTHING = 0.2  # weight of the last batch in the throughput
@@ -403,18 +406,18 @@ class ImageWork:
 
     def __init__(
         self,
+        served: "ServedModel",
         forward: Callable[[Predictor, Tensor, Sequence[ImageItem]], Sequence[Any]],
         result_type: type[Prediction] | type[FeatureVector],
-        predictor: Predictor,
-        pool: DecodePool,
-        metrics: Metrics,
-        batch_size: int = DEFAULT_BATCH_SIZE,
     ) -> None:
-        self.forward, self.result_type, self.batch_size = forward, result_type, batch_size
-        self.predictor, self.pool, self.metrics = predictor, pool, metrics
+        self.served, self.forward, self.result_type = served, forward, result_type
+
+    @property
+    def batch_size(self) -> int:
+        return self.served.batch_size
 
     def __call__(self, items: Sequence[ImageItem]) -> list[Any]:
-        start = time.perf_counter()
+        start, metrics = time.perf_counter(), self.served.metrics
         results: list[Any] = self.decode(items)
         tensors = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
         deferred = sum(isinstance(result, Future) for result in results)
@@ -424,21 +427,24 @@ class ImageWork:
         decoded = time.perf_counter()
         if tensors:
             batch = torch.stack(list(tensors.values()))  # (B, C, H, W)
-            outputs = self.forward(self.predictor, batch, [items[index] for index in tensors])
+            outputs = self.forward(
+                self.served.predictor, batch, [items[index] for index in tensors]
+            )
             for index, output in zip(tensors, outputs, strict=True):
                 results[index] = output
-        self.metrics.prepare_seconds.observe(decoded - start)
-        self.metrics.run_seconds.observe(time.perf_counter() - decoded)
-        self.metrics.images.inc(len(tensors))
-        self.metrics.unreadable.inc(len(items) - len(tensors) - deferred)
+        metrics.prepare_seconds.observe(decoded - start)
+        metrics.run_seconds.observe(time.perf_counter() - decoded)
+        metrics.images.inc(len(tensors))
+        metrics.unreadable.inc(len(items) - len(tensors) - deferred)
         return results
 
     def decode(self, items: Sequence[ImageItem]) -> list["Tensor | BaseException | Future[Tensor]"]:
         """Return uint8 (C, H, W) per image, its error, or its future if it is still decoding."""
+        pool, preprocess = self.served.pool, self.served.predictor.preprocess
         futures: list[Future[Tensor]] = []
         for item in items:
             if item.image is None:
-                item.image = self.pool.submit(item.data, self.predictor.preprocess)
+                item.image = pool.submit(item.data, preprocess)
             futures.append(item.image)
         waiting, before = {*futures}, 0
         while waiting and len(waiting) != before:  # as long as some complete

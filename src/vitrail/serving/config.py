@@ -3,7 +3,7 @@
 import re
 import socket
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -102,10 +102,13 @@ class ServerConfig:
 
     @cached_property
     def host_names(self) -> frozenset[str]:
-        """Accepted Host headers; off loopback, IP addresses are accepted besides."""
+        """Accepted Host headers; off loopback, IP addresses are accepted besides.
+
+        Cached, because a machine's names may need the DNS.
+        """
         names = {*LOOPBACK_NAMES, self.host, *self.allow_hosts}
         if not self.is_loopback:
-            names |= machine_names()
+            names |= {socket.gethostname(), socket.getfqdn()}
         return frozenset(name.lower() for name in names if name)
 
     def accepts_host(self, name: str) -> bool:
@@ -117,12 +120,6 @@ class ServerConfig:
         if self.token or name in self.host_names:
             return True
         return not self.is_loopback and is_ip_address(name)
-
-
-@cache
-def machine_names() -> frozenset[str]:
-    """This machine's host names; cached because it queries the DNS."""
-    return frozenset((socket.gethostname(), socket.getfqdn()))
 
 
 def is_ip_address(host: str) -> bool:

@@ -6,12 +6,14 @@ requests and connections, protocol errors as JSON, and a drain that loses no adm
 
 import asyncio
 import signal
-from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from vitrail.serving.app import AppState
 
 MAX_CONNECTIONS = 1000  # below the usual limit of open files, 1024
 MAX_HEAD = 64 * 2**10  # bytes of request line and headers, or of trailers
@@ -156,15 +158,13 @@ class LimitedProtocol(HttpToolsProtocol):
 class DrainingServer(Server):
     """On a signal it rejects new requests, finishes the admitted ones, and exits with status 0."""
 
-    def __init__(
-        self, config: Config, drain: Callable[[], None], watchdog: Callable[[], bool]
-    ) -> None:
+    def __init__(self, config: Config, state: "AppState") -> None:
         super().__init__(config)
-        self.drain, self.watchdog = drain, watchdog
+        self.state = state
 
     async def on_tick(self, counter: int) -> bool:
         """Run the watchdog ten times per second; True stops the server."""
-        if self.watchdog():
+        if self.state.check_threads():
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -172,11 +172,10 @@ class DrainingServer(Server):
         """Replace uvicorn's handler, which re-raises the signal after the shutdown."""
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
-        self.should_exit = True
-        self.drain()
+        self.should_exit = self.state.draining = True
 
     async def shutdown(self, sockets: Any = None) -> None:
-        self.drain()
+        self.state.draining = True
         if not self.force_exit:
             await asyncio.sleep(LAME_DUCK_SECONDS)
         await super().shutdown(sockets)

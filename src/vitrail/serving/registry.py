@@ -99,18 +99,9 @@ class ServedModel:
         memory: ProbeMemory | None = None,
     ) -> None:
         self.name, self.predictor, self.memory = name, predictor, memory
-        self.pool, self.metrics = pool, metrics
-        shared = (predictor, pool, metrics, batch_size)
-        self.predict = ImageWork(predict_batch, Prediction, *shared)
-        self.features = ImageWork(extract_batch, FeatureVector, *shared)
-
-    @property
-    def batch_size(self) -> int:
-        return self.predict.batch_size
-
-    @batch_size.setter
-    def batch_size(self, size: int) -> None:
-        self.predict.batch_size = self.features.batch_size = size
+        self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
+        self.predict = ImageWork(self, predict_batch, Prediction)
+        self.features = ImageWork(self, extract_batch, FeatureVector)
 
     def header(self, seconds: float) -> dict[str, Any]:
         """Return the fields that the responses of all models share."""
@@ -157,10 +148,6 @@ class ModelRegistry:
         if name not in self.models:
             raise ApiError(404, str(unknown("model", name[:100], self.models)), reason="model")
         return self.models[name]
-
-    def set(self, served: ServedModel) -> None:
-        """Add a model, or replace the version of that name."""
-        self.models[served.name] = served
 
 
 # Explanations
@@ -343,7 +330,8 @@ def teach(
             assert predictor.model is not None
             save_taught(predictor.model, memory, folder)
         shared, size = (served.pool, served.metrics), served.batch_size
-        registry.set(ServedModel(name, predictor, *shared, batch_size=size, memory=memory))
+        taught_model = ServedModel(name, predictor, *shared, batch_size=size, memory=memory)
+        registry.models[name] = taught_model
     return TeachResponse(
         model=name,
         engine=predictor.engine.name,
@@ -382,7 +370,7 @@ def extract_features(
 
 
 def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
-    """Save a taught model atomically: an error leaves the folder as it was.
+    """Save a taught model; an error leaves the folder as it was.
 
     The memory is moved first, since the model can be rebuilt from it if the process is killed.
     """
@@ -395,33 +383,28 @@ def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
             save(model, new)
             if not is_generated_card(folder / CARD):
                 (new / CARD).unlink()
-            move_files(new, folder, backup)
+            names = [name for name in (MEMORY_FILE, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
+            for name in names:
+                if (folder / name).is_file():
+                    try:
+                        os.link(folder / name, backup / name)
+                    except OSError:  # hard links are not supported everywhere
+                        shutil.copy2(folder / name, backup / name)
+            moved: list[str] = []
+            try:
+                for name in names:
+                    (new / name).replace(folder / name)
+                    moved.append(name)
+            except OSError:
+                for name in moved:
+                    if (backup / name).exists():
+                        (backup / name).replace(folder / name)
+                    else:
+                        (folder / name).unlink()
+                raise
     except (OSError, VitrailError):
         text = "the server cannot save the taught model, and the class was not added"
         raise ApiError(503, text, reason="disk") from None
-
-
-def move_files(new: Path, folder: Path, backup: Path) -> None:
-    """Move a bundle's files into a folder; on an error, restore those that were there."""
-    names = [name for name in (MEMORY_FILE, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
-    for name in names:
-        if (folder / name).is_file():
-            try:
-                os.link(folder / name, backup / name)
-            except OSError:  # hard links are not supported everywhere
-                shutil.copy2(folder / name, backup / name)
-    moved: list[str] = []
-    try:
-        for name in names:
-            (new / name).replace(folder / name)
-            moved.append(name)
-    except OSError:
-        for name in moved:
-            if (backup / name).exists():
-                (backup / name).replace(folder / name)
-            else:
-                (folder / name).unlink()
-        raise
 
 
 # Example images

@@ -135,9 +135,6 @@ def make_server(app: Any, state: "AppState") -> "DrainingServer":
 
     from vitrail.serving.protocol import DrainingServer, LimitedProtocol
 
-    def drain() -> None:
-        state.draining = True
-
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by us
     config = Config(
         app,
@@ -151,4 +148,4 @@ def make_server(app: Any, state: "AppState") -> "DrainingServer":
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(state.config.grace)),
     )
-    return DrainingServer(config, drain, state.check_threads)
+    return DrainingServer(config, state)

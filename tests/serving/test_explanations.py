@@ -4,6 +4,7 @@ import base64
 import io
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -67,28 +68,25 @@ def pixels(png):
     return np.asarray(Image.open(io.BytesIO(png)), dtype=int)
 
 
-def maps_of(result):
-    shape = (result.layers, result.heads, *result.grid)
-    return np.frombuffer(base64.b64decode(result.maps), np.uint8).reshape(shape)
+def decode_maps(text, *shape):
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(shape)
 
 
-def test_every_informative_method_is_available(model):
-    assert set(methods_of(model)) == METHODS.keys() - {"random", "center"}
-    assert methods_of(model)[0] == "relevance"
-
-
-def test_methods_depend_on_the_model(tiny):
-    assert methods_of(served(replace(tiny, num_classes=0))) == ("rollout", "last layer")
-    assert methods_of(mixer()) == ()
-    assert methods_of(None) == ()
-
-
-def test_explanation_is_a_png_of_the_image_aspect_ratio(model, data):
+@pytest.mark.parametrize("classes", [3, 0])
+def test_methods_of_a_model(tiny, data, classes):
+    """All but the baselines; without a head, those that need no class. The first is the default."""
+    model = served(replace(tiny, num_classes=classes))
+    general, baselines = {"rollout", "last layer"}, {"random", "center"}
+    expected = METHODS.keys() - baselines if classes else general
+    assert set(methods_of(model)) == expected
+    assert methods_of(model)[0] == ("relevance" if classes else "rollout")
+    assert methods_of(mixer()) == methods_of(None) == ()
     for method in methods_of(model):
-        png = explain(model, data, method=method, label=None)
-        image = Image.open(io.BytesIO(png))
+        image = Image.open(io.BytesIO(explain(model, data, method=method, label=None)))
         assert image.format == "PNG"
         assert image.width / image.height == pytest.approx(40 / 24, abs=0.01)
+    default = explain(model, data, method=None, label=None)
+    assert default == explain(model, data, method=methods_of(model)[0], label=None)
 
 
 def test_label_defaults_to_the_predicted_class(model, data):
@@ -115,18 +113,19 @@ def test_invalid_method_or_class_is_rejected(model, data, method, label, message
         explain(model, data, method=method, label=label)
 
 
-def test_model_without_attention_is_rejected(data):
-    with pytest.raises(ConfigError, match="has no attention"):
-        explain(mixer(), data, method="relevance", label=None)
-    with pytest.raises(ConfigError, match="has no attention"):
-        attention(mixer(), data)
+def test_unknown_class_error_does_not_list_many_classes(tiny, data):
+    many = served(replace(tiny, num_classes=21))
+    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
+    with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
+        explain(many, data, method="relevance", label="moon")
 
 
-def test_unreadable_image_is_rejected(model):
+@pytest.mark.parametrize("function", [partial(explain, method=None, label=None), attention])
+def test_unreadable_image_or_model_without_attention_is_rejected(model, data, function):
+    with pytest.raises(ConfigError, match="has no attention"):
+        function(mixer(), data)
     with pytest.raises(DataError):
-        explain(model, b"not an image", method="rollout", label=None)
-    with pytest.raises(DataError):
-        attention(model, b"not an image")
+        function(model, b"not an image")
 
 
 @pytest.mark.parametrize(
@@ -149,20 +148,17 @@ def test_maps_follow_what_the_head_reads(tiny, data, changes):
     expected = torch.stack(expected)  # (L, H, h, w)
     peaks = torch.tensor(result.peaks)
     torch.testing.assert_close(peaks, expected.amax(dim=(2, 3)), atol=1e-5, rtol=0)
-    shares = torch.tensor(maps_of(result) / 255.0) * peaks[:, :, None, None]
+    maps = decode_maps(result.maps, result.layers, result.heads, *result.grid)
+    shares = torch.tensor(maps / 255.0) * peaks[:, :, None, None]
     torch.testing.assert_close(shares.float(), expected, atol=3e-3, rtol=0)
-    assert (maps_of(result).max(axis=(2, 3)) == 255).all()
+    assert (maps.max(axis=(2, 3)) == 255).all()
 
 
-def test_rollout_is_included(model, data):
+def test_attention_response_is_small_json_with_rollout(model, data):
     result = attention(model, data)
-    rolled = np.frombuffer(base64.b64decode(result.rollout), np.uint8).reshape(result.grid)
+    rolled = decode_maps(result.rollout, *result.grid)
     expected = rollout(model, preprocess(model, data)[None])[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
-
-
-def test_attention_response_is_small_json(model, data):
-    result = attention(model, data)
     assert AttentionResponse.model_validate_json(result.model_dump_json()) == result
     assert (result.layers, result.heads, result.grid) == (2, 2, [2, 2])
     assert len(result.model_dump_json()) < 1000
@@ -175,17 +171,15 @@ def test_box_is_the_visible_part_of_the_image(tiny):
     assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
 
 
-def test_explanations_leave_the_model_unchanged(model, data):
+def test_lag_of_the_convolutional_stem(tiny, data):
+    stem = served(replace(tiny, stem="conv"))
+    assert attention(served(tiny), data).lag == 0
+    assert attention(stem, data).lag == pytest.approx(3 / 8)
+    explain(stem, data, method="rollout", label=None)
+
+
+def test_explanations_leave_the_model_unchanged_and_are_thread_safe(model, data):
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    explain(model, data, method="relevance", label="moon")
-    attention(model, data)
-    assert not any(module.training for module in model.modules())
-    assert not any(module._forward_hooks for module in model.modules())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_explanations_are_thread_safe(model, data):
     image = preprocess(model, data)[None]
     with torch.inference_mode():
         expected = model(image)
@@ -198,19 +192,18 @@ def test_explanations_are_thread_safe(model, data):
                 if not torch.equal(model(image), expected):
                     wrong.append("different logits")
 
-    def look():
-        for _ in range(10):
-            png.append(explain(model, data, method="relevance", label="sun"))
-            attention(model, data)
-
-    predicting, looking = threading.Thread(target=predict), threading.Thread(target=look)
+    predicting = threading.Thread(target=predict)
     predicting.start()
-    looking.start()
-    looking.join()
+    for _ in range(10):
+        png.append(explain(model, data, method="relevance", label="sun"))
+        attention(model, data)
     stop.set()
     predicting.join()
     assert wrong == []
     assert png == [alone] * 10
+    assert not any(module.training or module._forward_hooks for module in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_explanations_ignore_token_merging(model, data):
@@ -219,26 +212,3 @@ def test_explanations_ignore_token_merging(model, data):
     assert explain(model, data, method="relevance", label="sun") == png
     assert attention(model, data) == maps
     assert model.merge == 1
-
-
-def test_lag_of_the_convolutional_stem(tiny, data):
-    stem = served(replace(tiny, stem="conv"))
-    assert attention(served(tiny), data).lag == 0
-    assert attention(stem, data).lag == pytest.approx(3 / 8)
-    explain(stem, data, method="rollout", label=None)
-
-
-def test_unknown_class_error_does_not_list_many_classes(tiny, data):
-    many = served(replace(tiny, num_classes=21))
-    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
-    with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
-        explain(many, data, method="relevance", label="moon")
-
-
-def test_method_defaults_to_the_first(tiny, model, data):
-    png = explain(model, data, method=None, label="moon")
-    assert png == explain(model, data, method="relevance", label="moon")
-    bare = served(replace(tiny, num_classes=0))
-    bare.metadata = replace(bare.metadata, class_names=())
-    png = explain(bare, data, method=None, label=None)
-    assert png == explain(bare, data, method="rollout", label=None)
