@@ -20,7 +20,12 @@ from vitrail.cli import main
 from vitrail.data.datasets import Sample
 from vitrail.data.preprocessing import preset
 from vitrail.evaluation import evaluate as evaluation
-from vitrail.evaluation.evaluate import Views, average_views, quick_evaluate
+from vitrail.evaluation.evaluate import (
+    average_views,
+    enlarge_for_crops,
+    quick_evaluate,
+    views_of,
+)
 
 PREPROCESSING = preset("google", (4, 4))
 IMAGES = torch.arange(2 * 1 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6)
@@ -383,20 +388,15 @@ def test_single_view_is_the_unchanged_function():
     def predict(images):
         return images
 
-    assert average_views(predict, Views(), (6, 6), "softmax") is predict
+    assert average_views(predict, (6, 6), "softmax") is predict
 
 
-def test_five_crops_are_corners_and_center():
-    views = list(Views(crops=5).of(IMAGES, (4, 4)))
+def test_views_are_corners_center_and_their_flips():
+    views = list(views_of(IMAGES, (4, 4), flip=True, crops=5))
     starts = [(0, 0), (0, 2), (2, 0), (2, 2), (1, 1)]
-    for view, (top, left) in zip(views, starts, strict=True):
+    for view, flipped, (top, left) in zip(views[::2], views[1::2], starts, strict=True):
         assert torch.equal(view, IMAGES[..., top : top + 4, left : left + 4])
-
-
-def test_flip_doubles_the_views():
-    views = list(Views(flip=True, crops=5).of(IMAGES, (4, 4)))
-    assert len(views) == 10
-    assert torch.equal(views[1], views[0].flip(-1))
+        assert torch.equal(flipped, view.flip(-1))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
@@ -404,29 +404,20 @@ def test_probabilities_are_averaged(loss):
     def predict(images):
         return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1) / 10
 
-    got = average_views(predict, Views(flip=True), (6, 6), loss)(IMAGES)
+    got = average_views(predict, (6, 6), loss, flip=True)(IMAGES)
     probabilities = torch.softmax if loss == "softmax" else lambda x, dim: x.sigmoid()
     mean = (probabilities(predict(IMAGES), 1) + probabilities(predict(IMAGES.flip(-1)), 1)) / 2
     assert torch.allclose(probabilities(got, 1), mean, atol=1e-6)
 
 
-def test_crops_are_taken_from_the_resized_image():
-    timm = preset("timm", (224, 224))
-    larger = Views(crops=5).enlarged(timm)
-    assert larger == replace(timm, size=(248, 248), resize_to=(248, 248))
-    assert Views(flip=True).enlarged(timm) == timm
-
-
-def test_preprocessing_without_crop_is_enlarged_for_crops():
-    assert Views(crops=5).enlarged(preset("google", (224, 112))).size == (256, 128)
-
-
-@pytest.mark.parametrize("resize", ["direct", "short-side"])
-def test_exact_resize_is_enlarged_for_crops(resize):
-    exact = replace(preset("google", (224, 112)), resize=resize, resize_to=(224, 112))
-    larger = Views(crops=5).enlarged(exact)
-    assert larger == replace(exact, size=(256, 128), resize_to=(256, 128))
-    assert Views().enlarged(exact) == exact
+def test_crops_are_taken_from_a_larger_image():
+    timm, google = preset("timm", (224, 224)), preset("google", (224, 112))
+    assert enlarge_for_crops(timm) == replace(timm, size=(248, 248), resize_to=(248, 248))
+    for resize in ("direct", "short-side"):  # no margin to crop from
+        exact = replace(google, resize=resize, resize_to=(224, 112))
+        larger = replace(exact, size=(256, 128), resize_to=(256, 128))
+        assert enlarge_for_crops(exact) == larger
+    assert enlarge_for_crops(google).size == (256, 128)
 
 
 class WithoutFloat64(torch.Tensor):
@@ -444,11 +435,11 @@ def test_averaging_works_on_devices_without_float64(loss):
     def predict(images):
         return images[:, 0, 0].as_subclass(WithoutFloat64)
 
-    got = average_views(predict, Views(flip=True), (6, 6), loss)(IMAGES)
+    got = average_views(predict, (6, 6), loss, flip=True)(IMAGES)
     assert type(got) is torch.Tensor
     assert got.shape == (2, 6)
 
 
 def test_unsupported_number_of_crops():
     with pytest.raises(ConfigError, match="crops=3 is not supported; use 1 or 5"):
-        Views(crops=3)
+        average_views(lambda images: images, (6, 6), "softmax", crops=3)

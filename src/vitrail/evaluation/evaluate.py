@@ -110,17 +110,19 @@ def evaluate(
     source = match.source
     if source.multi_label or metadata.multi_label:
         loss = "sigmoid"
-    views, columns, outputs = Views(flip=flip, crops=crops), match.columns, Outputs(len(source))
+    columns, outputs, preprocessing = match.columns, Outputs(len(source)), metadata.preprocessing
+    predict = average_views(
+        runner.run if columns is None else lambda images: runner.run(images)[:, columns],
+        preprocessing.size,
+        loss,
+        flip=flip,
+        crops=crops,
+    )
     with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
         skipped = run_inference(
-            average_views(
-                runner.run if columns is None else lambda images: runner.run(images)[:, columns],
-                views,
-                metadata.preprocessing.size,
-                loss,
-            ),
+            predict,
             source,
-            views.enlarged(metadata.preprocessing),
+            preprocessing if crops == 1 else enlarge_for_crops(preprocessing),
             outputs.add,
             channels=runner.channels,
             batch_size=batch_size,
@@ -277,48 +279,46 @@ def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:
     return table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Views:
-    """Test-time augmentation: views of each image whose probabilities are averaged."""
+def enlarge_for_crops(preprocessing: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of the images that five crops are taken from."""
+    larger = preprocessing.resize_to
+    if larger in (None, preprocessing.size):  # no margin: all crops would be the same
+        height, width = preprocessing.size
+        larger = (height * 8 // 7, width * 8 // 7)
+    return replace(preprocessing, size=larger, resize_to=larger)
 
-    flip: bool = False  # add horizontal flips
-    crops: int = 1  # 5: corners and center
 
-    def __post_init__(self) -> None:
-        if self.crops not in (1, 5):
-            raise ConfigError(f"crops={self.crops} is not supported; use 1 or 5")
-
-    def enlarged(self, preprocessing: Preprocessing) -> Preprocessing:
-        """Preprocessing of the images that crops are taken from."""
-        if self.crops == 1:
-            return preprocessing
-        larger = preprocessing.resize_to
-        if larger in (None, preprocessing.size):  # no margin: all crops would be the same
-            height, width = preprocessing.size
-            larger = (height * 8 // 7, width * 8 // 7)
-        return replace(preprocessing, size=larger, resize_to=larger)
-
-    def of(self, images: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
-        """Views (B, C, h, w) of images (B, C, H, W)."""
-        height, width = size
-        bottom, right = images.shape[-2] - height, images.shape[-1] - width
-        corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-        for top, left in corners if self.crops == 5 else [(0, 0)]:
-            view = images[..., top : top + height, left : left + width]
-            yield view
-            if self.flip:
-                yield view.flip(-1)
+def views_of(
+    images: Tensor, size: tuple[int, int], *, flip: bool = False, crops: int = 1
+) -> Iterator[Tensor]:
+    """Yield views (B, C, h, w) of images (B, C, H, W): corners and center, and their flips."""
+    height, width = size
+    bottom, right = images.shape[-2] - height, images.shape[-1] - width
+    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    for top, left in corners if crops == 5 else [(0, 0)]:
+        view = images[..., top : top + height, left : left + width]
+        yield view
+        if flip:
+            yield view.flip(-1)
 
 
 def average_views(
-    predict: Callable[[Tensor], Tensor], views: Views, size: tuple[int, int], loss: LossKind
+    predict: Callable[[Tensor], Tensor],
+    size: tuple[int, int],
+    loss: LossKind,
+    *,
+    flip: bool = False,
+    crops: int = 1,
 ) -> Callable[[Tensor], Tensor]:
     """Wrap `predict` to return the logits of the mean probability over views, on the CPU."""
-    if views == Views():
+    if crops not in (1, 5):
+        raise ConfigError(f"crops={crops} is not supported; use 1 or 5")
+    if not flip and crops == 1:
         return predict
 
     def averaged(images: Tensor) -> Tensor:
-        logits = torch.stack([predict(view) for view in views.of(images, size)])  # (V, B, K)
+        views = views_of(images, size, flip=flip, crops=crops)
+        logits = torch.stack([predict(view) for view in views])  # (V, B, K)
         exact = logits.cpu().double()  # not all devices have float64
         if loss == "softmax":
             return exact.log_softmax(-1).logsumexp(0).float()

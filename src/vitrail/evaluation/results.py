@@ -5,7 +5,7 @@ Shapes: N images, B images of a batch, K classes.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ MAX_MISTAKES = 24  # kept, and shown on a page
 MAX_CONFUSION_CLASSES = 1000  # larger confusion matrices are not kept: 8 MB
 MAX_JSON_CLASSES = 100  # larger confusion matrices are not written to JSON
 SCORE_BATCH = 1024
+MISTAKE_KEYS = ("index", "name", "label", "predicted", "confidence", "chance")  # in JSON
+CLASS_KEYS = ("name", "pictures", "precision", "recall", "f1", "average_precision")
 
 
 class Estimate(NamedTuple):
@@ -43,8 +45,7 @@ class ClassMetrics(NamedTuple):
     average_precision: float | None = None  # multi-label data only
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(NamedTuple):
     """An image with a wrong top-1 prediction."""
 
     index: int  # in the source
@@ -72,15 +73,14 @@ class Calibration:
     ece_scaled: float  # ECE after temperature scaling, cross-fitted on two halves
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectiveAccuracy:
+class SelectiveAccuracy(NamedTuple):
     """Accuracy over coverage: only the most confident share of the images is answered."""
 
     coverage: np.ndarray  # (points,) rising to 1
     accuracy: np.ndarray  # (points,)
 
     def at(self, coverage: float) -> float:
-        """Accuracy at the first point with at least this coverage."""
+        """Return the accuracy at the first point with at least this coverage."""
         place = int(np.searchsorted(self.coverage, coverage - 1e-9))
         return float(self.accuracy[min(place, len(self.accuracy) - 1)])
 
@@ -143,53 +143,37 @@ class EvaluationResult:
         return self.selective.at(COVERAGE) if self.selective and has_curve else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; a large confusion matrix is left out, NaN and inf become None."""
-        small = self.confusion is not None and len(self.confusion) <= MAX_JSON_CLASSES
+        """Return JSON values; a large confusion matrix is left out, NaN and inf become None."""
+        large = self.confusion is not None and len(self.confusion) > MAX_JSON_CLASSES
         values: dict[str, Any] = {
             "samples": self.samples,
             "accuracy": self.accuracy,
             "top5": self.top5,
-            "loss": finite(self.loss),
-            "confusion": self.confusion.tolist() if small and self.confusion is not None else None,
-            "mistakes": [
-                {
-                    "index": mistake.index,
-                    "name": mistake.name,
-                    "label": list(mistake.label)
-                    if isinstance(mistake.label, tuple)
-                    else mistake.label,
-                    "predicted": mistake.predicted,
-                    "confidence": finite(mistake.confidence),
-                    "chance": finite(mistake.label_probability),
-                }
-                for mistake in self.mistakes
-            ],
-            "skipped": dict(self.skipped),
+            "loss": self.loss,
+            "confusion": None if large else self.confusion,
+            "mistakes": [dict(zip(MISTAKE_KEYS, m, strict=True)) for m in self.mistakes],
+            "skipped": self.skipped,
         }
-        if not self.estimates:
-            return values
-        values["estimates"] = {
-            name: {key: finite(x) for key, x in estimate._asdict().items()}
-            for name, estimate in self.estimates.items()
-        }
-        values["classes"] = [
-            {
-                "name": c.name,
-                "pictures": c.support,
-                "precision": finite(c.precision),
-                "recall": finite(c.recall),
-                "f1": finite(c.f1),
-                "average_precision": finite(c.average_precision),
-            }
-            for c in self.classes
-        ]
-        for key, arrays in (("calibration", self.calibration), ("selective", self.selective)):
-            if arrays is not None:
-                values[key] = {
-                    name: finite(x) if isinstance(x, float) else [finite(y) for y in x.tolist()]
-                    for name, x in vars(arrays).items()
-                }
-        return values | {"notes": list(self.notes)}
+        if self.estimates:
+            values["estimates"] = {name: e._asdict() for name, e in self.estimates.items()}
+            values["classes"] = [dict(zip(CLASS_KEYS, c, strict=True)) for c in self.classes]
+            if self.calibration is not None:
+                values["calibration"] = vars(self.calibration)
+            if self.selective is not None:
+                values["selective"] = self.selective._asdict()
+            values["notes"] = self.notes
+        return to_json(values)
+
+
+def to_json(value: Any) -> Any:
+    """Turn arrays and tuples into lists, and NaN and inf, which JSON lacks, into None."""
+    if isinstance(value, np.ndarray):
+        return to_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class ResultAccumulator:
@@ -262,7 +246,7 @@ class ResultAccumulator:
             top5=among_five / samples if self.classes > 5 else None,
             loss=self.total_loss / samples,
             confusion=self.confusion,
-            mistakes=tuple(replace(m, name=source.name(m.index)) for m in self.mistakes),
+            mistakes=tuple(m._replace(name=source.name(m.index)) for m in self.mistakes),
             skipped=dict(skipped),
         )
 
@@ -278,8 +262,3 @@ def most_confident(mistakes: list[Mistake]) -> list[Mistake]:
 def no_readable_images(total: int, skipped: Mapping[str, str]) -> DataError:
     reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
     return DataError(f"none of {total:,} images could be read{reason}")
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None for NaN and inf, which JSON lacks."""
-    return value if value is None or math.isfinite(value) else None
