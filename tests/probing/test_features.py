@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from tiny_runs import write_colors
@@ -23,16 +24,16 @@ def source(tmp_path, monkeypatch):
     return open_dataset(write_colors(tmp_path / "colors.npz"), "train")
 
 
-def test_features_are_those_of_the_model_in_the_order_of_the_source(model, source):
-    found = features_of(model, source, batch_size=7)
+def test_features_are_in_the_order_of_the_dataset(model, source):
+    features = features_of(model, source, batch_size=7)
     pixels = torch.stack([torch.from_numpy(s.data).permute(2, 0, 1) for s in source])
     with torch.no_grad():
-        wanted = model.eval().features(pixels / 127.5 - 1)
-    torch.testing.assert_close(torch.from_numpy(found.values), wanted, rtol=1e-4, atol=1e-5)
-    assert found.labels.tolist() == source.labels().tolist()
+        expected = model.eval().features(pixels / 127.5 - 1)
+    torch.testing.assert_close(torch.from_numpy(features.values), expected, rtol=1e-4, atol=1e-5)
+    assert features.labels.tolist() == source.labels().tolist()
 
 
-def test_the_second_time_no_picture_is_looked_at(model, source, monkeypatch):
+def test_second_call_reads_the_cache(model, source, monkeypatch):
     first = features_of(model, source)
     monkeypatch.setattr(module, "run_inference", None)
     second = features_of(model, source)
@@ -40,95 +41,77 @@ def test_the_second_time_no_picture_is_looked_at(model, source, monkeypatch):
     assert np.array_equal(first.values, second.values)
 
 
-def test_another_head_finds_the_same_features_and_other_weights_do_not(model, source):
+def test_cache_depends_on_the_backbone_but_not_on_the_head(model, source):
     features_of(model, source)
     width = model.config.num_features
     headed = with_head(model, torch.randn(5, width), torch.randn(5), "abcde")
     assert features_of(headed, source).cached
+    for merge, cached in ((1, False), (1, True), (2, False), (0, True)):
+        model.merge = merge
+        assert features_of(model, source).cached is cached
     with torch.no_grad():
         model.encoder.norm.weight.mul_(1.01)
     assert not features_of(model, source).cached
 
 
-def test_features_of_merged_tokens_are_kept_apart(model, source):
+def test_cache_depends_on_images_and_preprocessing(model, source, tmp_path):
     features_of(model, source)
-    model.merge = 1
-    assert not features_of(model, source).cached
-    assert features_of(model, source).cached
-    model.merge = 2
-    assert not features_of(model, source).cached
-    model.merge = 0
-    assert features_of(model, source).cached
+    arrays = dict(np.load(tmp_path / "colors.npz"))
+    arrays["x_train"][5, 0, 0, 0] ^= 1  # one pixel
+    np.savez(tmp_path / "changed.npz", **arrays)
+    for other in (write_colors(tmp_path / "other.npz", train=27), tmp_path / "changed.npz"):
+        assert not features_of(model, open_dataset(other, "train")).cached
+    gray = vitrail.Preprocessing(size=(8, 8), mean=(0.4,) * 3, std=(0.5,) * 3)
+    assert not features_of(model, source, preprocessing=gray).cached
 
 
-def test_other_pictures_or_another_preprocessing_have_other_features(model, source, tmp_path):
-    features_of(model, source)
-    other = open_dataset(write_colors(tmp_path / "other.npz", train=27), "train")
-    assert not features_of(model, other).cached
-    google = vitrail.Preprocessing(size=(8, 8), mean=(0.4,) * 3, std=(0.5,) * 3)
-    assert not features_of(model, source, preprocessing=google).cached
-
-
-def test_a_broken_file_in_the_cache_is_made_again(model, source, tmp_path):
+def test_damaged_cache_is_computed_again(model, source, tmp_path):
     first = features_of(model, source)
-    (kept,) = (tmp_path / "cache" / "features").iterdir()
-    kept.write_bytes(kept.read_bytes()[:-40])
+    (path,) = (tmp_path / "cache" / "features").iterdir()
+    path.write_bytes(path.read_bytes()[:-40])
     again = features_of(model, source)
     assert not again.cached
     assert np.array_equal(first.values, again.values)
     assert features_of(model, source).cached
 
 
-def test_without_the_cache_nothing_is_written(model, source, tmp_path):
+def test_cache_can_be_disabled(model, source, tmp_path):
     features_of(model, source, cache=False)
     assert not (tmp_path / "cache").exists()
 
 
-def test_one_pixel_that_changes_makes_other_features(model, source, tmp_path):
-    features_of(model, source)
-    arrays = dict(np.load(tmp_path / "colors.npz"))
-    arrays["x_train"][5, 0, 0, 0] ^= 1
-    np.savez(tmp_path / "changed.npz", **arrays)
-    assert not features_of(model, open_dataset(tmp_path / "changed.npz", "train")).cached
+def test_unwritable_cache_is_ignored(model, source, tmp_path, monkeypatch):
+    def no_home():
+        raise RuntimeError("could not determine home directory")
 
-
-def test_where_nothing_can_be_kept_features_are_computed_all_the_same(
-    model, source, tmp_path, monkeypatch
-):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
     assert not features_of(model, source).cached
     monkeypatch.delenv("VITRAIL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(module.Path, "home", nobody)
+    monkeypatch.setattr(module.Path, "home", no_home)
     assert not features_of(model, source).cached
 
 
-def nobody():
-    raise RuntimeError("could not determine home directory")
-
-
-def test_features_of_a_set_with_unreadable_pictures_are_not_kept(model, tmp_path, monkeypatch):
-    from PIL import Image
-
+def test_features_with_unreadable_images_are_not_cached(model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in ("a", "b"):
         (tmp_path / "set" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "set" / name / "0.png")
-    (tmp_path / "set" / "a" / "1.png").write_bytes(b"no picture")
+    (tmp_path / "set" / "a" / "1.png").write_bytes(b"no image")
     broken = open_dataset(tmp_path / "set", "all")
-    assert list(features_of(model, broken).skipped) == ["a/1.png"]
-    assert list(features_of(model, broken).skipped) == ["a/1.png"]
+    for _ in range(2):
+        assert list(features_of(model, broken).skipped) == ["a/1.png"]
 
 
-def test_weights_that_give_no_numbers_are_noticed(model, source):
+def test_features_that_are_not_finite_are_an_error(model, source):
     with torch.no_grad():
         model.encoder.norm.weight.fill_(torch.nan)
     with pytest.raises(DataError, match="features of train/0 are not finite"):
         features_of(model, source)
 
 
-def test_pixels_are_features_too(source):
-    found = pixels_of(source, side=4)
-    assert found.values.shape == (30, 48)
-    assert -1 <= found.values.min() < found.values.max() <= 1
+def test_pixels_as_features(source):
+    features = pixels_of(source, side=4)
+    assert features.values.shape == (30, 48)
+    assert -1 <= features.values.min() < features.values.max() <= 1

@@ -1,17 +1,23 @@
-"""The few-shot protocol agrees with its authors' code."""
+"""The few-shot protocol agrees with its authors' code; `vitrail fewshot` saves ordinary bundles."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
-from vitrail.errors import ConfigError, DataError
-from vitrail.probing.fewshot import fewshot
+import vitrail
+from tiny_runs import tiny_run, write_colors, write_folder
+from vitrail import ConfigError, DataError
+from vitrail.cli import main
+from vitrail.probing.features import Features
+from vitrail.probing.fewshot import Trial, draw, fewshot, try_shots
 from vitrail.probing.ridge import L2_GRID, fit_path
 
 
 @pytest.fixture(params=["wide", "tall"])
 def case(golden, request):
-    """What the authors' code gives for fewer, and for more rows than features."""
+    """Results of the authors' code for fewer and for more rows than features."""
     return np.load(golden / f"fewshot-{request.param}.npz")
 
 
@@ -19,54 +25,41 @@ def rows(case):
     return [case[name] for name in ("x_train", "y_train", "x_test", "y_test")]
 
 
-def right(case, l2):
-    """How many of the test rows the authors get right; they write it as a share in float32."""
+def correct(case, l2):
+    """Test rows that the authors predict correctly; they store the share in float32."""
     return round(float(case[f"accuracy_{l2:g}"]) * len(case["y_test"]))
 
 
-def relative(ours, theirs):
-    return np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max()
-
-
-def test_weights_and_accuracy_are_the_authors(case):
+def test_weights_and_accuracy_equal_big_vision(case):
     assert len(case["l2"])
-    for l2 in case["l2"].tolist():
-        result = fewshot(*rows(case), l2=l2)
-        theirs = case[f"weights_{l2:g}"]
-        assert relative(result.weights, theirs) < 1e-10
-        np.testing.assert_allclose(result.weights, theirs, rtol=1e-6)
-        assert result.accuracy == right(case, l2) / len(case["y_test"])
-        assert result.l2 == l2
-
-
-def test_the_path_has_the_authors_weights_and_accuracies(case):
     x, y, x_test, y_test = rows(case)
     path = fit_path(x, y, int(case["classes"]), case["l2"].tolist())
-    for probe in path.probes:
-        np.testing.assert_allclose(probe.weights, case[f"weights_{probe.l2:g}"], rtol=1e-6)
-        assert int((probe.predict(x_test).numpy() == y_test).sum()) == right(case, probe.l2)
-
-
-def test_the_usual_l2_is_the_authors(case):
+    for l2, probe in zip(case["l2"].tolist(), path.probes, strict=True):
+        result, theirs = fewshot(*rows(case), l2=l2), case[f"weights_{l2:g}"]
+        assert np.abs(result.weights.numpy() - theirs).max() / np.abs(theirs).max() < 1e-10
+        np.testing.assert_allclose(result.weights, theirs, rtol=1e-6)
+        np.testing.assert_allclose(probe.weights, theirs, rtol=1e-6)
+        assert result.l2 == probe.l2 == l2
+        assert result.accuracy == correct(case, l2) / len(y_test)
+        assert int((probe.predict(x_test).numpy() == y_test).sum()) == correct(case, l2)
     np.testing.assert_allclose(fewshot(*rows(case)).weights, case["weights_1024"], rtol=1e-6)
 
 
-def test_tensors_and_arrays_give_the_same(case):
-    result = fewshot(*rows(case))
-    other = fewshot(*map(torch.from_numpy, rows(case)))
+def test_tensors_and_arrays_give_the_same_result(case):
+    result, other = fewshot(*rows(case)), fewshot(*map(torch.from_numpy, rows(case)))
     assert torch.equal(result.weights, other.weights)
     assert torch.equal(result.predicted, other.predicted)
     assert result.accuracy == other.accuracy
 
 
-def test_of_several_l2_the_best_left_out_is_taken(case):
+def test_best_of_several_l2(case):
     path = fit_path(*rows(case)[:2])
     result = fewshot(*rows(case), l2=L2_GRID)
     assert result.l2 == path.probes[path.best].l2
     assert torch.equal(result.weights, path.probes[path.best].weights)
 
 
-def test_unusable_test_rows_are_refused(case):
+def test_invalid_test_rows(case):
     x, y, x_test, y_test = rows(case)
     with pytest.raises(DataError, match="no test rows"):
         fewshot(x, y, x_test[:0], y_test[:0])
@@ -78,9 +71,143 @@ def test_unusable_test_rows_are_refused(case):
         fewshot(x, y, x_test, y_test, l2=0)
 
 
-def test_the_example_is_true():
+def test_docstring_example():
     labels = torch.arange(40) % 4
     features = torch.eye(4)[labels] + 0.1 * torch.randn(40, 4)
     result = fewshot(features[:20], labels[:20], features[20:], labels[20:])
     assert result.accuracy == 1.0
     assert result.weights.shape == (5, 4)
+
+
+def blobs(count, seed, classes=3, distance=3.0):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    values = rng.normal(size=(count, 8)) + distance * np.eye(8)[labels]
+    return Features(values=values.astype(np.float32), labels=labels, classes=tuple("abc"[:classes]))
+
+
+def test_shots_are_drawn_as_in_big_vision():
+    labels = np.array([0, 1, 0, 1, 2, 0, 2, 1, 0])
+    rng = np.random.default_rng(7)
+    expected = [rng.permutation(np.where(labels == c)[0])[:2] for c in range(3)]
+    assert draw(labels, 3, 2, seed=7).tolist() == np.concatenate(expected).tolist()
+    assert sorted(draw(labels, 3, "all", seed=7)) == list(range(9))
+
+
+def test_more_shots_of_separable_classes_are_better():
+    trials = list(try_shots(blobs(300, 0), blobs(300, 1), shots=(1, 20)))
+    assert [row[0].shots for row in trials] == [1, 20]
+    assert trials[1][1].mean > max(0.9, trials[0][1].mean)
+
+
+def test_every_probe_is_tried_with_every_seed():
+    (row,) = try_shots(
+        blobs(60, 0), blobs(60, 1), shots=(5,), seeds=4, probes=("ridge", "neighbors", "logistic")
+    )
+    names = ["ridge, 1024", "ridge, best", "neighbors", "logistic"]
+    assert [trial.probe for trial in row] == names
+    assert all(len(trial.accuracies) == 4 for trial in row)
+    assert [len(trial.l2) for trial in row] == [4, 4, 0, 0]
+    assert row[0].l2 == (1024.0,) * 4
+
+
+def test_all_images_need_one_draw():
+    (row,) = try_shots(blobs(60, 0), blobs(60, 1), shots=("all",), seeds=5)
+    assert len(row[0].accuracies) == 1
+    assert row[0].interval is None
+
+
+def test_interval_is_students():
+    trial = Trial(probe="", shots=1, accuracies=(0.4, 0.5, 0.6))
+    assert trial.mean == pytest.approx(0.5)
+    assert trial.interval == pytest.approx((0.5 - 0.2484, 0.5 + 0.2484), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shots": (0,)}, "shots=0 must be 1 or more"),
+        ({"shots": ()}, "at least one number of shots"),
+        ({"probes": ("rigde",)}, "did you mean 'ridge'"),
+    ],
+)
+def test_invalid_protocol(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        list(try_shots(blobs(9, 0), blobs(9, 1), **{"shots": (1,)} | changes))
+
+
+def test_class_without_training_images_is_named():
+    train = blobs(9, 0)
+    part = train.labels != 1
+    poor = Features(values=train.values[part], labels=train.labels[part], classes=train.classes)
+    with pytest.raises(DataError, match="no training images of 'b'"):
+        list(try_shots(poor, blobs(9, 1), shots=(1,)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_colors(folder / "colors.npz", train=60, test=30)
+    tiny_run(data, folder / "run", steps=20)
+    return [str(folder / "run"), str(data)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+
+def test_command_saves_an_ordinary_bundle(trained, tmp_path, capsys):
+    words = ["fewshot", *trained, "--shots", "2", "10", "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    names = ("ridge, 1024", "ridge, best")
+    expected = [(name, shots) for shots in (2, 10) for name in names]
+    assert [(t["probe"], t["shots"]) for t in trials] == expected
+    result = vitrail.evaluate(tmp_path / "out", trained[1])
+    assert result.accuracy == trials[3]["accuracies"][0]  # the first draw of ten
+    assert vitrail.load(tmp_path / "out").metadata.class_names == ("red", "green", "blue")
+
+
+def test_bundle_keeps_the_preprocessing_of_its_head(trained, tmp_path, capsys):
+    words = ["fewshot", *trained, "--shots", "10", "--preprocessing", "fewshot", "--json"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert vitrail.load(tmp_path / "out").metadata.preprocessing.resize_to == (9, 9)
+    assert vitrail.evaluate(tmp_path / "out", trained[1]).accuracy == trials[1]["accuracies"][0]
+
+
+def test_bundle_knows_its_training_images(trained, tmp_path):
+    """A dataset without splits is split, and the bundle is evaluated on the held-out part."""
+    folder = str(write_folder(tmp_path / "set", 20))
+    out = str(tmp_path / "out")
+    assert main(["fewshot", trained[0], folder, "--shots", "5", "--out", out]) == 0
+    assert vitrail.evaluate(out, folder).notes[0] == "split: test"
+
+
+def test_table_fits_80_columns(trained, capsys):
+    words = ["fewshot", *trained, "--probes", "ridge", "neighbors", "logistic", "--pixels"]
+    assert main([*words, "--shots", "1", "all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("shots"))
+    assert lines[start].split("  ")[-1].strip() == "raw pixels"
+    assert max(map(len, lines[start:])) <= 80
+    assert lines[start + 2].split()[0] == "all"
+
+
+def test_invalid_options_are_found_before_anything_is_computed(capsys):
+    assert main(["fewshot", "no-model", "no-data", "--l2", "-1"]) == 2
+    assert "l2=-1.0 must be" in capsys.readouterr().err
+
+
+def test_model_is_overwritten_only_on_request(trained, tmp_path, capsys):
+    vitrail.save(vitrail.load(trained[0]), tmp_path / "other")
+    words = ["fewshot", *trained, "--shots", "2", "--out", str(tmp_path / "other")]
+    assert main(words) == 2
+    assert "already contains a model" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+def test_class_with_fewer_images_than_shots_is_named(trained, capsys):
+    assert main(["fewshot", *trained, "--shots", "25"]) == 0
+    assert "'red' has only 20 training images" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The closed-form probe, its path, and what it says of rows it has not seen."""
+"""The closed-form probe, its path of l2, leave-one-out, and calibration."""
 
 from dataclasses import replace
 
@@ -23,11 +23,12 @@ from vitrail.probing.ridge import (
 )
 
 SHAPES = {"few": (20, 30), "square": (24, 24), "many": (60, 12)}
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 LIMITS = {"atol": 1e-9, "rtol": 1e-9}
 
 
-def some(n=60, d=12, classes=4, seed=0):
-    """Features whose classes can be told apart, but not easily, and labels."""
+def random_rows(n=60, d=12, classes=4, seed=0):
+    """Features of classes that overlap, and labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % classes
     centers = torch.randn(classes, d, generator=generator)
@@ -36,54 +37,53 @@ def some(n=60, d=12, classes=4, seed=0):
 
 
 def whitened(features):
-    """X as the protocol writes it, the constant included."""
+    """X as the protocol defines it, with the constant."""
     x = features.double()
     x = (x - x.mean(0)) / (x.std(0, correction=0) + 1e-5)
     return F.pad(x, (0, 1), value=BIAS)
 
 
-def plain(x, y, l2):
-    """The least squares of the docstring, solved without any thought."""
+def solve(x, y, l2):
+    """The least squares of the docstring, solved directly."""
     return torch.linalg.solve(x.T @ x + l2 * torch.eye(x.shape[1]).double(), x.T @ y)
 
 
-def targets(labels, classes):
+def targets(labels, classes=4):
     return 2 * F.one_hot(labels, classes).double() - 1
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("l2", [0.25, 1024])
-def test_the_weights_solve_the_whole_system(shape, l2):
-    features, labels = some(*shape)
-    expected = plain(whitened(features), targets(labels, 4), l2)
-    torch.testing.assert_close(fit(features, labels, l2=l2).weights, expected, **LIMITS)
+def moments(x, labels, classes):
+    sums = torch.zeros(classes, x.shape[1]).double().index_add(0, labels, x)
+    return torch.bincount(labels, minlength=classes), sums, x.T @ x
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_path_equals_separate_solves(shape):
-    features, labels = some(*shape)
+@every_shape
+def test_weights_solve_the_whole_system(shape):
+    features, labels = random_rows(*shape)
     path = fit_path(features, labels)
     assert [probe.l2 for probe in path.probes] == list(L2_GRID)
+    assert DEFAULT_L2 in L2_GRID
     for probe in path.probes:
+        expected = solve(whitened(features), targets(labels), probe.l2)
         alone = fit(features, labels, l2=probe.l2)
-        torch.testing.assert_close(probe.weights, alone.weights, **LIMITS)
+        torch.testing.assert_close(alone.weights, expected, **LIMITS)
+        torch.testing.assert_close(probe.weights, expected, **LIMITS)
         assert torch.equal(probe.mean, alone.mean)
         assert torch.equal(probe.std, alone.std)
 
 
-def test_the_usual_path_has_ten_values_and_the_usual_one():
-    assert len(L2_GRID) == 10
-    assert DEFAULT_L2 in L2_GRID
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_leaving_one_out_equals_fitting_without_it(shape):
-    features, labels = some(*shape)
-    x, y = whitened(features), targets(labels, 4)
+@every_shape
+def test_leave_one_out_equals_fitting_without_the_row(shape):
+    features, labels = random_rows(*shape)
+    x, y = whitened(features), targets(labels)
     path = fit_path(features, labels)
+
+    def without(rows, i):
+        return torch.cat([rows[:i], rows[i + 1 :]])
+
     for l2, error, accuracy in zip(L2_GRID, path.errors, path.accuracies, strict=True):
         unseen = torch.stack(
-            [x[i] @ plain(without(x, i), without(y, i), l2) for i in range(len(x))]
+            [x[i] @ solve(without(x, i), without(y, i), l2) for i in range(len(x))]
         )
         assert error == pytest.approx(float((unseen - y).square().mean()), rel=1e-9)
         assert accuracy == float((unseen.argmax(1) == labels).double().mean())
@@ -91,52 +91,47 @@ def test_leaving_one_out_equals_fitting_without_it(shape):
             torch.testing.assert_close(path.held_out, unseen, **LIMITS)
 
 
-def without(rows, i):
-    return torch.cat([rows[:i], rows[i + 1 :]])
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_weights_and_leave_one_out_are_those_of_scikit_learn(shape):
-    features, labels = some(*shape)
+@every_shape
+def test_weights_and_leave_one_out_equal_scikit_learn(shape):
+    features, labels = random_rows(*shape)
     x, alphas = whitened(features).numpy(), np.array(L2_GRID)
     theirs = RidgeClassifierCV(alphas, fit_intercept=False, store_cv_results=True)
     errors = theirs.fit(x, labels.numpy()).cv_results_.mean((0, 1))
     path = fit_path(features, labels)
     np.testing.assert_allclose(path.errors, errors, rtol=1e-6)
     for probe in path.probes:
-        theirs = RidgeClassifier(alpha=probe.l2, fit_intercept=False, solver="cholesky")
-        weights = theirs.fit(x, labels.numpy()).coef_.T
+        model = RidgeClassifier(alpha=probe.l2, fit_intercept=False, solver="cholesky")
+        weights = model.fit(x, labels.numpy()).coef_.T
         np.testing.assert_allclose(probe.weights, weights, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_unexplained_is_the_error_after_the_best_scale(shape):
-    features, labels = some(*shape)
-    for l2 in (1.0, 1024.0):
-        path = fit_path(features, labels, l2=(l2,))
-        y, scores = (x - x.mean(1, keepdim=True) for x in (targets(labels, 4), balanced(path)))
-        factor = ((y * scores).sum() / scores.square().sum()).clamp_min(0)
-        expected = (factor * scores - y).square().sum() / y.square().sum()
-        assert path.unexplained == pytest.approx((float(expected),), rel=1e-9)
-
-
 def balanced(path):
-    """The held-out scores with the bias of the probe that has seen all rows."""
+    """The leave-one-out scores with the bias of the probe that was fitted to all rows."""
     y = targets(path.rows.labels, path.rows.classes)
     l2, n = path.probes[path.best].l2, len(y)
     without = BIAS**2 * (y.sum(0) - y) / (BIAS**2 * (n - 1) + l2)
     return path.held_out - without + BIAS * path.probes[path.best].weights[-1]
 
 
+@every_shape
+def test_unexplained_is_the_error_after_the_best_scale(shape):
+    features, labels = random_rows(*shape)
+    for l2 in (1.0, 1024.0):
+        path = fit_path(features, labels, l2=(l2,))
+        y, scores = (x - x.mean(1, keepdim=True) for x in (targets(labels), balanced(path)))
+        factor = ((y * scores).sum() / scores.square().sum()).clamp_min(0)
+        expected = (factor * scores - y).square().sum() / y.square().sum()
+        assert path.unexplained == pytest.approx((float(expected),), rel=1e-9)
+
+
 def test_rebalanced_scores_do_not_punish_strong_penalties():
-    features, labels = some(n=20, d=12)
+    features, labels = random_rows(n=20, d=12)
     path = fit_path(features, labels, l2=(4.0**8,))
     assert path.accuracies == (0.0,)  # the class of the row that is left out is the rarest
-    right = (balanced(path).argmax(1) == labels).double().mean()
-    assert right > 0.4
+    assert (balanced(path).argmax(1) == labels).double().mean() > 0.4
 
 
-def test_labels_of_noise_are_not_explained():
+def test_random_labels_are_not_explained():
     unexplained = []
     for seed in range(40):
         features = torch.randn(20, 30, generator=torch.Generator().manual_seed(seed))
@@ -144,28 +139,25 @@ def test_labels_of_noise_are_not_explained():
     assert np.mean(unexplained, 0) == pytest.approx(1, abs=0.03)
 
 
-def best_l2(unexplained, l2=(64.0, 256.0, 1024.0, 4096.0)):
-    """The l2 chosen for 60 rows of 4 classes with these values."""
-    path = fit_path(*some(), l2=l2)
-    made = replace(path, unexplained=unexplained)
-    return made.probes[made.best].l2
-
-
-def test_best_stays_at_1024_within_noise():
-    assert best_l2((0.50, 0.50, 0.50, 0.50)) == 1024
-    assert best_l2((0.50, 0.496, 0.50, 0.50)) == 1024
-    assert best_l2((0.50, 0.50, 0.50, 0.50)[:2], l2=(64.0, 256.0)) == 256
-    assert best_l2((0.50, 0.50), l2=(512.0, 2048.0)) == 2048, "of equal ones, the largest"
-
-
-def test_best_leaves_1024_on_clear_evidence():
-    assert best_l2((0.50, 0.45, 0.50, 0.50)) == 256
-    assert best_l2((0.30, 0.40, 0.50, 0.60)) == 64
-    assert best_l2((0.50, 0.50, 0.50, 0.40)) == 4096
+@pytest.mark.parametrize(
+    ("unexplained", "l2", "best"),
+    [
+        ((0.50, 0.50, 0.50, 0.50), (64.0, 256.0, 1024.0, 4096.0), 1024),  # within noise
+        ((0.50, 0.496, 0.50, 0.50), (64.0, 256.0, 1024.0, 4096.0), 1024),
+        ((0.50, 0.50), (64.0, 256.0), 256),
+        ((0.50, 0.50), (512.0, 2048.0), 2048),  # of equal ones, the largest
+        ((0.50, 0.45, 0.50, 0.50), (64.0, 256.0, 1024.0, 4096.0), 256),  # clear evidence
+        ((0.30, 0.40, 0.50, 0.60), (64.0, 256.0, 1024.0, 4096.0), 64),
+        ((0.50, 0.50, 0.50, 0.40), (64.0, 256.0, 1024.0, 4096.0), 4096),
+    ],
+)
+def test_best_leaves_1024_only_on_clear_evidence(unexplained, l2, best):
+    path = replace(fit_path(*random_rows(), l2=l2), unexplained=unexplained)
+    assert path.probes[path.best].l2 == best
 
 
 def test_evidence_grows_with_the_rows():
-    features, labels = some(60)
+    features, labels = random_rows(60)
     chosen = []
     for times in (1, 40):
         path = fit_path(features.repeat(times, 1), labels.repeat(times), l2=(256.0, 1024.0))
@@ -175,7 +167,7 @@ def test_evidence_grows_with_the_rows():
 
 def test_best_beats_the_squared_error_on_few_rows():
     """The squared error takes an l2 that is too small for argmax."""
-    old, new = [], []
+    accuracies = []
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
         scale = torch.linspace(3, 0.1, 128)  # as in real features, few directions dominate
@@ -184,25 +176,26 @@ def test_best_beats_the_squared_error_on_few_rows():
         noise = 4 * torch.randn(650, 128, generator=generator)
         features = noise * scale + centers[labels] * scale.sqrt()
         path = fit_path(features[:50], labels[:50])
-        probes = path.probes[int(np.argmin(path.errors))], path.probes[path.best]
-        assert probes[0].l2 < probes[1].l2
-        for probe, found in zip(probes, (old, new), strict=True):
-            found.append(float((probe.predict(features[50:]) == labels[50:]).double().mean()))
-    assert np.mean(new) > np.mean(old) + 0.02
+        pair = path.probes[int(np.argmin(path.errors))], path.probes[path.best]
+        assert pair[0].l2 < pair[1].l2
+        correct = [(probe.predict(features[50:]) == labels[50:]).double() for probe in pair]
+        accuracies.append([float(one.mean()) for one in correct])
+    by_error, by_best = np.mean(accuracies, 0)
+    assert by_best > by_error + 0.02
 
 
 def test_one_shot_keeps_1024():
     """Without its only example, a class cannot be predicted: there is no evidence."""
-    features, _ = some(n=4, d=6)
+    features, _ = random_rows(n=4, d=6)
     path = fit_path(features, torch.arange(4))
     assert path.unexplained == (1.0,) * len(L2_GRID)
     assert path.probes[path.best].l2 == DEFAULT_L2
     assert path.held_out.shape == (4, 4)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_size_of_chunks_does_not_matter(shape, monkeypatch):
-    features, labels = some(*shape)
+@every_shape
+def test_chunk_size_does_not_matter(shape, monkeypatch):
+    features, labels = random_rows(*shape)
     expected = fit_path(features, labels)
     monkeypatch.setattr(probes, "CHUNK", 7)
     monkeypatch.setattr(ridge, "BLOCK", 5)
@@ -215,60 +208,57 @@ def test_the_size_of_chunks_does_not_matter(shape, monkeypatch):
         torch.testing.assert_close(probe.scores(features), other.scores(features), **LIMITS)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_sums_are_enough_for_the_same_probe(shape):
-    features, labels = some(*shape)
-    x = features.double()
-    sums = torch.zeros(5, x.shape[1]).double().index_add(0, labels, x)  # the fifth has no rows
-    probe = fit_moments(torch.bincount(labels, minlength=5), sums, x.T @ x, 16.0)
+@every_shape
+def test_moments_give_the_same_probe(shape):
+    features, labels = random_rows(*shape)
+    probe = fit_moments(*moments(features.double(), labels, 5), 16.0)  # the fifth has no rows
     expected = fit(features, labels, 5, 16.0)
-    torch.testing.assert_close(probe.weights, expected.weights, **LIMITS)
-    torch.testing.assert_close(probe.mean, expected.mean, **LIMITS)
-    torch.testing.assert_close(probe.std, expected.std, **LIMITS)
+    for name in ("weights", "mean", "std"):
+        torch.testing.assert_close(getattr(probe, name), getattr(expected, name), **LIMITS)
 
 
-def test_constant_features_survive_in_sums():
-    features, labels = some()
+def test_moments_of_constant_features():
+    features, labels = random_rows()
     x = features.double()
     x[:, :4] = torch.tensor([0.1, 1.1, 11.1, 77.7]).double()  # squares that do not quite cancel
-    sums = torch.zeros(4, x.shape[1]).double().index_add(0, labels, x)
-    probe = fit_moments(torch.bincount(labels), sums, x.T @ x)
+    probe = fit_moments(*moments(x, labels, 4))
     torch.testing.assert_close(probe.scores(x), fit(x, labels).scores(x), atol=1e-6, rtol=0)
 
 
-def test_the_linear_map_gives_the_scores():
-    features, labels = some()
-    probe = fit(features, labels)
-    weight, bias = probe.linear()
-    scores = probe.scores(features)
-    torch.testing.assert_close(F.linear(features.double(), weight, bias), scores, **LIMITS)
-    torch.testing.assert_close(whitened(features) @ probe.weights, scores, **LIMITS)
-    assert torch.equal(probe.predict(features), scores.argmax(1))
-    assert probe.scores(features[:0]).shape == (0, 4)
+def test_linear_map_gives_the_scores():
+    features, labels = random_rows()
+    path = fit_path(features, labels)
+    for probe, scale in ((fit(features, labels), 1.0), (path.probes[path.best], path.scale)):
+        scores = probe.scores(features)
+        logits = F.linear(features.double(), *probe.linear(scale))
+        torch.testing.assert_close(logits, scale * scores, **LIMITS)
+        torch.testing.assert_close(whitened(features) @ probe.weights, scores, **LIMITS)
+        assert torch.equal(probe.predict(features), scores.argmax(1))
+        assert probe.scores(features[:0]).shape == (0, 4)
 
 
-def test_arrays_maps_of_files_and_other_floats_are_read_alike(tmp_path):
-    features, labels = some()
+def test_arrays_memory_maps_and_other_floats_give_the_same(tmp_path):
+    features, labels = random_rows()
     features = features.half().float()  # so that every type holds the same numbers
     expected = fit(features, labels).weights
     np.save(tmp_path / "features.npy", features.numpy())
-    for given in [
+    for same in [
         np.load(tmp_path / "features.npy", mmap_mode="r"),
         features.numpy().astype(np.float16),
         features.double(),
     ]:
-        assert torch.equal(fit(given, labels.numpy()).weights, expected)
-    turned = features.T.contiguous().T.requires_grad_()  # summed in another order
-    torch.testing.assert_close(fit(turned, labels.numpy()).weights, expected, **LIMITS)
-    wide = features.double()
-    before = wide.clone()
-    fit_path(wide, labels.int())
-    assert torch.equal(wide, before), "the caller's features were changed"
+        assert torch.equal(fit(same, labels.numpy()).weights, expected)
+    transposed = features.T.contiguous().T.requires_grad_()  # summed in another order
+    torch.testing.assert_close(fit(transposed, labels.numpy()).weights, expected, **LIMITS)
+    doubles = features.double()
+    before = doubles.clone()
+    fit_path(doubles, labels.int())
+    assert torch.equal(doubles, before), "the caller's features were changed"
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_constant_features_and_equal_rows_do_no_harm(shape):
-    features, labels = some(*shape)
+@every_shape
+def test_constant_features_and_equal_rows(shape):
+    features, labels = random_rows(*shape)
     features[:, 3] = 0.1
     features[1] = features[0]  # of another class
     path = fit_path(features, labels, l2=(1e-16, 1.0))
@@ -279,15 +269,26 @@ def test_constant_features_and_equal_rows_do_no_harm(shape):
     torch.testing.assert_close(path.probes[1].weights, fit(features, labels, l2=1.0).weights)
 
 
-def test_an_l2_below_rounding_still_has_an_answer():
-    features, labels = some()
+def test_l2_below_rounding():
+    features, labels = random_rows()
     features = torch.cat([features, features], dim=1)  # singular without a penalty
     scores = fit(features, labels, l2=1e-14).scores(features)
     torch.testing.assert_close(scores, fit(features, labels, l2=1e-6).scores(features))
 
 
-def test_a_class_without_examples_is_never_predicted():
-    features, labels = some()
+@every_shape
+def test_rounding_does_not_change_a_sign(shape):
+    features, labels = random_rows(*shape)
+    features = torch.cat([features, features], dim=1)  # many eigenvalues are zero
+    system = fit_path(features, labels).system
+    assert (system.spectrum[0] >= 0).all()
+    x = whitened(features)[:, :-1]
+    tiny = torch.tensor([1e-18], dtype=torch.float64)
+    assert (system.freedom(slice(0, len(x)), x, tiny) > 0).all()
+
+
+def test_class_without_examples_is_never_predicted():
+    features, labels = random_rows()
     probe = fit(features, labels, classes=6)
     assert probe.weights.shape == (13, 6)
     assert int(probe.predict(features).max()) <= 3
@@ -307,29 +308,28 @@ def test_a_class_without_examples_is_never_predicted():
         ({"features": torch.ones(0, 12), "labels": torch.arange(0)}, "no rows"),
     ],
 )
-def test_unusable_data_is_refused_in_one_line(change, message):
-    features, labels = some()
-    given = {"features": features, "labels": labels} | change
+def test_invalid_data_is_an_error_of_one_line(change, message):
+    features, labels = random_rows()
+    arguments = {"features": features, "labels": labels} | change
     for fitting in (fit, fit_path):
         with pytest.raises(DataError, match=message) as caught:
-            fitting(**given)
+            fitting(**arguments)
         assert "\n" not in str(caught.value)
 
 
-def test_the_row_that_is_not_finite_is_named(monkeypatch):
+def test_row_that_is_not_finite_is_named(monkeypatch):
     monkeypatch.setattr(probes, "CHUNK", 7)
-    features, labels = some()
+    features, labels = random_rows()
     probe = fit(features, labels)
     features[40, 2] = torch.inf
-    with pytest.raises(DataError, match="row 40"):
-        fit(features, labels)
-    with pytest.raises(DataError, match="row 40"):
-        probe.predict(features)
+    for call in (lambda: fit(features, labels), lambda: probe.predict(features)):
+        with pytest.raises(DataError, match="row 40"):
+            call()
 
 
 @pytest.mark.parametrize("l2", [0, -1.0, float("nan"), float("inf")])
-def test_a_penalty_must_be_above_zero(l2):
-    features, labels = some()
+def test_l2_must_be_above_zero(l2):
+    features, labels = random_rows()
     for call in (
         lambda: fit(features, labels, l2=l2),
         lambda: fit_path(features, labels, l2=[1.0, l2]),
@@ -339,52 +339,34 @@ def test_a_penalty_must_be_above_zero(l2):
             call()
 
 
-def test_a_path_needs_values():
-    with pytest.raises(ConfigError, match="no l2"):
-        fit_path(*some(), l2=())
-
-
-def test_sums_that_do_not_fit_are_refused():
-    good = (torch.ones(3), torch.ones(3, 2), torch.eye(2))
+def test_invalid_moments_path_or_width():
+    counts, sums, gram = torch.ones(3), torch.ones(3, 2), torch.eye(2)
     with pytest.raises(DataError, match="differ"):
-        fit_moments(good[0], torch.ones(2, 2), good[2])
+        fit_moments(counts, torch.ones(2, 2), gram)
     with pytest.raises(DataError, match="not finite"):
-        fit_moments(good[0], good[1], good[2] * torch.nan)
+        fit_moments(counts, sums, gram * torch.nan)
     with pytest.raises(DataError, match="two classes"):
-        fit_moments(torch.tensor([5, 0, 0]), good[1], good[2])
-
-
-def test_features_of_another_width_are_refused():
-    probe = fit(*some())
+        fit_moments(torch.tensor([5, 0, 0]), sums, gram)
+    with pytest.raises(ConfigError, match="no l2"):
+        fit_path(*random_rows(), l2=())
     with pytest.raises(DataError, match="13 features; the probe was fitted on 12"):
-        probe.scores(torch.ones(2, 13))
+        fit(*random_rows()).scores(torch.ones(2, 13))
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_rounding_does_not_turn_a_sign(shape):
-    features, labels = some(*shape)
-    features = torch.cat([features, features], dim=1)  # many eigenvalues are zero
-    system = fit_path(features, labels).system
-    assert (system.spectrum[0] >= 0).all()
-    x = whitened(features)[:, :-1]
-    tiny = torch.tensor([1e-18], dtype=torch.float64)
-    assert (system.freedom(slice(0, len(x)), x, tiny) > 0).all()
+@every_shape
+def test_scale_minimizes_the_leave_one_out_cross_entropy(shape):
+    path = fit_path(*random_rows(*shape))
 
+    def cross_entropy(scale):
+        return float(F.cross_entropy(scale * balanced(path), path.rows.labels))
 
-def cross_entropy(path, scale):
-    return float(F.cross_entropy(scale * balanced(path), path.rows.labels))
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_scale_minimizes_the_held_out_cross_entropy(shape):
-    path = fit_path(*some(*shape))
-    least = cross_entropy(path, path.scale)
     assert SCALES[0] < path.scale < SCALES[1]
-    assert least < min(cross_entropy(path, path.scale * factor) for factor in (0.97, 1.03))
+    others = [cross_entropy(path.scale * factor) for factor in (0.97, 1.03)]
+    assert cross_entropy(path.scale) < min(others)
 
 
 def test_scale_is_bounded():
-    features, labels = some(n=200, d=12)
+    features, labels = random_rows(n=200, d=12)
     shuffled = labels[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     assert fit_path(features, shuffled, l2=(0.25,)).scale == SCALES[0]
     separable = fit_path(100.0 * F.one_hot(labels).float() + 1e-3 * features[:, :4], labels)
@@ -393,16 +375,8 @@ def test_scale_is_bounded():
 
 
 def test_scale_ignores_the_only_example_of_a_class():
-    features, labels = some()
-    lone = torch.cat([labels, torch.tensor([4])])
-    path = fit_path(torch.cat([features, features[:1] + 9]), lone)
+    features, labels = random_rows()
+    single = torch.cat([labels, torch.tensor([4])])
+    path = fit_path(torch.cat([features, features[:1] + 9]), single)
     assert path.scale == pytest.approx(fit_scale(balanced(path)[:60], labels))
     assert fit_path(features[:4], torch.arange(4)).scale == DEFAULT_SCALE
-
-
-def test_linear_applies_the_scale():
-    features, labels = some()
-    path = fit_path(features, labels)
-    best = path.probes[path.best]
-    logits = F.linear(features.double(), *best.linear(path.scale))
-    torch.testing.assert_close(logits, path.scale * best.scores(features), **LIMITS)

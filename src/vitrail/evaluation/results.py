@@ -5,7 +5,7 @@ Shapes: N images, B images of a batch, K classes.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -45,7 +45,8 @@ class ClassMetrics(NamedTuple):
     average_precision: float | None = None  # multi-label data only
 
 
-class Mistake(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mistake:
     """An image with a wrong top-1 prediction."""
 
     index: int  # in the source
@@ -151,7 +152,7 @@ class EvaluationResult:
             "top5": self.top5,
             "loss": self.loss,
             "confusion": None if large else self.confusion,
-            "mistakes": [dict(zip(MISTAKE_KEYS, m, strict=True)) for m in self.mistakes],
+            "mistakes": [dict(zip(MISTAKE_KEYS, astuple(m), strict=True)) for m in self.mistakes],
             "skipped": self.skipped,
         }
         if self.estimates:
@@ -246,7 +247,7 @@ class ResultAccumulator:
             top5=among_five / samples if self.classes > 5 else None,
             loss=self.total_loss / samples,
             confusion=self.confusion,
-            mistakes=tuple(m._replace(name=source.name(m.index)) for m in self.mistakes),
+            mistakes=tuple(replace(m, name=source.name(m.index)) for m in self.mistakes),
             skipped=dict(skipped),
         )
 
