@@ -44,7 +44,7 @@ def scan(component, band, bits):
 
 
 def many_scans(side, layers, count=100):
-    """A progressive JPEG that says of every band of every block, again and again, that it ends."""
+    """A progressive JPEG whose scans contain nothing but end-of-band runs."""
     blocks = (side // 8) ** 2
     ends = ("0" + "1" * 14) * -(-blocks // (2**15 - 1))
     parts = [scan(i + 1, (0, 0, 0), "0" * blocks) for i in range(layers)]

@@ -1,4 +1,4 @@
-"""Breaks image files in every way there is and decodes them; run by `test_decoding.py`.
+"""Decode mutated image files; run by `test_decode.py`.
 
     python image_mutations.py COUNT
 
@@ -29,7 +29,7 @@ NUMBERS = (0, 1, 2, 127, 255, 256, 32_767, 65_535, 2**16, 2**31 - 1, 2**31, 2**3
 
 
 def mutate(data, others, rng):
-    """Break a file; the name of what was done, and the file."""
+    """Mutate a file; return the kind of mutation, and the file."""
     kind = rng.choice(KINDS)
     data = bytearray(data)
     place = rng.randrange(min(rng.choice([32, 200, 2000, len(data)]), len(data)))
@@ -62,7 +62,7 @@ def mutate(data, others, rng):
 
 
 def mend_checksums(data):
-    """So that a broken PNG gets further than its checksums."""
+    """Correct the checksums of a mutated PNG, so that decoding gets past them."""
     at = 8
     while data.startswith(b"\x89PNG") and at + 12 <= len(data):
         end = at + 8 + int.from_bytes(data[at : at + 4])
@@ -73,7 +73,7 @@ def mend_checksums(data):
 
 
 def decode_once(data, rng):
-    """Header, then pixels, checked; True if there were any."""
+    """Decode a file and check the pixels; return whether there were any."""
     try:
         image = open_image(data)
         channels = rng.choice([1, 3])

@@ -1,4 +1,4 @@
-"""Augmentation is decided by the generator alone, and never leaves the image's bounds."""
+"""Augmentation depends on the generator only, and stays within the image."""
 
 import itertools
 import math

@@ -108,7 +108,7 @@ def test_unreadable_image_is_replaced_deterministically(images):
 
 
 def test_training_on_a_folder_with_unreadable_files(tmp_path):
-    """5 % of 100 images are broken: a model learns from the others, and they are told."""
+    """5 % of 100 images are broken: a model trains on the others, and they are reported."""
     broken = {
         f"{name}/{i:02d}.jpg" for name, i in (("a", 3), ("a", 40), ("b", 7), ("b", 21), ("b", 49))
     }

@@ -1,4 +1,4 @@
-"""Mixing shares images and labels alike, and its randomness is the generator's."""
+"""Images and targets are mixed in the same proportion; randomness comes from the generator."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ METHODS = {
 
 
 def batch(count=4, size=(6, 8)):
-    """Images that are all of one value, their own number; labels that are that number too."""
+    """Return constant images whose value is their position, which is also their label."""
     values = torch.arange(float(count))
     return values[:, None, None, None].expand(-1, 3, *size).clone(), torch.arange(count)
 
@@ -67,7 +67,7 @@ def test_alpha_zero_mixes_nothing(method):
 
 
 def is_mixup(images):
-    """Whether values between the images' own occur; cutmix makes none."""
+    """Return whether values between those of the images occur; CutMix makes none."""
     return not torch.equal(images, images.round())
 
 

@@ -1,4 +1,4 @@
-"""What a model has learned from is kept as plain values, and known again."""
+"""The training data of a model is recorded as plain values, and recognized again."""
 
 import json
 import os

@@ -212,11 +212,11 @@ def test_pattern_characters_in_file_names(tmp_path):
 def test_cached_index_is_valid_only_for_the_same_file(tmp_path):
     path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two")])
     first = fingerprint(open_dataset(path, "all"))
-    kept = tmp_path / ".a.tar.index.npz"
-    before = kept.stat().st_mtime_ns
+    cache = tmp_path / ".a.tar.index.npz"
+    before = cache.stat().st_mtime_ns
     assert fingerprint(open_dataset(path, "all")) == first
-    assert kept.stat().st_mtime_ns == before
-    kept.write_bytes(kept.read_bytes()[:100])  # broken: built again
+    assert cache.stat().st_mtime_ns == before
+    cache.write_bytes(cache.read_bytes()[:100])  # broken: built again
     assert fingerprint(open_dataset(path, "all")) == first
     make_tar(path, [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two"), ("dog/3.jpg", b"three")])
     assert len(open_dataset(path, "all")) == 3
@@ -430,9 +430,9 @@ def test_label_of_thousands_of_digits_is_rejected(tmp_path):
         open_dataset(path)
 
 
-def lie(index, **changes):
-    with np.load(index) as kept:
-        arrays = dict(kept)
+def tamper(index, **changes):
+    with np.load(index) as cached:
+        arrays = dict(cached)
     for name, change in changes.items():
         arrays[name] = change(arrays[name])
     np.savez(index, **arrays)
@@ -460,5 +460,5 @@ def test_impossible_cached_index_is_ignored(tmp_path, changes):
     """It is beside the tar, and may have come with it from anybody."""
     path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two")])
     before = list(open_dataset(path, "all"))
-    lie(tmp_path / ".a.tar.index.npz", **changes)
+    tamper(tmp_path / ".a.tar.index.npz", **changes)
     assert list(open_dataset(path, "all")) == before
