@@ -12,8 +12,10 @@ from tiny_runs import Recorder
 from vitrail.data.datasets import open_dataset
 from vitrail.errors import TrainingError
 from vitrail.probing.teach import load_memory
-from vitrail.training import adapt, auto_config, model_init
+from vitrail.training import adapt, auto_config
 from vitrail.training.adapt import AdaptationSearch, search
+from vitrail.training.callbacks import Callback
+from vitrail.training.config import MachineSettings
 from vitrail.training.data_module import subsample
 from vitrail.training.trainer import Result
 
@@ -26,9 +28,7 @@ def record_features(monkeypatch, seconds) -> list[set[str]]:
         datasets.append(named(source))
         return original(model, source, **options)
 
-    monkeypatch.setattr(adapt, "seconds_per_image", lambda model, device: seconds)
-    stats = auto_config.dataset_stats
-    monkeypatch.setattr(model_init, "dataset_stats", lambda data: replace(stats(data), seconds=0.0))
+    monkeypatch.setattr(AdaptationSearch, "seconds_per_image", lambda self: seconds)
     monkeypatch.setattr(adapt, "features_of", recording)
     return datasets
 
@@ -111,14 +111,17 @@ def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick
     assert load_memory(tmp_path / "out", model) is not None
 
 
+class Time:
+    """A clock that only the test advances."""
+
+    now = 0.0
+
+    @classmethod
+    def monotonic(cls):
+        return cls.now
+
+
 def test_forward_pass_is_timed_after_warmup(start, monkeypatch):
-    class Time:
-        now = 0.0
-
-        @classmethod
-        def monotonic(cls):
-            return cls.now
-
     model, calls = vitrail.load(start), []
     features = model.features
 
@@ -131,6 +134,19 @@ def test_forward_pass_is_timed_after_warmup(start, monkeypatch):
     monkeypatch.setattr(auto_config, "time", Time)
     assert auto_config.seconds_per_image(model, torch.device("cpu")) == 2.0
     assert calls == [2, auto_config.TIMED_IMAGES]
+
+
+def test_cost_of_features_includes_loading(colors, start, tmp_path, monkeypatch):
+    def slow(model, samples, **options):
+        Time.now += 5.0 * len(samples)
+
+    machine = MachineSettings(workers=3)
+    config = config_of(colors, tmp_path, start, machine=machine)
+    searching = AdaptationSearch(config, Callback(), torch.device("cpu"), 0.0, 0.5)
+    monkeypatch.setattr(adapt, "seconds_per_image", lambda model, device: 2.0)
+    monkeypatch.setattr(adapt, "features_of", slow)
+    monkeypatch.setattr(adapt, "time", Time)
+    assert searching.seconds_per_image() == pytest.approx(2.0 + 3.0 / 3)
 
 
 def test_time_is_divided_among_trials_and_the_final_run(

@@ -64,6 +64,7 @@ MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shor
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
 PROBE_FRACTION = 1 / 4  # of the time, for computing features
 EVALUATION_FRACTION = 1 / 2  # of the time; if the final evaluation takes more, it is added
+TIMED_IMAGES = 32  # from which the cost of features is measured
 EVALUATION_BATCH = 64
 NO_TIME, TOO_SHORT = "no time left", "the time was enough for one step only"
 
@@ -262,14 +263,25 @@ class AdaptationSearch:
         self.shortest = END_SECONDS + time.monotonic() - start_time  # seconds of a run of one step
         self.final_evaluation = 0.0  # seconds, if there is a deadline
         if minutes is not None:
-            workers = self.settings.machine.workers
-            workers = default_workers(self.dev) if workers is None else workers
-            forward = seconds_per_image(self.model, device)
-            self.subsample_for_budget(forward + auto.stats.seconds / max(1, workers))
+            self.subsample_for_budget(self.seconds_per_image())
 
     def free(self) -> float:
         """Return the seconds until the final evaluation has to start."""
         return self.deadline - time.monotonic() - self.final_evaluation
+
+    def seconds_per_image(self) -> float:
+        """Measure feature extraction on some images of dev; loader processes share the loading."""
+        forward, count = (
+            seconds_per_image(self.model, self.device),
+            min(TIMED_IMAGES, len(self.dev)),
+        )
+        some = self.dev.subset(np.linspace(0, len(self.dev) - 1, count, dtype=int))
+        started = time.monotonic()
+        features_of(self.model, some, cache=False, batch_size=count, workers=0)
+        loading = max(0.0, (time.monotonic() - started) / count - forward)
+        workers = self.settings.machine.workers
+        workers = default_workers(self.dev) if workers is None else workers
+        return max(1e-6, forward + loading / max(1, workers))  # clocks may be coarse
 
     def subsample_for_budget(self, each: float) -> None:
         """Use no more images for probes and dev than there is time for, at `each` seconds."""
