@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_models import awake
 from vitrail import ConfigError, DataError, VitConfig, create
 from vitrail.inspection import attention
 from vitrail.inspection.attention import attention_for_browser, attention_stats, iter_layers
 from vitrail.models.config import pair
-from vitrail.models.init import initialize
-from vitrail.models.vit import build
 
 BASE = VitConfig(
     depth=3, width=24, mlp_width=32, heads=3, patch_size=4, image_size=16, num_classes=5
@@ -38,16 +37,8 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 
 def random_vit(seed=0, dtype=torch.float64, **changes):
-    """A model without zero weights, so that heads differ."""
-    torch.manual_seed(seed)
-    model = build(BASE.change(**changes), device="cpu")
-    initialize(model)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-        else:
-            parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.to(dtype)
+    """A model without zero weights, so that heads differ, in training mode."""
+    return awake(BASE.change(**changes), seed).to(dtype).train()
 
 
 def random_images(model, count=3, seed=1):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tiny_models import random_model
 from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import preset
@@ -66,27 +67,7 @@ def blurred_to_mean(monkeypatch):
 @pytest.fixture
 def trained(tiny):
     """A ViT whose weights are not those that models begin with."""
-    model = VisionTransformer(tiny.change(image_size=16)).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.4, generator=generator)
-    return model
-
-
-@pytest.mark.usefixtures("blurred_to_mean")
-def test_areas_depend_on_the_rank_of_the_decisive_patch():
-    model, images, classes = OnePatchModel(1, 2), bright_patch(1, 2), torch.tensor([1])
-    areas = [
-        insertion_deletion(model, images, in_order(*rest, 5, *range(place, 5)), classes, steps=6)
-        for place in range(6)
-        for rest in [range(place)]
-    ]
-    insertion = [curves.insertion_area for curves in areas]
-    deletion = [curves.deletion_area for curves in areas]
-    assert insertion == sorted(insertion, reverse=True)
-    assert len(set(insertion)) == 6
-    assert deletion == sorted(deletion)
+    return random_model(tiny.change(image_size=16))
 
 
 @pytest.mark.usefixtures("blurred_to_mean")

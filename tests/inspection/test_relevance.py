@@ -6,15 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail import (
-    BiT,
-    BitConfig,
-    ConfigError,
-    MixerConfig,
-    MlpMixer,
-    VisionTransformer,
-    VitConfig,
-)
+from tiny_models import random_model
+from vitrail import BiT, BitConfig, ConfigError, MixerConfig, MlpMixer, VitConfig
 from vitrail.inspection import relevance as relevance_module
 from vitrail.inspection.relevance import (
     METHODS,
@@ -54,12 +47,7 @@ def vit(**changes):
     config = VitConfig(
         depth=3, width=8, mlp_width=16, heads=2, patch_size=4, image_size=12, num_classes=4
     ).change(**changes)
-    model = VisionTransformer(config).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.5, generator=generator)
-    return model.eval()
+    return random_model(config).double()
 
 
 def random_images(model, count=2, seed=0):

@@ -4,22 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_models import awake
 from vitrail import VitConfig
 from vitrail.inspection import tokens as file
 from vitrail.inspection.tokens import nearest_rows, scatter, token_colors
-from vitrail.models.init import initialize
-from vitrail.models.vit import build
 
 VIT = VitConfig(
     depth=1, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3
 )
-
-
-def made(config):
-    torch.manual_seed(0)
-    model = build(config, device="cpu")
-    initialize(model)
-    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -27,7 +19,7 @@ def made(config):
 )
 @pytest.mark.parametrize("size", [(12, 20), (8, 8)])
 def test_colors_are_the_first_three_principal_components_of_the_patches(changes, size):
-    model = made(VIT.change(**changes))
+    model = awake(VIT.change(**changes))
     images = torch.randn(18, model.config.channels, *size)  # more than go in at once
     with torch.no_grad():
         tokens = model.encode(images)[:, model.config.num_prefix :].double().flatten(0, 1)
@@ -45,7 +37,7 @@ def test_colors_are_the_first_three_principal_components_of_the_patches(changes,
 
 
 def test_outliers_do_not_compress_the_colors(monkeypatch):
-    model = made(VIT.change(pool="mean"))
+    model = awake(VIT.change(pool="mean"))
     tokens = torch.randn(10, 15, 16)
     tokens[0, 0] = 1e4
     monkeypatch.setattr(model, "encode", lambda images: tokens)
@@ -56,7 +48,7 @@ def test_outliers_do_not_compress_the_colors(monkeypatch):
 
 @pytest.mark.parametrize("size", [(4, 4), (8, 8)])
 def test_equal_patches_are_gray(size):
-    model = made(VIT.change(position="none"))
+    model = awake(VIT.change(position="none"))
     colors = token_colors(model, torch.zeros(1, 3, *size))
     assert np.isfinite(colors).all()
     np.testing.assert_allclose(colors, 0.5)

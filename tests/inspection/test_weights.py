@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_models import awake
 from vitrail import BitConfig, MixerConfig, VitConfig, load
 from vitrail.inspection.weights import (
     filter_components,
@@ -13,8 +14,6 @@ from vitrail.inspection.weights import (
     principal_components,
     token_mixing,
 )
-from vitrail.models.init import initialize
-from vitrail.models.vit import build
 
 VIT = VitConfig(
     depth=2, width=16, mlp_width=16, heads=2, patch_size=4, image_size=(12, 20), num_classes=3
@@ -22,13 +21,6 @@ VIT = VitConfig(
 MIXER = MixerConfig(
     depth=2, width=12, tokens_mlp=40, channels_mlp=8, patch_size=4, image_size=(12, 20)
 )
-
-
-def made(config):
-    torch.manual_seed(0)
-    model = build(config, device="cpu")
-    initialize(model)
-    return model.eval()
 
 
 def plainly(kernels, count):
@@ -56,7 +48,7 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 def test_filters_are_the_principal_components_of_the_first_kernels(name):
     config, path = FIRST[name]
-    model = made(config)
+    model = awake(config)
     layer = model.get_submodule(path)
     kernels = layer.standardized_weight() if hasattr(layer, "standardized_weight") else layer.weight
     components, shares = filter_components(model, count=10)
@@ -91,7 +83,7 @@ def test_signs_of_components_are_fixed():
 
 
 def test_equal_kernels_have_one_component():
-    model = made(VIT)
+    model = awake(VIT)
     model.stem.projection.weight.data.fill_(0.5)
     components, explained = filter_components(model)
     assert len(components) == 1
@@ -128,7 +120,7 @@ ADDED = {
 @pytest.mark.parametrize("changes", ADDED.values(), ids=ADDED)
 @pytest.mark.parametrize("grid", [None, (2, 4), (1, 1)])
 def test_positions_are_compared_by_cosine(changes, grid):
-    model = made(VIT.change(**changes))
+    model = awake(VIT.change(**changes))
     position = model.encoder.positions[0] if len(model.encoder.positions) else model.position
     (similarity,) = position_similarity(model, grid).values()
     grid = grid or (3, 5)
@@ -138,7 +130,7 @@ def test_positions_are_compared_by_cosine(changes, grid):
 
 
 def test_every_layer_has_its_own_positions():
-    model = made(VIT.change(position_place="every-layer"))
+    model = awake(VIT.change(position_place="every-layer"))
     tables = position_similarity(model)
     assert list(tables) == ["positions of layer 0", "positions of layer 1"]
     rows = model.encoder.positions[1].table[1:].tolist()
@@ -147,7 +139,7 @@ def test_every_layer_has_its_own_positions():
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])
 def test_relative_positions_compare_offsets_with_offset_zero(changes):
-    model = made(VIT.change(position="relative", **changes))
+    model = awake(VIT.change(position="relative", **changes))
     tables = position_similarity(model)
     assert list(tables) == [f"relative positions of layer {i}" for i in (0, 1)]
     keys = model.encoder.positions[1].table.tolist()
@@ -161,17 +153,17 @@ def test_relative_positions_compare_offsets_with_offset_zero(changes):
 
 
 def test_no_positions():
-    assert position_similarity(made(VIT.change(position="none"))) == {}
+    assert position_similarity(awake(VIT.change(position="none"))) == {}
 
 
 def test_zero_positions_have_similarity_zero():
-    model = made(VIT)
+    model = awake(VIT)
     model.position.table.data.zero_()
     assert not position_similarity(model)["positions"].any()
 
 
 def test_token_mixing_sorts_large_units_by_frequency():
-    model = made(MIXER)
+    model = awake(MIXER)
     weight = model.blocks[0].token_mixing.fc1.weight.data  # (40, 15)
     weight[:] *= 0.01
     slow, quick = torch.ones(3, 5), torch.ones(3, 5)
@@ -187,6 +179,6 @@ def test_token_mixing_sorts_large_units_by_frequency():
 
 
 def test_zero_mixing_weights():
-    model = made(MIXER)
+    model = awake(MIXER)
     model.blocks[0].token_mixing.fc1.weight.data.zero_()
     assert not token_mixing(model).any()

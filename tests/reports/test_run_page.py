@@ -12,8 +12,6 @@ from vitrail.evaluation.results import EvaluationResult, Mistake
 from vitrail.reports import run as module
 from vitrail.reports.run import Report, points, write_report
 
-EVIL = "<script>alert(1)</script>\"'&"
-
 
 def rows(steps=200):
     for step in range(10, steps + 1, 10):
@@ -108,27 +106,6 @@ def test_headings_do_not_skip_a_level(full, tmp_path):
     assert tags.count("h1") == 1
     levels = [int(tag[1]) for tag in tags]
     assert all(b <= a + 1 for a, b in pairwise(levels))
-
-
-def test_html_in_names_of_a_run_is_escaped(full, source, tmp_path):
-    bad = [Mistake(0, EVIL, 0, 1, 0.5, 0.1)]
-    evil = changed(
-        full,
-        title=EVIL,
-        facts={EVIL: EVIL, "model": EVIL, "time": EVIL},
-        rows=[{"step": 1, f"{EVIL}/loss": 1.0, f"{EVIL}/accuracy": 0.5, "loss": 1.0}],
-        choices=[f"{EVIL}: `{EVIL}`", EVIL],
-        outcomes={EVIL: outcome(source, mistakes=tuple(bad), skipped={EVIL: EVIL})},
-        sources={EVIL: source},
-        class_names=[f"{n}{EVIL}" for n in range(10)],
-        settings_toml=EVIL,
-        timings={EVIL: 1.0},
-        skipped={f"x{EVIL}": EVIL},
-        next_steps=[f"vitrail {EVIL}", EVIL],
-    )
-    text = written(evil, tmp_path)
-    assert "<script" not in text
-    assert not [tag for tag, _ in Reader(text).seen if tag == "script"]
 
 
 def test_surrogates_in_file_names(full, tmp_path):

@@ -136,16 +136,16 @@ def image_grid(
 ) -> Any:
     """Images in rows, a caption of one or two lines below each."""
     with plot_style():
-        lines = max(caption.count("\n") + 1 if caption else 0 for caption in captions)
-        rows, text = -(-len(images) // columns), 15 * lines
-        step, high = side + 12, side + text + 12
-        figure = new_figure(columns * step + 12, rows * high + 12, "images")
+        rows = range(0, len(images), columns)
+        lines = [max(len(c.splitlines()) for c in captions[i : i + columns]) for i in rows]
+        tops = np.cumsum([12, *(side + 12 + 15 * count for count in lines)])
+        figure = new_figure(columns * (side + 12) + 12, tops[-1], "images")
         for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
             row, column = divmod(number, columns)
-            axes = add_axes(figure, 12 + column * step, 12 + row * high, side, side)
+            axes = add_axes(figure, 12 + column * (side + 12), tops[row], side, side)
             axes.imshow(np.asarray(image))
             axes.set_axis_off()
-            shown = [truncate(printable(line), MAX_CAPTION) for line in caption.split("\n")]
+            shown = [truncate(printable(line), MAX_CAPTION) for line in caption.splitlines()]
             axes.text(0, -0.02, "\n".join(shown), transform=axes.transAxes, va="top")
         return figure
 
