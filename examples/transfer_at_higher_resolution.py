@@ -1,10 +1,10 @@
-"""Pre-train with small pictures and fine-tune with larger ones: section 3.2 of the paper.
+"""Pre-train at a low resolution and fine-tune at a higher one: section 3.2 of the paper.
 
-    python examples/transfer_at_higher_resolution.py              photographs that come along
-    python examples/transfer_at_higher_resolution.py pictures/    your own: a folder for each class
+    python examples/transfer_at_higher_resolution.py              the built-in photos
+    python examples/transfer_at_higher_resolution.py pictures/    your own: one subfolder per class
 
 Twice as many pixels along each side are four times as many patches of the same size. The weights
-fit as they are, except for the positions, which are stretched to the larger grid.
+fit as they are, except for the position embeddings, which are interpolated.
 """
 
 import sys
@@ -23,7 +23,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.6):
     first = vitrail.train(
         data, out / "small", minutes=minutes, model={**MODEL, "image_size": SMALL}
     )
-    stretched = vitrail.load(first.folder, image_size=LARGE, log=print)
+    interpolated = vitrail.load(first.folder, image_size=LARGE, log=print)
 
     print(f"fine-tuning with {LARGE} pixels, {60 * minutes:.0f} seconds")
     second = vitrail.train(
@@ -34,17 +34,17 @@ def main(data="builtin:sign-digits", out=None, minutes=0.6):
         model={"image_size": LARGE},
     )
 
-    split = [*second.outcomes, "train"][0]  # what they have not learned from, if there is any
+    split = [*second.outcomes, "train"][0]  # a held-out split, if there is one
     rows = {
         f"{SMALL} pixels, as pre-trained": first.folder,
-        f"{LARGE} pixels, positions stretched": stretched,
+        f"{LARGE} pixels, positions interpolated": interpolated,
         f"{LARGE} pixels, fine-tuned": second.folder,
     }
     accuracies = {}
     for name, model in rows.items():
-        found = vitrail.evaluate(model, data, split).estimates["accuracy"]
-        print(f"  {name:32}  {found.value:6.1%}   ({found.low:.1%} to {found.high:.1%})")
-        accuracies[name] = found.value
+        accuracy = vitrail.evaluate(model, data, split).estimates["accuracy"]
+        print(f"  {name:35}  {accuracy.value:6.1%}   ({accuracy.low:.1%} to {accuracy.high:.1%})")
+        accuracies[name] = accuracy.value
     print(f"the models and their reports: {first.folder} and {second.folder}")
     return accuracies
 

@@ -65,8 +65,8 @@ def test_positions_are_compared(pictures, tmp_path, capsys):
 
 def test_the_worst_mistake_is_explained(pictures, tmp_path, capsys):
     found = script("explain_a_mistake")["main"](pictures, tmp_path / "out", MOMENT)
-    assert {*found.looks[0].class_maps["relevance"]} == {"dark", "light"}
-    assert capsys.readouterr().out.count(" is seen most in row ") == 2
+    assert {*found.images[0].class_maps["relevance"]} == {"dark", "light"}
+    assert capsys.readouterr().out.count(" is most relevant in row ") == 2
     assert (tmp_path / "out" / "mistake.png").exists()
     assert (tmp_path / "out" / "inspection" / "report.html").exists()
 
@@ -84,7 +84,7 @@ def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
     script("serve_and_call")["main"](out=tmp_path / "out", minutes=MOMENT)
     said = capfd.readouterr().out
     assert said.count(" sure\n") == 5
-    assert "the server ended with status 0" in said
+    assert "the server exited with status 0" in said
     assert (tmp_path / "out" / "4.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -222,7 +222,7 @@ ORIGINS = {  # how other checkpoints are made, their preprocessing, the line tha
 
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_preprocessing_of_every_origin(tmp_path, origin):
-    make, expected, said = ORIGINS[origin]
+    make, expected, logged = ORIGINS[origin]
     path, lines = make(tmp_path), []
     model = load(path, log=lines.append)
     size = model.config.image_size
@@ -231,10 +231,10 @@ def test_preprocessing_of_every_origin(tmp_path, origin):
     if expected is not None:
         assert model.metadata.preprocessing == expected
     about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
-    assert len(about) == bool(said)
-    assert all(line.startswith(said) for line in about)
+    assert len(about) == bool(logged)
+    assert all(line.startswith(logged) for line in about)
     assumed = model.metadata.provenance.get("preprocessing") == "assumed"
-    assert assumed == (said == "warning")
+    assert assumed == (logged == "warning")
 
 
 def test_warning_states_assumption_and_option(tmp_path):

@@ -128,7 +128,7 @@ def test_random_models_round_trip(tmp_path_factory, config, format):
             save(model, folder / FILES[format], format)
         assert list(folder.iterdir()) == []
         return
-    # A .npz says no heads beside the query's shape, and others have our header: all is known.
+    # A .npz states the heads by the query's shape, and others have our header.
     loaded = through(model, format, folder)
     assert same_weights(loaded, model)
     assert unsupported_numerics(loaded.config, model.config.numerics) == []

@@ -29,7 +29,7 @@ def both(size, dtype=torch.float32):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @torch.no_grad()
-def test_attention_maps_are_those_of_transformers(size, dtype):
+def test_attention_maps_match(size, dtype):
     ours, images, expected = both(size, dtype)
     for map_, their in zip(ours.attention_maps(images), expected, strict=True):
         assert map_.shape == their.shape
@@ -39,7 +39,7 @@ def test_attention_maps_are_those_of_transformers(size, dtype):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @torch.no_grad()
-def test_slices_of_maps_are_those_of_transformers(size, dtype):
+def test_slices_of_attention_maps_match(size, dtype):
     ours, images, expected = both(size, dtype)
     for layer, their in zip(iter_layers(ours, images), expected, strict=True):
         for some, rows in layer.slices():
@@ -48,7 +48,7 @@ def test_slices_of_maps_are_those_of_transformers(size, dtype):
 
 
 @torch.no_grad()
-def test_rollout_is_that_of_the_attention_of_transformers():
+def test_rollout_matches():
     ours, images, expected = both((96, 160))
     product = torch.eye(61, dtype=torch.float64)
     for attention in expected:

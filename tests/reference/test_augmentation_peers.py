@@ -30,7 +30,7 @@ pytestmark = pytest.mark.reference
 NEAREST, BILINEAR, BICUBIC = (Image.Resampling(code) for code in (0, 2, 3))
 FACTORS = (0.0, 0.1, 0.55, 1.0, 1.37, 1.9, 3.7)
 
-# Ours → theirs of (picture, amount), and amounts.
+# Ours → theirs of (image, amount), and amounts.
 TORCHVISION = {
     "brightness": (functional.adjust_brightness, FACTORS),
     "contrast": (functional.adjust_contrast, FACTORS),
@@ -65,7 +65,7 @@ PLACED = {  # timm's translations go the other way
 ENHANCERS = ("Brightness", "Color", "Contrast", "Sharpness")
 
 
-def pictures(mode):
+def images(mode):
     """Smooth and rough ones, one that does not use all values, and a small one."""
     rng = np.random.default_rng(0)
     for height, width, low, high in ((60, 48, 0, 256), (48, 60, 40, 190), (3, 5, 0, 256)):
@@ -74,7 +74,7 @@ def pictures(mode):
         yield from (rough.convert(mode), smooth.convert(mode))
 
 
-def apart(ours, theirs):
+def difference(ours, theirs):
     """The largest difference, in gray levels."""
     assert (ours.mode, ours.size) == (theirs.mode, theirs.size)
     return np.abs(np.asarray(ours).astype(int) - np.asarray(theirs).astype(int))
@@ -89,40 +89,42 @@ def apart(ours, theirs):
         *(f"{name} of timm" for name in TIMM),
     ],
 )
-def test_colors_change_as_they_do_there(name, theirs, amounts, mode):
-    for image in pictures(mode):
+def test_color_operations_match(name, theirs, amounts, mode):
+    for image in images(mode):
         for amount in amounts:
-            assert apart(COLOR_OPS[name](image, amount), theirs(image, amount)).max() == 0, amount
+            assert difference(COLOR_OPS[name](image, amount), theirs(image, amount)).max() == 0, (
+                amount
+            )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("resample", [NEAREST, BICUBIC])
 @pytest.mark.parametrize("name", PLACED)
-def test_pixels_move_as_they_do_in_timm(name, resample, mode):
+def test_geometric_operations_match_timm(name, resample, mode):
     theirs, sign, amounts = PLACED[name]
     fill = (10, 20, 30) if mode == "RGB" else 20
-    for image in pictures(mode):
+    for image in images(mode):
         for amount in amounts:
             ours = GEOMETRY_OPS[name](image, amount, Geometry(fill, resample))
             other = theirs(image, sign * amount, resample=resample, fillcolor=fill)
-            assert apart(ours, other).max() == 0, amount
+            assert difference(ours, other).max() == 0, amount
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", PLACED)
-def test_bilinear_filtering_is_within_two_levels_of_timm(name, mode):
+def test_bilinear_geometry_is_within_two_levels_of_timm(name, mode):
     theirs, sign, amounts = PLACED[name]
-    for image in pictures(mode):
+    for image in images(mode):
         for amount in amounts:
             ours = GEOMETRY_OPS[name](image, amount, Geometry(128, BILINEAR))
             fill = 128 if mode == "L" else (128,) * 3
             other = theirs(image, sign * amount, resample=BILINEAR, fillcolor=fill)
-            difference = apart(ours, other)[inner(name, image, amount)]
-            assert difference.max(initial=0) <= (0 if name == "rotate" else 2), amount
+            errors = difference(ours, other)[inner(name, image, amount)]
+            assert errors.max(initial=0) <= (0 if name == "rotate" else 2), amount
 
 
 def inner(name, image, amount):
-    """Where the pixels come from at least half a pixel inside the picture."""
+    """Where the pixels come from at least half a pixel inside the image."""
     y, x = np.mgrid[: image.height, : image.width] + 0.5
     place, side = {
         "shear_x": (x + amount * y, image.width),
@@ -135,9 +137,9 @@ def inner(name, image, amount):
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_pixels_move_as_they_do_in_torchvision(name):
+def test_geometric_operations_match_torchvision(name):
     affine = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], "fill": 0}
-    for image in pictures("RGB"):
+    for image in images("RGB"):
         for amount in (-11, 7) if "translate" in name else (-0.3, 0.21):
             degrees = float(np.degrees(np.arctan(amount)))
             match name:
@@ -151,10 +153,10 @@ def test_pixels_move_as_they_do_in_torchvision(name):
                     move = [amount, 0] if name == "translate_x" else [0, amount]
                     theirs = functional.affine(image, **affine | {"translate": move})
             ours = apply_operation(name, image, amount, Geometry(0))
-            assert apart(ours, theirs).max() == 0, amount
+            assert difference(ours, theirs).max() == 0, amount
 
 
-def ours_called(name):
+def our_name(name):
     """ShearX → shear_x, TranslateXRel → translate_x."""
     name = name.removesuffix("Increasing").removesuffix("Rel").replace("AutoC", "Autoc")
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
@@ -168,9 +170,9 @@ def ours_called(name):
         (AUG_MIX, v2.AugMix, 10),
     ],
 )
-def test_strengths_are_those_of_torchvision(policy, peer, bins):
+def test_magnitudes_match_torchvision(policy, peer, bins):
     theirs = peer._AUGMENTATION_SPACE
-    assert {ours_called(name) for name in theirs} == policy.strengths.keys()
+    assert {our_name(name) for name in theirs} == policy.strengths.keys()
     for name, (magnitudes, signed) in theirs.items():
         amounts = magnitudes(bins, 24, 32)
         for magnitude in range(bins) if amounts is not None else ():
@@ -180,7 +182,7 @@ def test_strengths_are_those_of_torchvision(policy, peer, bins):
                 theirs = 255 * theirs if name == "Solarize" else theirs
                 if "Translate" in name:  # in whole pixels; their float32 may fall just short of one
                     theirs = int(theirs + 1e-4 * sign)
-                strength = policy.strengths[ours_called(name)]
+                strength = policy.strengths[our_name(name)]
                 ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(theirs, abs=1e-4), (name, magnitude)
 
@@ -192,9 +194,9 @@ def test_strengths_are_those_of_torchvision(policy, peer, bins):
         ("timm-increasing", timm_augment._RAND_INCREASING_TRANSFORMS),
     ],
 )
-def test_strengths_are_those_of_timm(flavor, names, monkeypatch):
+def test_magnitudes_match_timm(flavor, names, monkeypatch):
     policy = RAND_AUGMENT[flavor]
-    assert {ours_called(name) for name in names} == policy.strengths.keys()
+    assert {our_name(name) for name in names} == policy.strengths.keys()
     for name in names:
         level = timm_augment.LEVEL_TO_ARG[name]
         for magnitude in np.linspace(0, 10, 41) if level else ():
@@ -202,7 +204,7 @@ def test_strengths_are_those_of_timm(flavor, names, monkeypatch):
                 monkeypatch.setattr(timm_augment, "_randomly_negate", lambda v, s=sign: s * v)
                 (theirs,) = level(magnitude, {})
                 side = 32 if name == "TranslateXRel" else 24 if name == "TranslateYRel" else 1
-                strength = policy.strengths[ours_called(name)]
+                strength = policy.strengths[our_name(name)]
                 ours = strength(magnitude / policy.full_magnitude, sign, (32, 24))
                 assert ours == pytest.approx(side * theirs), (name, magnitude)
 
@@ -227,10 +229,10 @@ class Script:
 
 
 @pytest.mark.parametrize("magnitude", [0, 9, 30])
-def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch):
+def test_rand_augment_matches_torchvision(magnitude, monkeypatch):
     names = list(v2.RandAugment._AUGMENTATION_SPACE)
     ours = list(RAND_AUGMENT["torchvision"].strengths)
-    image = next(pictures("RGB"))
+    image = next(images("RGB"))
     for first in range(len(names)):
         for sign, second in ((0.7, (first + 5) % len(names)), (0.2, (first + 8) % len(names))):
             theirs = iter((first, second))
@@ -240,12 +242,12 @@ def test_the_same_draws_give_the_picture_of_rand_augment(magnitude, monkeypatch)
             monkeypatch.undo()
             draws = []
             for number in (first, second):  # ours draws the sign the other way round
-                draws += [ours.index(ours_called(names[number])), 1 - sign, 0.5, 0.5]
+                draws += [ours.index(our_name(names[number])), 1 - sign, 0.5, 0.5]
             changed = augment.rand_augment(image, Script(draws), 2, magnitude)
-            assert apart(changed, expected).max() == 0, (names[first], names[second])
+            assert difference(changed, expected).max() == 0, (names[first], names[second])
 
 
-def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
+def test_aug_mix_matches_torchvision(monkeypatch):
     names = ["Brightness", "Posterize", "Color", "Solarize", "Contrast", "Sharpness"]
     theirs, ours = list(v2.AugMix._AUGMENTATION_SPACE), list(AUG_MIX.strengths)
     share, weights = 0.7, np.array([0.1, 0.3, 0.2, 0.15, 0.05, 0.2])
@@ -253,15 +255,15 @@ def test_the_same_draws_give_the_picture_of_aug_mix(monkeypatch):
     peer._sample_dirichlet = lambda alphas: torch.tensor(
         [weights.tolist() if alphas.shape[-1] == 6 else [1 - share, share]]
     )
-    for image in pictures("RGB"):
+    for image in images("RGB"):
         their_draws, our_draws = [], []
         for number, name in enumerate(names):
             their_draws += [theirs.index(name), number % 3]
-            our_draws += [number % 3, ours.index(ours_called(name)), 0.3, 0.5, 0.5]
+            our_draws += [number % 3, ours.index(our_name(name)), 0.3, 0.5, 0.5]
         draws = iter(their_draws)
         monkeypatch.setattr(torch, "randint", lambda *_, draws=draws: next(draws))
         monkeypatch.setattr(torch, "rand", lambda *_: 0.7)
         expected = peer(image)
         monkeypatch.undo()
         rng = Script(our_draws, share, weights)
-        assert apart(augment.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1
+        assert difference(augment.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1

@@ -70,10 +70,10 @@ def images(config):
 
 @torch.no_grad()
 def difference(ours, theirs, output="logits"):
-    pictures = images(ours.config)
-    answer = theirs(pictures)
+    batch = images(ours.config)
+    answer = theirs(batch)
     expected = answer[output] if output != "token" else answer.last_hidden_state[:, 0]
-    return relative(ours(pictures), expected)
+    return relative(ours(batch), expected)
 
 
 VITS = {
@@ -255,8 +255,8 @@ def test_processor_matches_our_preprocessing(name, tmp_path):
     else:
         height, width = how.resize_to or how.size
         assert processor.size == {"height": height, "width": width}
-    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    pixels = processor(picture, return_tensors="pt").pixel_values
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    pixels = processor(image, return_tensors="pt").pixel_values
     assert pixels.shape == (1, 3, *how.size)
     black = (0 - torch.tensor(how.mean)) / torch.tensor(how.std)
     plain = processor(np.zeros((40, 60, 3), np.uint8), return_tensors="pt").pixel_values

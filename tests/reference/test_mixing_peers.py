@@ -1,4 +1,4 @@
-"""Crops are spread, and batches mixed and ordered, as torchvision and timm do it."""
+"""Distributions of crops, and mixed batches, match torchvision and timm."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.reference
 
 
 def largest_gap(first, second):
-    """Kolmogorov and Smirnov's: how far apart two distributions are at most."""
+    """The Kolmogorov-Smirnov statistic of two samples."""
     places = np.concatenate([first, second])
     below = [np.searchsorted(np.sort(x), places, side="right") / len(x) for x in (first, second)]
     return np.abs(below[0] - below[1]).max()
@@ -34,7 +34,7 @@ def measures(boxes):
 
 
 @pytest.mark.parametrize("size", [(375, 500), (600, 200), (33, 32)], ids=str)
-def test_inception_crops_are_spread_like_those_of_torchvision(size):
+def test_distribution_of_inception_crops_matches_torchvision(size):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     count, image = 4000, torch.empty(3, *size)
@@ -48,7 +48,7 @@ def test_inception_crops_are_spread_like_those_of_torchvision(size):
         assert gap < 1.95 * (2 / count) ** 0.5, name  # exceeded by chance once in a thousand
 
 
-def test_erased_boxes_are_spread_like_those_of_torchvision():
+def test_distribution_of_erased_boxes_matches_torchvision():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     count, image = 3000, torch.ones(1, 64, 48)
@@ -82,7 +82,7 @@ def batch(count=6):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.13, 0.5, 0.9, 1.0])
-def test_mixup_is_that_of_timm(share, monkeypatch):
+def test_mixup_matches_timm(share, monkeypatch):
     images, labels = batch()
     peer = timm_mixup.Mixup(mixup_alpha=1.0, label_smoothing=0.0, num_classes=4)
     monkeypatch.setattr(np.random, "beta", lambda *_: share)
@@ -95,7 +95,7 @@ def test_mixup_is_that_of_timm(share, monkeypatch):
 
 @pytest.mark.parametrize("place", [(0, 0), (7, 9), (19, 13)], ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.13, 0.5, 0.9, 1.0])
-def test_cutmix_is_that_of_timm(share, place, monkeypatch):
+def test_cutmix_matches_timm(share, place, monkeypatch):
     images, labels = batch()
     peer = timm_mixup.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=4)
     draws = iter(place)
@@ -109,7 +109,7 @@ def test_cutmix_is_that_of_timm(share, place, monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.13, 0.9])
-def test_mixup_of_a_rolled_batch_is_that_of_torchvision(share):
+def test_rolled_mixup_matches_torchvision(share):
     images, labels = batch()
     peer = v2.MixUp(num_classes=4)
     peer._dist = SimpleNamespace(sample=lambda _: torch.tensor(share, dtype=torch.float64))
