@@ -1,4 +1,4 @@
-"""What all tests share: one thread, the smallest models, and where the golden vectors are."""
+"""Shared fixtures: one thread, the smallest model, the golden vectors."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ import torch
 
 from vitrail import VitConfig
 
-# Tiny models: a second thread costs more than it brings. `make test-cpus` asks for more.
+# A second thread slows tiny models down. `make test-cpus` sets more.
 torch.set_num_threads(int(os.environ.get("VITRAIL_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def features_are_kept_apart(tmp_path_factory):
-    """No test reads or leaves features where the user keeps them."""
+def separate_cache(tmp_path_factory):
+    """Keep the features of tests out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -22,7 +22,7 @@ def features_are_kept_apart(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def float32_on_every_cpu():
-    """Runs train in float32, also where the CPU's instructions would make them choose bfloat16."""
+    """Train in float32, also on CPUs for which bfloat16 would be chosen."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cpu.get_capabilities", dict)
         yield
@@ -38,5 +38,5 @@ def tiny() -> VitConfig:
 
 @pytest.fixture
 def golden() -> Path:
-    """The folder with outputs of the authors' code, of random weights."""
+    """The folder with outputs of the authors' code for random weights."""
     return Path(__file__).parent / "golden"

@@ -1,8 +1,8 @@
-"""What `test_parallel.py` starts twice, under torchrun: many checks for one start of torch.
+"""The processes that `test_parallel.py` starts with torchrun; one start serves many checks.
 
     torchrun --standalone --nproc_per_node=2 tests/parallel_worker.py FOLDER
 
-The same functions run in the test itself, with one process; FOLDER/results.pt holds what came out.
+The test itself calls the same functions in one process. Results are saved to FOLDER/results.pt.
 """
 
 import sys
@@ -61,7 +61,7 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to train, in which one and several processes must agree."""
+    """Settings with which one and several processes must agree."""
 
     optimizer: str
     accumulate: int = 1
@@ -81,7 +81,7 @@ RESUMED = {name: SETUPS[name] for name in ("muon", "sgd", "adafactor")}
 
 
 def objective_of(config, frozen="") -> Objective:
-    torch.manual_seed(1 + distributed.rank())  # the weights of the first are to count
+    torch.manual_seed(1 + distributed.rank())  # rank 0 decides the initialization
     objective = Objective(build(config, device="cpu"))
     for name, parameter in objective.named_parameters():
         nn.init.normal_(parameter, std=0.2)  # a head of zeros would hide mistakes for a step
@@ -103,7 +103,7 @@ def optimizers_of(kind: str, objective: nn.Module) -> list[torch.optim.Optimizer
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This process's part of the pictures of a step."""
+    """Return this process's shard of the batch of a step."""
     generator = torch.Generator().manual_seed(step)
     images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
     targets = torch.randint(CLASSES, (BATCH,), generator=generator)
@@ -111,36 +111,36 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images[mine], targets[mine]
 
 
-class Learner:
-    """As the loop has it: an objective, what several processes make of it, and optimizers."""
+class Run:
+    """An objective, its parallelized form and its optimizers, as in the training loop."""
 
     def __init__(self, setup: Setup, strategy="ddp", config=VIT) -> None:
         self.setup = setup
         self.objective = objective_of(config, setup.frozen)
-        self.spread = distributed.parallelize(self.objective, strategy)
+        self.parallel = distributed.parallelize(self.objective, strategy)
         self.optimizers = optimizers_of(setup.optimizer, self.objective)
         self.average = {n: p.detach().clone() for n, p in self.objective.named_parameters()}
 
-    def learn(self, start: int = 0, stop: int = STEPS) -> list[float]:
-        """The mean loss and the norm of the gradients of each step, one after the other."""
-        told = []
+    def train(self, start: int = 0, stop: int = STEPS) -> list[float]:
+        """Return the mean loss and the gradient norm of each step, alternating."""
+        values = []
         for step in range(start, stop):
             losses = []
             parts = list(zip(*(x.chunk(self.setup.accumulate) for x in batch(step)), strict=True))
             for part, (images, targets) in enumerate(parts):
                 last = part == len(parts) - 1
-                with distributed.sync_gradients(self.spread, enabled=last):
-                    loss = self.spread(images, targets) / len(parts)
+                with distributed.sync_gradients(self.parallel, enabled=last):
+                    loss = self.parallel(images, targets) / len(parts)
                     loss.backward()
                 losses.append(loss.detach())
-            norm = distributed.clip_grad_norm(self.spread.parameters(), self.setup.clip)
+            norm = distributed.clip_grad_norm(self.parallel.parameters(), self.setup.clip)
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             for name, parameter in self.objective.named_parameters():
                 self.average[name].lerp_(parameter.detach(), 0.5)
-            told += [float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm)]
-        return told
+            values += [float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm)]
+        return values
 
     def save(self, folder: Path, step: int) -> None:
         save_state(folder, extra={"step": step, "who": distributed.world_size()}, **self.parts)
@@ -157,7 +157,7 @@ class Learner:
         }
 
     def evaluate(self) -> torch.Tensor:
-        """Logits of the same pictures in every process."""
+        """Return the logits of fixed images."""
         images = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(99))
         self.objective.eval()
         with torch.no_grad():
@@ -172,73 +172,73 @@ class Learner:
 
 
 def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
-    """Half a run, its state, the evaluation and the weights there; then the other half."""
-    learner = Learner(setup, strategy)
-    first = learner.learn(0, HALF)
-    learner.save(folder, HALF)
-    found = {
-        "logits": learner.evaluate(),
-        "weights": distributed.gather_state_dict(learner.objective),
-        "average": learner.averaged(),
+    """Train for half a run, save and evaluate; then train the other half."""
+    run = Run(setup, strategy)
+    first = run.train(0, HALF)
+    run.save(folder, HALF)
+    result = {
+        "logits": run.evaluate(),
+        "weights": distributed.gather_state_dict(run.objective),
+        "average": run.averaged(),
     }
-    return found | {"losses": first + learner.learn(HALF, STEPS)}
+    return result | {"losses": first + run.train(HALF, STEPS)}
 
 
 def resumed(setup: Setup, strategy: str, folder: Path) -> dict:
-    """The other half of a run, from a state that somebody saved."""
-    learner = Learner(setup, strategy)
+    """Train the other half of a run from a saved state."""
+    run = Run(setup, strategy)
     with torch.no_grad():
-        for parameter in learner.objective.parameters():
-            parameter.zero_()  # so that everything must come from the state
-    extra = learner.load(folder)
-    weights = distributed.gather_state_dict(learner.objective)
-    found = {"extra": extra, "weights": weights, "average": learner.averaged()}
-    return found | {"losses": learner.learn(HALF, STEPS)}
+        for parameter in run.objective.parameters():
+            parameter.zero_()  # everything must come from the state
+    extra = run.load(folder)
+    weights = distributed.gather_state_dict(run.objective)
+    result = {"extra": extra, "weights": weights, "average": run.averaged()}
+    return result | {"losses": run.train(HALF, STEPS)}
 
 
 def one_step(family: str, strategy: str) -> dict:
-    learner = Learner(SETUPS["adamw"], strategy, MODELS[family])
-    learner.objective.model.checkpointing = family == "checkpointed"
-    return {"losses": learner.learn(0, 2), "logits": learner.evaluate()}
+    run = Run(SETUPS["adamw"], strategy, MODELS[family])
+    run.objective.model.checkpointing = family == "checkpointed"
+    return {"losses": run.train(0, 2), "logits": run.evaluate()}
 
 
-def apart() -> dict:
-    """A gradient of a block after a micro-batch that is not to be summed, and after one that is."""
-    found = {}
+def gradient_norms() -> dict:
+    """Return the gradient norm of a block after a micro-batch without and with synchronization."""
+    norms = {}
     for strategy in ("ddp", "fsdp"):
-        learner = Learner(SETUPS["adamw"], strategy)
-        for told, enabled in ((strategy, False), (f"{strategy} summed", True)):
-            with distributed.sync_gradients(learner.spread, enabled=enabled):
-                learner.spread(*batch(0)).backward()
-            weight = learner.objective.model.encoder.blocks[0].mlp.fc1.weight
-            found[told] = None
+        run = Run(SETUPS["adamw"], strategy)
+        for name, enabled in ((strategy, False), (f"{strategy} summed", True)):
+            with distributed.sync_gradients(run.parallel, enabled=enabled):
+                run.parallel(*batch(0)).backward()
+            weight = run.objective.model.encoder.blocks[0].mlp.fc1.weight
+            norms[name] = None
             if weight.grad is not None:
-                found[told] = float(distributed.full_tensor(weight.grad).norm())
-    return found
+                norms[name] = float(distributed.full_tensor(weight.grad).norm())
+    return norms
 
 
-def small_talk() -> dict:
-    """What processes tell each other."""
-    me = distributed.rank()
+def collectives() -> dict:
+    rank = distributed.rank()
     return {
-        "rank": me,
+        "rank": rank,
         "size": distributed.world_size(),
-        "sum": float(distributed.all_reduce_sum(torch.tensor(me + 1.0))),
-        "mean": float(distributed.all_reduce_mean(torch.tensor(me + 1.0))),
-        "one says so": distributed.all_reduce_any(me == 1),
-        "nobody says so": distributed.all_reduce_any(False),
-        "objects": distributed.all_gather_object(f"from {me}"),
-        "first": distributed.broadcast_object(f"from {me}"),
-        "weights elsewhere": bool(distributed.gather_state_dict(objective_of(VIT))) == (me == 0),
+        "sum": float(distributed.all_reduce_sum(torch.tensor(rank + 1.0))),
+        "mean": float(distributed.all_reduce_mean(torch.tensor(rank + 1.0))),
+        "any": distributed.all_reduce_any(rank == 1),
+        "none": distributed.all_reduce_any(False),
+        "objects": distributed.all_gather_object(f"from {rank}"),
+        "first": distributed.broadcast_object(f"from {rank}"),
+        "weights on rank 0 only": bool(distributed.gather_state_dict(objective_of(VIT)))
+        == (rank == 0),
     }
 
 
 def failed_save(folder: Path) -> str:
-    """A place that cannot be written to."""
+    """Save into a folder that cannot be written; return the message."""
     folder.mkdir(exist_ok=True)
     (folder / "state").touch()
     try:
-        Learner(SETUPS["adamw"]).save(folder, 1)
+        Run(SETUPS["adamw"]).save(folder, 1)
     except CheckpointError as error:
         return str(error)
     return ""
@@ -264,8 +264,8 @@ def main(folder: Path) -> None:
         warnings.simplefilter("always")
         assert distributed.init("cpu") == distributed.init("cpu") == torch.device("cpu")
         results = everything(folder)
-        results["apart"] = distributed.all_gather_object(apart())
-        results["talk"] = distributed.all_gather_object(small_talk())
+        results["apart"] = distributed.all_gather_object(gradient_norms())
+        results["talk"] = distributed.all_gather_object(collectives())
         results["failures"] = distributed.all_gather_object(failed_save(folder / "taken"))
     results["warnings"] = [str(warning.message) for warning in seen]
     if distributed.is_main():

@@ -1,4 +1,4 @@
-"""What a user gets: every file, the licenses of what comes along, and a word about what is not."""
+"""The wheel: its files, licenses, dependencies and extras."""
 
 import ast
 import re
@@ -21,14 +21,14 @@ PACKAGE = ROOT / "src" / "vitrail"
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = SETUP["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OWN = {"", "reproduction"}  # of this repository; the latter is found in a checkout only
+OWN = {"", "reproduction"}  # the latter exists in a checkout only
 CALLED = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def names(requirements) -> set[str]:
-    """What is required, without its version."""
-    found = (re.match(r"[\w.-]+", requirement)[0] for requirement in requirements)
-    return {name.lower().replace("_", "-") for name in found} - {"vitrail"}
+    """Return package names without versions."""
+    packages = (re.match(r"[\w.-]+", requirement)[0] for requirement in requirements)
+    return {name.lower().replace("_", "-") for name in packages} - {"vitrail"}
 
 
 def pins() -> dict[str, str]:
@@ -43,7 +43,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def modules_of(path: Path, *, later: bool) -> set[str]:
-    """The modules that are imported when a file is loaded; `later` adds those of its functions."""
+    """Return the imports of a file at module level; `later` adds those inside functions."""
     found, left = set(), [tree_of(path)]
     while left:
         node = left.pop()
@@ -60,43 +60,36 @@ def modules_of(path: Path, *, later: bool) -> set[str]:
 
 
 def files_of(module: str) -> list[Path]:
-    """Where a module of ours is; nowhere, if it is a name inside one."""
+    """Return the file of one of our modules; nothing for a name inside one."""
     place = PACKAGE.parent / module.replace(".", "/")
     return [p for p in (place.with_suffix(".py"), place / "__init__.py") if p.exists()]
 
 
 def distribution(module: str) -> str:
-    """What has to be installed for a module; empty for Python's own and ours."""
+    """Return the package to install for a module; empty for the standard library and ours."""
     top = module.partition(".")[0]
     ours = top == "vitrail" or top in sys.stdlib_module_names
     return "" if ours else CALLED.get(top, top).replace("_", "-")
 
 
-# The wheel
-
-
-def test_no_file_of_the_package_is_left_out_of_the_wheel():
-    """hatchling takes all that lies under the package, unless .gitignore says otherwise."""
+def test_wheel_contains_every_file():
+    """hatchling includes everything below the package that .gitignore does not exclude."""
     assert SETUP["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/vitrail"]}
     files = [p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix != ".pyc"]
     assert {".toml", ".html", ".css", ".js", ".tar", ""} <= {path.suffix for path in files}
     if not (ROOT / ".git").exists():
-        pytest.skip("what .gitignore means is asked of git, and this is no checkout")
-    asked = subprocess.run(
+        pytest.skip("needs a git checkout")
+    done = subprocess.run(
         ["git", "-c", "core.excludesFile=", "check-ignore", "--no-index", "--stdin"],
         input="\n".join(str(path.relative_to(ROOT)) for path in files),
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert (asked.returncode, asked.stdout) == (1, "")  # 1: none of them
+    assert (done.returncode, done.stdout) == (1, "")  # 1: none is ignored
 
 
-def test_the_package_says_that_it_is_typed():
-    assert (PACKAGE / "py.typed").exists()
-
-
-def test_license_files_name_every_piece_of_data_that_comes_along():
+def test_license_files_cover_the_built_in_data():
     folder = PACKAGE / "data" / "builtin"
     described = (folder / "ATTRIBUTION").read_text(encoding="utf-8")
     data = {p.name for p in folder.iterdir()} - {"ATTRIBUTION", "LICENSE", "__pycache__"}
@@ -110,20 +103,19 @@ def test_license_files_name_every_piece_of_data_that_comes_along():
     assert all(path.exists() for path in licenses)
 
 
-def test_what_is_shipped_beside_code_is_text_or_listed_data():
-    odd = []
+def test_package_files_are_text_or_listed_data():
     for path in PACKAGE.rglob("*"):
         if path.is_file() and path.suffix != ".pyc" and path.name not in BUILTIN.values():
-            odd += [path.name] if b"\0" in path.read_bytes() else []
-    assert odd == []
+            assert b"\0" not in path.read_bytes(), path
 
 
-def test_the_version_has_one_place():
+def test_version_and_type_information():
+    assert (PACKAGE / "py.typed").exists()
     assert PROJECT["dynamic"] == ["version"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", vitrail.__version__)
 
 
-def test_the_stated_pythons_begin_with_the_oldest_that_is_required():
+def test_python_versions_agree():
     stated = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={stated[0]}"
     assert SETUP["tool"]["ruff"]["target-version"] == f"py{stated[0].replace('.', '')}"
@@ -131,10 +123,7 @@ def test_the_stated_pythons_begin_with_the_oldest_that_is_required():
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in stated
 
 
-# What it needs
-
-
-def test_whatever_is_imported_is_declared():
+def test_imports_are_declared_dependencies():
     declared = names(PROJECT["dependencies"])
     for name, extra in EXTRAS.items():
         declared |= names(extra) if name not in ("bench", "dev", "reference") else set()
@@ -143,8 +132,8 @@ def test_whatever_is_imported_is_declared():
             assert distribution(module) in declared | OWN, f"{path} imports {module}"
 
 
-def test_all_commands_and_public_names_load_without_any_extra():
-    """Loading follows what files import at once; of commands and datasets.py, also later."""
+def test_commands_and_public_names_load_without_extras():
+    """Follow imports at module level; for commands and datasets.py, also inside functions."""
     base = names(PROJECT["dependencies"])
     left = [f"vitrail.{module}" for module in vitrail.WHERE.values()]
     left += [f"vitrail.cli.{path.stem}" for path in (PACKAGE / "cli").glob("[!_]*.py")]
@@ -155,9 +144,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
             continue
         seen.add(module)
         for path in files_of(module):
-            later = (
-                path.parent.name == "cli" or path.name == "datasets.py"
-            )  # which loads one format
+            later = path.parent.name == "cli" or path.name == "datasets.py"
             used = modules_of(path, later=later)
             left += used
             assert {distribution(name) for name in used} <= base | OWN, f"{module} needs more"
@@ -165,7 +152,7 @@ def test_all_commands_and_public_names_load_without_any_extra():
 
 
 @pytest.mark.parametrize(
-    ("missing", "extra", "wish"),
+    ("missing", "extra", "call"),
     [
         ("datasets", "data", lambda: open_dataset("hf:owner/name")),
         ("fsspec.core", "data", lambda: open_dataset("memory://shards/*.tar")),
@@ -174,16 +161,16 @@ def test_all_commands_and_public_names_load_without_any_extra():
         *((module, "serve", check_installed) for module in REQUIRED),
     ],
 )
-def test_a_missing_extra_is_one_line_that_says_what_to_install(missing, extra, wish, monkeypatch):
+def test_missing_extra_is_one_line_with_the_pip_command(missing, extra, call, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
-    with pytest.raises(VitrailError) as told:
-        wish()
-    assert f"pip install 'vitrail[{extra}]'" in str(told.value)
-    assert "\n" not in str(told.value)
+    with pytest.raises(VitrailError) as raised:
+        call()
+    assert f"pip install 'vitrail[{extra}]'" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert missing.partition(".")[0].replace("_", "-") in names(EXTRAS[extra])
 
 
-def test_every_extra_that_a_message_or_a_page_names_exists():
+def test_extras_named_in_messages_and_docs_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
     for path in [*PACKAGE.rglob("*.py"), *pages]:
         for extra in re.findall(r"vitrail\[([\w,{}]+)\]", path.read_text(encoding="utf-8")):
@@ -191,9 +178,7 @@ def test_every_extra_that_a_message_or_a_page_names_exists():
                 assert name in EXTRAS or "{" in name, f"{path.name}: {name}"
 
 
-def test_every_package_that_is_asked_for_is_pinned_to_what_was_tested():
-    asked = names(PROJECT["dependencies"])
-    for requirements in EXTRAS.values():
-        asked |= names(requirements)
-    assert asked - pins().keys() == set()
+def test_every_dependency_is_pinned():
+    required = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
+    assert required - pins().keys() == set()
     assert all(re.fullmatch(r"[\w.]+", version) for version in pins().values())

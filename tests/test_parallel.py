@@ -1,4 +1,4 @@
-"""Two processes learn what one learns, however the model is spread over them."""
+"""Two processes compute the losses and weights of one, with DDP and FSDP2."""
 
 import io
 import os
@@ -27,14 +27,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(folder) -> dict:
-    """What one process makes of every setup."""
-    found = {name: worker.whole_run(s, "ddp", folder / f"one-{name}") for name, s in SETUPS.items()}
-    return found | {family: worker.one_step(family, "ddp") for family in MODELS}
+    """Results of one process for every setup."""
+    runs = {name: worker.whole_run(s, "ddp", folder / f"one-{name}") for name, s in SETUPS.items()}
+    return runs | {family: worker.one_step(family, "ddp") for family in MODELS}
 
 
 @pytest.fixture(scope="module")
 def two(folder, one) -> dict:
-    """What two processes make of it; they also go on from what one has saved."""
+    """Results of two processes, which also resume from the state of one."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     script = str(Path(worker.__file__))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -51,11 +51,11 @@ def two(folder, one) -> dict:
 
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_have_the_losses_norms_and_weights_of_one(one, two, strategy, name):
+def test_losses_norms_and_weights_equal_those_of_one_process(one, two, strategy, name):
     here, there, close = one[name], two[strategy, name], {"rtol": 0, "atol": SETUPS[name].close}
-    near = close | {"atol": 10 * SETUPS[name].close}  # weights that hardly matter wander off first
+    near = close | {"atol": 10 * SETUPS[name].close}  # weights with small gradients drift first
     assert len(here["losses"]) == 2 * STEPS
-    assert here["losses"][0] != pytest.approx(here["losses"][-2], abs=1e-3)  # something is learned
+    assert here["losses"][0] != pytest.approx(here["losses"][-2], abs=1e-3)  # the loss changes
     assert_close(there["losses"], here["losses"], **close)
     assert there["weights"].keys() == here["weights"].keys()  # the bare model's names
     assert_close(there["weights"], here["weights"], **near)
@@ -65,74 +65,67 @@ def test_two_processes_have_the_losses_norms_and_weights_of_one(one, two, strate
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_family_can_be_spread(one, two, strategy, family):
+def test_every_family_can_be_parallelized(one, two, strategy, family):
     assert_close(two[strategy, family], one[family], **CLOSE)
 
 
 @pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize(("strategy", "other"), [("ddp", "fsdp"), ("fsdp", "ddp")])
-def test_a_state_goes_on_under_the_other_strategy(two, strategy, other, name):
-    saved, resumed = two[other, name], two["resumed", strategy, f"two-{other}", name]
-    assert resumed["extra"] == {"step": HALF, "who": 2}
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("two-ddp", "two-fsdp"),
+        ("two-fsdp", "two-ddp"),
+        ("one", "two-fsdp"),
+        ("two-ddp", "one"),
+        ("two-fsdp", "one"),
+    ],
+)
+def test_state_resumes_with_other_strategy_and_processes(folder, one, two, before, after, name):
+    processes, _, strategy = after.partition("-")
+    saved = one[name] if before == "one" else two[before.removeprefix("two-"), name]
+    if processes == "one":
+        resumed = worker.resumed(SETUPS[name], "ddp", folder / f"{before}-{name}")
+    else:
+        resumed = two["resumed", strategy, before, name]
+    assert resumed["extra"] == {"step": HALF, "who": 1 if before == "one" else 2}
     assert_close(resumed["weights"], saved["weights"], rtol=0, atol=0)
     assert_close(resumed["average"], saved["average"], rtol=0, atol=0)
     close = {"rtol": 0, "atol": SETUPS[name].close}
     assert_close(resumed["losses"], saved["losses"][2 * HALF :], **close)
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_two_processes_go_on_from_the_state_of_one(one, two, name):
-    resumed = two["resumed", "fsdp", "one", name]
-    assert resumed["extra"] == {"step": HALF, "who": 1}
-    assert_close(resumed["weights"], one[name]["weights"], rtol=0, atol=0)
-    close = {"rtol": 0, "atol": SETUPS[name].close}
-    assert_close(resumed["losses"], one[name]["losses"][2 * HALF :], **close)
-
-
-@pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_process_goes_on_from_the_state_of_two(folder, two, strategy, name):
-    saved = two[strategy, name]
-    resumed = worker.resumed(SETUPS[name], "ddp", folder / f"two-{strategy}-{name}")
-    assert resumed["extra"] == {"step": HALF, "who": 2}
-    assert_close(resumed["weights"], saved["weights"], rtol=0, atol=0)
-    assert_close(resumed["average"], saved["average"], rtol=0, atol=0)
-    close = {"rtol": 0, "atol": SETUPS[name].close}
-    assert_close(resumed["losses"], saved["losses"][2 * HALF :], **close)
-
-
-def test_gradients_stay_apart_until_they_are_to_be_summed(two):
+def test_gradients_are_synchronized_in_the_last_micro_batch(two):
     first, second = two["apart"]
     assert first["ddp"] != second["ddp"]
     assert first["ddp summed"] == second["ddp summed"]
-    for told in (first, second):  # the gradients of the blocks are not even split yet
-        assert told["fsdp"] is None
-        assert told["fsdp summed"] == pytest.approx(first["ddp summed"], abs=1e-5)
+    for result in (first, second):  # FSDP2 has not even sharded the gradients of the blocks
+        assert result["fsdp"] is None
+        assert result["fsdp summed"] == pytest.approx(first["ddp summed"], abs=1e-5)
 
 
-def test_processes_tell_each_other(two):
-    for me, told in enumerate(two["talk"]):
-        assert told == {
-            "rank": me,
+def test_collectives(two):
+    for rank, result in enumerate(two["talk"]):
+        assert result == {
+            "rank": rank,
             "size": 2,
             "sum": 3.0,
             "mean": 1.5,
-            "one says so": True,
-            "nobody says so": False,
+            "any": True,
+            "none": False,
             "objects": ["from 0", "from 1"],
             "first": "from 0",
-            "weights elsewhere": True,
+            "weights on rank 0 only": True,
         }
 
 
-def test_what_one_process_cannot_write_all_report_in_one_line(two):
+def test_failed_save_is_one_line_on_all_ranks(two):
     first, second = two["failures"]
     assert first == second
     assert first.startswith("cannot save the run's state in ")
     assert "\n" not in first
 
 
-def test_torch_has_nothing_to_say_to_the_user(two):
+def test_no_warnings_are_shown(two):
     assert two["warnings"] == []
     assert "Warning" not in two["stderr"]
 
@@ -140,7 +133,7 @@ def test_torch_has_nothing_to_say_to_the_user(two):
 # One process
 
 
-def test_one_process_is_left_alone():
+def test_everything_is_a_no_op_in_one_process():
     objective = worker.objective_of(worker.VIT)
     assert distributed.parallelize(objective, "fsdp") is objective
     assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
@@ -157,7 +150,7 @@ def test_one_process_is_left_alone():
     distributed.shutdown()
 
 
-def test_full_weights_are_a_copy_with_the_names_of_the_bare_model():
+def test_gathered_weights_are_copies_with_the_names_of_the_model():
     objective = worker.objective_of(worker.VIT)
     expected = {name: tensor.clone() for name, tensor in objective.model.state_dict().items()}
     weights = distributed.gather_state_dict(objective)
@@ -167,7 +160,7 @@ def test_full_weights_are_a_copy_with_the_names_of_the_bare_model():
     assert distributed.gather_state_dict(objective).keys() == expected.keys()
 
 
-def test_gradients_are_clipped_as_torch_does_it():
+def test_clip_grad_norm():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     for parameter in parameters:
@@ -180,17 +173,19 @@ def test_gradients_are_clipped_as_torch_does_it():
     assert float(distributed.clip_grad_norm([frozen], 1.0)) == 0
 
 
-def test_a_device_is_chosen_or_refused_in_one_line(monkeypatch):
+def test_device_selection_and_errors(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert distributed.init() == distributed.init("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="unknown device 'cdua'; did you mean 'cuda'"):
-        distributed.init("cdua")
-    with pytest.raises(ConfigError, match="unknown device 'cuda:x'"):
-        distributed.init("cuda:x")
-    with pytest.raises(ConfigError, match="device=cuda is not available on this machine"):
-        distributed.init("cuda")
+    refused = [
+        ("cdua", "unknown device 'cdua'; did you mean 'cuda'"),
+        ("cuda:x", "unknown device 'cuda:x'"),
+        ("cuda", "device=cuda is not available on this machine"),
+    ]
+    for device, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            distributed.init(device)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert distributed.init() == torch.device("mps")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -212,7 +207,7 @@ RECORDS = "torch.distributed.checkpoint.metadata"
 
 
 def build(module: str, name: str, attribute: str, value: bytes, *, call: bytes = b"") -> bytes:
-    """A pickle that sets an attribute of what a global is, or gives when it is called."""
+    """Return a pickle that sets an attribute of a global, or of its result when it is called."""
     text = attribute.encode()
     state = b"N}X" + len(text).to_bytes(4, "little") + text + value + b"s\x86"
     return f"c{module}\n{name}\n".encode() + call + state + b"b."
@@ -229,7 +224,7 @@ def build(module: str, name: str, attribute: str, value: bytes, *, call: bytes =
         (build("torch", "float32", "evil", b"K\x07"), "dtype"),
     ],
 )  # fmt: skip
-def test_a_state_cannot_change_classes_and_functions(data, kind):
+def test_unpickling_cannot_change_classes_and_functions(data, kind):
     """BUILD on an allowed global would stay changed for the whole process."""
     from torch.distributed.checkpoint import metadata
 

@@ -1,4 +1,4 @@
-"""What `vitrail doctor` finds on machines that we make up, and on this one."""
+"""`vitrail doctor` on made-up machines and on this one."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def with_disk(**changes):
     return HEALTHY | {"disks": [HEALTHY["disks"][0] | changes]}
 
 
-def test_a_missing_extra_is_no_problem():
+def test_missing_extra_is_no_problem():
     assert find_problems(HEALTHY) == []
     lines = list(doctor.report(HEALTHY, None, []))
     assert any("pip install 'vitrail[fast]'" in line for line in lines)
@@ -103,7 +103,7 @@ def test_a_missing_extra_is_no_problem():
         ),
     ],
 )
-def test_what_slows_vitrail_down_is_told_with_what_to_do(machine, what, remedy):
+def test_slow_configurations_have_a_remedy(machine, what, remedy):
     (problem,) = find_problems(machine)
     assert what in problem["what"]
     assert remedy in problem["remedy"]
@@ -120,9 +120,7 @@ def test_what_slows_vitrail_down_is_told_with_what_to_do(machine, what, remedy):
         (HEALTHY | {"broken": "OSError: libgomp"}, "torch cannot be imported: OSError: libgomp"),
     ],
 )
-def test_what_makes_vitrail_fail_makes_the_doctor_end_with_status_1(
-    machine, what, monkeypatch, capsys
-):
+def test_fatal_problems_are_status_1(machine, what, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "inspect_machine", lambda: machine)
     assert main(["doctor", "--no-measure"]) == 1
     assert what in capsys.readouterr().out.partition("Problems")[2]
@@ -133,7 +131,7 @@ def test_versions_compare_as_numbers():
     assert version_fits(package("torch", "", "1.0"))
 
 
-def test_a_container_s_share_of_the_cores_and_the_memory_is_found(tmp_path):
+def test_container_limits(tmp_path):
     assert cpu_quota(tmp_path) is None
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
@@ -151,7 +149,7 @@ def test_a_container_s_share_of_the_cores_and_the_memory_is_found(tmp_path):
     assert memory_limit(["memory.max"], GIB // 4, tmp_path) is None
 
 
-def test_conclusions_say_which_type_and_which_decoder_are_fast():
+def test_conclusions():
     words = "\n".join(draw_conclusions(HEALTHY, SPEEDS))
     assert "float32 is fastest here, 4.0 times as fast as bfloat16" in words
     assert "training uses float32: this processor has no instructions" in words
@@ -170,7 +168,7 @@ def test_conclusions_say_which_type_and_which_decoder_are_fast():
     assert "equally fast" in "".join(draw_conclusions(HEALTHY, SPEEDS | {"bfloat16": 200e9}))
 
 
-def test_all_is_said_in_eighty_columns():
+def test_report_fits_80_columns():
     sick = with_processor(threads=16, quota=2.5, load=99.0) | {"broken": "OSError: " + 20 * "x "}
     lines = list(doctor.report(sick, SPEEDS, find_problems(sick)))
     assert max(map(len, lines)) <= 80
@@ -180,18 +178,18 @@ def test_all_is_said_in_eighty_columns():
     assert "200.0 GFLOP/s" in text
 
 
-def test_this_machine_is_told_as_json(capsys):
+def test_json_report_of_this_machine(capsys):
     status = main(["doctor", "--json", "--no-measure"])
-    found = json.loads(capsys.readouterr().out)
-    assert status == any(problem["fatal"] for problem in found["problems"])
-    assert found["measured"] is None
-    assert {"torch", "numpy", "pillow"} <= {package["name"] for package in found["packages"]}
-    assert found["processor"]["threads"] >= 1
-    assert found["memory"]["total"] > found["memory"]["free"] > 0
-    assert found["disks"][0]["what"] == "runs"
+    report = json.loads(capsys.readouterr().out)
+    assert status == any(problem["fatal"] for problem in report["problems"])
+    assert report["measured"] is None
+    assert {"torch", "numpy", "pillow"} <= {package["name"] for package in report["packages"]}
+    assert report["processor"]["threads"] >= 1
+    assert report["memory"]["total"] > report["memory"]["free"] > 0
+    assert report["disks"][0]["what"] == "runs"
 
 
-def test_measuring_tells_a_number_for_everything():
+def test_every_speed_is_measured():
     speeds = measure_speeds(seconds=0.0, width=8, side=16)
     rates = ("float32", "float32_alone", "bfloat16", "jpeg_pillow")
     assert min(speeds[name] for name in rates) > 0
@@ -199,7 +197,7 @@ def test_measuring_tells_a_number_for_everything():
     assert speeds["precision"] in ("float32", "bfloat16", "float16")
 
 
-def test_extras_are_those_of_the_package_and_their_packages_are_found():
+def test_extras_match_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert EXTRAS.keys() <= project["optional-dependencies"].keys()
     assert {p["name"] for p in requirements()["fast"]} == {"simplejpeg"}

@@ -1,4 +1,4 @@
-"""`vitrail export`: its words, and that they reach the library."""
+"""`vitrail export`: options and output."""
 
 import json
 
@@ -26,12 +26,12 @@ def bundle(tmp_path_factory):
     return folder / "bundle"
 
 
-def test_a_file_is_written_and_the_difference_told(bundle, tmp_path, capsys):
+def test_export_reports_the_verified_difference(bundle, tmp_path, capsys):
     run(bundle, "--out", tmp_path / "model.onnx")
-    told = capsys.readouterr().out
-    assert "ViT-Mu/4" in told
-    assert "verified: largest relative difference of logits and features" in told
-    assert f"{tmp_path}/model.onnx" in told
+    printed = capsys.readouterr().out
+    assert "ViT-Mu/4" in printed
+    assert "verified: largest relative difference of logits and features" in printed
+    assert f"{tmp_path}/model.onnx" in printed
     assert (tmp_path / "model.onnx").exists()
 
 
@@ -44,11 +44,11 @@ def test_json_holds_both_accuracies(bundle, tmp_path, capsys):
     assert told["path"] == str(tmp_path / "model.onnx")
 
 
-def test_int8_tells_what_it_costs(bundle, tmp_path, capsys):
+def test_int8_reports_its_accuracy(bundle, tmp_path, capsys):
     run(bundle, "--out", tmp_path / "model.onnx", "--int8", "--max-drop", "1")
     assert "(n=12," in capsys.readouterr().out
 
 
-def test_a_wrong_ending_is_refused(bundle, tmp_path):
+def test_wrong_suffix_raises(bundle, tmp_path):
     with pytest.raises(ConfigError, match=r"try .*model\.pt2"):
         run(bundle, "--out", tmp_path / "model.onnx", "--to", "torch")
