@@ -53,8 +53,8 @@ def test_every_route_is_drawn_and_can_be_tried(browser, stub):
         ]
         model, example = (page.locator("details").nth(paths.index(path)) for path in TRIED)
         model.locator("summary").click()
-        assert model.locator("table").first.text_content() == "modeltextWhich <b>one</b>."
-        assert '"parameters": a whole number or null' in model.text_content()
+        assert model.locator("table").first.text_content() == "modelstringWhich <b>one</b>."
+        assert '"parameters": integer or null' in model.text_content()
         model.locator("input[name=model]").fill("sea & sky")
         model.locator("button").click()
         model.locator(".result pre").wait_for()
@@ -76,7 +76,7 @@ def test_image_can_be_sent_with_a_token(browser, stub):
         predict = page.locator("details").first
         predict.locator("summary").click()
         shape = predict.locator("pre").all_text_contents()[-1]
-        assert '"answers": [{\n    "name": text,' in shape
+        assert '"answers": [{\n    "name": string,' in shape
         assert "too many bytes" in predict.text_content()
         predict.locator("input[name=top]").fill("2")
         file = {"name": "a.png", "mimeType": "image/png", "buffer": encoded_image()}

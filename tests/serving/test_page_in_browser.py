@@ -63,7 +63,7 @@ def give(page, *files, to="#files"):
 
 def result(page):
     """Headline and sentence of the result, once there is one."""
-    until_text(page, "headline", "^(?!Looking|It knows)")
+    until_text(page, "headline", "^(?!Classifying|\\d+ class)")
     return page.locator("#headline").text_content(), page.locator("#sentence").text_content()
 
 
@@ -90,9 +90,9 @@ def slide(page, name, value):
 
 
 def test_classes_are_shown_before_the_first_image(page):
-    until_text(page, "headline", "^It knows 3 classes$")
+    until_text(page, "headline", "^3 classes$")
     assert page.locator("#sentence").text_content().startswith("sun, moon and star. ")
-    about = "ViT-Mu/4 · 1.2 M parameters · sees 16 \u00d7 20 pixels"
+    about = "ViT-Mu/4 · 1.2 M parameters · 16 \u00d7 20 pixels"
     assert page.locator("#about").text_content() == about
     assert page.locator("#models").is_hidden()
 
@@ -100,7 +100,7 @@ def test_classes_are_shown_before_the_first_image(page):
 def test_chosen_image_gets_bars_and_timing(page, stub):
     data = encoded_image()
     give(page, data)
-    assert result(page) == ("sun", "It is sure.")
+    assert result(page) == ("sun", "High confidence.")
     assert page.locator("#guesses .name").all_text_contents() == ["sun", "moon", "star"]
     assert page.locator("#guesses .amount").all_text_contents() == ["97 %", "2.0 %", "1.0 %"]
     until(page, "document.querySelector('.bar i').style.width === '97%'")
@@ -113,7 +113,7 @@ def test_chosen_image_gets_bars_and_timing(page, stub):
 @pytest.mark.parametrize(
     ("probabilities", "labels", "headline", "sentence"),
     [
-        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "room for doubt"),
+        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "Moderate confidence"),
         ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
         ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
     ],
@@ -153,7 +153,7 @@ def test_image_can_be_pasted_and_dropped(page, stub):
     assert len(stub.requests("/predict")) == 2
     assert page.locator("body.dropping").count() == 0
     page.evaluate(GIVE, ["drop", data, "text/plain"])  # a name that ends like a picture's
-    assert page.locator("#headline").text_content() == "That is no picture"
+    assert page.locator("#headline").text_content() == "Not an image"
 
 
 def test_several_images_become_a_strip(page):
@@ -173,9 +173,9 @@ def test_several_images_become_a_strip(page):
 def test_examples_are_compared_with_their_label(page):
     examples = page.locator("#examples .row button")
     examples.nth(0).click()
-    assert result(page)[1] == "It is sure. And it is right."
+    assert result(page)[1] == "High confidence. Correct."
     examples.nth(1).click()
-    until_text(page, "sentence", "^It is sure. Its label says “moon”.$")
+    until_text(page, "sentence", "^High confidence. Its label is “moon”.$")
     examples.nth(0).click()  # known already
     assert page.locator("#strip button").count() == 2
 
@@ -213,7 +213,7 @@ def test_sliders_select_layer_and_head(page):
     brightest(page, 2)
     assert page.locator("output[for=layer]").text_content() == "2 of 3"
     assert page.locator("#head").get_attribute("aria-valuetext") == "1 of 2"
-    assert page.locator("#explained").text_content() == "Where head 1 looks in layer 2 of 3."
+    assert page.locator("#explained").text_content() == "Attention of head 1 in layer 2 of 3."
     dark = max(page.evaluate(PANES))
     slide(page, "shade", 40)
     until(page, f"Math.max(...({PANES})()) < {dark - 60}")
@@ -245,11 +245,11 @@ def test_explanation_of_a_class(page, stub):
     moon.click()
     page.wait_for_selector("#lit:not([hidden])")
     assert moon.get_attribute("aria-pressed") == "true"
-    assert page.locator("#lit").get_attribute("alt") == "where it sees moon"
+    assert page.locator("#lit").get_attribute("alt") == "evidence for moon"
     assert stub.requests("/explain")[-1][2] == {"method": "relevance", "class": "moon"}
     assert stub.requests("/explain")[-1][4] == data
     page.locator("#method").select_option("gradient rollout")
-    until_text(page, "explained", "glows")
+    until_text(page, "explained", "Highlighted")
     assert stub.requests("/explain")[-1][2]["method"] == "gradient rollout"
     slide(page, "shade", 50)
     assert page.locator("#lit").evaluate("(image) => image.style.opacity") == "0.5"
@@ -275,16 +275,16 @@ def test_model_without_attention_has_no_overlay(page, stub):
 @pytest.mark.parametrize(
     ("status", "text", "sentence"),
     [
-        (413, "20 MB at most", "That is more than this server takes: 20 MB at most"),
-        (422, "a PNG that is cut off", "That cannot be read: a PNG that is cut off"),
+        (413, "20 MB at most", "Too large for this server: 20 MB at most"),
+        (422, "a PNG that is cut off", "The image cannot be read: a PNG that is cut off"),
         (504, "no answer within 30 s", "The model took too long: no answer within 30 s"),
-        (500, "a bug", "The server answered 500: a bug"),
+        (500, "a bug", "The server returned status 500: a bug"),
     ],
 )
 def test_errors_are_shown_as_sentences(page, stub, status, text, sentence):
     stub.errors["/predict"] = [(status, text)]
     give(page)
-    assert result(page) == ("That did not work", sentence)
+    assert result(page) == ("Request failed", sentence)
     assert page.locator("#guesses").is_hidden()
     if status < 500:
         assert page.locator("#again").is_hidden()  # the same again would not help
@@ -303,17 +303,17 @@ def test_overloaded_server_is_retried(page, stub):
     give(page)
     assert result(page)[0] == "sun"
     assert len(stub.requests("/predict")) == 4
-    assert "The server is busy; asking again in 1 s." in page.evaluate("window.heard")
+    assert "The server is busy; retrying in 1 s." in page.evaluate("window.heard")
     stub.errors["/predict"] = [(503, "too many wait")] * 5
     give(page)
-    until_text(page, "headline", "did not")
-    assert result(page)[1] == "The server is busy and stayed so: too many wait"
+    until_text(page, "headline", "failed")
+    assert result(page)[1] == "The server is overloaded: too many wait"
 
 
 def test_unreachable_server_is_reported(page, stub):
     page.route("**/predict*", lambda route: route.abort())
     give(page)
-    assert result(page)[1] == "The server does not answer. Is it still running?"
+    assert result(page)[1] == "The server does not respond. Is it still running?"
     page.unroute("**/predict*")
     stub.delay = 0.5
     page.evaluate(
@@ -365,7 +365,7 @@ def test_a_class_can_be_taught(page, stub):
     page.locator("#lesson").fill("comet")
     give(page, encoded_image(), encoded_image(), to="#lessons")
     page.locator("#teach button").click()
-    until_text(page, "learned", r"^It knows “comet” now. Show it one! \(run by torch now\)$")
+    until_text(page, "learned", r"^Added “comet”. \(run by torch now\)$")
     (_, _, query, kind, body) = stub.requests("/teach")[-1]
     assert query == {"name": "comet"}
     assert kind.startswith("multipart/form-data")
@@ -445,9 +445,9 @@ def test_page_works_with_the_real_server(browser, port):
         result(page)
         assert page.locator("#guesses button").count() == 3
         look(page, "layer")
-        until_text(page, "explained", "^Where its 2 heads look")
+        until_text(page, "explained", "^Attention of all 2 heads")
         page.locator("#guesses button").last.click()
         page.wait_for_selector("#lit:not([hidden])")
         give(page, b"no picture")
-        until_text(page, "headline", "not")
-        assert result(page)[1].startswith("That cannot be read: ")
+        until_text(page, "headline", "failed")
+        assert result(page)[1].startswith("The image cannot be read: ")

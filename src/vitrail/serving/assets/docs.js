@@ -1,9 +1,9 @@
 // Renders openapi.json: routes, parameters, responses, and a form to try them.
 
-const TOKEN = "vitrail token"; // the name under which the other page keeps it, too
-const METHODS = ["post", "get"]; // those that do something first
-const DEEP = 6; // levels of a schema that are written out
-const LONG = 20_000; // letters of an answer that are shown
+const TOKEN = "vitrail token"; // shared with the web page
+const METHODS = ["post", "get"]; // in this order
+const DEEP = 6; // levels of a schema that are shown
+const LONG = 20_000; // characters of a response that are shown
 const find = (id) => document.getElementById(id);
 
 function make(kind, attributes = {}, ...inside) {
@@ -38,8 +38,8 @@ function written(schema, spec, depth = 0) {
   }
   if (known.enum) return known.enum.map((value) => JSON.stringify(value)).join(" or ");
   if (known.format === "binary") return "bytes";
-  return { integer: "a whole number", number: "a number", string: "text", boolean: "true or false",
-    null: "null", object: "an object" }[known.type] ?? "anything";
+  return { integer: "integer", number: "number", string: "string", boolean: "boolean",
+    null: "null", object: "object" }[known.type] ?? "any";
 }
 
 function parametersOf(route, spec) {
@@ -47,10 +47,10 @@ function parametersOf(route, spec) {
   const rows = route.parameters.map((given) => {
     const { name, in: where, required, description, schema } = follow(given, spec);
     const usual = schema?.default === undefined || schema.default === null ? "" :
-      ", usually " + schema.default;
-    const told = written(schema, spec).replace(" or null", "") + usual;
+      ", default " + schema.default;
+    const type = written(schema, spec).replace(" or null", "") + usual;
     return make("tr", {}, make("td", {}, make("code", {}, name)),
-      make("td", {}, told + (where === "path" ? ", in the path" : "") +
+      make("td", {}, type + (where === "path" ? ", in the path" : "") +
         (required && where !== "path" ? ", required" : "")),
       make("td", { className: "soft" }, description ?? ""));
   });
@@ -78,12 +78,12 @@ function answersOf(route, spec) {
   const bad = answers.filter(([status]) => status >= "3");
   const rows = bad.map(([status, { description }]) =>
     make("tr", {}, make("td", {}, make("code", {}, status)), make("td", {}, description ?? "")));
-  return [make("h2", {}, "Answer"),
+  return [make("h2", {}, "Response"),
     ...good.flatMap(([status, { description, content }]) => [
       make("p", { className: "soft" }, make("code", {}, status),
         " " + (description ?? "").replace("Successful Response", "")),
       ...contentOf(content, spec)]),
-    ...(rows.length ? [make("h2", {}, "Or an error"),
+    ...(rows.length ? [make("h2", {}, "Errors"),
       make("div", { className: "wide" }, make("table", {}, ...rows))] : [])];
 }
 
@@ -96,7 +96,7 @@ function tryOf(path, method, route, spec) {
   const form = kinds.includes("multipart/form-data");
   const file = make("input", { type: "file", accept: "image/*", required: true, multiple: form });
   const result = make("div", { className: "result", role: "status" });
-  const made = make("form", {}, ...fields, ...(kinds.length ? [make("label", {}, "picture", file)] : []),
+  const made = make("form", {}, ...fields, ...(kinds.length ? [make("label", {}, "image", file)] : []),
     make("button", { className: "main" }, "Send"), result);
   made.onsubmit = (event) => {
     event.preventDefault();
@@ -133,13 +133,13 @@ async function send(where, method, body, result) {
       blob.size.toLocaleString("en") + " bytes of " + (blob.type || "nothing");
     result.replaceChildren(make("code", {}, line), await shown(blob));
   } catch {
-    result.replaceChildren("The server does not answer. Is it still running?");
+    result.replaceChildren("The server does not respond. Is it still running?");
   }
 }
 
 async function shown(blob) {
   if (blob.type.startsWith("image/"))
-    return make("img", { src: URL.createObjectURL(blob), alt: "the answer" });
+    return make("img", { src: URL.createObjectURL(blob), alt: "response" });
   const text = await blob.text();
   const pretty = blob.type.startsWith("application/json") ?
     JSON.stringify(JSON.parse(text), null, 2) : text;
@@ -172,7 +172,7 @@ async function begin() {
       .map(([path, of]) => drawRoute(path, method, of[method], spec)));
     find("routes").replaceChildren(...routes);
   } catch {
-    find("about").textContent = "The description cannot be read. Is the server still running?";
+    find("about").textContent = "openapi.json cannot be read. Is the server still running?";
   }
 }
 

@@ -1,11 +1,11 @@
 // Files to images that are uploaded and drawn.
 
-const LARGEST = 2048; // pixels of the longer side that are sent; models see far fewer
-const LESSON = 1024; // of a picture to learn from, many of which go together
+const MAX_SIZE = 2048; // pixels of the longer side that are sent; models see far fewer
+const TEACH_SIZE = 1024; // of images to teach with, which are sent together
 const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
 
-async function readied(file, mostBytes, largest = LARGEST) {
+async function prepareFile(file, mostBytes, largest = MAX_SIZE) {
   // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
   let image = null;
   try {
@@ -16,15 +16,15 @@ async function readied(file, mostBytes, largest = LARGEST) {
   const longer = Math.max(image.width, image.height);
   if (longer <= largest && file.size <= mostBytes) return { blob: file, image, note: "" };
   const from = image.width + " × " + image.height;
-  const small = drawn(image, Math.min(1, largest / longer));
+  const small = toCanvas(image, Math.min(1, largest / longer));
   const blob = await new Promise((done) => small.toBlob(done, "image/jpeg", JPEG_QUALITY));
   image.close();
   const to = small.width + " × " + small.height;
-  const note = from === to ? "packed tighter" : "scaled from " + from + " to " + to + " pixels";
+  const note = from === to ? "recompressed" : "scaled from " + from + " to " + to + " pixels";
   return { blob, image: await createImageBitmap(small), note: note + " before sending" };
 }
 
-function drawn(image, scale) {
+function toCanvas(image, scale) {
   // The image on a canvas, upright, with transparency on white.
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(image.width * scale));
@@ -38,7 +38,7 @@ function drawn(image, scale) {
 }
 
 function thumbnail(image) {
-  return drawn(image, Math.min(1, THUMBNAIL / Math.max(image.width, image.height)));
+  return toCanvas(image, Math.min(1, THUMBNAIL / Math.max(image.width, image.height)));
 }
 
 function colorsOf(image, rows, columns, box) {
@@ -61,7 +61,7 @@ function colorsOf(image, rows, columns, box) {
   });
 }
 
-function pictureFiles(transfer) {
+function imageFiles(transfer) {
   // The image files of a drop or a paste; an image dragged from another page is a file only if the
   // browser makes it one.
   return [...(transfer?.files ?? [])].filter(

@@ -22,7 +22,7 @@ class Glass {
     // New panes, all of them clear; what they stand for lies a part of a pane above and to the left.
     const count = rows * columns;
     Object.assign(this, { rows, columns, colors, count, lag, shimmer: false });
-    this.now = { tint: new Float32Array(count), dark: new Float32Array(count),
+    this.current = { tint: new Float32Array(count), dark: new Float32Array(count),
       gold: new Float32Array(count), lead: new Float32Array(1) };
     this.phase = Float32Array.from({ length: count }, () => 7 * Math.random());
     this.aim({});
@@ -54,7 +54,7 @@ class Glass {
     const left = still.matches ? 0 : Math.exp((this.before - time) / SETTLING);
     this.before = time;
     let moving = false;
-    for (const [name, values] of Object.entries(this.now))
+    for (const [name, values] of Object.entries(this.current))
       for (let i = 0; i < values.length; i++) {
         const aim = this.target[name][i];
         if (values[i] === aim) continue;
@@ -69,7 +69,7 @@ class Glass {
   }
 
   draw(time) {
-    const { canvas, context, rows, columns, now } = this;
+    const { canvas, context, rows, columns, current } = this;
     const scale = Math.min(2, devicePixelRatio || 1);
     const width = Math.round(canvas.clientWidth * scale);
     const height = Math.round(canvas.clientHeight * scale);
@@ -87,16 +87,16 @@ class Glass {
         context.fillStyle = "rgb(" + color + " / " + alpha + ")";
         context.fillRect(x, y, wide, high);
       };
-      if (now.tint[i]) {
-        fill(this.colors[i].map(Math.round).join(" "), now.tint[i]);
+      if (current.tint[i]) {
+        fill(this.colors[i].map(Math.round).join(" "), current.tint[i]);
         const wave = still.matches ? 0.5 : 0.5 + 0.5 * Math.sin(time / 300 + this.phase[i]);
-        fill("255 255 255", 0.2 * wave * now.tint[i]);
-        this.bevel(x, y, wide, high, now.tint[i]);
+        fill("255 255 255", 0.2 * wave * current.tint[i]);
+        this.bevel(x, y, wide, high, current.tint[i]);
       }
-      fill(NIGHT, now.dark[i]);
-      fill(GOLD, now.gold[i]);
+      fill(NIGHT, current.dark[i]);
+      fill(GOLD, current.gold[i]);
     }
-    if (now.lead[0]) this.leading(width, height, now.lead[0], scale);
+    if (current.lead[0]) this.leading(width, height, current.lead[0], scale);
   }
 
   edge(number, count, size) {
@@ -137,7 +137,7 @@ class Glass {
   }
 }
 
-function lightOf(values, shade) {
+function shading(values, shade) {
   // Targets that clear the panes where values are large.
   const least = Math.min(...values), span = Math.max(...values) - least || 1;
   const root = Float32Array.from(values, (v) => Math.sqrt((v - least) / span)); // the little, too

@@ -1,17 +1,17 @@
 // Model info, examples, teaching, and event handlers.
 
-async function meet() {
+async function loadModel() {
   // Load the model info.
   try {
-    const [about, { models }] = await Promise.all([told("model"), told("models")]);
-    now.about = about;
+    const [about, { models }] = await Promise.all([requestJson("model"), requestJson("models")]);
+    app.about = about;
     showModels(models);
     showAbout(about);
-    if (!now.chosen) introduce();
+    if (!app.chosen) showClasses();
     findExamples();
   } catch (error) {
-    if (!(error instanceof Trouble)) throw error;
-    say("Nobody is there", error.message);
+    if (!(error instanceof UserError)) throw error;
+    setStatus("Server not reachable", error.message);
     find("again").hidden = false;
   }
 }
@@ -20,44 +20,44 @@ function showModels(names) {
   const select = find("models").querySelector("select");
   find("models").hidden = names.length < 2;
   select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
-  select.value = now.about.name;
+  select.value = app.about.name;
 }
 
-function introduce() {
+function showClasses() {
   // Before the first image: the classes of the model.
-  const classes = now.about?.classes ?? [], more = classes.length - NAMED;
-  const names = more > 1 ? [...classes.slice(0, NAMED), more.toLocaleString("en") + " more"] : classes;
-  if (!classes.length) return say("", "");
-  say(classes.length === 1 ? "It knows one class" :
-    "It knows " + classes.length.toLocaleString("en") + " classes", listed(names) +
-    ". Whatever you show it, " + (now.about.multi_label ? "it says which of them apply." :
-      "it names the nearest of them."));
+  const classes = app.about?.classes ?? [], more = classes.length - MAX_NAMED;
+  const names = more > 1 ? [...classes.slice(0, MAX_NAMED), more.toLocaleString("en") + " more"] : classes;
+  if (!classes.length) return setStatus("", "");
+  setStatus(classes.length === 1 ? "1 class" :
+    classes.length.toLocaleString("en") + " classes", joinNames(names) +
+    (app.about.multi_label ? ". Any number of them may apply to an image." :
+      ". Every image is assigned to one of them."));
 }
 
 function showAbout({ architecture, parameters, image_size: size, teach }) {
   const millions = parameters / 1e6;
-  const told = [architecture,
+  const parts = [architecture,
     parameters && (millions < 10 ? millions.toFixed(1) : Math.round(millions)) + " M parameters",
-    size && "sees " + size.join(" × ") + " pixels"];
-  find("about").textContent = told.filter(Boolean).join(" · ");
-  now.layer = -1;
-  now.grid = null;
+    size && size.join(" × ") + " pixels"];
+  find("about").textContent = parts.filter(Boolean).join(" · ");
+  app.layer = -1;
+  app.grid = null;
   find("teach").hidden = !teach;
-  find("method").replaceChildren(...ofClasses().map((name) => make("option", {}, name)));
-  find("looking").classList.toggle("one-method", ofClasses().length < 2);
-  find("looking").querySelector("[value=class]").parentElement.hidden = !asksClasses();
+  find("method").replaceChildren(...classMethods().map((name) => make("option", {}, name)));
+  find("looking").classList.toggle("one-method", classMethods().length < 2);
+  find("looking").querySelector("[value=class]").parentElement.hidden = !hasClassMethods();
 }
 
 async function findExamples(tries = 3) {
   // Optional: errors are not shown. The server finds examples during warm-up, so retry.
-  const model = now.model;
+  const model = app.model;
   try {
-    const examples = await told("examples");
-    if (model !== now.model) return;
+    const examples = await requestJson("examples");
+    if (model !== app.model) return;
     showExamples(examples);
     if (!examples.length && tries > 1) setTimeout(() => findExamples(tries - 1), 2000);
   } catch (error) {
-    if (!(error instanceof Trouble)) throw error;
+    if (!(error instanceof UserError)) throw error;
   }
 }
 
@@ -76,46 +76,46 @@ function showExamples(examples) {
 async function fetchExample(button, id, label) {
   // Fetched by the script, because an image element would not send the token.
   try {
-    const response = await inTurn(() => talk("examples/" + encodeURIComponent(id)));
-    const blob = await whole(response, "blob");
+    const response = await limitRequests(() => request("examples/" + encodeURIComponent(id)));
+    const blob = await readBody(response, "blob");
     const file = new File([blob], label || "example", { type: blob.type });
     const image = await createImageBitmap(blob);
     button.firstChild.replaceWith(thumbnail(image));
     button.onclick = () => {
-      const known = now.pictures.find((picture) => picture.file === file);
-      known ? choose(known) : add([file], { truth: label });
+      const known = app.uploads.find((upload) => upload.file === file);
+      known ? select(known) : add([file], { truth: label });
       window.scrollTo({ top: 0 });
     };
   } catch {
-    button.remove(); // a row of pictures to try is not worth a sentence
+    button.remove(); // examples are optional
   }
 }
 
-async function learn(event) {
+async function teach(event) {
   event.preventDefault();
   const name = find("lesson").value.trim(), files = [...find("lessons").files];
   const button = find("teach").querySelector("button");
-  const say = (words) => (find("learned").textContent = words);
+  const setStatus = (message) => (find("learned").textContent = message);
   button.disabled = true;
-  say("Learning …");
+  setStatus("Learning …");
   try {
     const body = new FormData();
     for (const file of files) {
-      const limit = (now.about.limits?.bytes ?? USUAL_LIMIT) / files.length;
-      const { blob } = await readied(file, limit, LESSON);
+      const limit = (app.about.limits?.bytes ?? DEFAULT_LIMIT) / files.length;
+      const { blob } = await prepareFile(file, limit, TEACH_SIZE);
       body.append("pictures", blob, "picture"); // names stay here
     }
-    const found = await told("teach", { query: { name }, body, waiting: say });
-    now.about = await told("model");
-    showAbout(now.about);
-    const unread = found.errors.length ? found.errors.length + " could not be read" : "";
-    const notes = [...found.notes, unread].filter(Boolean).map((note) => " (" + note + ")");
-    say("It knows " + called(name) + " now. Show it one!" + notes.join(""));
+    const response = await requestJson("teach", { query: { name }, body, onDelay: setStatus });
+    app.about = await requestJson("model");
+    showAbout(app.about);
+    const unread = response.errors.length ? response.errors.length + " could not be read" : "";
+    const notes = [...response.notes, unread].filter(Boolean).map((note) => " (" + note + ")");
+    setStatus("Added " + quoted(name) + "." + notes.join(""));
     event.target.reset();
-    again();
+    predictAgain();
   } catch (error) {
-    if (!(error instanceof Trouble)) throw error;
-    say(error.message);
+    if (!(error instanceof UserError)) throw error;
+    setStatus(error.message);
   } finally {
     button.disabled = false;
   }
@@ -130,33 +130,33 @@ for (const id of ["files", "camera"])
   find(id).onchange = ({ target }) => { add([...target.files]); target.value = ""; };
 find("again").onclick = () => {
   find("again").hidden = true;
-  if (!now.about) met = meet();
-  if (!now.chosen) return say("", "");
-  Object.assign(now.chosen, UNASKED());
-  choose(now.chosen);
-  work(now.chosen);
+  if (!app.about) modelLoaded = loadModel();
+  if (!app.chosen) return setStatus("", "");
+  Object.assign(app.chosen, PENDING());
+  select(app.chosen);
+  predict(app.chosen);
 };
 find("models").querySelector("select").onchange = async ({ target }) => {
-  now.model = target.value;
-  await (met = meet());
-  again();
+  app.model = target.value;
+  await (modelLoaded = loadModel());
+  predictAgain();
 };
 find("looking").onsubmit = (event) => event.preventDefault();
 find("looking").oninput = ({ target }) => {
   if (target.name === "view") setView(target.value);
-  if (target.id === "layer") now.layer = target.value - 1;
-  if (target.id === "head") now.head = target.value - 1;
-  now.told += 1;
-  slid();
-  if (target.value === "class" && now.label === null)
-    return explain(now.chosen.answer.guesses[0].label);
-  if (target.id === "method") { const label = now.label; now.label = null; return explain(label); }
-  show(now.chosen);
+  if (target.id === "layer") app.layer = target.value - 1;
+  if (target.id === "head") app.head = target.value - 1;
+  app.animation += 1;
+  updateSliders();
+  if (target.value === "class" && app.label === null)
+    return explain(app.chosen.answer.guesses[0].label);
+  if (target.id === "method") { const label = app.label; app.label = null; return explain(label); }
+  show(app.chosen);
 };
-find("teach").querySelector("form").onsubmit = learn;
+find("teach").querySelector("form").onsubmit = teach;
 
 document.onpaste = (event) => {
-  const files = pictureFiles(event.clipboardData);
+  const files = imageFiles(event.clipboardData);
   if (files.length) { event.preventDefault(); add(files); }
 };
 document.ondragover = (event) => {
@@ -171,9 +171,9 @@ document.ondrop = (event) => {
   document.body.classList.remove("dropping");
   if (![...event.dataTransfer.types].includes("Files")) return;
   event.preventDefault();
-  const files = pictureFiles(event.dataTransfer);
+  const files = imageFiles(event.dataTransfer);
   if (files.length) add(files);
-  else say("That is no picture", "Drop a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.");
+  else setStatus("Not an image", "Drop a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.");
 };
 
 find("photograph").hidden = !navigator.maxTouchPoints;
@@ -181,6 +181,6 @@ find("hint").hidden = Boolean(navigator.maxTouchPoints);
 rose(find("rose"));
 rose(document.querySelector(".mark"), 6);
 setView("picture");
-slid();
-choose(null);
-let met = meet(); // a promise: pictures may come before the server has told what it is
+updateSliders();
+select(null);
+let modelLoaded = loadModel(); // a promise: images may be added before it resolves

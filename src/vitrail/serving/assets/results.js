@@ -1,147 +1,147 @@
 // Shows an image and its prediction.
 
-function choose(picture) {
-  now.chosen = picture;
-  now.label = null;
-  if (now.view === "class") setView("picture");
-  find("empty").hidden = Boolean(picture);
-  find("stage").hidden = !picture;
-  find("clear").hidden = !picture;
-  document.body.classList.toggle("bare", !picture);
-  if (!picture) introduce();
-  show(picture, true);
-  if (picture?.state === "answered") lookAt(picture);
+function select(upload) {
+  app.chosen = upload;
+  app.label = null;
+  if (app.view === "class") setView("picture");
+  find("empty").hidden = Boolean(upload);
+  find("stage").hidden = !upload;
+  find("clear").hidden = !upload;
+  document.body.classList.toggle("bare", !upload);
+  if (!upload) showClasses();
+  show(upload, true);
+  if (upload?.state === "answered") loadAttention(upload);
 }
 
-function say(headline, sentence) {
+function setStatus(headline, sentence) {
   // Set only on change: screen readers announce every assignment.
-  for (const [id, words] of Object.entries({ headline, sentence }))
-    if (find(id).textContent !== words) find(id).textContent = words;
+  for (const [id, message] of Object.entries({ headline, sentence }))
+    if (find(id).textContent !== message) find(id).textContent = message;
 }
 
-function show(picture, changed = false) {
+function show(upload, changed = false) {
   // Update everything that depends on the image; `changed` if another one is selected.
   showStrip();
-  if (picture !== now.chosen) return;
-  if (changed) showPicture(picture);
-  showAnswer(picture);
-  showLight(picture);
+  if (upload !== app.chosen) return;
+  if (changed) showUpload(upload);
+  showAnswer(upload);
+  showView(upload);
 }
 
 function showStrip() {
   const strip = find("strip");
-  strip.hidden = now.pictures.length < 2;
-  const buttons = now.pictures.map((picture) => {
-    picture.button ??= make("button", { type: "button", onclick: () => choose(picture) });
-    const words = picture.state === "failed" ? "!" : picture.answer ? verdict(picture).short : "…";
-    picture.button.setAttribute("aria-pressed", picture === now.chosen);
-    picture.button.title = picture.name;
-    picture.button.replaceChildren(picture.thumbnail ?? make("i"), make("span", {}, words));
-    return picture.button;
+  strip.hidden = app.uploads.length < 2;
+  const buttons = app.uploads.map((upload) => {
+    upload.button ??= make("button", { type: "button", onclick: () => select(upload) });
+    const message = upload.state === "failed" ? "!" : upload.answer ? verdict(upload).short : "…";
+    upload.button.setAttribute("aria-pressed", upload === app.chosen);
+    upload.button.title = upload.name;
+    upload.button.replaceChildren(upload.thumbnail ?? make("i"), make("span", {}, message));
+    return upload.button;
   });
   const same = buttons.length === strip.children.length;
   if (!same || buttons[0] !== strip.firstChild) strip.replaceChildren(...buttons); // or focus is lost
 }
 
-function showPicture(picture) {
+function showUpload(upload) {
   const cast = find("cast").getContext("2d");
   cast.clearRect(0, 0, 32, 32);
-  if (!picture) return;
-  const { image } = picture, [wide, high] = image ? [image.width, image.height] : [1, 1];
-  Object.assign(find("picture"), { src: picture.url || BLANK, alt: picture.name });
+  if (!upload) return;
+  const { image } = upload, [wide, high] = image ? [image.width, image.height] : [1, 1];
+  Object.assign(find("picture"), { src: upload.url || BLANK, alt: upload.name });
   Object.assign(find("cast"), { width: 32, height: 32 });
   if (image) cast.drawImage(image, 0, 0, 32, 32);
   find("lit").hidden = true;
   find("frame").style.aspectRatio = wide + " / " + high;
   find("frame").style.width = "min(100%, var(--tall) * " + wide / high + "rem)";
-  layPanes(picture);
+  layOutPanes(upload);
 }
 
 const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw==";
 
-function layPanes(picture) {
+function layOutPanes(upload) {
   // One pane per patch; before the grid is known, about eight along the shorter side.
-  const { image, attention } = picture;
+  const { image, attention } = upload;
   const box = attention?.box ?? [0, 0, 1, 1];
   const ratio = image ? image.width / image.height : 1;
   const guess = [8 * Math.max(1, 1 / ratio), 8 * Math.max(1, ratio)].map(Math.round);
-  const [rows, columns] = attention?.grid ?? now.grid ?? guess;
+  const [rows, columns] = attention?.grid ?? app.grid ?? guess;
   const colors = image ? colorsOf(image, rows, columns, box) : jewelColors(rows * columns);
   const [top, left, height, width] = box.map((part) => 100 * part + "%");
   Object.assign(find("glass").style, { top, left, height, width });
   glass.lay(rows, columns, colors, attention?.lag);
-  if (picture.state !== "asking") return;
-  picture.glazed = performance.now();
-  glass.now.tint.fill(1);
-  glass.now.lead[0] = 1;
-  aim(picture, { tint: glass.now.tint.slice(), lead: 1, shimmer: true });
+  if (upload.state !== "asking") return;
+  upload.coveredAt = performance.now();
+  glass.current.tint.fill(1);
+  glass.current.lead[0] = 1;
+  animateTo(upload, { tint: glass.current.tint.slice(), lead: 1, shimmer: true });
 }
 
-function aim(picture, light) {
+function animateTo(upload, light) {
   // An image that the browser cannot draw stays covered.
   const tint = new Float32Array(glass.count).fill(1);
-  glass.aim(picture.image ? light : { tint, lead: 1, ...light });
+  glass.aim(upload.image ? light : { tint, lead: 1, ...light });
 }
 
 function verdict({ answer }) {
   // Summarize the prediction: a headline, a sentence, and a word for the strip.
-  const [first, second] = answer.guesses, several = now.about?.multi_label;
+  const [first, second] = answer.guesses, several = app.about?.multi_label;
   if (several && answer.labels.length)
-    return { short: listed(answer.labels), headline: listed(answer.labels),
+    return { short: joinNames(answer.labels), headline: joinNames(answer.labels),
       sentence: answer.labels.length > 1 ? "These apply." : "This applies." };
   if (several)
     return { short: "none", headline: "None of them",
-      sentence: "No class applies; the nearest is " + called(first.label) + "." };
+      sentence: "No class applies; the nearest is " + quoted(first.label) + "." };
   const close = second && first.probability - second.probability < CLOSE;
   if (close && first.probability + second.probability > THRESHOLD)
     return { short: first.label + "?", headline: first.label + " or " + second.label + "?",
       sentence: "It cannot decide between the two." };
   if (!answer.labels.length)
     return { short: "?", headline: "Not sure",
-      sentence: "Nearest is " + called(first.label) + ", but that is no more than a guess." };
+      sentence: "Nearest is " + quoted(first.label) + ", with low confidence." };
   if (first.probability < SURE)
     return { short: first.label, headline: "Probably " + first.label,
-      sentence: "It leaves room for doubt." };
-  return { short: first.label, headline: first.label, sentence: "It is sure." };
+      sentence: "Moderate confidence." };
+  return { short: first.label, headline: first.label, sentence: "High confidence." };
 }
 
-function showAnswer(picture) {
-  const answered = picture?.state === "answered";
-  find("again").hidden = picture?.state !== "failed" || picture.final;
+function showAnswer(upload) {
+  const answered = upload?.state === "answered";
+  find("again").hidden = upload?.state !== "failed" || upload.final;
   find("guesses").hidden = !answered;
-  find("looking").hidden = !answered || !looks();
+  find("looking").hidden = !answered || !hasMaps();
   find("facts").textContent = "";
-  if (!picture) return;
-  if (picture.state === "failed") return say("That did not work", picture.words);
-  if (!answered) return say("Looking …", picture.words);
-  const { headline, sentence } = verdict(picture);
-  say(headline, sentence + labeled(picture));
-  showGuesses(picture);
-  const facts = [duration(picture.seconds), "engine " + picture.engine, picture.note];
+  if (!upload) return;
+  if (upload.state === "failed") return setStatus("Request failed", upload.message);
+  if (!answered) return setStatus("Classifying …", upload.message);
+  const { headline, sentence } = verdict(upload);
+  setStatus(headline, sentence + labeled(upload));
+  showGuesses(upload);
+  const facts = [duration(upload.seconds), "engine " + upload.engine, upload.note];
   find("facts").textContent = facts.filter(Boolean).join(" · ");
 }
 
 function labeled({ truth, answer }) {
   // For an example: whether the prediction matches its label.
   if (!truth) return "";
-  return answer.labels.includes(truth) ? " And it is right." : " Its label says " + called(truth) + ".";
+  return answer.labels.includes(truth) ? " Correct." : " Its label is " + quoted(truth) + ".";
 }
 
-function showGuesses(picture) {
-  const { guesses, labels } = picture.answer;
-  if (picture.rows !== picture.answer) { // new ones grow from nothing
-    picture.rows = picture.answer;
-    picture.list = guesses.map(({ label, probability }) => {
+function showGuesses(upload) {
+  const { guesses, labels } = upload.answer;
+  if (upload.rows !== upload.answer) { // new ones grow from nothing
+    upload.rows = upload.answer;
+    upload.list = guesses.map(({ label, probability }) => {
       const bar = make("i"), percentage = make("span", { className: "amount" }, percent(probability));
       const button = make("button", { type: "button", onclick: () => explain(label) },
         make("span", { className: "name" }, label), percentage, make("span", { className: "bar" }, bar));
-      button.disabled = !asksClasses();
+      button.disabled = !hasClassMethods();
       requestAnimationFrame(() => (bar.style.width = 100 * probability + "%"));
       return make("li", { className: labels.includes(label) ? "decided" : "" }, button);
     });
   }
-  picture.list.forEach((item, place) => item.firstChild.setAttribute("aria-pressed",
-    now.view === "class" && guesses[place].label === now.label));
+  upload.list.forEach((item, place) => item.firstChild.setAttribute("aria-pressed",
+    app.view === "class" && guesses[place].label === app.label));
   const list = find("guesses");
-  if (list.firstChild !== picture.list[0]) list.replaceChildren(...picture.list);
+  if (list.firstChild !== upload.list[0]) list.replaceChildren(...upload.list);
 }

@@ -1,21 +1,21 @@
 // Page state, formatting, and requests.
 
 const find = (id) => document.getElementById(id);
-const MOST = 50; // pictures at a time
-const AT_ONCE = 3; // requests under way
-const SURE = 0.95, THRESHOLD = 0.6; // from where it is sure; below what nothing is decided
-const CLOSE = 0.15; // two classes that are no further apart are told together
-const TOP = 5, TOP_OF_MANY = 20; // classes that are told; where several may apply, more
-const GENERAL = ["rollout", "last layer"]; // methods that cannot be asked about a class
-const USUAL_LIMIT = 20 * 2 ** 20; // bytes, if the server does not tell
-const GLAZED = 0.6; // seconds that a new picture is all panes, however quick the answer
-const FLASH = 1.6; // seconds in which they show where it looked
-const NAMED = 12; // classes that are told by name before there is a picture
+const MAX_UPLOADS = 50; // images at a time
+const MAX_REQUESTS = 3; // concurrent requests
+const SURE = 0.95, THRESHOLD = 0.6; // confident above; undecided below
+const CLOSE = 0.15; // difference of probabilities below which two classes are reported together
+const TOP = 5, TOP_OF_MANY = 20; // classes shown; for multi-label models
+const GENERAL = ["rollout", "last layer"]; // methods that are not specific to a class
+const DEFAULT_LIMIT = 20 * 2 ** 20; // bytes, if the server does not state it
+const MIN_COVERED = 0.6; // seconds that a new image stays covered, at least
+const FLASH = 1.6; // seconds for which the attention is shown first
+const MAX_NAMED = 12; // classes that are listed by name before there is an image
 
-const now = {
-  model: undefined, about: null, pictures: [], chosen: null, round: 0,
+const app = {
+  model: undefined, about: null, uploads: [], chosen: null, round: 0,
   view: "picture", layer: 0, head: -1, // -1: all heads
-  label: null, grid: null, told: 0,
+  label: null, grid: null, animation: 0,
 };
 const glass = new Glass(find("glass"));
 
@@ -31,11 +31,11 @@ function percent(part) {
   return (100 * part).toFixed(part >= 0.995 || part < 0.1 ? 1 : 0).replace(/^100\.0$/, "100") + " %";
 }
 
-const listed = (names) => names.length < 2 ? names.join("") :
+const joinNames = (names) => names.length < 2 ? names.join("") :
   names.slice(0, -1).join(", ") + " and " + names.at(-1);
 const duration = (seconds) => seconds < 1 ?
   Math.max(1, Math.round(1000 * seconds)) + " ms" : seconds.toFixed(1) + " s";
-const called = (name) => "“" + name + "”";
+const quoted = (name) => "“" + name + "”";
 
 // --- The server ---
 
@@ -57,11 +57,11 @@ function askToken(refused) {
   return tokenAsked;
 }
 
-const talk = (path, more = {}) =>
-  ask(path, { ...more, askToken, query: { model: now.model, ...more.query } });
-const told = async (path, more) => whole(await talk(path, more), "json");
+const request = (path, more = {}) =>
+  fetchWithRetry(path, { ...more, askToken, query: { model: app.model, ...more.query } });
+const requestJson = async (path, more) => readBody(await request(path, more), "json");
 
-function limited(count) {
+function limitConcurrency(count) {
   // Limit the number of concurrent jobs.
   let free = count;
   const queue = [];
@@ -72,5 +72,5 @@ function limited(count) {
     try { return await job(); } finally { next(); }
   };
 }
-const inTurn = limited(AT_ONCE);
-const oneByOne = limited(1); // what the server does one at a time is asked one at a time
+const limitRequests = limitConcurrency(MAX_REQUESTS);
+const serialize = limitConcurrency(1); // the server handles these one at a time

@@ -1,75 +1,75 @@
 // Adds images and requests their predictions.
 
 function add(files, { truth = null } = {}) {
-  const taken = files.slice(0, MOST - now.pictures.length);
+  const taken = files.slice(0, MAX_UPLOADS - app.uploads.length);
   find("notice").textContent = taken.length === files.length ? "" : taken.length + " of " +
-    files.length + " taken: " + MOST + " at a time. For whole folders there is vitrail predict.";
-  const fresh = taken.map((file) => ({ file, truth, name: file.name || "picture", url: "",
-    thumbnail: null, image: null, note: "", ...UNASKED() }));
-  now.pictures.push(...fresh);
-  if (fresh.length) choose(fresh[0]);
-  for (const picture of fresh) work(picture);
+    files.length + " added: " + MAX_UPLOADS + " at a time. Use vitrail predict for folders.";
+  const fresh = taken.map((file) => ({ file, truth, name: file.name || "image", url: "",
+    thumbnail: null, image: null, note: "", ...PENDING() }));
+  app.uploads.push(...fresh);
+  if (fresh.length) select(fresh[0]);
+  for (const upload of fresh) predict(upload);
 }
 
-const UNASKED = () => ({ state: "asking", answer: null, words: "", attention: null, maps: {} });
+const PENDING = () => ({ state: "asking", answer: null, message: "", attention: null, maps: {} });
 
-async function work(picture) {
+async function predict(upload) {
   // From a file to a prediction; every step is shown.
-  const round = now.round;
-  const waiting = (words) => { picture.words = words; show(picture); };
+  const round = app.round;
+  const onDelay = (message) => { upload.message = message; show(upload); };
   try {
-    await met;
-    await inTurn(async () => {
-      if (!picture.blob) await prepare(picture);
-      const query = now.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP, threshold: THRESHOLD };
-      const found = await told("predict", { query, body: picture.blob, waiting });
-      if (round !== now.round) return; // another model was chosen meanwhile
-      const [answer] = found.answers;
-      if (answer.error) throw new Trouble("That cannot be read: " + answer.error, true);
-      Object.assign(picture, { state: "answered", answer, seconds: found.seconds,
-        engine: found.engine, words: "" });
+    await modelLoaded;
+    await limitRequests(async () => {
+      if (!upload.blob) await prepare(upload);
+      const query = app.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP, threshold: THRESHOLD };
+      const response = await requestJson("predict", { query, body: upload.blob, onDelay });
+      if (round !== app.round) return; // another model was chosen meanwhile
+      const [answer] = response.answers;
+      if (answer.error) throw new UserError("The image cannot be read: " + answer.error, true);
+      Object.assign(upload, { state: "answered", answer, seconds: response.seconds,
+        engine: response.engine, message: "" });
     });
   } catch (error) {
-    if (round !== now.round) return;
-    failed(picture, error);
+    if (round !== app.round) return;
+    markFailed(upload, error);
   }
-  show(picture);
-  if (picture === now.chosen && picture.state === "answered") lookAt(picture);
+  show(upload);
+  if (upload === app.chosen && upload.state === "answered") loadAttention(upload);
 }
 
-function failed(picture, error) {
-  if (!(error instanceof Trouble)) console.error(error);
-  const words = error instanceof Trouble ? error.message : "Something went wrong in this page.";
-  Object.assign(picture, { state: "failed", words, final: Boolean(error.final) });
+function markFailed(upload, error) {
+  if (!(error instanceof UserError)) console.error(error);
+  const message = error instanceof UserError ? error.message : "Something went wrong in this page.";
+  Object.assign(upload, { state: "failed", message, final: Boolean(error.final) });
 }
 
-async function prepare(picture) {
-  const limit = now.about?.limits?.bytes ?? USUAL_LIMIT;
-  const { blob, image, note } = await readied(picture.file, limit);
-  Object.assign(picture, { blob, image, note, url: image ? URL.createObjectURL(blob) : "" });
-  if (image) picture.thumbnail = thumbnail(image);
-  show(picture, true);
+async function prepare(upload) {
+  const limit = app.about?.limits?.bytes ?? DEFAULT_LIMIT;
+  const { blob, image, note } = await prepareFile(upload.file, limit);
+  Object.assign(upload, { blob, image, note, url: image ? URL.createObjectURL(blob) : "" });
+  if (image) upload.thumbnail = thumbnail(image);
+  show(upload, true);
 }
 
-function again() {
+function predictAgain() {
   // Predict all images again after the model has changed.
-  now.round += 1;
-  for (const picture of now.pictures) {
-    Object.values(picture.maps).forEach((map) => URL.revokeObjectURL(map.url));
-    Object.assign(picture, UNASKED());
-    work(picture);
+  app.round += 1;
+  for (const upload of app.uploads) {
+    Object.values(upload.maps).forEach((map) => URL.revokeObjectURL(map.url));
+    Object.assign(upload, PENDING());
+    predict(upload);
   }
-  if (now.chosen) choose(now.chosen);
+  if (app.chosen) select(app.chosen);
 }
 
 function clear() {
-  now.round += 1;
-  for (const picture of now.pictures) {
-    URL.revokeObjectURL(picture.url);
-    Object.values(picture.maps).forEach((map) => URL.revokeObjectURL(map.url));
-    picture.image?.close();
+  app.round += 1;
+  for (const upload of app.uploads) {
+    URL.revokeObjectURL(upload.url);
+    Object.values(upload.maps).forEach((map) => URL.revokeObjectURL(map.url));
+    upload.image?.close();
   }
-  Object.assign(now, { pictures: [], chosen: null, label: null });
-  choose(null);
+  Object.assign(app, { uploads: [], chosen: null, label: null });
+  select(null);
   find("choose").focus();
 }
