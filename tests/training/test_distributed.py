@@ -120,4 +120,4 @@ def test_multiple_processes_need_an_output_folder(alone):
         timeout=200,
     )
     assert done.returncode == 2
-    assert done.stderr == "vitrail: several processes must know the run's folder; give --out\n"
+    assert done.stderr == "vitrail: several processes need the same run folder; pass --out\n"

@@ -168,7 +168,7 @@ def test_second_command_in_the_same_folder_fails(colors, tmp_path):
 )
 def test_resume_allows_only_some_changes(unfinished, args, message):
     arguments = ["train", "--resume", "--out", str(unfinished), *args]
-    command = Train.beginning(arguments)
+    command = Train.defaults(arguments)
     parsed = tyro.cli(Train, default=command, args=arguments[1:])
     if message is None:
         parsed.check_resume()
