@@ -136,11 +136,14 @@ class TarIndex:
 
     def columns(self) -> dict[str, bytearray | array]:
         """Return the arrays of the cached index by name."""
-        names, labels = self.names, self.labels
         return {
-            **{"names": names.bytes, "name_ends": names.ends},
-            **{"offsets": self.offsets, "sizes": self.sizes},
-            **{"labels": labels.bytes, "label_ends": labels.ends, "first": self.first},
+            "names": self.names.bytes,
+            "name_ends": self.names.ends,
+            "offsets": self.offsets,
+            "sizes": self.sizes,
+            "labels": self.labels.bytes,
+            "label_ends": self.labels.ends,
+            "first": self.first,
         }
 
 
