@@ -1,6 +1,5 @@
 """Evaluation splits never overlap the training data silently; classes match by name; ReaL."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -208,13 +207,21 @@ class LabelSource:
 PETS = LabelSource(["cat", "dog"], np.array([0, 1, 1]))
 
 
-def test_same_names_in_the_same_order():
-    assert match_classes(["cat", "dog"], 2, PETS) == (PETS, None, [])
-
-
-def test_other_order_permutes_the_columns():
-    match = match_classes(["dog", "cat"], 2, PETS)
-    assert (match.source, match.columns) == (PETS, [1, 0])
+@pytest.mark.parametrize(
+    ("names", "outputs", "options", "columns", "note"),
+    [
+        (("cat", "dog"), 2, {}, None, None),
+        (("dog", "cat"), 2, {}, [1, 0], None),  # another order permutes the columns
+        (("ape", "dog", "bee", "cat"), 4, {"restrict": True}, [3, 1], "2 of the model's classes"),
+        ((), 2, {}, None, "the model has no class names"),
+        (("Katze", "Hund"), 2, {"by_order": True}, None, "the class names differ"),
+    ],
+)
+def test_matched_classes(names, outputs, options, columns, note):
+    match = match_classes(names, outputs, PETS, **options)
+    assert (match.source, match.columns) == (PETS, columns)
+    assert len(match.notes) == (note is not None)
+    assert note is None or note in match.notes[0]
 
 
 def test_subset_of_classes_is_relabeled():
@@ -226,12 +233,6 @@ def test_subset_of_classes_is_relabeled():
     assert match.notes == ["the dataset has 2 of the model's 4 classes"]
 
 
-def test_restrict_excludes_other_classes():
-    match = match_classes(["ape", "dog", "bee", "cat"], 4, PETS, restrict=True)
-    assert (match.source, match.columns) == (PETS, [3, 1])
-    assert match.notes == ["2 of the model's classes are excluded"]
-
-
 def test_multi_labels_are_relabeled():
     sets = LabelSets(np.array([0, 1, 1]), np.array([2, 2, 3]))  # {cat, dog}, {}, {dog}
     match = match_classes(["dog", "ape", "cat"], 3, LabelSource(["cat", "dog"], sets)).source
@@ -239,33 +240,18 @@ def test_multi_labels_are_relabeled():
     assert [match[i].label for i in range(3)] == [(2, 0), (), (0,)]
 
 
-def test_unknown_class_is_an_error():
-    with pytest.raises(ConfigError, match="unknown to the model: 'dog'; it has 'cat', 'cow'"):
-        match_classes(["cat", "cow"], 2, PETS)
-
-
-def test_model_without_names_is_matched_by_order_with_a_note():
-    match = match_classes((), 2, PETS)
-    assert (match.source, match.columns) == (PETS, None)
-    assert "the model has no class names" in match.notes[0]
-
-
-def test_other_names_need_by_order():
-    with pytest.raises(ConfigError, match=r"the model has 'Katze', 'Hund' .* use --by-order"):
-        match_classes(["Katze", "Hund"], 2, PETS)
-    match = match_classes(["Katze", "Hund"], 2, PETS, by_order=True)
-    assert (match.source, match.columns) == (PETS, None)
-    assert "the class names differ" in match.notes[0]
-
-
-def test_other_number_of_unnamed_classes_is_an_error():
-    with pytest.raises(ConfigError, match="the model has 1,000 classes and the dataset 2: 'cat'"):
-        match_classes((), 1000, PETS)
-
-
-def test_model_without_a_head_is_an_error():
-    with pytest.raises(ConfigError, match=r"no classification head; .* `vitrail fewshot`"):
-        match_classes((), 0, PETS)
+@pytest.mark.parametrize(
+    ("names", "outputs", "message"),
+    [
+        (("cat", "cow"), 2, "unknown to the model: 'dog'; it has 'cat', 'cow'"),
+        (("Katze", "Hund"), 2, r"the model has 'Katze', 'Hund' .* use --by-order"),
+        ((), 1000, "the model has 1,000 classes and the dataset 2: 'cat'"),
+        ((), 0, r"no classification head; .* `vitrail fewshot`"),
+    ],
+)
+def test_class_mismatch_is_an_error(names, outputs, message):
+    with pytest.raises(ConfigError, match=message):
+        match_classes(names, outputs, PETS)
 
 
 # ImageNet-ReaL
@@ -282,56 +268,42 @@ class ValidationSource(LabelSource):
         return f"val/n01440764/ILSVRC2012_val_{self.numbers[index]:08}.JPEG"
 
 
-def top1_predictions(best):
-    return Predictions(
-        classes=("a", "b", "c"),
-        logits=np.eye(3, dtype=np.float32)[best],
-        labels=np.zeros(len(best), int),
-        indices=np.arange(len(best)),
-    )
-
-
-def correct_of(path, source, predictions, columns=None):
-    return real_correct(read_real_labels(path), ClassMatch(source, columns, []), predictions)
-
-
-def write_real_labels(tmp_path, entries):
-    path = tmp_path / "real.json"
-    path.write_text(json.dumps(entries))
-    return path
-
-
-def test_real_correct_if_any_label_is_predicted(tmp_path):
-    path = write_real_labels(tmp_path, [[0, 2], [], [1]])
-    correct = correct_of(path, ValidationSource([3, 2, 1, 1]), top1_predictions([1, 0, 2, 1]))
-    assert correct.tolist() == [True, True, False]
-
-
-def test_real_needs_validation_file_names(tmp_path):
-    with pytest.raises(DataError, match="no ReaL label for '0'"):
-        correct_of(
-            write_real_labels(tmp_path, [[0]]),
-            LabelSource(["a"], np.zeros(1)),
-            top1_predictions([0]),
+@pytest.fixture
+def correct_of(tmp_path):
+    def correct(text, source, best, columns=None):
+        (tmp_path / "real.json").write_text(text)
+        predictions = Predictions(
+            classes=("a", "b", "c"),
+            logits=np.eye(3, dtype=np.float32)[best],
+            labels=np.zeros(len(best), int),
+            indices=np.arange(len(best)),
         )
+        labels = read_real_labels(tmp_path / "real.json")
+        return real_correct(labels, ClassMatch(source, columns, []), predictions).tolist()
+
+    return correct
 
 
-def test_real_number_beyond_the_list(tmp_path):
-    with pytest.raises(DataError, match=r"no ReaL label for .*val_00000002\.JPEG'"):
-        correct_of(write_real_labels(tmp_path, [[0]]), ValidationSource([2]), top1_predictions([0]))
+def test_real_accuracy_accepts_any_of_the_labels(correct_of):
+    source = ValidationSource([3, 2, 1, 1])  # the second has no label
+    assert correct_of("[[0, 2], [], [1]]", source, [1, 0, 2, 1]) == [True, True, False]
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}', "[1, 2]", "no json"])
-def test_real_labels_must_be_a_list_of_lists(tmp_path, content):
-    path = tmp_path / "real.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=r"real\.json (must be a JSON list|cannot be read)"):
-        correct_of(path, ValidationSource([1]), top1_predictions([0]))
+def test_real_labels_are_indices_of_the_models_classes(correct_of):
+    correct = correct_of("[[2], [0]]", ValidationSource([1, 2]), [0, 1], columns=[2, 0, 1])
+    assert correct == [True, True]
 
 
-def test_real_labels_are_indices_of_the_models_classes(tmp_path):
-    path = write_real_labels(tmp_path, [[2], [0]])
-    correct = correct_of(
-        path, ValidationSource([1, 2]), top1_predictions([0, 1]), columns=[2, 0, 1]
-    )
-    assert correct.tolist() == [True, True]
+@pytest.mark.parametrize(
+    ("text", "source", "message"),
+    [
+        ("[[0]]", LabelSource(["a"], np.zeros(1)), "no ReaL label for '0'"),
+        ("[[0]]", ValidationSource([2]), r"no ReaL label for .*val_00000002\.JPEG'"),
+        ('{"a": 1}', ValidationSource([1]), r"real\.json must be a JSON list"),
+        ("[1, 2]", ValidationSource([1]), r"real\.json must be a JSON list"),
+        ("no json", ValidationSource([1]), r"real\.json cannot be read"),
+    ],
+)
+def test_invalid_real_labels(correct_of, text, source, message):
+    with pytest.raises(DataError, match=message):
+        correct_of(text, source, [0])

@@ -272,14 +272,8 @@ def test_unreadable_images_do_not_count():
     got = evaluate_grays(Grays(11, broken=(0, 1, 2, 3, 5)))
     assert got.samples == 6
     assert got.skipped == {f"image {n}": "it is broken" for n in (0, 1, 2, 3, 5)}
-
-
-def test_strict_raises_on_an_unreadable_image():
     with pytest.raises(DataError, match="image 5: it is broken"):
         evaluate_grays(Grays(11, broken=(5,)), strict=True)
-
-
-def test_source_without_readable_images_is_an_error():
     with pytest.raises(DataError, match="none of 2 images could be read: image 0: it is"):
         evaluate_grays(Grays(2, broken=(0, 1)))
 

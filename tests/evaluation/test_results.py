@@ -1,24 +1,44 @@
+"""`ResultAccumulator` and `compute_metrics`: values, intervals, JSON, and broken logits."""
+
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    precision_recall_fscore_support,
+)
 
 from vitrail import DataError
 from vitrail.evaluation import results
+from vitrail.evaluation.bootstrap import wilson_interval
+from vitrail.evaluation.calibration import confidence_at, fit_temperature
+from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.metrics import score_samples
-from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult, ResultAccumulator
+from vitrail.evaluation.results import (
+    MAX_MISTAKES,
+    EvaluationResult,
+    Predictions,
+    ResultAccumulator,
+)
 
 torch.manual_seed(0)
 LOGITS = torch.randn(101, 12) * 3
 LABELS = torch.randint(0, 12, (101,))
 INDICES = torch.randperm(101)
+SINGLE = ["accuracy", "loss", "balanced_accuracy", "ece", "accuracy_at_80"]
+MULTI_LABEL = ["accuracy", "loss", "mean_average_precision", "f1_micro", "f1_macro"]
+GOLDEN = json.loads((Path(__file__).parent / "golden_results.json").read_text(encoding="utf-8"))
 
 
 class NamedSource:
-    """As much of a source as an accumulator needs."""
+    """As much of a dataset as a result needs."""
 
     def __init__(self, length=101):
         self.length = length
@@ -38,37 +58,60 @@ def accumulated(logits, labels, indices, batch_size, **more) -> ResultAccumulato
     return accumulator
 
 
-def evaluated(
-    logits=LOGITS, labels=LABELS, indices=INDICES, batch_size=16, **more
-) -> EvaluationResult:
+def quick(logits=LOGITS, labels=LABELS, indices=INDICES, batch_size=16, **more) -> EvaluationResult:
     return accumulated(logits, labels, indices, batch_size, **more).finish(NamedSource(), {})  # type: ignore
 
 
+def assert_same_result(got, expected):
+    for name in ("samples", "accuracy", "top5", "mistakes"):
+        assert getattr(got, name) == getattr(expected, name)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert np.array_equal(got.confusion, expected.confusion)
+
+
 def test_metrics_equal_their_definition():
-    got = evaluated()
+    got, predicted = quick(), LOGITS.argmax(1)
     assert got.samples == 101
-    assert got.accuracy == pytest.approx((LOGITS.argmax(1) == LABELS).float().mean().item())
+    assert got.accuracy == pytest.approx((predicted == LABELS).float().mean().item())
     among = (LOGITS.topk(5).indices == LABELS[:, None]).any(1)
     assert got.top5 == pytest.approx(among.float().mean().item())
     assert got.loss == pytest.approx(F.cross_entropy(LOGITS.double(), LABELS).item(), rel=1e-6)
     assert got.confusion is not None
     assert got.confusion.sum() == 101
-    row, column = int(LABELS[0]), int(LOGITS[0].argmax())
-    same = (row == LABELS) & (LOGITS.argmax(1) == column)
-    assert got.confusion[row, column] == same.sum()
+    row, column = int(LABELS[0]), int(predicted[0])
+    assert got.confusion[row, column] == ((row == LABELS) & (predicted == column)).sum()
+    keys = ["samples", "accuracy", "top5", "loss", "confusion", "mistakes", "skipped"]
+    assert list(got.to_dict()) == keys
+    assert quick(LOGITS.bfloat16()).loss == pytest.approx(got.loss, rel=0.01)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 100, 101, 500])
+@pytest.mark.parametrize("batch_size", [1, 7, 100, 500])
 def test_result_is_independent_of_the_batch_size(batch_size):
-    got, whole = evaluated(batch_size=batch_size), evaluated(batch_size=101)
-    assert (got.samples, got.accuracy, got.top5) == (whole.samples, whole.accuracy, whole.top5)
-    assert got.loss == pytest.approx(whole.loss, rel=1e-12)
-    assert np.array_equal(got.confusion, whole.confusion)  # type: ignore
-    assert got.mistakes == whole.mistakes
+    assert_same_result(quick(batch_size=batch_size), quick(batch_size=101))
+
+
+def test_processes_combine_to_the_result_of_one(monkeypatch):
+    """Three accumulators with a third of the images each, combined as processes would."""
+    parts = [accumulated(LOGITS[n::3], LABELS[n::3], INDICES[n::3], 7) for n in range(3)]
+    sums = {
+        int: [torch.from_numpy(part.counts.copy()) for part in parts],
+        float: [torch.tensor([part.total_loss], dtype=torch.float64) for part in parts],
+        tuple: [torch.from_numpy(part.confusion.copy()) for part in parts],  # type: ignore
+    }
+
+    def all_reduce_sum(tensor):
+        kind = float if tensor.dtype == torch.float64 else tuple if tensor.ndim == 2 else int
+        return torch.stack(sums[kind]).sum(0)
+
+    lists = [part.mistakes for part in parts]
+    monkeypatch.setattr(results, "all_reduce_sum", all_reduce_sum)
+    monkeypatch.setattr(results, "all_gather_object", lambda value: lists)
+    parts[1].reduce()
+    assert_same_result(parts[1].finish(NamedSource(), {}), quick())  # type: ignore
 
 
 def test_mistakes_are_the_most_confident_wrong_predictions():
-    got = evaluated(batch_size=9)
+    got = quick(batch_size=9)
     probabilities = LOGITS.softmax(1)
     wrong = [n for n in range(101) if probabilities[n].argmax() != LABELS[n]]
     wrong.sort(key=lambda n: -probabilities[n].max())
@@ -81,13 +124,13 @@ def test_mistakes_are_the_most_confident_wrong_predictions():
 
 
 def test_constant_logits_score_at_chance():
-    got = evaluated(torch.zeros(101, 12))
+    got = quick(torch.zeros(101, 12))
     assert got.accuracy == pytest.approx((LABELS < 1).float().mean().item())
     assert got.top5 == pytest.approx((LABELS < 5).float().mean().item())
 
 
 def test_nan_logits_are_wrong_and_json_stays_valid():
-    got = evaluated(torch.full((101, 12), math.nan))
+    got = quick(torch.full((101, 12), math.nan))
     assert got.accuracy == got.top5 == 0
     assert math.isnan(got.loss)
     assert json.loads(json.dumps(got.to_dict(), allow_nan=False))["loss"] is None
@@ -98,7 +141,7 @@ def test_nan_logits_are_wrong_and_json_stays_valid():
 def test_nan_logits_are_off_the_diagonal_of_the_confusion_matrix(broken, loss):
     logits = LOGITS.clone()
     logits[::2, broken] = math.nan
-    got = evaluated(logits, loss=loss)
+    got = quick(logits, loss=loss)
     assert got.confusion is not None
     assert got.confusion.sum(axis=1).tolist() == LABELS.bincount(minlength=12).tolist()
     assert got.confusion.diagonal().sum() / 101 == got.accuracy
@@ -119,60 +162,29 @@ def test_nan_logits_predict_a_wrong_class():
 def test_multi_label_accuracy_and_loss():
     logits = torch.tensor([[2.0, 1, 0], [2.0, 1, 0], [0, 0, 9.0], [3.0, 0, 0]])
     labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
-    got = evaluated(logits, labels, torch.arange(4), 3, multi_label=True)
+    got = quick(logits, labels, torch.arange(4), 3, multi_label=True)
     assert got.accuracy == 0.5  # an image without labels cannot be correct
-    assert got.confusion is None
-    assert got.top5 is None
+    assert got.confusion is got.top5 is None
     want = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 4
     assert got.loss == pytest.approx(want.item())
     assert [(m.index, m.label, m.predicted) for m in got.mistakes] == [(3, (), 0), (1, (1, 2), 0)]
-    assert got.mistakes[0].label_probability == 0
-    assert got.mistakes[1].label_probability == pytest.approx(torch.tensor(1.0).sigmoid().item())
+    probabilities = [mistake.label_probability for mistake in got.mistakes]
+    assert probabilities == pytest.approx([0, torch.tensor(1.0).sigmoid().item()])
 
 
 def test_sigmoid_loss_of_single_labels_is_bce_of_one_hot():
     targets = F.one_hot(LABELS, 12).float()
     want = F.binary_cross_entropy_with_logits(LOGITS, targets, reduction="sum") / 101
-    assert evaluated(loss="sigmoid").loss == pytest.approx(want.item())
+    assert quick(loss="sigmoid").loss == pytest.approx(want.item())
 
 
-def test_half_precision_logits_are_scored_in_float32():
-    assert evaluated(LOGITS.bfloat16()).loss == pytest.approx(evaluated().loss, rel=0.01)
-
-
-def test_processes_combine_to_the_result_of_one(monkeypatch):
-    """Three accumulators with a third of the images each, combined as processes would."""
-    parts = [accumulated(LOGITS[n::3], LABELS[n::3], INDICES[n::3], 7) for n in range(3)]
-    sums = {
-        int: [torch.from_numpy(part.counts.copy()) for part in parts],
-        float: [torch.tensor([part.total_loss], dtype=torch.float64) for part in parts],
-        tuple: [torch.from_numpy(part.confusion.copy()) for part in parts],  # type: ignore
-    }
-
-    def all_reduce_sum(tensor):
-        kind = float if tensor.dtype == torch.float64 else tuple if tensor.ndim == 2 else int
-        return torch.stack(sums[kind]).sum(0)
-
-    lists = [part.mistakes for part in parts]
-    monkeypatch.setattr(results, "all_reduce_sum", all_reduce_sum)
-    monkeypatch.setattr(results, "all_gather_object", lambda value: lists)
-    parts[1].reduce()
-    got, whole = parts[1].finish(NamedSource(), {}), evaluated()  # type: ignore
-    assert (got.samples, got.accuracy, got.top5) == (whole.samples, whole.accuracy, whole.top5)
-    assert got.loss == pytest.approx(whole.loss, rel=1e-12)
-    assert np.array_equal(got.confusion, whole.confusion)  # type: ignore
-    assert got.mistakes == whole.mistakes
-
-
-@pytest.mark.parametrize(("classes", "kept", "written"), [(100, True, True), (101, True, False)])
-def test_large_confusion_matrix_is_not_in_the_json(classes, kept, written):
-    got = evaluated(torch.randn(9, classes), torch.arange(9), torch.arange(9))
+@pytest.mark.parametrize(
+    ("classes", "kept", "written"), [(100, True, True), (101, True, False), (1001, False, False)]
+)
+def test_large_confusion_matrix_is_left_out(classes, kept, written):
+    got = quick(torch.randn(9, classes), torch.arange(9), torch.arange(9))
     assert (got.confusion is not None) is kept
     assert (got.to_dict()["confusion"] is not None) is written
-
-
-def test_huge_confusion_matrix_is_not_kept():
-    assert evaluated(torch.randn(9, 1001), torch.arange(9), torch.arange(9)).confusion is None
 
 
 def test_no_readable_image_is_an_error_with_a_reason():
@@ -180,6 +192,205 @@ def test_no_readable_image_is_an_error_with_a_reason():
         ResultAccumulator(3).finish(NamedSource(3), {"a.jpg": "cut off"})  # type: ignore
 
 
-def test_quick_result_has_only_the_basic_json_keys():
-    keys = ["samples", "accuracy", "top5", "loss", "confusion", "mistakes", "skipped"]
-    assert list(evaluated().to_dict()) == keys
+# compute_metrics
+
+
+def full(logits, labels, loss="softmax", notes=(), classes=None) -> EvaluationResult:
+    logits = np.asarray(logits, np.float32)
+    predictions = Predictions(
+        classes=tuple(classes or (f"class {k}" for k in range(logits.shape[1]))),
+        logits=logits,
+        labels=labels,
+        indices=np.arange(len(logits)),
+        loss=loss,
+    )
+    return compute_metrics(predictions, NamedSource(len(logits)), notes)  # type: ignore
+
+
+def single_label(seed=0, samples=150, classes=4):
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(samples, classes)).astype(np.float32)
+    labels = np.where(
+        rng.random(samples) < 0.6, logits.argmax(axis=1), rng.integers(classes, size=samples)
+    )
+    return logits, labels
+
+
+def multi_label(seed=0, samples=120, classes=7):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(samples, classes)).astype(np.float32)
+    truth = logits + rng.normal(size=logits.shape) > 0.7
+    truth[:, 2] = False
+    return logits, truth
+
+
+def assert_same(got, expected, path):
+    """Equal structure and strings; numbers to 1e-6."""
+    if isinstance(expected, dict):
+        assert list(got) == list(expected), path
+        for key, value in expected.items():
+            assert_same(got[key], value, f"{path}.{key}")
+    elif isinstance(expected, list):
+        assert len(got) == len(expected), path
+        for number, value in enumerate(expected):
+            assert_same(got[number], value, f"{path}[{number}]")
+    elif isinstance(expected, float):
+        assert math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-6), (path, got, expected)
+    else:
+        assert got == expected, path
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_results_equal_those_of_version_0_1(name):
+    case = GOLDEN[name]
+    labels = np.array(case["labels"])
+    labels = labels.astype(bool) if labels.ndim == 2 else labels
+    result = full(case["logits"], labels, case["loss"], classes=case["classes"])
+    assert_same(result.to_dict(), case["expected"], name)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 7])
+def test_single_label_metrics_equal_scikit_learn(classes):
+    logits, labels = single_label(classes=classes)
+    got = full(logits, labels, notes=["a note"])
+    predicted = logits.argmax(axis=1)
+    values = {name: estimate.value for name, estimate in got.estimates.items()}
+    if classes > 5:
+        assert values["top5"] == got.top5
+    assert list(values) == [*SINGLE[:1], *(["top5"] if classes > 5 else []), *SINGLE[1:]]
+    assert values["accuracy"] == got.accuracy == (predicted == labels).mean()
+    assert values["loss"] == got.loss
+    assert values["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
+    columns = precision_recall_fscore_support(labels, predicted)
+    for k, one in enumerate(got.classes):
+        assert one.name == f"class {k}"
+        assert one.average_precision is None
+        values = (one.precision, one.recall, one.f1, one.support)
+        assert values == pytest.approx([column[k] for column in columns])
+    assert got.notes == ("a note",)
+
+
+def test_multi_label_metrics_equal_scikit_learn():
+    logits, truth = multi_label()
+    got = full(logits, truth)
+    assert list(got.estimates) == MULTI_LABEL
+    values = {name: estimate.value for name, estimate in got.estimates.items()}
+    assert (values["accuracy"], values["loss"]) == (got.accuracy, got.loss)
+    present = truth.any(axis=0)
+    want = average_precision_score(truth[:, present], logits[:, present])
+    assert values["mean_average_precision"] == pytest.approx(want)
+    for average in ("micro", "macro"):
+        want = f1_score(truth, logits > 0, average=average)
+        assert values[f"f1_{average}"] == pytest.approx(want)
+    precisions = average_precision_score(truth[:, present], logits[:, present], average=None)
+    assert [got.classes[k].average_precision for k in np.flatnonzero(present)] == pytest.approx(
+        precisions.tolist()
+    )
+    assert math.isnan(got.classes[2].average_precision)  # type: ignore
+    assert got.classes[2].support == got.classes[2].precision == 0
+    assert got.calibration is got.selective is None
+
+
+@pytest.mark.parametrize("case", [single_label(classes=7), multi_label()], ids=["single", "multi"])
+def test_intervals_contain_the_values_and_are_deterministic(case):
+    result = full(*case)
+    for value, low, high in result.estimates.values():
+        assert 0 <= low < value < high
+    assert result.estimates == full(*case).estimates
+
+
+def test_accuracy_at_80_is_on_the_selective_curve():
+    got = full(*single_label(samples=100))
+    assert got.selective is not None
+    (place,) = np.flatnonzero(got.selective.coverage == 0.8)
+    assert got.selective.accuracy[place] == got.estimates["accuracy_at_80"].value
+    assert got.selective.accuracy[-1] == got.accuracy
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_calibration_uses_the_top_1_probability(loss):
+    logits, labels = single_label()
+    got = full(logits, labels, loss).calibration
+    assert got is not None
+    confidence = confidence_at(logits, 1.0, loss)
+    assert np.nansum(got.confidence * got.counts) == pytest.approx(confidence.sum())
+    assert np.nansum(got.accuracy * got.counts) == (logits.argmax(axis=1) == labels).sum()
+    assert got.temperature == fit_temperature(logits, labels, loss)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_broken_logits_are_left_out_of_calibration_with_a_note(bad, loss):
+    logits, labels = single_label(classes=7)
+    predicted = logits.argmax(axis=1)
+    logits[:20, 3] = bad
+    got, rest = full(logits, labels, loss, notes=["first"]), full(logits[20:], labels[20:], loss)
+    if math.isnan(bad):
+        assert got.accuracy == (predicted == labels)[20:].sum() / 150
+        hits = sum(one.recall * one.support for one in got.classes)
+        assert hits == pytest.approx(got.accuracy * 150)
+    assert got.calibration is not None
+    assert rest.calibration is not None
+    for name, value in vars(rest.calibration).items():
+        np.testing.assert_array_equal(getattr(got.calibration, name), value)
+    assert got.estimates["ece"].value == rest.estimates["ece"].value
+    assert got.notes[0] == "first"
+    assert "20 of 150 images" in got.notes[1]
+    assert not math.isfinite(got.estimates["loss"].low)
+    assert got.estimates["accuracy"].low < got.accuracy < got.estimates["accuracy"].high
+    json.dumps(got.to_dict(), allow_nan=False)
+
+
+def test_class_metrics_agree_with_the_confusion_matrix_despite_nan():
+    logits, labels = single_label()
+    logits[:20] = math.nan
+    got = full(logits, labels)
+    assert got.confusion is not None
+    hits, predicted = got.confusion.diagonal(), got.confusion.sum(axis=0)
+    assert [one.precision for one in got.classes] == pytest.approx((hits / predicted).tolist())
+
+
+def test_perfect_model_has_wilson_intervals():
+    logits, _ = single_label()
+    got = full(logits, logits.argmax(axis=1)).estimates
+    assert got["accuracy"] == got["balanced_accuracy"] == (1, *wilson_interval(150, 150))
+    assert got["accuracy_at_80"] == (1, *wilson_interval(120, 120))  # 120 images are covered
+
+
+@pytest.mark.parametrize("labels", ["single-label", "multi-label"])
+@pytest.mark.parametrize("fill", [math.nan, math.inf, -math.inf, 0.0, 3e38])
+def test_constant_or_broken_logits(fill, labels):
+    logits, truth = single_label() if labels == "single-label" else multi_label()
+    for loss in ("softmax", "sigmoid"):
+        got = full(np.full_like(logits, fill), truth, loss)
+        json.dumps(got.to_dict(), allow_nan=False)
+        assert got.estimates["accuracy"].value == got.accuracy
+    assert bool(got.notes) == (not fill < math.inf)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_one_to_three_images(samples):
+    for logits, labels in (single_label(1, samples, 9), multi_label(1, samples)):
+        result = full(logits, labels)
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["samples"] == samples
+
+
+def test_images_without_labels():
+    logits, truth = multi_label()
+    got = full(logits, np.zeros_like(truth))
+    assert math.isnan(got.estimates["mean_average_precision"].value)
+    assert got.estimates["f1_micro"].value == 0
+
+
+def test_too_many_classes_for_a_confusion_matrix():
+    got = full(*single_label(samples=30, classes=1200))
+    assert got.confusion is None
+    assert len(got.classes) == 1200
+    assert sum(one.support for one in got.classes) == 30
+
+
+def test_read_only_predictions():
+    logits, labels = single_label()
+    logits.setflags(write=False)
+    labels.setflags(write=False)
+    assert full(logits, labels).predictions is not None

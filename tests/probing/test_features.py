@@ -89,7 +89,7 @@ def test_unwritable_cache_is_ignored(model, source, tmp_path, monkeypatch):
     assert not features_of(model, source).cached
     monkeypatch.delenv("VITRAIL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(module.Path, "home", no_home)
+    monkeypatch.setattr("pathlib.Path.home", no_home)
     assert not features_of(model, source).cached
 
 

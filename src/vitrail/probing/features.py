@@ -11,7 +11,6 @@ Shapes: N images, D features.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,13 @@ def features_of(
             "version": __version__,
         }
         path = folder / f"{backbone_digest(model, **about)}.safetensors"
-    cached = None if path is None else read_cache(path)
+    cached = None
+    if path is not None:
+        with (
+            suppress(OSError, ValueError, SafetensorError),
+            safe_open(path, framework="np") as file,
+        ):
+            cached = file.get_tensor("values"), file.get_tensor("indices")
     if distributed.all_reduce_any(cached is None):  # on one process, so all must compute
         cached = None
     if cached is not None:
@@ -135,12 +140,3 @@ def backbone_digest(model: Model, **about: Any) -> str:
     if merge := getattr(model, "merge", 0):  # only then: caches without merging stay valid
         config["merge"] = merge
     return digest(tensors, {"model": config, **about})
-
-
-def read_cache(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return cached vectors and indices; None if there are none, or the file is damaged."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return file.get_tensor("values"), file.get_tensor("indices")
-    except (OSError, ValueError, SafetensorError):
-        return None

@@ -28,9 +28,9 @@ from vitrail import distributed
 from vitrail.checkpoints.bundle import check_class_names, check_overwrite
 from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.load import load, with_head
-from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
-from vitrail.data.datasets import ImageDataset, open_dataset
+from vitrail.data.datasets import open_dataset
 from vitrail.data.folders import open_single_class
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.provenance import PROVENANCE_KEYS, DataProvenance
@@ -217,7 +217,16 @@ def teach(
     started = time.monotonic()
     if not classes:
         raise ConfigError("no classes given; name each with its images, such as thumb=folder")
-    folder = choose_folder(Path(model), out, overwrite=overwrite)
+    # A trained head, or a folder of another library, is never replaced unless asked for: nothing
+    # could restore it.
+    folder, has_own = Path(model if out is None else out), has_memory(Path(model))
+    if out is None and not has_own:
+        raise ConfigError(
+            f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; give a "
+            "folder for the taught model, such as --out taught"
+        )
+    in_place = has_own and folder.resolve() == Path(model).resolve()
+    check_overwrite(folder, overwrite=overwrite or in_place)
     torch_device = distributed.init(device)
     if distributed.is_distributed():
         raise ConfigError("teaching runs in one process; start it without torchrun")
@@ -250,21 +259,6 @@ def teach(
     )
 
 
-def choose_folder(model: Path, out: str | PathLike[str] | None, *, overwrite: bool) -> Path:
-    """Return where to save. A trained head, or a folder of another library, is never replaced
-    unless asked for: nothing could restore it."""
-    if out is not None:
-        in_place = has_memory(model) and Path(out).resolve() == model.resolve()
-        check_overwrite(Path(out), overwrite=overwrite or in_place)
-        return Path(out)
-    if not has_memory(model):
-        raise ConfigError(
-            f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; give a "
-            "folder for the taught model, such as --out taught"
-        )
-    return model
-
-
 def recall(
     model: Model,
     folder: Path,
@@ -285,7 +279,20 @@ def recall(
         return memory, []
     provenance = DataProvenance.from_dict(metadata.provenance)
     data = provenance.data if using is None else fspath(using)
-    train = open_known_classes(metadata, data)
+    try:
+        if not data:
+            raise DataError("its training data is not recorded")
+        # Images that were held out from the model stay held out.
+        train = open_dataset(data, "train", splits=provenance.splits_for(data))
+        if missing := [name for name in metadata.class_names if name not in train.classes]:
+            raise DataError(f"{data} has no images of {comma_list(missing, quoted=True)}")
+        if train.multi_label:
+            raise DataError(f"{data} has several labels per image")
+    except DataError as error:
+        raise ConfigError(
+            f"the model knows {len(metadata.class_names):,} classes, but has no images of them "
+            f"({error}); give --using with a dataset of them, or --only to drop them"
+        ) from None
     classes = len(train.classes)
     per_class = max(2, min(PER_CLASS, MAX_BYTES // (4 * width * classes)))
     rows = np.sort(draw(np.asarray(train.labels()), classes, per_class, seed=0))
@@ -297,29 +304,6 @@ def recall(
     note = f"{len(features):,} images of the {classes:,} known classes come from {data}"
     memory = ProbeMemory.of(model, features.values, features.labels, train.classes)
     return memory, [note, "a linear probe replaces the trained head"]
-
-
-def open_known_classes(metadata: Metadata, reference: str) -> ImageDataset:
-    """Open the training images of a dataset that must have all classes of a model.
-
-    Images that were held out from the model stay held out.
-    """
-    try:
-        if not reference:
-            raise DataError("its training data is not recorded")
-        splits = DataProvenance.from_dict(metadata.provenance).splits_for(reference)
-        source = open_dataset(reference, "train", splits=splits)
-        missing = [name for name in metadata.class_names if name not in source.classes]
-        if missing:
-            raise DataError(f"{reference} has no images of {comma_list(missing, quoted=True)}")
-        if source.multi_label:
-            raise DataError(f"{reference} has several labels per image")
-    except DataError as error:
-        raise ConfigError(
-            f"the model knows {len(metadata.class_names):,} classes, but has no images of them "
-            f"({error}); give --using with a dataset of them, or --only to drop them"
-        ) from None
-    return source
 
 
 def fit_head(
