@@ -13,7 +13,7 @@ from vitrail import Metadata, Preprocessing
 def make_model():
     """Make a model with a random head."""
 
-    def make(classes, **changes):
+    def make(classes=("ape", "bee", "cat"), **changes):
         torch.manual_seed(0)
         model = vitrail.create(
             "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
@@ -27,9 +27,16 @@ def make_model():
 
 
 @pytest.fixture(scope="session")
+def bundle(make_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    vitrail.save(make_model(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Seven noise images."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for number in range(7):
         Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8)).save(folder / f"{number}.png")

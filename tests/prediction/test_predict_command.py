@@ -1,4 +1,4 @@
-"""`vitrail predict`: what it prints for people and for programs, and how it ends."""
+"""`vitrail predict`: output as text, JSON, CSV and features, and the exit status."""
 
 import csv
 import io
@@ -9,140 +9,116 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import vitrail
 from vitrail.cli import main
-
-CLASSES = ("ape", "bee", "cat")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    torch.manual_seed(0)
-    model = vitrail.create(
-        "ViT-Mu/4", image_size=8, patch_size=4, width=16, mlp_width=32, heads=2, depth=2,
-        num_classes=3,
-    )  # fmt: skip
-    torch.nn.init.normal_(model.head.weight)
-    folder = tmp_path_factory.mktemp("model") / "bundle"
-    vitrail.save(model, folder, class_names=CLASSES)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
-    rng = np.random.default_rng(0)
-    for number in range(5):
-        Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8)).save(folder / f"{number}.png")
-    return folder
 
 
 @pytest.fixture
 def predict(bundle, capsys):
     def run(*options):
         status = main(["predict", str(bundle), *map(str, options)])
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        output = capsys.readouterr()
+        return status, output.out, output.err
 
     return run
 
 
-def test_a_few_pictures_have_bars(predict, bundle, pictures):
-    status, out, _ = predict(pictures / "0.png", "--top", "2")
+def test_few_images_have_bars(predict, bundle, folder):
+    status, out, _ = predict(folder / "0.png", "--top", "2")
     lines = out.splitlines()
     assert status == 0
-    assert lines[0] == str(pictures / "0.png")
+    assert lines[0] == str(folder / "0.png")
     assert len(lines) == 3
-    guess = vitrail.Predictor(bundle)(pictures / "0.png").guesses[0]
+    guess = vitrail.Predictor(bundle)(folder / "0.png").guesses[0]
     assert f"{100 * guess.probability:.1f} %" in lines[1]
     assert lines[1].split()[0] == guess.label
     assert "█" in lines[1]
 
 
-def test_many_pictures_have_a_line_each_in_80_columns(predict, pictures):
-    status, out, _ = predict(pictures)
+def test_many_images_have_one_line_each(predict, folder):
+    status, out, _ = predict(folder)
     lines = out.splitlines()
     assert status == 0
-    assert [line.split()[0][-5:] for line in lines[1:6]] == [f"{n}.png" for n in range(5)]
+    assert [line.split()[0][-5:] for line in lines[1:8]] == [f"{n}.png" for n in range(7)]
     assert max(map(len, lines)) <= 80
-    assert "5 images" in lines[-1]
+    assert "7 images" in lines[-1]
 
 
-def test_json_is_a_line_for_each_picture(predict, bundle, pictures):
-    _, out, err = predict(pictures, "--json", "--top", "3")
+def test_json_has_one_line_per_image(predict, bundle, folder):
+    _, out, err = predict(folder, "--json", "--top", "3")
     rows = [json.loads(line) for line in out.splitlines()]
-    answers = vitrail.Predictor(bundle)(sorted(pictures.iterdir()))
-    assert [row["picture"] for row in rows] == [answer.name for answer in answers]
-    assert [row["labels"] for row in rows] == [[answer.label] for answer in answers]
-    for row, answer in zip(rows, answers, strict=True):
-        for guess, expected in zip(row["guesses"], answer.guesses, strict=True):
+    predictions = vitrail.Predictor(bundle)(sorted(folder.iterdir()))
+    assert [row["picture"] for row in rows] == [each.name for each in predictions]
+    assert [row["labels"] for row in rows] == [[each.label] for each in predictions]
+    for row, prediction in zip(rows, predictions, strict=True):
+        for guess, expected in zip(row["guesses"], prediction.guesses, strict=True):
             assert guess["label"] == expected.label
             assert guess["probability"] == pytest.approx(expected.probability, abs=1e-6)
-    assert "5 images" in err
+    assert "7 images" in err
 
 
-def test_csv_can_be_read_by_others(predict, pictures):
-    _, out, _ = predict(pictures, "--csv", "--top", "2")
+def test_csv_has_the_top_classes(predict, folder):
+    _, out, _ = predict(folder, "--csv", "--top", "2")
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == 5
+    assert len(rows) == 7
     assert all(row["answer"] == row["class_1"] for row in rows)
     assert all(float(row["probability_1"]) >= float(row["probability_2"]) for row in rows)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--csv"]])
-def test_a_picture_that_cannot_be_read_is_named_and_the_status_is_1(
-    predict, pictures, tmp_path, options
-):
+def test_unreadable_images_are_reported_and_the_status_is_1(predict, folder, tmp_path, options):
     bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"not a picture")
-    status, out, err = predict(bad, pictures, tmp_path / "gone.png", *options)
+    bad.write_bytes(b"not an image")
+    status, out, err = predict(bad, bad, folder, tmp_path / "gone.png", *options)
     assert status == 1
-    told = err if options else out
-    assert "2 of 7 images are unreadable" in told
-    assert "bad.jpg" in told
-    assert "gone.png" in told
-    assert str(pictures / "4.png")[-20:] in out
+    report = err if options else out
+    assert "3 of 10 images are unreadable" in report  # a file named twice counts twice
+    assert "bad.jpg" in report
+    assert "gone.png" in report
+    assert str(folder / "4.png")[-20:] in out
 
 
-def test_below_the_threshold_it_is_not_sure(predict, pictures):
-    status, out, _ = predict(pictures, "--threshold", "1")
+def test_predictions_below_the_threshold_abstain(predict, folder):
+    status, out, _ = predict(folder, "--threshold", "1")
     assert status == 0
     assert "(abstained)" in out
-    assert "5 abstentions" in out
+    assert "7 abstentions" in out
 
 
-def test_features_are_written_whole(predict, bundle, pictures, tmp_path):
-    status, _, _ = predict(pictures, "--features", tmp_path / "vectors.npz")
+def test_features_are_written(predict, bundle, folder, tmp_path):
+    status, _, _ = predict(folder, "--features", tmp_path / "vectors.npz")
     assert status == 0
     with np.load(tmp_path / "vectors.npz") as found:
         names, vectors = found["names"].tolist(), found["features"]
-    assert names == [str(path) for path in sorted(pictures.iterdir())]
-    assert np.allclose(vectors, vitrail.Predictor(bundle).features(sorted(pictures.iterdir())))
+    assert names == [str(path) for path in sorted(folder.iterdir())]
+    assert np.allclose(vectors, vitrail.Predictor(bundle).features(sorted(folder.iterdir())))
+    status, out, _ = predict(tmp_path / "gone.png", "--features", tmp_path / "none.npz")
+    assert status == 1
+    assert "1 of 1 images are unreadable" in out
+    assert not (tmp_path / "none.npz").exists()
 
 
-def test_a_checkpoint_without_preprocessing_warns_on_standard_error(pictures, tmp_path, capsys):
+def test_checkpoint_without_preprocessing_warns_on_standard_error(folder, tmp_path, capsys):
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3, width=64, heads=1)
     path = tmp_path / "model.pth"
     vitrail.save(model, path, "timm", allow_loss=True)
-    words = ["predict", str(path), str(pictures), "--json"]
+    words = ["predict", str(path), str(folder), "--json"]
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert f"warning: {path} does not state its preprocessing" in told.err
-    assert [json.loads(line)["error"] for line in told.out.splitlines()] == [None] * 5
+    output = capsys.readouterr()
+    assert f"warning: {path} does not state its preprocessing" in output.err
+    assert [json.loads(line)["error"] for line in output.out.splitlines()] == [None] * 7
     assert main([*words, "--preprocessing", "deit"]) == 0
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, capsys):
-    listed = "\n".join(str(path) for path in sorted(pictures.iterdir())[:2]).encode()
-    coming = io.TextIOWrapper(io.BufferedReader(io.BytesIO(listed)))
-    monkeypatch.setattr("sys.stdin", coming)
-    assert main(["predict", str(bundle), "-", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["picture"][-5:] for row in rows] == ["0.png", "1.png"]
+def test_paths_are_read_from_standard_input(predict, folder, monkeypatch):
+    paths = "\n".join(str(path) for path in sorted(folder.iterdir())[:2]).encode()
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(paths)))
+    monkeypatch.setattr("sys.stdin", stream)
+    status, out, _ = predict("-", "--json")
+    assert status == 0
+    assert [json.loads(row)["picture"][-5:] for row in out.splitlines()] == ["0.png", "1.png"]
 
 
 @pytest.mark.parametrize(
@@ -159,40 +135,25 @@ def test_a_list_may_come_through_standard_input(bundle, pictures, monkeypatch, c
         (["x", "--merge", "1", "--engine", "onnx"], "merge=1 needs engine=torch"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(predict, options, reason):
+def test_invalid_options_are_one_line_errors_with_status_2(predict, options, reason):
     status, _, err = predict(*options)
     assert status == 2
     assert reason in err
     assert len(err.splitlines()) == 1
 
 
-def test_the_same_bad_file_counts_as_often_as_it_was_named(predict, tmp_path):
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"")
-    status, out, _ = predict(bad, bad)
-    assert status == 1
-    assert "2 of 2 images are unreadable" in out
-
-
-def test_features_of_nothing_are_not_written_and_the_status_is_1(predict, tmp_path):
-    status, out, _ = predict(tmp_path / "gone.png", "--features", tmp_path / "none.npz")
-    assert status == 1
-    assert "1 of 1 images are unreadable" in out
-    assert not (tmp_path / "none.npz").exists()
-
-
 @pytest.mark.parametrize("name", ["~backup.png", "x" * 300 + ".png"])
-def test_odd_names_are_files_that_are_not_there(predict, name):
+def test_unusual_names_of_missing_files_are_reported(predict, name):
     status, out, _ = predict(name)
     assert status == 1
     assert "1 of 1 images are unreadable" in out
 
 
-def test_names_that_are_no_text_are_printed_as_they_are(bundle, pictures, tmp_path):
-    odd = os.fsencode(tmp_path) + b"/\xff.png"
-    with open(odd, "wb") as file:
-        file.write((pictures / "0.png").read_bytes())
-    words = [sys.executable, "-m", "vitrail", "predict", str(bundle), odd, "--csv"]
+def test_names_that_are_not_utf8_are_printed_unchanged(bundle, folder, tmp_path):
+    name = os.fsencode(tmp_path) + b"/\xff.png"
+    with open(name, "wb") as file:
+        file.write((folder / "0.png").read_bytes())
+    words = [sys.executable, "-m", "vitrail", "predict", str(bundle), name, "--csv"]
     done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     assert b"\xff.png" in done.stdout

@@ -19,7 +19,7 @@ CLASSES = ("ape", "bee", "cat")
 
 @pytest.fixture(scope="module")
 def model(make_model):
-    return make_model(CLASSES)
+    return make_model()
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +27,17 @@ def predictor(model):
     return Predictor(model)
 
 
-def reference_probabilities(model, path):
-    """Probabilities by the longest path: decode, transform, normalize, run a single image."""
-    how = model.metadata.preprocessing
-    image = EvalTransform(preprocessing=how)(path.read_bytes())
+def reference_logits(model, path):
+    """Logits of a single image: decode, transform, normalize, run."""
+    preprocessing = model.metadata.preprocessing
+    image = EvalTransform(preprocessing=preprocessing)(path.read_bytes())
     with torch.inference_mode():
-        return model.eval()(normalize(image[None], how))[0].softmax(0)
+        return model.eval()(normalize(image[None], preprocessing))[0]
 
 
 def test_prediction_matches_the_model(predictor, model, folder):
     prediction = predictor(folder / "0.png")
-    probabilities = reference_probabilities(model, folder / "0.png")
+    probabilities = reference_logits(model, folder / "0.png").softmax(0)
     assert prediction.label == CLASSES[probabilities.argmax()]
     assert prediction.name == str(folder / "0.png")
     by_label = {guess.label: guess.probability for guess in prediction.guesses}
@@ -77,28 +77,19 @@ def test_list_gives_list_in_order_for_any_batch_size(predictor, folder):
     single = [predictor(path) for path in paths]
     for size in (1, 3, 7, 16):
         many = list(predictor.stream(paths, batch_size=size))
-        assert [prediction.name for prediction in many] == [
-            prediction.name for prediction in single
-        ]
+        assert [each.name for each in many] == [each.name for each in single]
         for one, other in zip(many, single, strict=True):
             assert one.label == other.label
             assert one.probability == pytest.approx(other.probability, abs=1e-6)
     assert predictor([]) == []
-    assert [prediction.label for prediction in predictor(paths)] == [
-        prediction.label for prediction in single
-    ]
+    assert [each.label for each in predictor(paths)] == [each.label for each in single]
 
 
 def test_stream_continues_past_unreadable_images(predictor, folder):
     images = [b"GIF", folder / "0.png", folder / "none.png", folder / "1.png", b""]
     predictions = list(predictor.stream(images, batch_size=2))
-    assert [bool(prediction.error) for prediction in predictions] == [
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    errors = [bool(prediction.error) for prediction in predictions]
+    assert errors == [True, False, True, False, True]
     assert predictions[0].name == "image 1"
     assert "File not found" in predictions[2].error
     assert predictions[3].guesses == predictor(folder / "1.png").guesses
@@ -169,20 +160,13 @@ def test_multi_label_model_assigns_several_labels(model, folder):
     several.metadata = Metadata(
         preprocessing=model.metadata.preprocessing, class_names=CLASSES, multi_label=True
     )
-    probabilities = reference_multi_label(model, folder / "2.png")
+    probabilities = reference_logits(model, folder / "2.png").sigmoid()
     prediction = several(folder / "2.png", top=1)
     expected = {name for name, chance in zip(CLASSES, probabilities, strict=True) if chance >= 0.5}
     assert set(prediction.labels) == expected
     assert prediction.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
     assert set(several(folder / "2.png", threshold=0.0).labels) == set(CLASSES)
     assert several(folder / "2.png", threshold=1.0).labels == ()
-
-
-def reference_multi_label(model, path):
-    how = model.metadata.preprocessing
-    image = EvalTransform(preprocessing=how)(path.read_bytes())
-    with torch.inference_mode():
-        return model.eval()(normalize(image[None], how))[0].sigmoid()
 
 
 def test_unnamed_classes_are_numbered(model, folder):
@@ -216,16 +200,14 @@ def test_evaluation_uses_the_same_engine(predictor, model, tmp_path):
     assert evaluate(model, path).accuracy == pytest.approx(right)
 
 
-def test_bundle_is_self_contained(model, folder, tmp_path):
-    vitrail.save(model, tmp_path / "bundle")
-    loaded = Predictor(tmp_path / "bundle")
+def test_bundle_is_self_contained(model, bundle, folder):
+    loaded = Predictor(bundle)
     assert loaded(folder / "0.png").guesses == Predictor(model)(folder / "0.png").guesses
     assert loaded.classes == CLASSES
 
 
-def test_preprocessing_can_be_set_for_a_checkpoint(model, tmp_path):
-    vitrail.save(model, tmp_path / "bundle")
-    predictor = Predictor(tmp_path / "bundle", preprocessing="deit")
+def test_preprocessing_can_be_set_for_a_checkpoint(model, bundle):
+    predictor = Predictor(bundle, preprocessing="deit")
     assert predictor.metadata.preprocessing == preset("deit", (8, 8))
     for images in (model, "model.onnx"):
         with pytest.raises(ConfigError, match="preprocessing is for a checkpoint"):
@@ -244,7 +226,7 @@ def test_model_without_classes_has_features_only(folder):
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_dropout_is_off_in_every_engine(make_model, folder, engine):
-    model = make_model(CLASSES, dropout=0.5)
+    model = make_model(dropout=0.5)
     expected = Predictor(model.eval())(folder / "0.png").probability
     prediction = Predictor(model.train(), engine=engine)(folder / "0.png")
     assert prediction.probability == pytest.approx(expected, abs=1e-4)
@@ -252,7 +234,7 @@ def test_dropout_is_off_in_every_engine(make_model, folder, engine):
 
 @pytest.mark.parametrize(("options", "merge"), [({}, 1), ({"merge": 0}, 0), ({"merge": 2}, 2)])
 def test_merge_of_the_model_is_kept_unless_overridden(make_model, options, merge):
-    model = make_model(CLASSES)
+    model = make_model()
     model.merge = 1
     Predictor(model, **options)
     assert model.merge == merge

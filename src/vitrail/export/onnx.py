@@ -1,13 +1,13 @@
 """ONNX: a model's own forward pass, traced by torch.export and translated to ONNX operations.
 
-`OnnxGraph` has a method for each ATen operation that the models use. Operations on weights alone
-are computed during the translation, so that standardized kernels or sliced weights are constants in
-the file. Batch size, height and width stay symbolic.
+`OPERATIONS` and the methods of `OnnxGraph` cover the ATen operations that the models use. What
+depends on weights alone is computed during the translation, so that standardized kernels and slices
+of weights are constants in the file. Batch size, height and width stay symbolic.
 """
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -185,10 +185,12 @@ class OnnxGraph:
             return target(*args, **kwargs)
         paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         self.module = (paths[-1] if paths else "").removeprefix("model.") or "model"
-        if name in ELEMENTWISE:
+        if name in ELEMENTWISE and not kwargs:
             output = self.elementwise(fake, ELEMENTWISE[name], *args)
         elif name in RESIZE:
             output = self.resize(fake, *args, **RESIZE[name])
+        elif name in OPERATIONS:
+            output = OPERATIONS[name](self, fake, *args, **kwargs)
         elif (translate := getattr(self, name, None)) is not None:
             output = translate(fake, *args, **kwargs)
         else:
@@ -244,8 +246,11 @@ class OnnxGraph:
         if expression.is_Integer:
             return self.constant(int64(int(expression)))
         if expression not in self.known:
-            operation = {sympy.Add: "Add", sympy.Mul: "Mul", FloorDiv: "Div"}.get(expression.func)
-            if operation is None:
+            operations = {sympy.Add: "Add", sympy.Mul: "Mul", FloorDiv: "Div"}
+            operation = next(
+                (op for kind, op in operations.items() if isinstance(expression, kind)), ""
+            )
+            if not operation:
                 raise NotImplementedError(f"the size {expression} has no translation to ONNX")
             parts = [self.size(part) for part in expression.args]
             self.known[expression] = reduce(lambda a, b: self.emit(operation, a, b), parts)
@@ -278,16 +283,13 @@ class OnnxGraph:
         onnx.checker.check_model(content)
         return content
 
-    # ATen operations by name. `out` is the fake output; the other arguments are the operation's.
+    # ATen operations that take more than a line; the arguments are as in `OPERATIONS`.
 
     def elementwise(self, out: Tensor, operation: str, *operands: Operand) -> str:
         dtype = out.dtype
         if dtype == torch.bool:  # a comparison has the dtype of its tensors
             dtype = next(x.dtype for x in operands if isinstance(x, Value | Tensor))
         return self.emit(operation, *(self.operand(x, dtype) for x in operands))
-
-    def rsub(self, out: Tensor, x: Operand, other: Operand) -> str:
-        return self.elementwise(out, "Sub", other, x)
 
     def clamp(self, out: Tensor, x: Operand, low: Any = None, high: Any = None, **_: Any) -> str:
         name = self.operand(x)
@@ -296,27 +298,10 @@ class OnnxGraph:
                 name = self.emit(operation, name, self.operand(bound, out.dtype))
         return name
 
-    def where(self, out: Tensor, condition: Value, a: Operand, b: Operand) -> str:
-        return self.emit("Where", condition, self.operand(a, out.dtype), self.operand(b, out.dtype))
-
-    def to(self, out: Tensor, x: Operand, *_: Any, **__: Any) -> str:
-        return self.operand(x, out.dtype)
-
-    scalar_tensor = to
-
-    def new_zeros(self, out: Tensor, x: Value, size: Sequence[int], **_: Any) -> str:
-        return self.constant(torch.zeros(size, dtype=out.dtype))
-
     def arange(self, out: Tensor, *bounds: Operand, **_: Any) -> str:
         start, end = bounds if len(bounds) == 2 else (0, *bounds)
         numbers = [self.operand(x, torch.int64) for x in (start, end, 1)]
         return self.emit("Cast", self.emit("Range", *numbers), to=TYPES[out.dtype])
-
-    def sum(self, out: Tensor, x: Value, dim: Sequence[int], keepdim: bool = False) -> str:
-        return self.emit("ReduceSum", x, int64(*dim), keepdims=int(keepdim))
-
-    def mean(self, out: Tensor, x: Value, dim: Sequence[int], keepdim: bool = False) -> str:
-        return self.emit("ReduceMean", x, int64(*dim), keepdims=int(keepdim))
 
     def reshape(self, out: Tensor, x: Value, *_: Any) -> str:
         """Any change of the shape alone: 0 copies a size of the input, -1 is inferred."""
@@ -330,15 +315,6 @@ class OnnxGraph:
 
     view = flatten = unflatten = reshape
 
-    def unsqueeze(self, out: Tensor, x: Operand, dim: int) -> str:
-        return self.emit("Unsqueeze", x, int64(dim))
-
-    def expand(self, out: Tensor, x: Operand, *_: Any) -> str:
-        return self.emit("Expand", x, self.sizes(out.shape))
-
-    def permute(self, out: Tensor, x: Value, dims: Sequence[int]) -> str:
-        return self.emit("Transpose", x, perm=list(dims))
-
     def transpose(self, out: Tensor, x: Value, a: int = -2, b: int = -1) -> str:
         order = list(range(x.ndim))
         order[a], order[b] = order[b], order[a]
@@ -350,24 +326,6 @@ class OnnxGraph:
         if str(out.shape) == str(x.shape):
             return x
         return self.emit("Slice", x, self.sizes([start or 0]), self.sizes([end]), int64(dim))
-
-    def select(self, out: Tensor, x: Value, dim: int, index: int) -> str:
-        return self.emit("Gather", x, torch.tensor(index), axis=dim)
-
-    def cat(self, out: Tensor, parts: Sequence[Operand], dim: int = 0) -> str:
-        return self.emit("Concat", *parts, axis=dim)
-
-    def stack(self, out: Tensor, parts: Sequence[Operand], dim: int = 0) -> str:
-        return self.emit("Concat", *(self.unsqueeze(out, x, dim) for x in parts), axis=dim)
-
-    def chunk(self, out: Sequence[Tensor], x: Value, chunks: int, dim: int = 0) -> list[str]:
-        return self.emit("Split", x, outputs=chunks, axis=dim, num_outputs=chunks)
-
-    def gather(self, out: Tensor, x: Value, dim: int, index: Value) -> str:
-        return self.emit("GatherElements", x, index, axis=dim)
-
-    def matmul(self, out: Tensor, a: Operand, b: Operand) -> str:
-        return self.emit("MatMul", a, b)
 
     def einsum(self, out: Tensor, equation: str, operands: list[Any], **_: Any) -> str:
         """A matrix product with a constant, transposed or not, as in `attend_without_kv`."""
@@ -389,11 +347,6 @@ class OnnxGraph:
             product = self.emit("MatMul", x, weight.T)
         return product if bias is None else self.emit("Add", product, bias)
 
-    def layer_norm(
-        self, out: Tensor, x: Value, _: Any, weight: Tensor, bias: Tensor, eps: float, *__: Any
-    ) -> str:
-        return self.emit("LayerNormalization", x, weight, bias, epsilon=eps)
-
     def group_norm(
         self, out: Tensor, x: Value, groups: int, weight: Tensor, bias: Tensor, eps: float, *_: Any
     ) -> str:
@@ -401,23 +354,15 @@ class OnnxGraph:
         ones, zeros = torch.ones(groups), torch.zeros(groups)
         normed = self.emit("InstanceNormalization", rows, ones, zeros, epsilon=eps)
         normed = self.emit("Reshape", normed, self.emit("Shape", x))
-        return self.emit(
-            "Add", self.emit("Mul", normed, weight[:, None, None]), bias[:, None, None]
-        )
-
-    def gelu(self, out: Tensor, x: Value, *, approximate: str = "none") -> str:
-        return self.emit("Gelu", x, approximate=approximate)
-
-    def silu(self, out: Tensor, x: Value) -> str:
-        return self.emit("Mul", x, self.emit("Sigmoid", x))
+        scaled = self.emit("Mul", normed, weight[:, None, None])
+        return self.emit("Add", scaled, bias[:, None, None])
 
     def scaled_dot_product_attention(
         self, out: Tensor, query: Any, key: Any, value: Any, attn_mask: Any = None, **settings: Any
     ) -> str:
         scale = settings.get("scale") or key.shape[-1] ** -0.5
-        scores = self.emit(
-            "MatMul", self.emit("Mul", query, torch.tensor(scale)), self.mT(out, key)
-        )
+        query = self.emit("Mul", query, torch.tensor(scale))
+        scores = self.emit("MatMul", query, self.mT(out, key))
         if attn_mask is not None:
             scores = self.emit("Add", scores, attn_mask)
         return self.emit("MatMul", self.emit("Softmax", scores, axis=-1), value)
@@ -441,29 +386,60 @@ class OnnxGraph:
         self,
         out: Tensor,
         x: Value,
-        weight: Tensor,
-        _: None = None,
+        w: Tensor,
+        bias: Any = None,
         stride: Any = (1, 1),
-        padding: Any = (0, 0),
+        pad: Any = (0, 0),
     ) -> str:
         name, pads = self.unpad(x, 0.0)
-        pads = [a + b for a, b in zip(pads, [*padding, *padding], strict=True)]
-        return self.emit("Conv", name, weight, strides=list(stride), pads=pads)
+        pads = [a + b for a, b in zip(pads, [*pad, *pad], strict=True)]
+        parameters = [w] if bias is None else [w, bias]
+        return self.emit("Conv", name, *parameters, strides=list(stride), pads=pads)
 
     def max_pool2d(self, out: Tensor, x: Value, kernel: Any, stride: Any) -> str:
         name, pads = self.unpad(x, -torch.inf)
-        return self.emit(
-            "MaxPool", name, kernel_shape=list(kernel), strides=list(stride), pads=pads
-        )
+        settings = {"kernel_shape": list(kernel), "strides": list(stride), "pads": pads}
+        return self.emit("MaxPool", name, **settings)
 
     def resize(
         self, out: Tensor, x: Operand, _: Any, align_corners: bool, *__: Any, **settings: Any
     ) -> str:
-        settings["coordinate_transformation_mode"] = (
-            "align_corners" if align_corners else "half_pixel"
-        )
+        mode = "align_corners" if align_corners else "half_pixel"
+        settings["coordinate_transformation_mode"] = mode
         return self.emit("Resize", x, "", "", self.sizes(out.shape), **settings)
 
 
 def int64(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
+
+
+# ATen operations: functions of the graph, the fake output and the arguments of the operation.
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "cat": lambda g, out, parts, dim=0: g.emit("Concat", *parts, axis=dim),
+    "chunk": lambda g, out, x, n, dim: g.emit("Split", x, outputs=n, axis=dim, num_outputs=n),
+    "expand": lambda g, out, x, *_: g.emit("Expand", x, g.sizes(out.shape)),
+    "gather": lambda g, out, x, dim, index: g.emit("GatherElements", x, index, axis=dim),
+    "gelu": lambda g, out, x, approximate="none": g.emit("Gelu", x, approximate=approximate),
+    "layer_norm": lambda g, out, x, _, weight, bias, eps, *__: g.emit(
+        "LayerNormalization", x, weight, bias, epsilon=eps
+    ),
+    "matmul": lambda g, out, a, b: g.emit("MatMul", a, b),
+    "mean": lambda g, out, x, dim: g.emit("ReduceMean", x, int64(*dim), keepdims=0),
+    "new_zeros": lambda g, out, x, size, **_: g.constant(torch.zeros(size, dtype=out.dtype)),
+    "permute": lambda g, out, x, dims: g.emit("Transpose", x, perm=list(dims)),
+    "rsub": lambda g, out, x, other: g.elementwise(out, "Sub", other, x),
+    "scalar_tensor": lambda g, out, x, **_: g.operand(x, out.dtype),
+    "select": lambda g, out, x, dim, index: g.emit("Gather", x, torch.tensor(index), axis=dim),
+    "silu": lambda g, out, x: g.emit("Mul", x, g.emit("Sigmoid", x)),
+    "stack": lambda g, out, parts: g.emit(
+        "Concat", *(g.emit("Unsqueeze", x, int64(0)) for x in parts), axis=0
+    ),
+    "sum": lambda g, out, x, dim, keepdim=False: g.emit(
+        "ReduceSum", x, int64(*dim), keepdims=int(keepdim)
+    ),
+    "to": lambda g, out, x, *_, **__: g.operand(x, out.dtype),
+    "unsqueeze": lambda g, out, x, dim: g.emit("Unsqueeze", x, int64(dim)),
+    "where": lambda g, out, condition, a, b: g.emit(
+        "Where", condition, g.operand(a, out.dtype), g.operand(b, out.dtype)
+    ),
+}

@@ -14,7 +14,7 @@ from vitrail.checkpoints.rules import unwrap_model
 from vitrail.data.datasets import Dataset, ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.transforms import EvalTransform, normalize
-from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.errors import CheckpointError, ConfigError, VitrailError, renamed_attribute
 from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Progress, run_inference
 from vitrail.evaluation.results import ResultAccumulator
@@ -101,10 +101,10 @@ def check_difference(
     for images, inputs in batches:
         with torch.inference_mode():
             expected, outputs = ModelOutputs(model)(images), run(inputs)
+        if {k: x.shape for k, x in outputs.items()} != {k: x.shape for k, x in expected.items()}:
+            differences.append(float("inf"))
+            continue
         for key, value in expected.items():
-            if key not in outputs or outputs[key].shape != value.shape:
-                differences.append(float("inf"))
-                continue
             largest = value.abs().max().clamp(min=1e-30)
             differences.append(float((outputs[key] - value).abs().max() / largest))
     difference = float(np.max(differences))  # NaN if any is
@@ -125,6 +125,8 @@ class Int8Accuracy:
     images: int
     data: str  # name of the dataset
     notes: tuple[str, ...] = ()
+
+    pictures = renamed_attribute("pictures", "images")
 
     @property
     def drop(self) -> float:
