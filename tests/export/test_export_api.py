@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, exported
+from exportable import CONFIGS, SMALLEST, exported
 
 import vitrail
 from tiny_models import awake
@@ -19,7 +19,7 @@ from tiny_runs import write_colors
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.export.api import SUFFIXES, Target, export_model, get_args
-from vitrail.export.onnx import OnnxGraph, to_onnx
+from vitrail.export.onnx import OPERATIONS, to_onnx
 from vitrail.export.session import OnnxEngine, open_session
 from vitrail.export.torch_program import METADATA_FILE
 from vitrail.export.verify import measure_int8
@@ -27,7 +27,7 @@ from vitrail.export.verify import measure_int8
 
 @pytest.fixture
 def model():
-    model = awake(BASE)
+    model = awake(SMALLEST)
     model.metadata = Metadata(
         preprocessing=Preprocessing(size=(8, 8), mean=(0.4,) * 3),
         class_names=("ant", "bee", "cat é"),
@@ -57,7 +57,7 @@ def test_bundle_is_exported_with_its_metadata(model, tmp_path):
 
 
 def test_nothing_is_written_if_outputs_differ(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(OnnxGraph, "gelu", lambda self, out, x, **_: self.emit("Relu", x))
+    monkeypatch.setitem(OPERATIONS, "gelu", lambda graph, out, x, **_: graph.emit("Relu", x))
     for preprocessing in (False, True):
         with pytest.raises(CheckpointError, match=r"differ from the model's by .*nothing was"):
             export_model(model, tmp_path / "model.onnx", preprocessing=preprocessing)
@@ -160,7 +160,7 @@ def test_aotinductor_without_a_compiler_is_rejected(model, tmp_path, monkeypatch
     not shutil.which(os.environ.get("CXX", "g++")), reason="AOTInductor needs a C++ compiler"
 )
 def test_aotinductor_package_is_verified(tmp_path):
-    model = awake(BASE.change(depth=1))
+    model = awake(SMALLEST)
     quick = {"compile_threads": 1, "aot_inductor.compile_wrapper_opt_level": "O0"}
     with torch._inductor.config.patch(quick):
         done = export_model(model, tmp_path / "model.pt2", to="aotinductor")
@@ -182,7 +182,7 @@ def colors(tmp_path_factory):
 
 @pytest.fixture
 def trained(colors):
-    model = awake(BASE)
+    model = awake(SMALLEST)
     model.metadata = Metadata(
         preprocessing=get_metadata(model).preprocessing, provenance={"data": str(colors)}
     )
@@ -207,7 +207,7 @@ def constant(model, answer):
 
 def test_drop_beyond_the_limit_is_rejected_with_both_accuracies(trained, tmp_path, monkeypatch):
     constant(trained, 0)  # correct for 14 of the 41 images
-    worse = to_onnx(constant(awake(BASE), 2), int8=True)  # for 13
+    worse = to_onnx(constant(awake(SMALLEST), 2), int8=True)  # for 13
     monkeypatch.setattr("vitrail.export.onnx.to_onnx", lambda *_, **__: worse)
     message = r"int8 accuracy 31.7 %, float 34.1 % \(n=41, .*: the drop exceeds max_drop=0.01"
     with pytest.raises(CheckpointError, match=message):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, exported
+from exportable import SMALLEST, exported
 from torch.testing import assert_close as close
 
 from tiny_models import awake
@@ -19,7 +19,7 @@ METADATA = Metadata(preprocessing=Preprocessing(size=(8, 8)), class_names=("ant"
 
 @pytest.fixture
 def model():
-    model = awake(BASE)
+    model = awake(SMALLEST)
     model.metadata = METADATA
     return model
 
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def content():
-    model = awake(BASE)
+    model = awake(SMALLEST)
     model.metadata = METADATA
     return to_onnx(model)
 
@@ -168,7 +168,7 @@ def test_engine_works_without_a_writable_cache(model, tmp_path, monkeypatch):
 
 
 def test_engine_with_other_outputs_is_neither_returned_nor_cached(model, cache, monkeypatch):
-    other = to_onnx(awake(BASE, seed=1))
+    other = to_onnx(awake(SMALLEST, seed=1))
     monkeypatch.setattr("vitrail.export.onnx.to_onnx", lambda *_, **__: other)
     with pytest.raises(CheckpointError, match="differ from the model's"):
         engine_for(model, "onnx")
