@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -417,8 +418,7 @@ PROBE_FRACTION = 0.5  # of the time that evaluation leaves, at most, for the fea
 MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinetunePlan:
+class FinetunePlan(NamedTuple):
     """How to fine-tune, and why."""
 
     name: str  # full, growing, small or last
