@@ -213,8 +213,8 @@ def test_true_importance_beats_a_random_order():
 
         def forward(self, images):
             patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))  # (B, 4, 4)
-            told = (patches * weights).sum(dim=(1, 2))
-            return torch.stack([-told, told], dim=1)
+            logit = (patches * weights).sum(dim=(1, 2))
+            return torch.stack([-logit, logit], dim=1)
 
     images, classes = torch.rand(20, 3, 8, 8), torch.ones(20, dtype=torch.long)
     patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))
@@ -275,14 +275,14 @@ def test_every_method_is_evaluated_for_the_predicted_classes(trained):
 
 
 def test_progress(trained):
-    heard = []
+    calls = []
     evaluate_faithfulness(
         trained,
         torch.randn(3, 3, 16, 16),
         methods=("rollout", "center"),
-        progress=lambda *told: heard.append(told),
+        progress=lambda *call: calls.append(call),
     )
-    assert heard == [
+    assert calls == [
         (f"testing {method}", done, 3) for method in ("rollout", "center") for done in range(4)
     ]
 

@@ -5,6 +5,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from test_attention import SHAPES as ATTENTION_SHAPES
+from test_attention import random_images
 
 from tiny_models import random_model
 from vitrail import BiT, BitConfig, ConfigError, MixerConfig, MlpMixer, VitConfig
@@ -20,23 +22,10 @@ from vitrail.inspection.relevance import (
 from vitrail.models import attention, pooling
 from vitrail.models.registry import name_of
 
-SHAPES = {
-    "plain": {},
-    "oblong": {"image_size": (8, 20)},
-    "oblong patches": {"patch_size": (4, 2)},
-    "registers": {"registers": 3},
-    "mean": {"pool": "mean"},
-    "mean, registers": {"pool": "mean", "registers": 2},
-    "map": {"pool": "map", "registers": 1},
-    "distillation": {"distillation": True, "registers": 1},
-    "layer scale": {"layer_scale": 0.1},
-    "relative": {"position": "relative"},
-    "relative, mean": {"position": "relative", "pool": "mean", "position_place": "shared"},
-    "positions in every layer": {"position_place": "every-layer"},
-    "swiglu": {"mlp": "swiglu", "qkv_bias": False},
+SHAPES = ATTENTION_SHAPES | {
     "representation": {"representation": 5},
-    "hybrid": {"stem": "resnet", "patch_size": 1, "image_size": (8, 12)},
-    "conv stem": {"stem": "conv", "pool": "mean"},
+    "relative, shared": {"position": "relative", "position_place": "shared", "pool": "mean"},
+    "no bias, layer scale": {"qkv_bias": False, "layer_scale": 0.1},
     "dropout": {"dropout": 0.5, "drop_path": 0.5, "patch_dropout": 0.5},
 }
 METHODS_BY_CLASS = {"gradient rollout": gradient_rollout, "relevance": relevance}
@@ -48,13 +37,6 @@ def vit(**changes):
         depth=3, width=8, mlp_width=16, heads=2, patch_size=4, image_size=12, num_classes=4
     ).change(**changes)
     return random_model(config).double()
-
-
-def random_images(model, count=2, seed=0):
-    size = model.config.image_size
-    size = (size, size) if isinstance(size, int) else size
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, *size, dtype=torch.float64, generator=generator)
 
 
 def dense(model, images, classes, monkeypatch):
@@ -116,7 +98,7 @@ def reference(name, model, images, classes, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_maps_equal_a_dense_computation_through_all_layers(shape, method, monkeypatch):
     model = vit(**SHAPES[shape])
-    images, classes = random_images(model), torch.tensor([3, 1])
+    images, classes = random_images(model, 2), torch.tensor([3, 1])
     found = METHODS_BY_CLASS[method](model, images, classes)
     expected = reference(method, model, images, classes, monkeypatch)
     assert expected.std() > 1e-4
@@ -137,7 +119,7 @@ def test_other_image_sizes(method, monkeypatch):
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
 def test_float32_is_close_to_float64(method):
     model = vit(pool="mean")
-    images, classes = random_images(model), torch.tensor([3, 1])
+    images, classes = random_images(model, 2), torch.tensor([3, 1])
     exact = METHODS_BY_CLASS[method](model, images, classes)
     rounded = METHODS_BY_CLASS[method](model.float(), images.float(), classes)
     torch.testing.assert_close(rounded.double(), exact, rtol=1e-4, atol=1e-4)
@@ -162,7 +144,7 @@ def test_model_is_not_changed(name):
     modes = [module.training for module in model.modules()]
     wanted = [weight.requires_grad for weight in model.parameters()]
     values = {key: value.clone() for key, value in model.state_dict().items()}
-    images = random_images(model)
+    images = random_images(model, 2)
     METHODS[name](model, images, torch.tensor([0, 1]))
     assert [module.training for module in model.modules()] == modes
     assert [weight.requires_grad for weight in model.parameters()] == wanted
@@ -174,7 +156,7 @@ def test_model_is_not_changed(name):
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
 def test_frozen_weights_and_grad_modes_do_not_matter(method):
     model = vit()
-    images = random_images(model)
+    images = random_images(model, 2)
     expected = METHODS_BY_CLASS[method](model, images)
     with torch.no_grad():
         assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
@@ -213,7 +195,7 @@ def test_autograd_keeps_one_block_at_a_time():
                 alive -= 1
 
         with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
-            relevance(model, random_images(model))
+            relevance(model, random_images(model, 2))
         return most
 
     assert 0 < held(6) == held(2)
@@ -222,7 +204,7 @@ def test_autograd_keeps_one_block_at_a_time():
 @pytest.mark.parametrize("pool", ["cls", "mean", "map"])
 def test_last_layer_is_its_attention(pool):
     model = vit(pool=pool, registers=1)
-    images = random_images(model)
+    images = random_images(model, 2)
     with torch.no_grad():
         *_, seen = model.attention_maps(images)
         prefix = model.config.num_prefix
@@ -251,7 +233,7 @@ def test_maps_are_between_0_and_1(name):
 
 def test_random_map_is_deterministic_and_differs_between_images():
     model = vit()
-    images = random_images(model)
+    images = random_images(model, 2)
     state = torch.random.get_rng_state()
     one = random_map(model, images)
     assert torch.equal(one, random_map(model, images))
@@ -280,7 +262,7 @@ def test_model_without_attention(name):
 
 def test_invalid_classes():
     model = vit()
-    images = random_images(model)
+    images = random_images(model, 2)
     with pytest.raises(ConfigError, match="the model has classes 0 to 3"):
         relevance(model, images, torch.tensor([0, 4]))
     with pytest.raises(ConfigError, match="one integer for each"):
@@ -292,4 +274,4 @@ def test_invalid_classes():
 def test_zero_head_gives_an_empty_map():
     model = vit()
     torch.nn.init.zeros_(model.head.weight)
-    assert torch.equal(relevance(model, random_images(model)), torch.zeros(2, 3, 3).double())
+    assert torch.equal(relevance(model, random_images(model, 2)), torch.zeros(2, 3, 3).double())
