@@ -92,8 +92,8 @@ def test_training_dataset_is_recognized_at_any_path(home, tmp_path, monkeypatch,
 def test_training_dataset_is_recognized_after_resizing(home, tmp_path):
     larger = tmp_path / "larger"
     shutil.copytree(home / "pictures", larger)
-    for picture in larger.glob("*/*.png"):
-        Image.open(picture).resize((9, 9)).save(picture)
+    for image in larger.glob("*/*.png"):
+        Image.open(image).resize((9, 9)).save(image)
     metadata = get_metadata(vitrail.load(home / "usual"))
     there = replace(metadata, provenance={**metadata.provenance, "data": f"{larger}/"})
     source, notes = open_evaluation_split(larger, None, there)
