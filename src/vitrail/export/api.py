@@ -126,8 +126,7 @@ def check_options(
         raise unknown("target", to, get_args(Target))
     if path.suffix != SUFFIXES[to]:
         raise ConfigError(
-            f"{path} has not the suffix of a file for --to {to}; "
-            f"try {path.with_suffix(SUFFIXES[to])}"
+            f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
         )
     if to != "onnx" and (int8 or preprocessing):
         option = "int8" if int8 else "preprocessing"
