@@ -155,12 +155,12 @@ def our_server(bundle: Path):
 @contextmanager
 def plain_server(peer: str, place: Path) -> Iterator[Server]:
     """A process of this file, once it answers; ended at the end."""
-    said = place / f"{peer}.log"
-    with said.open("wb") as file:
+    output = place / f"{peer}.log"
+    with output.open("wb") as file:
         words = [sys.executable, __file__, peer, str(place)]
         process = subprocess.Popen(words, stdout=file, stderr=file)
     try:
-        yield Server(process, wait(process, said), said)
+        yield Server(process, wait(process, output), output)
     finally:
         process.kill()
         process.wait()

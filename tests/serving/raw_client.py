@@ -56,13 +56,13 @@ class Connection(asyncio.Protocol):
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result((int(head[9:12]), head, body))
 
-    async def ask(self, request):
-        begun = time.perf_counter()
+    async def send(self, request):
+        start = time.perf_counter()
         self.waiting = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         async with asyncio.timeout(TIMEOUT):
             response = await self.waiting
-        return Reply(*response, time.perf_counter() - begun, begun, request)
+        return Reply(*response, time.perf_counter() - start, start, request)
 
 
 OPENED: ContextVar[list[Connection]] = ContextVar("opened")
@@ -137,14 +137,14 @@ async def closed_loop(
             except OSError:
                 results.rejected += 1
                 return
-            reply = await connection.ask(request)
+            reply = await connection.send(request)
             results.replies.append(reply)
             if leave and reply.status in (0, 503):
                 return
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    results.seconds = time.perf_counter() - begun
+    results.seconds = time.perf_counter() - start
     return results
 
 
@@ -157,15 +157,15 @@ async def open_loop(
     """
     results, source = Results(), itertools.cycle(requests)
     free = [await connect(port) for _ in range(connections)]
-    tasks, begun, number = set(), time.perf_counter(), 0
+    tasks, start, number = set(), time.perf_counter(), 0
 
     async def once(connection, request):
         if connection.transport.is_closing():  # idle connections are closed
             connection = await connect(port)
-        results.replies.append(await connection.ask(request))
+        results.replies.append(await connection.send(request))
         free.append(await connect(port) if connection.closed else connection)
 
-    while (now := time.perf_counter() - begun) < seconds:
+    while (now := time.perf_counter() - start) < seconds:
         while number < now * rate:
             number += 1
             if free:
@@ -174,7 +174,7 @@ async def open_loop(
                 task.add_done_callback(tasks.discard)
         await asyncio.sleep(0.002)
     await asyncio.gather(*tasks)
-    results.seconds = time.perf_counter() - begun
+    results.seconds = time.perf_counter() - start
     return results
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST_START = 120.0  # seconds
+MAX_START_SECONDS = 120.0  # seconds
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Server:
 
     process: subprocess.Popen
     port: int
-    said: Path  # standard output and error
+    output: Path  # standard output and error
 
     def memory(self) -> int:
         """Resident memory in bytes."""
@@ -42,33 +42,33 @@ class Server:
 
 
 @contextmanager
-def serving(*words: str, environment: dict[str, str] | None = None):
+def serving(*arguments: str, environment: dict[str, str] | None = None):
     """Run `vitrail serve` with these arguments; yield once it is ready."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said"
-        with said.open("wb") as file:
+        output = Path(folder) / "output"
+        with output.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "vitrail", "serve", *words, "--port", "0"],
+                [sys.executable, "-m", "vitrail", "serve", *arguments, "--port", "0"],
                 stdout=file,
                 stderr=file,
                 env=os.environ | (environment or {}),
             )
         try:
-            yield Server(process, wait(process, said), said)
+            yield Server(process, wait(process, output), output)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
 
 
-def wait(process: subprocess.Popen, said: Path) -> int:
+def wait(process: subprocess.Popen, output: Path) -> int:
     """Wait until the server is ready; return its port."""
-    until = time.monotonic() + LONGEST_START
+    until = time.monotonic() + MAX_START_SECONDS
     while time.monotonic() < until:
-        assert process.poll() is None, said.read_text()
-        if found := re.search(r"^http://.*:(\d+)$", said.read_text(), re.MULTILINE):
-            server = Server(process, int(found[1]), said)
+        assert process.poll() is None, output.read_text()
+        if found := re.search(r"^http://.*:(\d+)$", output.read_text(), re.MULTILINE):
+            server = Server(process, int(found[1]), output)
             if server.get("/ready")[0] == 200:
                 return server.port
         time.sleep(0.05)
-    raise AssertionError(f"not ready in time: {said.read_text()}")
+    raise AssertionError(f"not ready in time: {output.read_text()}")

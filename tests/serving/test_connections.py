@@ -39,7 +39,7 @@ CHUNKED = (
 CHUNKED_PREDICT = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(PNG), PNG)
 
 
-def ask(port, *items, replies=0, wait=30.0):
+def exchange(port, *items, replies=0, wait=30.0):
     """Everything received for raw bytes, until the server closes, or sent so many responses."""
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as link:
         with suppress(ConnectionError):
@@ -76,7 +76,7 @@ def test_requests_with_different_options_share_a_batch(state, port):
     served, before = state.registry.get(None), metric(state, "vitrail_batch_pictures_count")
 
     async def scenario(gate):
-        tasks = [asyncio.create_task((await connect(port)).ask(one)) for one in requests]
+        tasks = [asyncio.create_task((await connect(port)).send(one)) for one in requests]
         await asyncio.to_thread(wait_for, lambda: len(state.batcher.waiting) == 6)
         gate.open.set()
         return [json.loads((await task).body)["answers"][0] for task in tasks]
@@ -99,7 +99,7 @@ def test_full_queue_is_503_with_retry_after():
     ):
 
         async def scenario():
-            waiting = [asyncio.create_task((await connect(port)).ask(PREDICT)) for _ in range(6)]
+            waiting = [asyncio.create_task((await connect(port)).send(PREDICT)) for _ in range(6)]
             await asyncio.to_thread(wait_for, lambda: state.admission.is_full)
             # answered while the gate is closed: at once
             rejected = await closed_loop(port, [PREDICT, several], clients=2)
@@ -129,10 +129,10 @@ def test_heavy_requests_are_limited():
 
         async def scenario():
             links = [await connect(port) for _ in range(3)]
-            waiting = [asyncio.create_task(link.ask(request)) for link in links[:2]]
+            waiting = [asyncio.create_task(link.send(request)) for link in links[:2]]
             await asyncio.to_thread(wait_for, lambda: state.admission.heavy == 2)
-            rejected = await links[2].ask(request)
-            answer = asyncio.create_task(links[2].ask(PREDICT))  # others are still admitted
+            rejected = await links[2].send(request)
+            answer = asyncio.create_task(links[2].send(PREDICT))  # others are still admitted
             await asyncio.to_thread(wait_for, lambda: len(state.batcher.waiting) == 3)
             gate.open.set()
             return rejected.status, [(await task).status for task in (*waiting, answer)]
@@ -173,11 +173,11 @@ def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
     """The client still sends when it is rejected; it reads an answer, not a broken connection."""
     monkeypatch.setattr(limits, "DRAIN_SECONDS", 0.3)
     with make_state(limits=Limits(body=2**20)) as state, running_server(state) as (_, port):
-        reply = ask(port, head("/predict", 5 * 2**20, "image/png"), b"x" * 2**20)
+        reply = exchange(port, head("/predict", 5 * 2**20, "image/png"), b"x" * 2**20)
         assert reply.startswith(b"HTTP/1.1 413 ")
         assert b"connection: close" in reply
         assert b"RESET" not in reply
-        endless = ask(port, CHUNKED, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
+        endless = exchange(port, CHUNKED, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
         assert endless.startswith(b"HTTP/1.1 413 ")
         assert state.admission.bytes == 0
 
@@ -185,8 +185,8 @@ def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
 def test_connection_survives_a_rejected_small_body(port):
     async def scenario():
         link = await connect(port)
-        first = await link.ask(raw("/predict", b"x" * 1000, "text/plain"))
-        return first.status, (await link.ask(PREDICT)).status
+        first = await link.send(raw("/predict", b"x" * 1000, "text/plain"))
+        return first.status, (await link.send(PREDICT)).status
 
     assert run(scenario()) == (415, 200)
 
@@ -194,7 +194,7 @@ def test_connection_survives_a_rejected_small_body(port):
 def test_slow_upload_is_408():
     with make_state(limits=Limits(timeout=0.3)) as state, running_server(state) as (_, port):
         start = time.monotonic()
-        reply = ask(port, head("/predict", 1000, "image/png"), b"only this")
+        reply = exchange(port, head("/predict", 1000, "image/png"), b"only this")
         assert time.monotonic() - start < 30  # the connection is closed
         assert reply.startswith(b"HTTP/1.1 408 ")
         assert b"did not arrive within 0.3 s" in reply
@@ -204,10 +204,10 @@ def test_slow_upload_is_408():
 def test_endless_head_closes_the_connection(port, monkeypatch):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
     start = time.monotonic()
-    assert ask(port) == b""  # nothing sent
-    assert ask(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n") == b""
+    assert exchange(port) == b""  # nothing sent
+    assert exchange(port, b"GET / HTTP/1.1\r\nhost: localhost\r\n") == b""
     assert time.monotonic() - start < 30
-    endless = ask(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
+    endless = exchange(port, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 9000 + b"\r\n"] * 20)
     assert endless.startswith(b"HTTP/1.1 431 ") or endless == b"RESET"
 
 
@@ -306,7 +306,7 @@ def test_disconnected_client_leaves_nothing_behind(sent):
 
 
 def test_invalid_http_is_400_as_json(port):
-    reply = ask(port, b"hello, is this a server?\r\n\r\n")
+    reply = exchange(port, b"hello, is this a server?\r\n\r\n")
     assert reply.startswith(b"HTTP/1.1 400 ")
     assert reply.endswith(b'{"error":"not a valid HTTP request"}')
 
@@ -314,19 +314,19 @@ def test_invalid_http_is_400_as_json(port):
 def test_trailers_are_not_headers():
     with make_state(token="secret") as state, running_server(state) as (_, port):
         trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
-        reply = ask(port, CHUNKED_PREDICT + trailers, replies=1)
+        reply = exchange(port, CHUNKED_PREDICT + trailers, replies=1)
         assert reply.startswith(b"HTTP/1.1 401 ")
         assert b"x-request-id: trailer" not in reply
 
 
 def test_trailers_are_dropped_and_the_connection_stays_usable(port):
-    reply = ask(port, CHUNKED_PREDICT + b"checksum: 7\r\n\r\n", get("/health"), replies=2)
+    reply = exchange(port, CHUNKED_PREDICT + b"checksum: 7\r\n\r\n", get("/health"), replies=2)
     assert reply.count(b"HTTP/1.1 200 ") == 2
 
 
 @pytest.mark.parametrize("trailer", [b"a: " + b"b" * 60_000, b"a: b\r\n" * 10_000])
 def test_trailers_are_limited_like_headers(state, port, trailer):
-    reply = ask(port, CHUNKED_PREDICT, *[trailer] * 400)
+    reply = exchange(port, CHUNKED_PREDICT, *[trailer] * 400)
     assert reply.startswith(b"HTTP/1.1 431 ") or reply == b"RESET"
     wait_for(lambda: is_idle(state))
 
@@ -334,24 +334,24 @@ def test_trailers_are_limited_like_headers(state, port, trailer):
 def test_large_body_does_not_count_as_the_next_head(port):
     large = raw("/predict", encoded_image(size=(300, 300)), "image/png")
     assert len(large) > protocol.MAX_HEAD
-    assert ask(port, large + get("/health"), replies=2).count(b"HTTP/1.1 200 ") == 2
+    assert exchange(port, large + get("/health"), replies=2).count(b"HTTP/1.1 200 ") == 2
 
 
 def test_pipelined_requests_are_limited():
     """The first of thousands are answered in order, then the connection is closed."""
     most = protocol.MAX_PIPELINED
     with make_state(token="secret") as state, running_server(state) as (server, port):
-        reply = ask(port, get("/models") * 14_000)
+        reply = exchange(port, get("/models") * 14_000)
         assert most <= reply.count(b"HTTP/1.1 401 ") <= 2 * most
         assert reply.count(b"connection: close") == 1
         assert server.server_state.total_requests <= 2 * most
-        few = ask(port, get("/health") * most, replies=most)
+        few = exchange(port, get("/health") * most, replies=most)
         assert few.count(b"HTTP/1.1 200 ") == most
 
 
 def test_invalid_pipelined_request_does_not_get_the_pending_response(state, port):
     with blocked_batcher(state):
-        assert b"HTTP" not in ask(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
+        assert b"HTTP" not in exchange(port, PREDICT + b"\x01 no request\r\n\r\n", wait=2)
 
 
 def test_connections_are_limited(port, monkeypatch):
@@ -359,8 +359,8 @@ def test_connections_are_limited(port, monkeypatch):
 
     async def scenario():
         links = [await connect(port) for _ in range(3)]
-        rejected = await asyncio.to_thread(ask, port)
-        return rejected, [(await link.ask(get("/health"))).status for link in links]
+        rejected = await asyncio.to_thread(exchange, port)
+        return rejected, [(await link.send(get("/health"))).status for link in links]
 
     rejected, answered = run(scenario())
     assert rejected.startswith(b"HTTP/1.1 503 ")
@@ -377,10 +377,10 @@ def test_shutdown_finishes_admitted_requests_and_rejects_new_ones():
 
         async def scenario():
             link, other = await connect(port), await connect(port)
-            waiting = asyncio.create_task(link.ask(PREDICT))
+            waiting = asyncio.create_task(link.send(PREDICT))
             await asyncio.to_thread(gate.started.acquire, timeout=60)
             state.draining = True
-            rejected = await other.ask(PREDICT)
+            rejected = await other.send(PREDICT)
             gate.open.set()
             return rejected, await waiting
 
@@ -391,15 +391,15 @@ def test_shutdown_finishes_admitted_requests_and_rejects_new_ones():
 
 def test_request_during_shutdown_is_503_not_a_reset(monkeypatch):
     """A kept-alive connection gets a response first."""
-    monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)  # for a busy client to ask in
+    monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)  # for a busy client to send in
     with make_state() as state, running_server(state) as (server, port):
 
         async def scenario():
             kept = await connect(port)
-            first = await kept.ask(get("/health"))
+            first = await kept.send(get("/health"))
             server.handle_exit(signal.SIGTERM, None)
             await asyncio.sleep(0.2)  # uvicorn looks ten times a second whether it is to stop
-            return first.status, (await kept.ask(PREDICT)).status
+            return first.status, (await kept.send(PREDICT)).status
 
         assert run(scenario()) == (200, 503)
         wait_for(lambda: not server.server_state.connections)

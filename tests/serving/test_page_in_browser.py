@@ -296,14 +296,14 @@ def test_errors_are_shown_as_sentences(page, stub, status, text, sentence):
 def test_overloaded_server_is_retried(page, stub):
     stub.errors["/predict"] = [(503, "too many wait")] * 3
     page.evaluate(
-        "new MutationObserver(() => (window.heard = (window.heard ?? '') +"
+        "new MutationObserver(() => (window.sentences = (window.sentences ?? '') +"
         "document.getElementById('sentence').textContent)).observe("
         "document.getElementById('sentence'), { childList: true })"
     )
     give(page)
     assert result(page)[0] == "sun"
     assert len(stub.requests("/predict")) == 4
-    assert "The server is busy; retrying in 1 s." in page.evaluate("window.heard")
+    assert "The server is busy; retrying in 1 s." in page.evaluate("window.sentences")
     stub.errors["/predict"] = [(503, "too many wait")] * 5
     give(page)
     until_text(page, "headline", "failed")

@@ -46,15 +46,15 @@ def test_sigterm_under_load_loses_no_admitted_request(bundle):
         assert counts.keys() == {200, 503}  # no reset
         assert counts[200] > 30
         assert counts[503] <= 12
-        lines = [json.loads(x) for x in server.said.read_text().splitlines() if x[0] == "{"]
+        lines = [json.loads(x) for x in server.output.read_text().splitlines() if x[0] == "{"]
         answered = [line for line in lines if (line["route"], line["status"]) == ("/predict", 200)]
         assert len(answered) == counts[200]
-        assert "Traceback" not in server.said.read_text()
+        assert "Traceback" not in server.output.read_text()
 
 
 def test_idle_server_stops_at_once_and_public_server_warns(bundle):
     with serving(str(bundle), "--host", "0.0.0.0", "--log", "off") as server:
-        assert "anybody who can reach this machine" in server.said.read_text()
-        assert "accepted Host headers: IP addresses, " in server.said.read_text()
+        assert "anybody who can reach this machine" in server.output.read_text()
+        assert "accepted Host headers: IP addresses, " in server.output.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=60) == 0

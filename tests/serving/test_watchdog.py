@@ -72,7 +72,7 @@ def in_background(port, requests):
     statuses = []
 
     async def send():
-        replies = [(await connect(port)).ask(request) for request in requests]
+        replies = [(await connect(port)).send(request) for request in requests]
         statuses.extend(reply.status for reply in await asyncio.gather(*replies))
 
     thread = threading.Thread(target=lambda: run(send()))
@@ -270,11 +270,11 @@ def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, r
 
         async def scenario():
             link = await connect(port)
-            requests = [(await connect(port)).ask(raw("/predict", STUCK)) for _ in range(3)]
+            requests = [(await connect(port)).send(raw("/predict", STUCK)) for _ in range(3)]
             await asyncio.gather(*requests)
             while not state.unrecoverable:
                 await asyncio.sleep(0.01)
-            return await link.ask(get("/health"))
+            return await link.send(get("/health"))
 
         health = run(scenario())
         assert health.status == 503

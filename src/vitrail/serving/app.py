@@ -29,6 +29,7 @@ from vitrail.probing.teach import ProbeMemory
 from vitrail.reports.html import csp_hash
 from vitrail.serving import registry, schemas
 from vitrail.serving.batching import (
+    MAX_SPARES,
     Batcher,
     DecodePool,
     FeatureVector,
@@ -127,7 +128,9 @@ class AppState:
     def is_stalled(self) -> bool:
         """Whether stuck threads keep every request from being answered in time."""
         seconds = self.limits.timeout
-        return self.batcher.batch_seconds > seconds or self.pool.is_stalled(seconds)
+        slow_decoders = sum(age > seconds for age in self.pool.busy_seconds())
+        all_decoders = self.pool.size + MAX_SPARES
+        return self.batcher.batch_seconds > seconds or slow_decoders >= all_decoders
 
     @property
     def stuck_seconds(self) -> list[float]:

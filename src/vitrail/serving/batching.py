@@ -157,7 +157,19 @@ class Batcher:
                 if self.thread is not current_thread():
                     return  # abandoned meanwhile: the results are dropped
                 self.batch = []
-            finished, count = self.store(batch, results)
+            finished: dict[Job, BaseException | None] = {}  # complete and failed jobs
+            count = sum(not isinstance(result, Future) for result in results)
+            for (job, index), result in zip(batch, results, strict=True):
+                if isinstance(result, Future):
+                    result.add_done_callback(partial(self.requeue, job, index))
+                    continue
+                job.batch = max(job.batch, count)
+                job.results[index] = result
+                job.remaining -= 1
+                if isinstance(result, Exception):
+                    finished[job] = result
+                elif not job.remaining:
+                    finished.setdefault(job, None)
             if work.batch_size > 1 and count:
                 rate = count / max(time.perf_counter() - start, 1e-6)
                 previous = self.throughput or rate
@@ -181,25 +193,6 @@ class Batcher:
             self.waiting.extendleft(reversed(others))
             self.batch, self.batch_start = batch, time.monotonic()
             return batch
-
-    def store(
-        self, batch: Sequence[tuple[Job, int]], results: Sequence[Any]
-    ) -> tuple[dict[Job, BaseException | None], int]:
-        """Store results; return the complete and failed jobs, and how many items were run."""
-        finished: dict[Job, BaseException | None] = {}
-        count = sum(not isinstance(result, Future) for result in results)
-        for (job, index), result in zip(batch, results, strict=True):
-            if isinstance(result, Future):
-                result.add_done_callback(partial(self.requeue, job, index))
-                continue
-            job.batch = max(job.batch, count)
-            job.results[index] = result
-            job.remaining -= 1
-            if isinstance(result, Exception):
-                finished[job] = result
-            elif not job.remaining:
-                finished.setdefault(job, None)
-        return finished, count
 
     def requeue(self, job: Job, index: int, _: "Future[Any]") -> None:
         """Put a deferred item first in the queue, unless its job was canceled."""
@@ -286,10 +279,6 @@ class DecodePool:
         now = time.monotonic()
         with self.lock:
             return [now - start for start in self.busy.values()]
-
-    def is_stalled(self, seconds: float) -> bool:
-        """Whether all threads, spares included, have been busy for that long."""
-        return sum(age > seconds for age in self.busy_seconds()) >= self.size + MAX_SPARES
 
     def target_size(self) -> int:
         """Threads needed: one per core besides the slow ones, up to the spares."""

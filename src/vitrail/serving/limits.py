@@ -1,7 +1,7 @@
 """What a request may do and bring: access checks, admission, and bodies within limits.
 
 Admission reserves queue slots and bytes before a body is read, so the memory held by requests is
-bounded however many arrive; rejected clients are told at once when to retry. All of it runs on the
+bounded however many arrive; rejected clients learn at once when to retry. All of it runs on the
 event loop.
 
 A body is one encoded image, or a form (multipart/form-data, RFC 7578) whose `pictures` fields are
@@ -168,7 +168,7 @@ def check_request(
             raise ApiError(401, text, reason="token", headers={"WWW-Authenticate": "Bearer"})
     if scope["method"] == "POST":
         origin = headers.get(b"origin")
-        if origin is None:  # a browser may leave it out, but says whether the site is another
+        if origin is None:  # browsers may omit it but send this instead
             cross_origin = headers.get(b"sec-fetch-site") == b"cross-site"
         else:
             same_host = origin.rpartition(b"/")[2] == headers.get(b"host")

@@ -21,7 +21,7 @@ MAX_PIPELINED = 16  # requests that wait for earlier ones on the same connection
 CHUNK = 16 * 2**10  # bytes parsed at once; the parser cannot be interrupted
 HEAD_SECONDS = 10.0  # for the head to arrive
 SEND_SECONDS = 30.0  # for a client to read a response that exceeds the socket buffer
-LAME_DUCK_SECONDS = 0.3  # in which new requests are told that the server is shutting down
+LAME_DUCK_SECONDS = 0.3  # in which new requests get 503 before the socket closes
 
 
 class LimitedProtocol(HttpToolsProtocol):

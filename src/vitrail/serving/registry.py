@@ -376,7 +376,7 @@ def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".lesson-") as scratch:
+        with TemporaryDirectory(dir=folder, prefix=".teach-") as scratch:
             new, backup = Path(scratch) / folder.resolve().name, Path(scratch) / "old"
             backup.mkdir()
             save_memory(memory, new)

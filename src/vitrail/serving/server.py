@@ -107,7 +107,7 @@ def load_model(
     *,
     several: bool,
 ) -> None:
-    """Load a model and register it; `several` says that it is not the only one."""
+    """Load a model and register it; `several` if it is not the only one."""
     from vitrail.serving.registry import examples_from, find_examples, folder_for, load_memory
 
     config = state.config
