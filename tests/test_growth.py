@@ -41,7 +41,7 @@ def panels() -> dict[str, tuple[Curve, ...]]:
 
 def data() -> tuple[Curve, ...]:
     names = ("opening", "memory", "first batch")
-    return tuple(made_up(name, growth_data.PICTURES, n / 4) for n, name in enumerate(names))
+    return tuple(made_up(name, growth_data.IMAGE_COUNTS, n / 4) for n, name in enumerate(names))
 
 
 def test_a_curve_is_the_median_over_rounds():

@@ -22,7 +22,7 @@ SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = SETUP["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OWN = {"", "reproduction"}  # the latter exists in a checkout only
-CALLED = {"PIL": "pillow", "sklearn": "scikit-learn"}
+CALLED = {"PIL": "pillow", "sklearn": "scikit-learn", "sympy": "torch"}  # torch requires sympy
 
 
 def names(requirements) -> set[str]:
