@@ -144,3 +144,26 @@ def test_every_file_is_named_in_the_words_of_its_package():
         named = re.findall(r"[\w*]+\.py", words or "")
         for path in package.glob("[!_]*.py"):
             assert any(path.match(name) for name in named), path
+
+
+PRIVATE_WORDS = re.compile(
+    r"named rightly|times of 20|kept apart|first weights|made small|surest|look_at_all|looked_at"
+    r"|standing_still|in_the_open|EachCoreAPart|\bjudged by\b|\bgoes? on with\b"
+    r"|\bclass (House|Room|Place|Shelf|Refusal|Order|Material|Judge|Feed|Facts|Answer|Guard"
+    r"|Rung|Ground|Summit|Ladder|Wish|Outlook|Workshop|Cell)\b"
+)
+
+
+def test_code_and_docs_use_the_terms_of_the_field():
+    """Words of 0.1 that had standard names; CHANGELOG.md lists the renamed public ones."""
+    root = PACKAGE.parents[1]
+    pages = [root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md")]
+    sources = [
+        path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".html", ".js", ".toml")
+    ]
+    wrong = [
+        f"{path.relative_to(root)}: {match.group(0)}"
+        for path in [*pages, *sources]
+        for match in PRIVATE_WORDS.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
