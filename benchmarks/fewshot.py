@@ -38,8 +38,8 @@ def report() -> str:
             "## The few-shot probe",
             "",
             f"The closed-form probe of {len(features):,} x {WIDTH} float32 features and {CLASSES}",
-            f"classes for {len(L2_GRID)} values of l2, with the accuracy of each on rows it",
-            "has not seen: one process, one thread. vitrail and RidgeClassifierCV whiten them and",
+            f"classes for {len(L2_GRID)} values of l2, with the accuracy of each on",
+            "held-out rows: one process, one thread. vitrail and RidgeClassifierCV whiten them and",
             f"leave out every row in closed form; the loop fits each l2 to each of {FOLDS} folds,",
             "whitened beforehand, and scores the rest: one such fit was timed, and multiplied by",
             f"{len(L2_GRID) * FOLDS}. Interleaved, {ROUNDS} rounds. *Ratio* is the median over",
@@ -126,7 +126,7 @@ def memory(features: np.ndarray, labels: np.ndarray) -> list[str]:
             for name in FITS
         }
     return [
-        "Most memory held during the fit beyond what was held before: "
+        "Peak memory of the fit above that before it: "
         + ", ".join(f"{name} {mebibytes} MiB" for name, mebibytes in grown.items())
         + f"; the features are {features.nbytes / 2**20:.0f} MiB.",
     ]

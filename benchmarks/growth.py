@@ -100,7 +100,7 @@ SWEEPS = (
 def report() -> str:
     """The section of benchmarks/README.md, measured now."""
     if not PEAK.exists():
-        return "## How cost grows\n\nNot measured: this system does not report peak memory.\n"
+        return "## Scaling\n\nNot measured: this system does not report peak memory.\n"
     peaks = memory()
     panels = {}
     for sweep, mebibytes in zip(SWEEPS, peaks, strict=True):
@@ -110,7 +110,7 @@ def report() -> str:
     data = data_curves()
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     FIGURE.write_text(drawing(panels | {"images of a dataset": data}), encoding="utf-8")
-    return "\n".join(["## How cost grows", "", *claims(panels, data), "", *page(panels, data)])
+    return "\n".join(["## Scaling", "", *claims(panels, data), "", *page(panels, data)])
 
 
 def claims(panels: dict[str, tuple[Curve, ...]], data: Sequence[Curve]) -> list[str]:
@@ -149,9 +149,9 @@ def page(panels: dict[str, tuple[Curve, ...]], data: Sequence[Curve]) -> list[st
         *rows,
         *starmap(row, zip(["images of a dataset"] * 3, data, *DATA_WORDS, strict=True)),
         "",
-        "Datasets are .tar files of tiny PNGs, each opened in processes of their own, interleaved:",
-        "headers are read once and kept beside the file; this is the first time. The first batch",
-        "of 8 images is that of a new epoch.",
+        "Datasets are .tar files of tiny PNGs, each opened in a separate process, interleaved:",
+        "headers are read when a file is first opened, as here, and then cached. The first batch",
+        "of 8 images is the first of a new epoch.",
         "",
         "![Growth of cost with each size](figures/growth.svg)",
         "",

@@ -43,9 +43,9 @@ def cost() -> list[str]:
         claim("A study of attention over many images", f"{ratio:.2f} times their forward pass"),
         "",
         f"ViT-S/16 at 224 pixels, {IMAGES} images in batches of {BATCH}: mean attention distance",
-        "(all variants), entropy, redundancy of heads and norms of tokens, all layers and heads,",
-        f"beside the plain forward pass. Interleaved, {ROUNDS} rounds; *ratio* is the median over",
-        "rounds. The target is at most 1.6.",
+        "(all variants), entropy, similarity of heads and token norms, all layers and heads,",
+        f"compared with the plain forward pass. Interleaved, {ROUNDS} rounds; *ratio* is the",
+        "median over rounds. The target is at most 1.6.",
         "",
         "| pass | best, ms | median, ms | ratio |",
         "|---|---|---|---|",
@@ -74,7 +74,7 @@ def memory() -> list[str]:
     config = create_large("meta").config
     stored = config.depth * config.heads * config.num_tokens**2 * 4 / 2**20
     return [
-        f"{LARGE} at {SIZE} x {SIZE} pixels, one image: most memory held beyond the model, each",
+        f"{LARGE} at {SIZE} x {SIZE} pixels, one image: peak memory above that of the model, each",
         f"in a fresh process. All maps at once would be {stored:,.0f} MiB; the target is",
         "at most 300 MB.",
         "",

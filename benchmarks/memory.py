@@ -87,8 +87,8 @@ GROUPS = (
         ("632 million weights", "s"),
         claims="Loading and probing ViT-H/14 in 4 GiB",
         note=(
-            f"The probes learn from {CLASSES} classes of 3 images. *At once* is the largest batch"
-            f" that they take, through {BLOCKS} of 32 blocks: each needs the same memory again."
+            f"The probes are fitted to 3 images of {CLASSES} classes. *At once*: the largest batch"
+            f" of the probes, through {BLOCKS} of 32 blocks, each of which needs the same memory."
         ),
     ),
     Group(
@@ -97,10 +97,10 @@ GROUPS = (
         (
             Case("whole batches", WHOLE),
             Case("checkpointing", CHECKED),
-            Case("checkpointing, every tensor mapped by itself", CHECKED, mapped=True),
+            Case("checkpointing, one memory mapping per tensor", CHECKED, mapped=True),
         ),
         ("fine-tuned in batches of 16", "s per image"),
-        note="Mapping (`MALLOC_MMAP_THRESHOLD_=65536`) leaves no holes between tensors.",
+        note="Mapping (`MALLOC_MMAP_THRESHOLD_=65536`) avoids fragmentation.",
     ),
 )
 
@@ -118,10 +118,9 @@ def report() -> str:
         [
             "## Memory",
             "",
-            "Each case is one command in a fresh process to which the system gives no more than",
-            "the limit; *peak* is the most that it held from start to end. Times of a training are",
-            "the median over its steps, without the first. [memory.md](../docs/memory.md) says",
-            "what helps when memory is short.",
+            "Each case is one command in a fresh process with an enforced memory limit; *peak* is",
+            "its peak memory. Training times are the median over steps, without the first.",
+            "[memory.md](../docs/memory.md) lists ways to reduce memory.",
             "",
             *parts,
         ]

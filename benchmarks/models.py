@@ -11,8 +11,8 @@ from peers import LIBRARIES, Shape, make_torchvision_importable
 from timing import claim, interleave, matrix_call, matrix_rate, spread
 
 ROUNDS = 15
-ALONE, PARTS = "products alone", "vitrail, in parts"
-ALONE_PARTS = "products alone, in parts"
+ALONE, PARTS = "products alone", "vitrail, data parallel"
+ALONE_PARTS = "products alone, data parallel"
 CASES = {
     "ViT-S/16 at 224, batch 8": (Shape(224, 16, 384, 12, 6, 1536, 1000), 8),
     "32 pixels, patch 4, width 128, depth 6, batch 128": (Shape(32, 4, 128, 6, 4, 512, 10), 128),
@@ -30,10 +30,10 @@ def report() -> str:
         f"backward and fused AdamW. Interleaved, {ROUNDS} rounds. *Ratio* is the median over",
         "rounds of the library's time divided by vitrail's: above 1, vitrail is faster. *Share* is",
         "how much of the machine's best float32 matrix-product rate the plain network's products",
-        "make up; vitrail leaves out those of the last block that nobody reads. *Products alone*",
-        "are the network's matrix products and nothing else, one after the other by torch, in",
-        "preallocated memory: the bound of a step that does nothing else. *In parts*",
-        "is the step as `vitrail train` takes it here, each core with a part of the batch",
+        "make up; vitrail skips those of the last block whose output is unused. *Products alone*",
+        "are the network's matrix products and nothing else, computed in sequence by torch in",
+        "preallocated memory: a lower bound on the time of a step. *Data parallel* is the step of",
+        "`vitrail train` on a CPU, where each core computes a shard of the batch",
         "(`training/cpu_parallel.py`).",
         "",
     ]
@@ -68,8 +68,9 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
     share = f"{shares['vitrail']:.0%} of the matrix-product limit"
     if PARTS in shares:
         pairs = zip(seconds[peer], seconds[PARTS], strict=True)
-        found += f", {statistics.median(t / own for t, own in pairs):.2f} times that in parts"
-        share += f", {shares[PARTS]:.0%} in parts"
+        ratio = statistics.median(t / own for t, own in pairs)
+        found += f", {ratio:.2f} times the data-parallel one"
+        share += f", {shares[PARTS]:.0%} data parallel"
     return [
         claim(f"{what}, the fastest peer", f"{found}; {share}"),
         "",

@@ -48,7 +48,7 @@ SECTIONS = {
     "fidelity": Section(("## Fidelity",), 0.2),
     "models": Section(("## Models",), 4),
     "training": Section(("## The training loop",), 2),
-    "growth": Section(("## How cost grows",), 4),
+    "growth": Section(("## Scaling",), 4),
     "memory": Section(("## Memory",), 6),
     "fewshot": Section(("## The few-shot probe",), 4),
     "inspection": Section(("## Inspection",), 3),

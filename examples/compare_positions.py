@@ -1,4 +1,4 @@
-"""Train the same small ViT with each kind of position embedding: table 8 of the paper, in small.
+"""Train a small ViT with each kind of position embedding: a small version of the paper's table 8.
 
     python examples/compare_positions.py                 the built-in photos of hands
     python examples/compare_positions.py pictures/       your own: one subfolder per class
@@ -32,10 +32,10 @@ def main(data="builtin:sign-digits", out=None, minutes=0.4, kinds=KINDS):
         print(f"  {kind:10} {accuracy.value:6.1%}  ({interval})  {bar}")
         estimates[kind] = accuracy
     best = max(estimates, key=lambda kind: estimates[kind].value)
-    alike = [
+    similar = [
         kind for kind in estimates if kind != best and estimates[kind].high >= estimates[best].low
     ]
-    print(f"best: {best!r}; not clearly worse: {', '.join(alike) or 'none of the others'}")
+    print(f"best: {best!r}; not clearly worse: {', '.join(similar) or 'none'}")
     print(f"the models and their reports: {out}")
     return estimates
 

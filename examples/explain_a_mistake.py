@@ -30,7 +30,7 @@ def main(data="builtin:sign-digits", out=None, minutes=0.5):
 
     worst = mistakes[0]
     predicted, label = dataset.classes[worst.predicted], dataset.classes[worst.label]
-    print(f"{worst.name} shows {label!r} and is predicted as {predicted!r}: ", end="")
+    print(f"{worst.name}: label {label!r}, predicted {predicted!r}: ", end="")
     print(f"confidence {worst.confidence:.1%}, label probability {worst.label_probability:.1%}")
 
     image = out / f"mistake{Path(worst.name).suffix or '.png'}"

@@ -49,7 +49,7 @@ def main(model="", images=(), out=None, minutes=0.5):
             print(f"{url} serves {json.loads(call(f'{url}/model'))['architecture']}")
             for number, (name, image) in enumerate(images.items()):
                 best = json.loads(call(f"{url}/predict", image))["answers"][0]["guesses"][0]
-                print(f"  {name}: {best['label']!r}, {best['probability']:.1%} sure")
+                print(f"  {name}: {best['label']!r}, confidence {best['probability']:.1%}")
                 (out / f"{number}.png").write_bytes(call(f"{url}/explain", image))
         finally:
             server.terminate()  # it finishes accepted requests, then exits

@@ -40,7 +40,7 @@ def main(data="builtin:sign-digits", out=None, minutes=1.0):
     for index in range(0, len(dataset), len(dataset) // 3 + 1):
         sample = dataset[index]
         prediction = predictor(sample.data)  # a path, bytes, a Pillow image or an array
-        print(f"  {sample.name}: {prediction.label!r}, {prediction.probability:.1%} sure")
+        print(f"  {sample.name}: {prediction.label!r}, confidence {prediction.probability:.1%}")
 
     print(f"curves and the worst mistakes: {result.folder / 'report.html'}")
     print(f"the model: vitrail.load('{result.folder}')")

@@ -3,8 +3,8 @@
     python examples/transfer_at_higher_resolution.py              the built-in photos
     python examples/transfer_at_higher_resolution.py pictures/    your own: one subfolder per class
 
-Twice as many pixels along each side are four times as many patches of the same size. The weights
-fit as they are, except for the position embeddings, which are interpolated.
+Doubling the resolution gives four times as many patches of the same size. All weights are reused
+unchanged, except for the position embeddings, which are interpolated.
 """
 
 import sys
@@ -19,13 +19,13 @@ SMALL, LARGE = 32, 64  # pixels along each side
 
 def main(data="builtin:sign-digits", out=None, minutes=0.6):
     out = Path(out or tempfile.mkdtemp(prefix="vitrail-"))
-    print(f"pre-training with {SMALL} pixels, {60 * minutes:.0f} seconds")
+    print(f"pre-training at {SMALL} pixels, {60 * minutes:.0f} seconds")
     first = vitrail.train(
         data, out / "small", minutes=minutes, model={**MODEL, "image_size": SMALL}
     )
     interpolated = vitrail.load(first.folder, image_size=LARGE, log=print)
 
-    print(f"fine-tuning with {LARGE} pixels, {60 * minutes:.0f} seconds")
+    print(f"fine-tuning at {LARGE} pixels, {60 * minutes:.0f} seconds")
     second = vitrail.train(
         data,
         out / "large",

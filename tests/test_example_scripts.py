@@ -42,7 +42,7 @@ def test_a_folder_is_trained_on_measured_and_asked_about(pictures, tmp_path, cap
     said = capsys.readouterr().out
     assert findings.samples == 12
     assert f"test accuracy {findings.accuracy:.1%} (95 % CI " in said
-    assert said.count(" sure\n") == 3
+    assert said.count(", confidence ") == 3
     assert (tmp_path / "out" / "model" / "report.html").exists()
 
 
@@ -83,7 +83,7 @@ def test_arrays_have_mistakes_too(tmp_path):
 def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
     script("serve_and_call")["main"](out=tmp_path / "out", minutes=MOMENT)
     said = capfd.readouterr().out
-    assert said.count(" sure\n") == 5
+    assert said.count(", confidence ") == 5
     assert "the server exited with status 0" in said
     assert (tmp_path / "out" / "4.png").read_bytes().startswith(b"\x89PNG")
 

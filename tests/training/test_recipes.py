@@ -160,12 +160,12 @@ def test_every_recipe_has_a_header(name):
     assert all(line.startswith("#") for line in head.splitlines())
     assert "#     vitrail " in head
     assert f"--recipe {name}" in head
-    assert "\n# Takes     " in head
-    assert "\n# Reaches   " in head
+    assert "\n# Cost      " in head
+    assert "\n# Result    " in head
     assert summary(name) == head.splitlines()[0][2:]
     assert summary(name).endswith(".")
     assert max(map(len, text.splitlines())) <= 105
-    if "%" in head.partition("Reaches")[2].partition("Grid")[0] and name != "demo":  # ours
+    if "%" in head.partition("# Result ")[2].partition("Grid")[0] and name != "demo":  # ours
         assert "published" in head
 
 

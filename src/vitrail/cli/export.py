@@ -25,9 +25,9 @@ class Export(DataOptions):
     to: Target = "onnx"
     """ONNX, a torch.export program, or that program compiled with AOTInductor."""
     int8: bool = False
-    """Quantize weights to 8 bits: a quarter of the size, faster; the accuracy is measured."""
+    """Quantize weights to 8 bits: smaller and faster; the accuracy is measured."""
     data: str | None = None
-    """int8: labeled dataset to measure the accuracy on (default: that of the training)."""
+    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
     max_drop: float = MAX_DROP
     """int8: fail if the accuracy drops by more than this fraction."""
     preprocessing: Preset = None

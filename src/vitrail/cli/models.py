@@ -17,7 +17,7 @@ class Models:
     """List the named architectures."""
 
     like: str = ""
-    """Only names that contain this text, in upper or lower case."""
+    """Only names that contain this text, ignoring case."""
     json: bool = False
     """Print one JSON list instead of a table."""
 

@@ -58,7 +58,7 @@ class DataOptions:
     """Options of commands that read datasets."""
 
     allow_outside: bool = False
-    """Read files that a list names outside its own folder; only for lists you trust."""
+    """Read listed files outside the list's own folder; only for lists you trust."""
 
 
 def parse_options(command: type, argv: list[str], *, prog: str, default: Any) -> Any:

@@ -15,7 +15,7 @@ MAX_NAMES = 20  # of skipped files; the others are counted
 class Pack(DataOptions):
     """Write a dataset as .tar shards (WebDataset layout); image files are unchanged.
 
-    Files that are not images are skipped and named."""
+    Files that are not images are skipped and listed."""
 
     source: DataReference
     destination: FolderToWrite

@@ -14,7 +14,7 @@ class Recipes:
     """List the recipes for `vitrail train` and `vitrail finetune`."""
 
     like: str = ""
-    """Only names that contain this text, in upper or lower case."""
+    """Only names that contain this text, ignoring case."""
     json: Json = False
 
     def run(self) -> int:

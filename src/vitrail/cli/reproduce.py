@@ -38,7 +38,7 @@ CHECKOUT = Path(vitrail.__file__).parents[2]
 class Reproduce(DataOptions):
     """Reproduce an experiment of the paper at laptop scale, or check it at the paper's scale.
 
-    table1, table2, table5, table6: published numbers, and what can be computed of them. figure3,
+    table1, table2, table5, table6: published numbers, compared with computed ones. figure3,
     figure4, figure5, figure8, heads, table8, transfer, selfsupervised: many small training runs, at
     most 15 minutes each. figure6, figure7, figure10, figure11: inspection of such models. all:
     everything in turn. Interrupted experiments resume. Needs a checkout of the repository.
@@ -47,7 +47,7 @@ class Reproduce(DataOptions):
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """table1, figure3, heads, ... or all."""
     scale: Literal["laptop", "full"] = "laptop"
-    """full: the paper's own runs, built without memory, with their cost and their commands."""
+    """full: build the paper's own models on the meta device; print their cost and commands."""
     data: tuple[str, ...] = (BUILTIN,)
     """Pre-training dataset, such as a .npz of Fashion-MNIST. With --weights: NAME=DATA, such as
     CIFAR-10=cifar/."""

@@ -28,7 +28,7 @@ class Serve(DataOptions):
     host: str = "127.0.0.1"
     """Address to bind; 0.0.0.0 admits other machines: pass a --token then."""
     port: int = 8000
-    """Port; 0 takes any free one."""
+    """Port; 0 selects a free one."""
     preprocessing: Preset = None
     engine: EngineKind | None = None
     """Inference engine (default: torch); auto benchmarks and takes the fastest."""
@@ -40,7 +40,7 @@ class Serve(DataOptions):
     """int8: largest accepted drop in accuracy, as a fraction."""
     device: Device = ""
     batch: int = 0
-    """Maximum batch size; 0 measures the best."""
+    """Maximum batch size; 0 tunes it at startup."""
     queue: int = 256
     """Maximum number of queued images; requests beyond it get status 503."""
     timeout: float = 30.0

@@ -139,13 +139,13 @@ class Train(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(TrainingOptions):
-    """Fine-tune a pretrained model: a bundle, a weights file, or a model of the hub."""
+    """Fine-tune a pretrained model: a bundle, a weights file, or a model from the hub."""
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
     """The pretrained model: a bundle, a weights file, or hf:owner/name."""
     search: bool = False
     """Compare a linear probe, head-only, attention-only and full fine-tuning with several learning
-    rates on held-out images, and keep the best. Resumable in its last run."""
+    rates on held-out images, and keep the best. --resume applies to its final run."""
 
     @classmethod
     def start_options(cls, start: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def preset(name: str, size: tuple[int, int], channels: int = 3) -> Preprocessing
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Augmentation of training images; what is not given depends on the size of the dataset."""
+    """Augmentation of training images; some defaults depend on the size of the dataset."""
 
     crop: Crop | None = None
     """Random resized crop (inception), padded random crop, or the whole image."""

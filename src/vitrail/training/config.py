@@ -123,7 +123,7 @@ class OptimSettings:
     clip_norm: float | None = None
     """Clip the global gradient norm to this value."""
     layer_decay: float | None = None
-    """Learning rate factor per block of distance from the head; 1 for none."""
+    """Layer-wise learning rate decay: factor per block, from the head down; 1 for none."""
     freeze: tuple[str, ...] = ()
     """Patterns of weights to freeze, such as stem.* or *.mlp.*"""
 
@@ -231,7 +231,7 @@ class Settings:
     average: float = 0.0
     """Decay of an exponential moving average of the weights, which is the result; 0 for none."""
     repeats: int = 1
-    """Repeated augmentation: times an image is repeated in a row."""
+    """Repeated augmentation: number of consecutive augmented copies of each image."""
     dev: float | None = None
     """Fraction of the training images to hold out for evaluation, if there is no val split."""
     strict: bool = False
@@ -247,7 +247,7 @@ class Settings:
     head_init: HeadInit | None = None
     """Fine-tuning: initialize a new head with a closed-form linear probe, or with zeros."""
     preprocessing: str | None = None
-    """Preprocessing of google, big_vision, timm, torchvision or transformers."""
+    """Preprocessing preset: google, big_vision, timm, torchvision or transformers."""
     model: ModelSettings = field(default_factory=ModelSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     loss: LossSettings = field(default_factory=LossSettings)
