@@ -135,7 +135,7 @@ def test_imports_are_declared_dependencies():
 def test_commands_and_public_names_load_without_extras():
     """Follow imports at module level; for commands and datasets.py, also inside functions."""
     base = names(PROJECT["dependencies"])
-    left = [f"vitrail.{module}" for module in vitrail.WHERE.values()]
+    left = [f"vitrail.{module}" for module in vitrail.MODULE_OF.values()]
     left += [f"vitrail.cli.{path.stem}" for path in (PACKAGE / "cli").glob("[!_]*.py")]
     seen = set()
     while left:

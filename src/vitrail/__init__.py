@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-WHERE = {
+MODULE_OF = {
     "allow_outside": "data.storage",
     "create": "models.vit",
     "evaluate": "evaluation.evaluate",
@@ -80,7 +80,7 @@ RENAMED = {  # names of 0.1
     "Watch": ("Callback", "training.callbacks", "Watch"),
     "open_source": ("open_dataset", "data.datasets", "open_dataset"),
 }
-__all__ = [*WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -90,10 +90,10 @@ def __getattr__(name: str) -> Any:
         new, module, attribute = RENAMED[name]
         warn_renamed(f"vitrail.{name}", f"vitrail.{new}")
         return getattr(import_module(f"vitrail.{module}"), attribute)
-    if name not in WHERE:
+    if name not in MODULE_OF:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(import_module(f"vitrail.{WHERE[name]}"), name)
+    return getattr(import_module(f"vitrail.{MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *WHERE])
+    return sorted([*globals(), *MODULE_OF])

@@ -4,7 +4,7 @@
     ├── ConfigError       a setting is impossible, or does not exist
     ├── DataError         an image, label file or archive cannot be used
     ├── CheckpointError   weights do not fit the model they are loaded into
-    └── TrainingError     training broke off; what it had reached by then is kept
+    └── TrainingError     training diverged and cannot continue
 
 The command line prints these as one line; a bug in our own code keeps its traceback.
 A message says what was given, why it cannot work, and what would. Names of 0.1 work for one more
@@ -38,7 +38,7 @@ class CheckpointError(VitrailError):
 
 
 class TrainingError(VitrailError):
-    """Training diverged, or was ended from outside; what it had reached by then is kept."""
+    """Training diverged and cannot continue."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> ConfigError:
@@ -46,8 +46,8 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> C
     known = list(known)
     by_lower = {item.lower(): item for item in known}
     close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.7)
-    everything = where or f"known: {', '.join(known)}"
-    hint = f"did you mean {by_lower[close[0]]!r}?" if close else everything
+    alternatives = where or f"known: {', '.join(known)}"
+    hint = f"did you mean {by_lower[close[0]]!r}?" if close else alternatives
     return ConfigError(f"unknown {kind} {name!r}; {hint}")
 
 

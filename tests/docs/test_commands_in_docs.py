@@ -31,7 +31,7 @@ TRIED = [c for c in FOUND if c not in LEFT_OUT]
 @pytest.fixture
 def started(here, monkeypatch):
     """What commands find when they begin: the time, a list that comes in, a server that ends."""
-    monkeypatch.setattr("vitrail.cli.train.BEGUN", time.monotonic())
+    monkeypatch.setattr("vitrail.cli.train.START_TIME", time.monotonic())
     incoming = io.BufferedReader(io.BytesIO(b"photos/0.jpg\nphotos/1.jpg\n"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(incoming))
     monkeypatch.setattr(

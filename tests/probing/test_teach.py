@@ -114,7 +114,7 @@ def test_compressed_memory_gives_the_same_head():
     labels = np.array([0] * (2 * width) + [1] * width)
     memory = ProbeMemory.of(net, values, labels, ["a", "b"]).compressed()
     assert len(memory.rows) == 2 * width
-    assert not memory.whole
+    assert not memory.has_all_rows
     x = torch.from_numpy(values).double()
     sums = torch.stack([x[labels == c].sum(0) for c in (0, 1)])
     expected = fit_moments(torch.tensor([2 * width, width]), sums, x.mT @ x, memory.l2)
@@ -135,7 +135,7 @@ def test_compressed_memory_keeps_l2_and_temperature(model, home):
     save_memory(memory, home)
     loaded = load_memory(home, net)
     assert loaded is not None
-    assert not loaded.whole
+    assert not loaded.has_all_rows
     assert fit_head(net, loaded)[1].temperature == memory.temperature
 
 

@@ -282,13 +282,16 @@ def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str)
         metadata = FORMATS[format].read_metadata(checkpoint.settings, config)
         if metadata is None:
             provenance = {} if format in ONE_PREPROCESSING else ASSUMED
-            how = preset(FORMATS[format].preprocessing, size, channels)
-            metadata = Metadata(preprocessing=how, provenance=provenance)
+            preprocessing = preset(FORMATS[format].preprocessing, size, channels)
+            metadata = Metadata(preprocessing=preprocessing, provenance=provenance)
         if metadata.assumes_preprocessing:
             family = recognize_family(checkpoint, format, Path(name).name)
         if family is not None:
-            how, provenance = preset(family.preset, size, channels), metadata.stated_provenance()
-            metadata = replace(metadata, preprocessing=how, provenance=provenance)
+            preprocessing, provenance = (
+                preset(family.preset, size, channels),
+                metadata.stated_provenance(),
+            )
+            metadata = replace(metadata, preprocessing=preprocessing, provenance=provenance)
     names = metadata.class_names if len(metadata.class_names) == config.num_classes else ()
     provenance = dict(metadata.provenance) | {"source": name or source, "format": format}
     model.metadata = replace(metadata, class_names=names, provenance=provenance)
@@ -298,8 +301,8 @@ def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str)
 def preprocessing_notice(model: Model, family: Family | None, source: Reference) -> str:
     """Return a line about preprocessing that the checkpoint does not state, or nothing."""
     if family is not None:
-        how = describe_preprocessing(model)
-        return f"recognized {family.name} by {family.evidence}; preprocessing: {how}"
+        description = describe_preprocessing(model)
+        return f"recognized {family.name} by {family.evidence}; preprocessing: {description}"
     if not get_metadata(model).assumes_preprocessing:
         return ""
     return (
@@ -310,8 +313,9 @@ def preprocessing_notice(model: Model, family: Family | None, source: Reference)
 
 
 def describe_preprocessing(model: Model) -> str:
-    how = get_metadata(model).preprocessing
-    return f"{bundle.describe_normalization(how)}, resize {bundle.describe_resize(how)}"
+    preprocessing = get_metadata(model).preprocessing
+    normalization = bundle.describe_normalization(preprocessing)
+    return f"{normalization}, resize {bundle.describe_resize(preprocessing)}"
 
 
 def set_preprocessing(model: Model, preprocessing: str | Preprocessing) -> None:

@@ -133,7 +133,9 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         names = {name: name for name in names}  # stripping would merge two tensors
     tensors, skipped = {}, dict(checkpoint.skipped)
     for original, name in names.items():
-        skip = next(((pattern, why) for pattern, why in SKIPPED if re.match(pattern, name)), None)
+        skip = next(
+            ((pattern, reason) for pattern, reason in SKIPPED if re.match(pattern, name)), None
+        )
         if skip is not None:
             skipped[re.sub(rf"({skip[0]}).+", r"\1*", name)] = skip[1]  # one line per module
             continue

@@ -82,7 +82,7 @@ Get started
   vitrail train images/                  your own data: one subfolder per class
   vitrail predict runs/images cat.jpg    classify an image
 """
-MORE = """\
+EPILOG = """\
 vitrail COMMAND --help lists the options of a command. Every command has --quiet
 and --verbose; most have --json."""
 # Spellings of 0.1, which are not in the help.
@@ -100,7 +100,7 @@ SWITCHES = {  # of every command: how they are spelled, and their help
     "quiet": (QUIET, "Print only results and errors."),
     "verbose": (VERBOSE, "Print the parsed options, and errors with tracebacks."),
 }
-SECRET = "token"  # the option whose value is never printed
+SECRET_OPTION = "token"  # the option whose value is never printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,12 +128,12 @@ def welcome() -> str:
     for group, commands in GROUPS.items():
         for number, (name, (_, summary)) in enumerate(commands.items()):
             lines.append(f"{'' if number else group:12}{name:12}{summary}")
-    return "\n".join([*lines, "", MORE])
+    return "\n".join([*lines, "", EPILOG])
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse and run one command; return its exit status."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         command = parse(argv)
         if VERBOSITY.verbose:
@@ -154,7 +154,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if VERBOSITY.verbose:
-        print(f"vitrail: {time.monotonic() - begun:.1f} seconds", file=sys.stderr)
+        print(f"vitrail: {time.monotonic() - started:.1f} seconds", file=sys.stderr)
     return status or 0
 
 
@@ -194,4 +194,4 @@ def changed_options(options: Any, prefix: str = "") -> Iterator[str]:
         if is_dataclass(value):
             yield from changed_options(value, f"{name}.")
         elif value != default and field.name not in SWITCHES:
-            yield f"{name} = {'...' if field.name == SECRET else repr(value)}"
+            yield f"{name} = {'...' if field.name == SECRET_OPTION else repr(value)}"

@@ -11,7 +11,7 @@ from vitrail.formatting import duration
 
 DATA = "builtin:sign-digits"
 INSPECTED = 64  # images that attention statistics are averaged over
-BEGUN = time.monotonic()
+START_TIME = time.monotonic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Demo:
         configure_malloc()
         with Live() as live:
             config = RunConfig(data=DATA, out=self.out, settings=settings, overwrite=True)
-            result = run(config, live, started=BEGUN)
+            result = run(config, live, started=START_TIME)
         if not result.finished:
             print(f"stopped; resume with: vitrail train --resume --out {self.out}")
             return STOPPED

@@ -35,24 +35,24 @@ class Doctor:
     def run(self) -> int:
         machine = inspect_machine()
         speeds = measure_speeds() if self.measure and machine["whole"] else None
-        found = find_problems(machine)
+        problems = find_problems(machine)
         if self.json:
-            print(json.dumps(as_json(machine, speeds, found), indent=1))
+            print(json.dumps(as_json(machine, speeds, problems), indent=1))
         else:
-            print_lines(report(machine, speeds, found))
-        return UNMET if any(problem["fatal"] for problem in found) else 0
+            print_lines(report(machine, speeds, problems))
+        return UNMET if any(problem["fatal"] for problem in problems) else 0
 
 
-def as_json(machine: Machine, speeds: Speeds | None, found: Sequence[Problem]) -> dict[str, Any]:
+def as_json(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         **machine,
         "measured": speeds,
         "conclusions": [*draw_conclusions(machine, speeds)] if speeds else [],
-        "problems": [*found],
+        "problems": [*problems],
     }
 
 
-def report(machine: Machine, speeds: Speeds | None, found: Sequence[Problem]) -> Iterator[str]:
+def report(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem]) -> Iterator[str]:
     yield from paragraph(
         f"vitrail {machine['vitrail']}, Python {machine['python']}, {machine['system']}"
     )
@@ -67,8 +67,8 @@ def report(machine: Machine, speeds: Speeds | None, found: Sequence[Problem]) ->
     if speeds is not None:
         yield from speed_report(machine, speeds)
     yield ""
-    yield "Problems" if found else "No problems found"
-    for problem in found:
+    yield "Problems" if problems else "No problems found"
+    for problem in problems:
         yield from paragraph(f"- {problem['what']}; {problem['remedy']}")
 
 

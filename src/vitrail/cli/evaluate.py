@@ -99,10 +99,10 @@ class Evaluate(DataOptions):
                     f"--save-temperature needs a bundle, and {self.model} is an exported model; "
                     "pass the model it was exported from"
                 )
-            here = self.save_temperature == Path(self.model)
+            in_place = self.save_temperature == Path(self.model)
             check_overwrite(
                 self.save_temperature,
-                overwrite=here,
+                overwrite=in_place,
                 hint="use another --save-temperature",
             )
         distributed.init(self.device)
@@ -203,9 +203,9 @@ def report(result: "EvaluationResult", title: str) -> Iterator[str]:
     for note in result.notes:
         yield from paragraph(f"  note: {note}", 4)
     if result.skipped:
-        name, why = next(iter(result.skipped.items()))
+        name, reason = next(iter(result.skipped.items()))
         yield from paragraph(
-            f"  {len(result.skipped):,} unreadable images, such as {name}: {why}", 4
+            f"  {len(result.skipped):,} unreadable images, such as {name}: {reason}", 4
         )
     rows = []
     for key, label in METRICS.items():

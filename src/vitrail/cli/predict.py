@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
     from vitrail.prediction.results import Prediction
 
-FEW = 3  # images up to which each prediction is shown as bars
+MAX_BAR_IMAGES = 3  # images up to which each prediction is shown as bars
 BAR_WIDTH = 24
 NAME_WIDTH, LABEL_WIDTH = 30, 16
 MIN_PROBABILITY = 0.01  # of other classes in the table
@@ -104,7 +104,7 @@ class Predict(DataOptions):
                     lines = csv_lines(predictions, self.top)
                 elif self.json:
                     lines = map(json_line, predictions)
-                elif total is not None and total <= FEW:
+                elif total is not None and total <= MAX_BAR_IMAGES:
                     lines = bar_lines(predictions)
                 else:
                     lines = table_lines(predictions)
@@ -175,7 +175,7 @@ class Counter:
                 yield printable(f"  {message}")  # not wrapped, so that paths can be copied
             if self.errors > len(self.messages):
                 yield f"  and {self.errors - len(self.messages):,} more"
-        if self.images > FEW and not VERBOSITY.quiet:
+        if self.images > MAX_BAR_IMAGES and not VERBOSITY.quiet:
             abstained = f", {self.abstained:,} abstentions" if self.abstained else ""
             speed = f"{self.images / max(seconds, 1e-9):,.0f} images/s"
             yield f"{self.images:,} images{abstained}, {speed} ({engine})"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitrail.training.adapt import SearchResult
     from vitrail.training.trainer import Result
 
-BEGUN = time.monotonic()  # a time budget includes the time that importing takes
+START_TIME = time.monotonic()  # a time budget includes the time that importing takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class TrainingOptions(DataOptions):
             return cls(settings=settings, data=data, **cls.start_options(start))
         settings = read_recipe(recipe) if recipe else Settings()
         names = {word.partition("=")[0].replace("_", "-") for word in argv}
-        either = [name for pair in ALTERNATIVES for name in pair]
-        given = [name for name in either if f"--{name}".replace("_", "-") in names]
-        return cls(settings=drop_alternatives(settings, given))  # options override the recipe
+        alternatives = [name for pair in ALTERNATIVES for name in pair]
+        passed = [name for name in alternatives if f"--{name}".replace("_", "-") in names]
+        return cls(settings=drop_alternatives(settings, passed))  # options override the recipe
 
     @classmethod
     def start_options(cls, start: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class TrainingOptions(DataOptions):
         from vitrail.training.trainer import run
 
         with Live(stderr=self.json) as live:
-            result = run(config, live, started=BEGUN)
+            result = run(config, live, started=START_TIME)
         if self.json:
             print(json.dumps(as_json(result), indent=1))
         else:
@@ -168,7 +168,7 @@ class Finetune(TrainingOptions):
         if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
             rate = None  # the recipe's, not the user's: try others too
         with Live(stderr=self.json) as live:
-            result = search(config, live, rate=rate, started=BEGUN)
+            result = search(config, live, rate=rate, started=START_TIME)
         if self.json:
             print(json.dumps(result.to_dict(), indent=1))
         else:

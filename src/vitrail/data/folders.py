@@ -88,7 +88,7 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     subfolders, outside = list_folder(root)
     split_folders = find_split_folders(root, subfolders)
     split_names = tuple(sorted(set(split_folders.values()), key=split_order))
-    names, found, groups = PackedStrings(), set[str](), []
+    names, class_names, groups = PackedStrings(), set[str](), []
     for top, top_split in (split_folders or {"": ""}).items():
         is_wanted = split not in split_names or split == top_split
         for name in list_folder(root / top)[0] if top else subfolders:
@@ -99,10 +99,10 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
                     names.append(path)
                 groups.append((top_split, name, len(names) - start, skipped))
             if len(names) > start or (not is_wanted and next(images, None) is not None):
-                found.add(name)
-    if not found:
+                class_names.add(name)
+    if not class_names:
         return None
-    classes = tuple(sorted(found))
+    classes = tuple(sorted(class_names))
     class_ids = {name: number for number, name in enumerate(classes)}
     groups = [group for group in groups if group[1] in class_ids]
     counts = np.array([count for _, _, count, _ in groups], np.int64)
@@ -133,16 +133,16 @@ def find_split_folders(root: Path, subfolders: Sequence[str]) -> dict[str, str]:
     A folder called train may also be a class. It is a split if it contains class folders and no
     images, and is not the only one of its kind among folders of images.
     """
-    found = {}
+    split_folders = {}
     for name in subfolders:
         if (split := canonical_split(name)) in SPLITS:
             below, images = list_folder(root / name)
             if not images and any(any_image(root / name / folder) for folder in below):
-                found[name] = split
-    others = (name for name in subfolders if name not in found)
-    if len(found) == 1 and any(list_folder(root / name)[1] for name in others):
+                split_folders[name] = split
+    others = (name for name in subfolders if name not in split_folders)
+    if len(split_folders) == 1 and any(list_folder(root / name)[1] for name in others):
         return {}
-    return found
+    return split_folders
 
 
 def walk_images(root: str | Path, folder: str, skipped: Counter[str]) -> Iterator[str]:
@@ -220,8 +220,8 @@ def open_single_class(
     """Open image files and folders of images as a dataset of the one class `name`."""
     paths = [paths] if isinstance(paths, str | os.PathLike) else paths
     names, skipped = PackedStrings(), Counter[str]()
-    for given in map(Path, paths):
-        path = given.expanduser()
+    for reference in map(Path, paths):
+        path = reference.expanduser()
         if path.is_dir():
             for image in walk_images(path, "", skipped):
                 names.append(os.path.join(path, image))
@@ -229,7 +229,9 @@ def open_single_class(
             names.append(os.fspath(path))
         else:
             reason = "not an image" if path.exists() else "not found"
-            raise DataError(f"{name}={given}: {reason}; expected an image or a folder of images")
+            raise DataError(
+                f"{name}={reference}: {reason}; expected an image or a folder of images"
+            )
     if not len(names):
         raise DataError(f"{name}={', '.join(map(str, paths))}: contains no images")
     return ImageDataset(

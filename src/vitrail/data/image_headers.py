@@ -395,7 +395,7 @@ def tiff_pixels(tiff: TiffTags) -> tuple[int, int]:
 
 
 def read_avif(data: bytes) -> Header:
-    """Rename EXIF away, since the container defines the orientation. The largest part counts."""
+    """Hide EXIF by renaming it: the container defines the orientation. The largest part counts."""
     renamed = re.sub(rb"(infe.{8}(?:..)?)Exif", rb"\1none", data, flags=re.S)
     parts = (struct.unpack(">LL", part[1]) for part in re.finditer(rb"ispe\0{4}(.{8})", data, re.S))
     width, height = max(parts, key=math.prod, default=(0, 0))

@@ -524,7 +524,7 @@ def parse_pax(text: str) -> dict[str, str]:
 def load_cached_index(path: Path, stamp: list[int]) -> TarIndex | None:
     """Load a cached index of this very file; None if there is none, or an impossible one.
 
-    It is not trusted: it may have come with the tar, from anybody.
+    It is untrusted: it may have been distributed with the tar.
     """
     index, size = TarIndex(), stamp[1]
     try:

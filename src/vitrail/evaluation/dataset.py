@@ -157,7 +157,7 @@ def match_classes(
             )
         why = "the class names differ" if names else "the model has no class names"
         return ClassMatch(source, None, [f"classes matched by order: {why}"])
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: position for position, name in enumerate(names)}
     unknown = [name for name in classes if name not in places]
     own = comma_list(names, quoted=True)
     if len(unknown) == len(classes):

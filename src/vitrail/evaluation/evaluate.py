@@ -89,11 +89,11 @@ def evaluate(
     the dataset; `by_order` matches classes by order instead of by name. `real` is a file of
     ImageNet-ReaL labels. Under torchrun, the processes share the work and return the same result.
     """
-    where = distributed.init(device)
+    torch_device = distributed.init(device)
     if isinstance(model, Runner):
         runner = model
     else:
-        model = model if isinstance(model, nn.Module) else load(model).to(where)
+        model = model if isinstance(model, nn.Module) else load(model).to(torch_device)
         runner = Runner(
             run=model,
             metadata=get_metadata(model),
@@ -256,9 +256,9 @@ class Outputs:
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Outputs (N, D) of all processes, and their indices (N,)."""
         if distributed.is_distributed():
-            mine = np.flatnonzero(self.filled)
-            rows = None if self.values is None else self.values[mine]
-            for indices, values in distributed.all_gather_object((mine, rows)):
+            local = np.flatnonzero(self.filled)
+            rows = None if self.values is None else self.values[local]
+            for indices, values in distributed.all_gather_object((local, rows)):
                 if values is not None:
                     self.put(indices, values)
         indices = np.flatnonzero(self.filled)

@@ -82,8 +82,8 @@ class SelectiveAccuracy(NamedTuple):
 
     def at(self, coverage: float) -> float:
         """Return the accuracy at the first point with at least this coverage."""
-        place = int(np.searchsorted(self.coverage, coverage - 1e-9))
-        return float(self.accuracy[min(place, len(self.accuracy) - 1)])
+        index = int(np.searchsorted(self.coverage, coverage - 1e-9))
+        return float(self.accuracy[min(index, len(self.accuracy) - 1)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,5 +261,5 @@ def most_confident(mistakes: list[Mistake]) -> list[Mistake]:
 
 
 def no_readable_images(total: int, skipped: Mapping[str, str]) -> DataError:
-    reason = next((f": {name}: {why}" for name, why in skipped.items()), "")
-    return DataError(f"none of {total:,} images could be read{reason}")
+    detail = next((f": {name}: {reason}" for name, reason in skipped.items()), "")
+    return DataError(f"none of {total:,} images could be read{detail}")

@@ -217,12 +217,12 @@ class OnnxGraph:
     def operand(self, value: Operand, dtype: torch.dtype | None = None) -> str:
         """Return the name of a value as `dtype`; a number or tensor becomes a constant."""
         if isinstance(value, torch.SymInt):
-            name, given = self.emit("Squeeze", self.size(value.node.expr), int64(0)), torch.int64
+            name, current = self.emit("Squeeze", self.size(value.node.expr), int64(0)), torch.int64
         elif isinstance(value, Value):
-            name, given = value.name, value.dtype
+            name, current = value.name, value.dtype
         else:
             return self.constant(torch.as_tensor(value, dtype=dtype))
-        return name if dtype in (None, given) else self.emit("Cast", name, to=TYPES[dtype])
+        return name if dtype in (None, current) else self.emit("Cast", name, to=TYPES[dtype])
 
     def constant(self, tensor: Tensor) -> str:
         """Store a tensor in the file and return its name."""
@@ -305,10 +305,10 @@ class OnnxGraph:
 
     def reshape(self, out: Tensor, x: Value, *_: Any) -> str:
         """Any change of the shape alone: 0 copies a size of the input, -1 is inferred."""
-        given = [str(size) for size in x.shape] + [""] * out.ndim
+        input_sizes = [str(size) for size in x.shape] + [""] * out.ndim
         shape = [
             size if isinstance(size, int) else 0 if str(size) == before else -1
-            for size, before in zip(out.shape, given, strict=False)
+            for size, before in zip(out.shape, input_sizes, strict=False)
         ]
         target = self.sizes(out.shape) if shape.count(-1) > 1 else self.constant(int64(*shape))
         return self.emit("Reshape", x, target)

@@ -97,19 +97,21 @@ def load_samples(
 
 def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     """Return the given files, and those in the given folders."""
-    found: list[Path] = []
-    for given in paths:
-        path = Path(given).expanduser()
+    files: list[Path] = []
+    for reference in paths:
+        path = Path(reference).expanduser()
         if path.is_dir():
             inside = [path / name for name in walk_images(path, "", Counter())]
             if not inside:
-                raise DataError(f"{given}: no images in this folder")
-            found += inside
+                raise DataError(f"{reference}: no images in this folder")
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
-            raise DataError(f"{given} does not exist; expected image files or folders of images")
-    return found
+            raise DataError(
+                f"{reference} does not exist; expected image files or folders of images"
+            )
+    return files
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:

@@ -158,12 +158,12 @@ def compare_with_dataset(
         if image.row is not None and dataset.row(image.row) in rows:
             itself = np.flatnonzero(rows == dataset.row(image.row))
         nearest, similarity = nearest_rows(query, bank.values, NEIGHBORS, exclude=itself)
-        found = []
-        for place, value in zip(nearest[0].tolist(), similarity[0].tolist(), strict=True):
-            index = int(bank.indices[place])
+        closest = []
+        for row_index, value in zip(nearest[0].tolist(), similarity[0].tolist(), strict=True):
+            index = int(bank.indices[row_index])
             small = thumbnail(subset, index, THUMBNAIL, enlarge=False)
             pixels = np.zeros((1, 1, 3), np.uint8) if small is None else np.asarray(small)
-            label = bank.classes[bank.labels[place]]
-            found.append(Neighbor(subset.name(index), label, value, pixels))
-        neighbors.append(tuple(found))
+            label = bank.classes[bank.labels[row_index]]
+            closest.append(Neighbor(subset.name(index), label, value, pixels))
+        neighbors.append(tuple(closest))
     return scatter(bank.values, bank.labels, bank.classes), neighbors, len(subset)

@@ -154,8 +154,8 @@ class VitConfig(BaseConfig):
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        place = self.position_place or POSITION_PLACES[self.position][0]
-        object.__setattr__(self, "position_place", place)
+        position_place = self.position_place or POSITION_PLACES[self.position][0]
+        object.__setattr__(self, "position_place", position_place)
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} does not split into heads={self.heads}")
         check_combinations(self)

@@ -105,7 +105,7 @@ def chunks(features: Array, size: int | None = None) -> Iterator[tuple[slice, Te
         yield slice(start, start + len(rows)), rows
 
 
-def whole(features: Array) -> Tensor:
+def all_rows(features: Array) -> Tensor:
     """Return all rows in float64."""
     return next(chunks(features, len(features)))[1]
 
@@ -155,8 +155,8 @@ class NeighborProbe(Probe):
         self.width, self.classes = rows.width, rows.classes
         self.labels, self.k, self.temperature = rows.labels, min(k, len(rows)), temperature
         self.directions = torch.empty(len(rows), rows.width)  # (n, D), unit length
-        for place, x in chunks(rows.features):
-            self.directions[place] = F.normalize(x, dim=1).float()
+        for chunk, x in chunks(rows.features):
+            self.directions[chunk] = F.normalize(x, dim=1).float()
 
     def chunk_size(self) -> int:
         return min(NEIGHBOR_CHUNK, chunk_size(self.classes))
@@ -213,7 +213,7 @@ def fit_logistic(
     if not decay > 0:
         raise ConfigError(f"decay={decay} must be above 0, or separable classes have no solution")
     data = Rows(features, labels, classes)
-    x = whole(features)
+    x = all_rows(features)
     mean, std = x.mean(0), x.std(0, correction=0) + EPSILON
     x.sub_(mean).div_(std)
     weight = torch.zeros(data.classes, data.width, dtype=torch.float64)

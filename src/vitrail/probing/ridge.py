@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
-from vitrail.probing.probes import EPSILON, Array, Probe, Rows, chunk_size, chunks, whole
+from vitrail.probing.probes import EPSILON, Array, Probe, Rows, all_rows, chunk_size, chunks
 
 DEFAULT_L2 = 2.0**10  # big_vision's, for all datasets
 L2_GRID = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
@@ -92,7 +92,7 @@ class RidgeSystem:
             mean += part.sum(0)
         mean /= len(data)
         if len(data) <= data.width:
-            x = whole(data.features).sub_(mean)
+            x = all_rows(data.features).sub_(mean)
             std = x.square().mean(0).sqrt() + EPSILON
             x.div_(std)
             y = 2 * F.one_hot(data.labels, data.classes).double() - 1

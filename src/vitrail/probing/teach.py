@@ -65,7 +65,7 @@ class ProbeMemory:
     backbone: str  # digest of the weights that made the features
 
     @property
-    def whole(self) -> bool:
+    def has_all_rows(self) -> bool:
         """Whether every row is an image's features, so that images can be left out one by one."""
         return len(self.rows) == int(self.counts.sum())
 
@@ -239,8 +239,8 @@ def teach(
         name: features_of(net, source, cache=False, progress=progress)
         for name, source in sources.items()
     }
-    for name, found in features.items():
-        memory = memory.with_class(name, torch.from_numpy(found.values))
+    for name, extracted in features.items():
+        memory = memory.with_class(name, torch.from_numpy(extracted.values))
     taught, memory, accuracy = fit_head(net, memory, taught=classes)
     check_class_names(get_metadata(taught), taught.config)
     with saving_memory(memory, folder) as saved:
@@ -250,12 +250,16 @@ def teach(
     return TeachResult(
         folder=folder,
         classes=memory.classes,
-        pictures={name: len(found) for name, found in features.items()},
+        pictures={name: len(extracted) for name, extracted in features.items()},
         replaced=replaced,
         accuracy=accuracy,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
-        skipped={name: why for found in features.values() for name, why in found.skipped.items()},
+        skipped={
+            name: reason
+            for extracted in features.values()
+            for name, reason in extracted.skipped.items()
+        },
     )
 
 
@@ -273,8 +277,8 @@ def recall(
     """
     metadata, width = get_metadata(model), model.config.num_features
     if only or (using is None and not model.config.num_classes):
-        nothing = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
-        return ProbeMemory.of(model, *nothing, ()), []
+        empty = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+        return ProbeMemory.of(model, *empty, ()), []
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
     provenance = DataProvenance.from_dict(metadata.provenance)
@@ -319,7 +323,7 @@ def fit_head(
         name = ", ".join(memory.classes)
         raise ConfigError(f"{name!r} is the only class; a classifier needs two, so teach another")
     accuracy = None
-    if memory.whole:
+    if memory.has_all_rows:
         values = sorted({memory.l2, *L2_GRID})
         path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
         probe, accuracy = path.probes[path.best], path.accuracies[path.best]

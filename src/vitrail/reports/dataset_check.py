@@ -79,10 +79,10 @@ def dataset_page(
         facts,
         report=report,
         duplicates=[
-            (title, len(found), [(group, shown(group.members)) for group in found[:MAX_SHOWN]])
-            for title, found in duplicates.items()
+            (title, len(groups), [(group, shown(group.members)) for group in groups[:MAX_SHOWN]])
+            for title, groups in duplicates.items()
         ],
-        odd=[(title, len(found), shown(found)) for title, found in odd.items()],
+        odd=[(title, len(samples), shown(samples)) for title, samples in odd.items()],
         sheets=sheets,
         max_shown=MAX_SHOWN,
     )

@@ -371,9 +371,9 @@ def thin(points: np.ndarray, *, positive: bool) -> np.ndarray:
 def running_mean(points: np.ndarray) -> np.ndarray:
     """Centered mean of points (n, 2) over a sixth of them, less at both ends; gaps stay."""
     means, reach = points.copy(), len(points) // 12
-    for place in np.flatnonzero(np.isfinite(points[:, 1])):
-        near = min(reach, place)
-        means[place, 1] = np.nanmean(points[place - near : place + near + 1, 1])
+    for index in np.flatnonzero(np.isfinite(points[:, 1])):
+        near = min(reach, index)
+        means[index, 1] = np.nanmean(points[index - near : index + near + 1, 1])
     return means
 
 

@@ -184,8 +184,8 @@ def position_plot(tables: Mapping[str, np.ndarray], columns: int = 1) -> Any:
                 getattr(axes, f"set_{axis}ticks")(ticks, [str(step * tick) for tick in ticks])
             axes.set(xlabel="column of the patch", ylabel="row of the patch")
             axes.set_title(printable(title), fontsize=12, loc="left", color=LIGHT["ink"])
-            place = add_axes(figure, 440 * column + 382, 420 * row + 34, 14, 330)
-            bar = figure.colorbar(image, cax=place)
+            color_axes = add_axes(figure, 440 * column + 382, 420 * row + 34, 14, 330)
+            bar = figure.colorbar(image, cax=color_axes)
             bar.outline.set_visible(False)
             bar.ax.grid(False)
         return figure

@@ -338,5 +338,5 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     raise invalid_form("it is truncated")
 
 
-def invalid_form(why: str) -> ApiError:
-    return ApiError(400, f"invalid multipart form: {why}", reason="form")
+def invalid_form(reason: str) -> ApiError:
+    return ApiError(400, f"invalid multipart form: {reason}", reason="form")

@@ -91,9 +91,9 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {why}; choose another with --port or --host"
+            f"cannot listen at {host}, port {port}: {reason}; choose another with --port or --host"
         ) from None
     return listener
 

@@ -33,7 +33,7 @@ SMOOTHING = 0.9  # of the measured time of a step
 END_SECONDS = 2.0  # for saving and the report, beside the final evaluation
 TRIALS = 3  # steps at each image size from which a time budget is planned
 OVERHEAD = 1.15  # of a real step over a trial: data loading, the optimizer
-COMPILE_PAYS = 0.97  # of the eager step's time; less of a gain is noise
+MAX_COMPILED_RATIO = 0.97  # of the eager step's time; less of a gain is noise
 
 
 @dataclass
@@ -172,7 +172,7 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
     eager = state.wrapped
     compiled = compile_module(eager.objective if isinstance(eager, CpuDataParallel) else eager)
     if before is not None:
-        pays = before.machine.compile
+        is_faster = before.machine.compile
     else:
         trainer.callback.log("  compiling, and measuring whether it is faster")
         size = state.schedule.stages[-1][1]
@@ -180,12 +180,12 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
         compiled_seconds = time_step(trainer, size)
         state.wrapped = eager
         ratio = distributed.broadcast_object(compiled_seconds / time_step(trainer, size))
-        pays = ratio < COMPILE_PAYS
-        decision = "enabled" if pays else "disabled"
+        is_faster = ratio < MAX_COMPILED_RATIO
+        decision = "enabled" if is_faster else "disabled"
         trainer.callback.log(
             f"  torch.compile {decision}: a step takes {ratio:.0%} of the eager time"
         )
-    if pays:
+    if is_faster:
         state.wrapped = compiled
     else:
         machine = replace(trainer.settings.machine, compile=False)

@@ -179,10 +179,10 @@ def empty_optimizer_states(
 def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Add a state and remove those it replaces; on failure nothing changes."""
     json.dumps(note)  # raises before anything is written
-    what, name = f"cannot save the run's state in {folder}", f"step-{step}"
+    failure, name = f"cannot save the run's state in {folder}", f"step-{step}"
     hidden = folder / f".{name}.partial"
 
-    def make_room() -> None:
+    def prepare_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".step-*.partial"):  # of killed processes
             shutil.rmtree(leftover)
@@ -211,10 +211,10 @@ def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, 
                 remove(path)
 
     try:
-        on_all_processes(what, make_room, only_first=True)
-        digests = on_all_processes(what, write_tensors)
+        on_all_processes(failure, prepare_folder, only_first=True)
+        digests = on_all_processes(failure, write_tensors)
         note["files"] = {name: digest for part in digests for name, digest in part.items()}
-        on_all_processes(what, publish, only_first=True)
+        on_all_processes(failure, publish, only_first=True)
     except CheckpointError:
         if distributed.is_main():
             shutil.rmtree(hidden, ignore_errors=True)
@@ -247,8 +247,8 @@ def read_valid_note(path: Path) -> dict[str, Any]:
         digests = note["files"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise CheckpointError(f"digest mismatch in {NOTE}") from None
-    mine = sorted(digests)[distributed.rank() :: distributed.world_size()]
-    for name, digest in digests_of([path / name for name in mine]).items():
+    assigned = sorted(digests)[distributed.rank() :: distributed.world_size()]
+    for name, digest in digests_of([path / name for name in assigned]).items():
         if digest != digests[name]:
             raise CheckpointError(f"digest mismatch in {name}")
     return note
@@ -297,7 +297,7 @@ def sync(folder: Path) -> None:
 
 
 def on_all_processes(
-    what: str, function: Callable[[], Any], *, only_first: bool = False
+    failure: str, function: Callable[[], Any], *, only_first: bool = False
 ) -> list[Any]:
     """Return the result of each process; if one fails, all raise."""
     result, problem = None, None
@@ -309,7 +309,7 @@ def on_all_processes(
     results = distributed.all_gather_object((result, problem))
     for _, reason in results:
         if reason is not None:
-            raise CheckpointError(f"{what}: {reason}")
+            raise CheckpointError(f"{failure}: {reason}")
     return [result for result, _ in results]
 
 

@@ -76,33 +76,36 @@ class Teacher:
     """
 
     def __init__(self, model: Model, student: Model) -> None:
-        theirs, ours = model.config, student.config
-        if theirs.num_classes != ours.num_classes:
-            count = f"{theirs.num_classes} classes" if theirs.num_classes else "no head"
+        config, student_config = model.config, student.config
+        if config.num_classes != student_config.num_classes:
+            count = f"{config.num_classes} classes" if config.num_classes else "no head"
             raise CheckpointError(
-                f"the teacher has {count}, the student {ours.num_classes} classes; "
+                f"the teacher has {count}, the student {student_config.num_classes} classes; "
                 "use a teacher that was trained on the same classes"
             )
-        own, its = get_metadata(student), get_metadata(model)
-        names = zip(its.class_names, own.class_names, strict=False)  # empty if unknown
-        for index, (its_name, own_name) in enumerate(names):
-            if its_name != own_name:
+        metadata, student_metadata = get_metadata(model), get_metadata(student)
+        # Class names are empty if they are unknown.
+        names = zip(metadata.class_names, student_metadata.class_names, strict=False)
+        for index, (teacher_name, student_name) in enumerate(names):
+            if teacher_name != student_name:
                 raise CheckpointError(
-                    f"class {index} is {its_name!r} for the teacher and {own_name!r} for the "
-                    "student; use a teacher that was trained on the same classes in the same order"
+                    f"class {index} is {teacher_name!r} for the teacher and {student_name!r} for "
+                    "the student; use a teacher that was trained on the same classes in the same "
+                    "order"
                 )
-        if theirs.channels != ours.channels:
+        if config.channels != student_config.channels:
             raise CheckpointError(
-                f"the teacher takes images of {theirs.channels} channels, the student of "
-                f"{ours.channels}; load the teacher with channels={ours.channels}"
+                f"the teacher takes images of {config.channels} channels, the student of "
+                f"{student_config.channels}; load the teacher with "
+                f"channels={student_config.channels}"
             )
         self.model = model.eval().requires_grad_(False)
         self.size = pair(model.config.image_size)
-        before, after = own.preprocessing, its.preprocessing
-        channels = list(zip(before.mean, before.std, after.mean, after.std, strict=True))
-        # (pixel - mean) / std of the teacher from that of the student
-        self.scale = [std / its_std for _, std, _, its_std in channels]
-        self.shift = [(mean - its) / its_std for mean, _, its, its_std in channels]
+        before, after = student_metadata.preprocessing, metadata.preprocessing
+        # From (pixel - mean) / std of the student to that of the teacher.
+        self.scale = [std / new for std, new in zip(before.std, after.std, strict=True)]
+        channels = zip(before.mean, after.mean, after.std, strict=True)
+        self.shift = [(mean - new) / std for mean, new, std in channels]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
