@@ -138,7 +138,7 @@ vitrail's model has a convolutional stem and no class token. Only training time 
 stops during the {looks} evaluations of a run, on all test images. The peers get decoded images and
 learning rate schedules that end with the time (vit-pytorch's rate is constant, as in its readme);
 each runs with the best of the settings tried for it on the dataset (`benchmarks/race_variants.py`).
-vitrail gets the data and the time: all of it, a half, a third, a quarter and a sixth, each a
+vitrail runs with a time budget only: the whole time, a half, a third, a quarter, a sixth, each a
 separate run, including inspecting the data, planning and decoding. Its defaults come from trials,
 many of them on these datasets ([notebook.md](../docs/notebook.md)). GFLOPs are those of a forward
 pass of one image at full size. {seeds} seeds, interleaved.

@@ -69,7 +69,7 @@ vitrail besides. The peers' clock starts with their first step, on images decode
 none of them is evaluated on the clock; vitrail's covers opening the dataset, decoding, the linear
 probe and its dev evaluation. timm follows train.py, transformers its image-classification example;
 learning rate and batch size of both were chosen on a tenth of flowers5's training images
-(`python benchmarks/transfer.py tune`). vitrail gets no setting but the time. Test accuracy on at
+(`python benchmarks/transfer.py tune`). vitrail runs with a time budget only. Test accuracy on at
 most {images:,} images, mean and range of {seeds} seeds.
 """
 

@@ -48,7 +48,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Training": {
         "demo": (Demo, "train a small model on a built-in dataset"),
         "train": (Train, "train a model from scratch"),
-        "finetune": (Finetune, "fine-tune a pretrained model"),
+        "finetune": (Finetune, "fine-tune a pre-trained model"),
         "fewshot": (Fewshot, "fit a classifier to a few images per class"),
         "teach": (Teach, "add a class from a few images"),
         "models": (Models, "list the models"),

@@ -139,10 +139,10 @@ class Train(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(TrainingOptions):
-    """Fine-tune a pretrained model: a bundle, a weights file, or a model from the hub."""
+    """Fine-tune a pre-trained model: a bundle, a weights file, or a model from the hub."""
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """The pretrained model: a bundle, a weights file, or hf:owner/name."""
+    """The pre-trained model: a bundle, a weights file, or hf:owner/name."""
     search: bool = False
     """Compare a linear probe, head-only, attention-only and full fine-tuning with several learning
     rates on held-out images, and keep the best. --resume applies to its final run."""

@@ -38,7 +38,7 @@ class PlanRequest:
     optimizer: OptimizerKind = "adamw"
     """As --optim.kind of `vitrail train`."""
     average: float = 0.0
-    """Decay of an exponential moving average of the weights; 0 for none."""
+    """Decay of an exponential moving average (EMA) of the weights; 0: no EMA."""
     checkpointing: bool = False
     """Activation checkpointing: recompute activations instead of keeping them."""
     micro_batch: int | None = None

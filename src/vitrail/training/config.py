@@ -123,7 +123,7 @@ class OptimSettings:
     clip_norm: float | None = None
     """Clip the global gradient norm to this value."""
     layer_decay: float | None = None
-    """Layer-wise learning rate decay: factor per block, from the head down; 1 for none."""
+    """Layer-wise learning rate decay: factor per block, from the head down; 1 disables it."""
     freeze: tuple[str, ...] = ()
     """Patterns of weights to freeze, such as stem.* or *.mlp.*"""
 
@@ -229,7 +229,7 @@ class Settings:
     image_sizes: tuple[tuple[float, int], ...] = ()
     """Progressive resizing: pairs of (fraction of the run, pixels), such as 0 32 0.5 64."""
     average: float = 0.0
-    """Decay of an exponential moving average of the weights, which is the result; 0 for none."""
+    """Decay of an exponential moving average (EMA) of the weights, the final model; 0: no EMA."""
     repeats: int = 1
     """Repeated augmentation: number of consecutive augmented copies of each image."""
     dev: float | None = None
