@@ -11,6 +11,8 @@ from PIL import Image
 
 from vitrail.models.config import PositionKind
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 MOMENT = 0.001  # minutes: one step

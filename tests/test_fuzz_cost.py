@@ -16,7 +16,10 @@ import fuzz_inputs
 from fuzz_cost import Bound, Cost, Worker, examine, excess, largest
 from fuzz_inputs import Family
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc"),
+    pytest.mark.slow,
+]
 KNOWN = (  # attacks that once worked
     "jpeg frame headers",
     "bmp end of line",

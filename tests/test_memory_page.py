@@ -15,6 +15,8 @@ from vitrail.cli import main
 from vitrail.cli.fewshot import Fewshot
 from vitrail.errors import VitrailError
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = [case.command for group in memory.GROUPS for case in group.cases]
 
 

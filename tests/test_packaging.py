@@ -16,6 +16,8 @@ from vitrail.errors import VitrailError
 from vitrail.extras import require
 from vitrail.serving.server import REQUIRED, check_installed
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitrail"
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -16,6 +16,8 @@ from parallel_worker import HALF, MODELS, RESUMED, SETUPS, STEPS
 from vitrail import distributed
 from vitrail.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = ("ddp", "fsdp")
 CLOSE = {"rtol": 0, "atol": 1e-5}
 

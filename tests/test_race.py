@@ -27,6 +27,8 @@ import race_variants
 import runners
 from race_report import Best, Entry
 
+pytestmark = pytest.mark.slow
+
 TINY = VitConfig(
     depth=1, width=16, mlp_width=32, heads=2, patch_size=4, image_size=8, num_classes=3
 )

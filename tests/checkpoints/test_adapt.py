@@ -6,6 +6,8 @@ from small_models import FAMILIES, VIT, random_images, random_model
 from vitrail import NUMERICS, ConfigError, load, save
 from vitrail.checkpoints.load import adapt
 
+pytestmark = pytest.mark.slow
+
 
 def summary(changes):
     return [(part, change) for part, change, _ in changes]

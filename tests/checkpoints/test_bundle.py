@@ -13,6 +13,8 @@ from vitrail.checkpoints import bundle, files
 from vitrail.data.datasets import open_dataset
 from vitrail.data.provenance import fingerprint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bundle_round_trip(tmp_path, name):

@@ -11,6 +11,8 @@ from vitrail.checkpoints import convert as conversion
 from vitrail.checkpoints.convert import convert, star_layers
 from vitrail.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def npz(tmp_path):

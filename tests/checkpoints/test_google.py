@@ -15,6 +15,8 @@ from vitrail.checkpoints.google import POSITION
 from vitrail.checkpoints.rules import write
 from vitrail.models.vit import build
 
+pytestmark = pytest.mark.slow
+
 GOLDEN_NAMES = ["vit-token", "vit-prelogits", "vit-gap", "hybrid", "mixer", "bit"]
 
 

@@ -20,6 +20,8 @@ from vitrail import CheckpointError
 from vitrail.checkpoints.files import weight_files
 from vitrail.checkpoints.hub import fetch, is_address, push
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = os.urandom(100_000)
 CONFIG = b'{"architecture": "vit"}'
 MODEL = {"config.json": CONFIG, "model.safetensors": WEIGHTS}

@@ -10,6 +10,8 @@ from vitrail import save
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build
 
+pytestmark = pytest.mark.slow
+
 MEASURE = """
 import sys
 from vitrail import create, load

@@ -18,6 +18,8 @@ from vitrail.checkpoints.convert import convert
 from vitrail.checkpoints.load import OUR_METADATA
 from vitrail.models.config import to_dict
 
+pytestmark = pytest.mark.slow
+
 TIMM = VIT.change(width=64, heads=1, numerics="timm")
 
 

@@ -14,6 +14,8 @@ from vitrail.checkpoints.rules import unsupported_numerics
 from vitrail.checkpoints.save import list_losses
 from vitrail.models.vit import build
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "bundle": "model",
     "google": "model.npz",

@@ -15,6 +15,8 @@ from vitrail.checkpoints.rules import read, write
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.models.config import pair
 
+pytestmark = pytest.mark.slow
+
 TIMM = NUMERICS["timm"]
 
 

@@ -11,6 +11,8 @@ from tiny_runs import write_colors
 from vitrail import ConfigError
 from vitrail.cli.export import Export
 
+pytestmark = pytest.mark.slow
+
 
 def run(*words):
     tyro.cli(Export, args=[str(word) for word in words]).run()

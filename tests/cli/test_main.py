@@ -20,6 +20,8 @@ from vitrail.cli.train import Train
 from vitrail.planning.doctor import VARIABLES
 from vitrail.training.config import OptimSettings, Settings
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 

@@ -13,6 +13,8 @@ from vitrail.data import arrays
 from vitrail.data.datasets import open_dataset, split_counts
 from vitrail.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 
 def idx(array: np.ndarray) -> bytes:
     """As MNIST's authors wrote it."""

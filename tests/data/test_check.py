@@ -13,6 +13,8 @@ from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
 from vitrail.errors import ConfigError, DataError
 from vitrail.reports.dataset_check import write_dataset_check
 
+pytestmark = pytest.mark.slow
+
 
 def scene(seed: int, size: tuple[int, int] = (150, 120)) -> Image.Image:
     """Return an image of soft colored blobs and some grain, unique for each seed."""

@@ -27,6 +27,8 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.training import data_module
 from vitrail.training.config import Settings
 
+pytestmark = pytest.mark.slow
+
 
 def test_class_folders(tmp_path):
     make_folder(tmp_path, {"cat": 2, "ape": 1})

@@ -17,6 +17,8 @@ from PIL import Image
 from vitrail.data.decode import MAX_PIXELS, decode, open_image
 from vitrail.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 ODD = odd_images()
 BOMBS = dict(bombs())
 MUTATIONS = 5000

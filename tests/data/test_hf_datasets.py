@@ -10,6 +10,8 @@ from vitrail.data.storage import allow_outside
 from vitrail.data.tar_shards import pack
 from vitrail.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):

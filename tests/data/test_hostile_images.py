@@ -14,6 +14,8 @@ from vitrail.data.decode import MAX_PIXELS, LimitedFile, decode, open_image
 from vitrail.data.image_headers import avif_pixels
 from vitrail.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = hostile_images.hostile_images()
 CPU_SECONDS = 3.0  # for any of them; the slowest takes 0.7 s
 ROOM = 64 * 2**20  # bytes for all of them, one after another

@@ -17,6 +17,8 @@ from vitrail.data.preprocessing import Augmentation, preset
 from vitrail.data.sampler import EvalSampler, TrainSampler
 from vitrail.data.transforms import EvalTransform, TrainTransform, normalize
 
+pytestmark = pytest.mark.slow
+
 PREPROCESSING = preset("google", (16, 16))
 EVALUATE = EvalTransform(preprocessing=PREPROCESSING)
 TRAIN = TrainTransform(preprocessing=PREPROCESSING, augmentation=Augmentation(policy="randaugment"))

@@ -21,6 +21,8 @@ from vitrail.data.storage import LocalStorage
 from vitrail.data.tar_shards import MAX_SHARD_BYTES, build_index, expand_braces, pack, write_shards
 from vitrail.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

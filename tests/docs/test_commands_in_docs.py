@@ -18,6 +18,8 @@ from shrinking import shrunk, written_by
 
 from vitrail.cli import COMMANDS, main, parse
 
+pytestmark = pytest.mark.slow
+
 # A pattern of commands: why it is not run, and what runs it instead.
 NOT_RUN = {
     r"torchrun ": "it is for several processes: tests/training/test_distributed.py",

@@ -7,6 +7,8 @@ from doc_pages import ROOT, Block, blocks, pages
 
 import vitrail
 
+pytestmark = pytest.mark.slow
+
 # Words in a block: why it is not run here, and what runs it instead.
 NOT_RUN = {
     'torch.export.load("model.pt2")': "it takes long to make: tests/export/test_export_api.py",

@@ -6,6 +6,8 @@ import re
 import pytest
 from doc_pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "troubleshooting.md"
 QUOTED = re.compile(r"^\*\*(`{1,2})(.+?)\1\*\*$", re.MULTILINE)
 ENOUGH = 12  # letters of a message that are fixed; less could be anything

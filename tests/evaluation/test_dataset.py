@@ -25,6 +25,8 @@ from vitrail.evaluation.dataset import (
 from vitrail.evaluation.results import Predictions
 from vitrail.export.verify import open_labeled_images
 
+pytestmark = pytest.mark.slow
+
 DIVIDED = "dataset defines no splits; using 80% train, 10% val, 10% test (seed 0)"
 SOME = "the model was trained on some of these images"
 CHANGED = (

@@ -27,6 +27,8 @@ from vitrail.evaluation.evaluate import (
     views_of,
 )
 
+pytestmark = pytest.mark.slow
+
 PREPROCESSING = preset("google", (4, 4))
 IMAGES = torch.arange(2 * 1 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6)
 

@@ -24,6 +24,8 @@ from vitrail.export.session import OnnxEngine, open_session
 from vitrail.export.torch_program import METADATA_FILE
 from vitrail.export.verify import measure_int8
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def model():
@@ -83,7 +85,7 @@ def test_existing_file_is_replaced_only_with_overwrite(model, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("m.pt", {}, r"m.pt has not the suffix of a file for --to onnx; try .*m.onnx"),
+        ("m.pt", {}, r"m.pt does not have the suffix for --to onnx; try .*m.onnx"),
         ("m.onnx", {"to": "torch"}, r"for --to torch; try .*m.pt2"),
         ("m.pt2", {"to": "torch", "int8": True}, "int8 is for --to onnx, not torch"),
         ("m.pt2", {"to": "torch", "preprocessing": True}, "preprocessing is for --to onnx"),

@@ -17,6 +17,8 @@ from vitrail import Metadata, Preprocessing
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.export.api import export_model
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 NAMES = ("ant", "bee", "cat")
 

@@ -17,6 +17,8 @@ from vitrail.export.session import OnnxEngine, open_session
 from vitrail.models.config import pair
 from vitrail.models.pos_embed import RESIZE_METHODS, interpolation_matrix
 
+pytestmark = pytest.mark.slow
+
 
 def sizes(config):
     """The model's own, smaller down and larger across, larger both ways, and a single patch."""

@@ -14,6 +14,8 @@ from vitrail.export.onnx import to_onnx
 from vitrail.export.pixels import Preprocess
 from vitrail.export.session import open_session
 
+pytestmark = pytest.mark.slow
+
 SIDE = (32, 32)
 CASES = {  # and the largest difference in levels
     "google": (preset("google", SIDE), 0),

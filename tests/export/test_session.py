@@ -14,6 +14,8 @@ from vitrail import CheckpointError, ConfigError, DataError, Metadata, Predictor
 from vitrail.export.onnx import to_onnx
 from vitrail.export.session import OnnxEngine, engine_for, open_session
 
+pytestmark = pytest.mark.slow
+
 METADATA = Metadata(preprocessing=Preprocessing(size=(8, 8)), class_names=("ant", "bee", "cat"))
 
 

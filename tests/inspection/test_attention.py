@@ -12,6 +12,8 @@ from vitrail.inspection import attention
 from vitrail.inspection.attention import attention_for_browser, attention_stats, iter_layers
 from vitrail.models.config import pair
 
+pytestmark = pytest.mark.slow
+
 BASE = VitConfig(
     depth=3, width=24, mlp_width=32, heads=3, patch_size=4, image_size=16, num_classes=5
 )

@@ -26,6 +26,8 @@ from vitrail.inspection.tokens import token_colors
 from vitrail.inspection.weights import filter_components, position_similarity
 from vitrail.models.registry import configuration
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):

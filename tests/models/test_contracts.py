@@ -14,6 +14,8 @@ from tiny_models import awake
 from vitrail import BitConfig, DataError, VitConfig, create
 from vitrail.models.registry import CONFIGURATIONS
 
+pytestmark = pytest.mark.slow
+
 VITS = [name for name, config in CONFIGURATIONS.items() if isinstance(config, VitConfig)]
 
 

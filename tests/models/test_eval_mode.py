@@ -14,6 +14,8 @@ from vitrail.inspection.rollout import rollout
 from vitrail.models.vit import eval_mode
 from vitrail.probing.features import features_of
 
+pytestmark = pytest.mark.slow
+
 PIXELS = np.zeros((8, 8, 3), np.uint8)
 CALLS = {
     "evaluate": lambda model, data: vitrail.evaluate(model, data),

@@ -10,6 +10,8 @@ import tiny_models
 from vitrail import ConfigError, VisionTransformer, create, load, save
 from vitrail.models.token_merging import Match, bipartite_matching, merge
 
+pytestmark = pytest.mark.slow
+
 POOLS = {
     "cls": {},
     "mean": {"pool": "mean"},

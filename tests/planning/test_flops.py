@@ -6,6 +6,8 @@ from vitrail.models.registry import configuration
 from vitrail.models.vit import build
 from vitrail.planning.flops import EXA, PUBLISHED_RUNS, UTILIZATION, cost_of, training_flops
 
+pytestmark = pytest.mark.slow
+
 JFT = 303e6  # images
 
 # Table 6 of the paper (arXiv:2010.11929v2), without some of its ResNets and hybrids, which take

@@ -14,6 +14,8 @@ from vitrail.models.vit import create
 from vitrail.planning.plan import make_plan
 from vitrail.planning.request import PlanRequest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TINY = {"model": "ViT-Mu/4", "classes": 10, "precision": "float32"}
 

@@ -10,6 +10,8 @@ from vitrail import CheckpointError, ConfigError, Predictor
 from vitrail.prediction import engines
 from vitrail.prediction.engines import AccuracyGuard, open_engine
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("red", "green", "blue")
 
 

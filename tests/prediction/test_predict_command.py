@@ -13,6 +13,8 @@ import pytest
 import vitrail
 from vitrail.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def predict(bundle, capsys):

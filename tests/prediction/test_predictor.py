@@ -14,6 +14,8 @@ from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.evaluation.evaluate import evaluate
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("ape", "bee", "cat")
 
 

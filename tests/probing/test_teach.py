@@ -13,6 +13,8 @@ from vitrail.probing import teach as module
 from vitrail.probing.ridge import fit_moments
 from vitrail.probing.teach import ProbeMemory, fit_head, load_memory, save_memory
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 COLORS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "gray": (1, 1, 1)}
 

@@ -9,7 +9,7 @@ from vitrail.inspection.attention import iter_layers
 from vitrail.inspection.rollout import rollout
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 TOLERANCE = 1e-6  # of attention, which is 0 to 1
 
 SIZES = [(224, 224), (112, 448), (96, 160)]

@@ -16,7 +16,7 @@ from vitrail.data.preprocessing import preset
 from vitrail.models.config import pair
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 LIMIT = TOLERANCE[torch.float32]
 SMALL = {

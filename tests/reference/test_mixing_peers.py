@@ -12,7 +12,7 @@ transforms = pytest.importorskip("torchvision.transforms")
 v2 = pytest.importorskip("torchvision.transforms.v2")
 timm_mixup = pytest.importorskip("timm.data.mixup")
 samplers = pytest.importorskip("timm.data.distributed_sampler")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
 def largest_gap(first, second):

@@ -11,7 +11,7 @@ from vitrail import NUMERICS
 from vitrail.models.pos_embed import resize_grid
 
 timm = pytest.importorskip("timm")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 TINY = "vit_tiny_patch16_224"
 # name: ours, changes, theirs, options, image size

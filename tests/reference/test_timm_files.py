@@ -22,7 +22,7 @@ from vitrail.models.config import pair
 from vitrail.models.vit import build
 
 timm = pytest.importorskip("timm")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 SMALL = {"img_size": 64, "depth": 2, "num_classes": 5}
 MEAN = {"global_pool": "avg", "class_token": False, "fc_norm": False}

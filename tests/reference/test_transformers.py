@@ -11,7 +11,7 @@ from vitrail import NUMERICS
 from vitrail.models.pos_embed import resize_grid
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
 def load(ours, kind="ViTForImageClassification"):

@@ -19,6 +19,7 @@ TOKENS = 1 + ROWS * COLUMNS
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
     pytest.mark.timeout(60),
+    pytest.mark.slow,
 ]
 
 

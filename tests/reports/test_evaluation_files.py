@@ -16,6 +16,8 @@ from vitrail.evaluation.results import EvaluationResult, Predictions
 from vitrail.reports import evaluation
 from vitrail.reports.evaluation import write_evaluation
 
+pytestmark = pytest.mark.slow
+
 FACTS = {"model": "m", "data": "d"}
 
 

@@ -23,6 +23,8 @@ from vitrail.reports import inspection as module
 from vitrail.reports.figures import inline_svg
 from vitrail.reports.inspection import browser_values, inspection_page, write_inspection
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 
 

@@ -14,6 +14,8 @@ from vitrail.evaluation.results import Calibration, SelectiveAccuracy
 from vitrail.reports import figures
 from vitrail.reports.figures import confusion_matrix, inline_svg, save_figure
 
+pytestmark = pytest.mark.slow
+
 EVIL = "a<b>&\"'</svg><script>x</script>"
 CALIBRATION = Calibration(
     edges=np.linspace(0, 1, 5),

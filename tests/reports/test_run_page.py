@@ -12,6 +12,8 @@ from vitrail.evaluation.results import EvaluationResult, Mistake
 from vitrail.reports import run as module
 from vitrail.reports.run import Report, points, write_report
 
+pytestmark = pytest.mark.slow
+
 
 def rows(steps=200):
     for step in range(10, steps + 1, 10):

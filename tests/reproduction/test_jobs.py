@@ -32,6 +32,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import ModelSettings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory):

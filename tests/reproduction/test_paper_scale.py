@@ -15,6 +15,8 @@ from vitrail.models.config import VitConfig
 from vitrail.models.registry import configuration
 from vitrail.training.recipes import read_recipe
 
+pytestmark = pytest.mark.slow
+
 NAMES = list(paper_scale.DATA["experiments"])
 ALL = {run.folder: run for name in NAMES for run in runs_of(name)}
 CHANGED = {

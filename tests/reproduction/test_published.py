@@ -20,6 +20,8 @@ from vitrail.errors import ConfigError
 from vitrail.models.registry import configuration
 from vitrail.training.recipes import grid, read_recipe
 
+pytestmark = pytest.mark.slow
+
 VIT_H, VIT_L, VIT_L21, BIT_L, NOISY_STUDENT = TABLE2
 MODELS5 = DATA["table5"]["models"]
 RECIPES = {"JFT": "paper-jft", "ImageNet-21k": "paper-imagenet21k", "ImageNet": "paper-imagenet"}

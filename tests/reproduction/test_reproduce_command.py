@@ -11,6 +11,8 @@ from reproduction.report import Figure, Report, Table
 from tiny_runs import SETTINGS, tiny_run, write_colors
 from vitrail.cli import main, reproduce
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory):

@@ -8,6 +8,8 @@ import pytest
 
 from reproduction.figures import Panel, Point, dot_chart, line_chart, short
 
+pytestmark = pytest.mark.slow
+
 EVIL = "a<b>&\"'</svg><script>x</script>"
 
 

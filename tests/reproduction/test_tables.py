@@ -17,6 +17,8 @@ from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
 from vitrail.evaluation.results import Estimate
 
+pytestmark = pytest.mark.slow
+
 LARGE = "ViT-L/16 (ImageNet-21k)"
 
 

@@ -23,6 +23,8 @@ from vitrail.cli.reproduce import NAMES
 from vitrail.models.config import BitConfig, MixerConfig, VitConfig
 from vitrail.models.registry import configuration
 
+pytestmark = pytest.mark.slow
+
 DATASETS = Datasets("builtin:sign-digits")
 RESULT = Result(
     folder=None,

@@ -30,6 +30,8 @@ from vitrail.serving.app import json_response
 from vitrail.serving.config import Limits
 from vitrail.serving.schemas import FeaturesResponse, StatusResponse
 
+pytestmark = pytest.mark.slow
+
 PNG = encoded_image()
 PREDICT = raw("/predict", PNG, "image/png")
 CHUNKED = (

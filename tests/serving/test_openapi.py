@@ -19,6 +19,8 @@ from starlette.testclient import TestClient
 from vitrail.serving.app import make_app
 from vitrail.serving.registry import Example
 
+pytestmark = pytest.mark.slow
+
 CHECKS = (
     not_a_server_error,
     status_code_conformance,

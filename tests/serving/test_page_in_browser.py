@@ -20,7 +20,7 @@ from page_stub import (
 )
 from PIL import Image
 
-pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60)]
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60), pytest.mark.slow]
 PANES = """() => {
   const c = document.getElementById("glass"), context = c.getContext("2d");
   return Array.from({ length: ROWS * COLUMNS }, (_, i) => {

@@ -12,6 +12,8 @@ from serving_helpers import encoded_image, tiny_model
 
 import vitrail
 
+pytestmark = pytest.mark.slow
+
 PREDICT = raw("/predict", encoded_image(), "image/png")
 
 

@@ -16,6 +16,8 @@ from vitrail.serving.app import make_app
 from vitrail.serving.config import Limits
 from vitrail.serving.limits import ApiError, Upload
 
+pytestmark = pytest.mark.slow
+
 
 def files(color, count=6, seed=0):
     return [("pictures", (f"{n}", encoded_image(color, seed=seed + n))) for n in range(count)]

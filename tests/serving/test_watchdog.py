@@ -26,6 +26,8 @@ from vitrail.errors import ConfigError
 from vitrail.serving import batching, protocol
 from vitrail.serving.config import Limits, ServerConfig
 
+pytestmark = pytest.mark.slow
+
 STUCK = encoded_image("blue", seed=99)  # never finishes decoding
 PREDICT = raw("/predict", encoded_image(), "image/png")
 

@@ -38,6 +38,8 @@ from vitrail.training.data_module import DataSplits, hold_out_dev
 from vitrail.training.optim import freeze
 from vitrail.training.recipes import read_run
 
+pytestmark = pytest.mark.slow
+
 # End to end
 
 

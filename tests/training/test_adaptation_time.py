@@ -19,6 +19,8 @@ from vitrail.training.config import MachineSettings
 from vitrail.training.data_module import subsample
 from vitrail.training.trainer import Result
 
+pytestmark = pytest.mark.slow
+
 
 def record_features(monkeypatch, seconds) -> list[set[str]]:
     """Set the measured seconds per image; return the datasets of the probes."""

@@ -30,6 +30,8 @@ from vitrail.training.checkpoint import (
 from vitrail.training.muon import Muon
 from vitrail.training.optim import Adafactor, Lion
 
+pytestmark = pytest.mark.slow
+
 
 class Objective(nn.Module):
     def __init__(self, width: int = 32) -> None:

@@ -26,6 +26,8 @@ from vitrail.training.memory import MALLOC_OPTIONS, configure_malloc
 from vitrail.training.objectives import Classification
 from vitrail.training.trainer import run
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

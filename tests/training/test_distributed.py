@@ -12,6 +12,8 @@ import vitrail
 from tiny_runs import write_colors
 from vitrail.training.callbacks import read_rows
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 OPTIONS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
 OPTIONS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]

@@ -16,6 +16,8 @@ from vitrail.reports.dataset_check import write_dataset_check
 from vitrail.serving.server import load_model
 from vitrail.training.config import ModelSettings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

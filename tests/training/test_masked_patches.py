@@ -16,6 +16,8 @@ from vitrail.training.masked_patches import (
     random_patches,
 )
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("mean-color", "colors-4x4", "pixels")
 
 

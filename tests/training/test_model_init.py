@@ -11,6 +11,8 @@ from vitrail.formatting import percent
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
 from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
 
+pytestmark = pytest.mark.slow
+
 HARMFUL = OptimSettings(kind="sgd", learning_rate=10.0, clip_norm=1.0, warmup_steps=0)
 FLOAT32 = MachineSettings(precision="float32")
 

@@ -21,6 +21,8 @@ from vitrail.training.recipes import (
     to_toml,
 )
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 # Table 3 of the paper. Where it has two numbers of epochs, the recipe has the larger.

@@ -17,6 +17,8 @@ from vitrail.training.objectives import Classification
 from vitrail.training.recipes import write_run
 from vitrail.training.schedules import Schedule
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def unfinished(colors, tmp_path, monkeypatch):

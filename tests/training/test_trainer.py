@@ -42,6 +42,8 @@ from vitrail.training.objectives import Classification
 from vitrail.training.recipes import read_recipe, read_run
 from vitrail.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 def test_run_writes_a_complete_bundle(colors, tmp_path):
     result = tiny_run(colors, tmp_path / "run", steps=60)

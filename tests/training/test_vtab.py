@@ -17,6 +17,8 @@ from vitrail.models.vit import create
 from vitrail.training import vtab
 from vitrail.training.vtab import Benchmark, draw_images, open_task, read_tasks
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"steps": 8, "batch_size": 6, "image_size": 8}
 
 
