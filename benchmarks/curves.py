@@ -64,13 +64,13 @@ def drawing(panels: Mapping[str, Sequence[Curve]]) -> str:
         for axis, (title, curves) in zip(axes, panels.items(), strict=False):
             for curve in curves:
                 number = names.index(curve.what)
-                look = {"color": COLORS[number % len(COLORS)], "marker": "osD^"[number % 4]}
+                marks = {"color": COLORS[number % len(COLORS)], "marker": "osD^"[number % 4]}
                 (handles[curve.what],) = axis.loglog(
-                    curve.sizes, curve.times_first, linestyle="none", markersize=4, **look
+                    curve.sizes, curve.times_first, linestyle="none", markersize=4, **marks
                 )
                 slope, factor = fit(curve.sizes, curve.times_first)
                 ends = [curve.sizes[len(curve.sizes) // 2], curve.sizes[-1]]
-                axis.loglog(ends, [factor * x**slope for x in ends], color=look["color"])
+                axis.loglog(ends, [factor * x**slope for x in ends], color=marks["color"])
             exponents = ", ".join(f"{curve.exponent:.2f}" for curve in curves)
             axis.set_title(f"{title}\nexponents {exponents}")
         for axis in list(axes)[len(panels) :]:

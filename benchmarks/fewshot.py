@@ -17,15 +17,15 @@ ROWS, WIDTH, CLASSES = 50_000, 768, 100
 FOLDS = 5
 ROUNDS = 3
 OURS = "vitrail, `fit_path`"
-AT_ONCE = "scikit-learn, RidgeClassifierCV"
-LOOP = "scikit-learn, RidgeClassifier for each l2 and fold"
+SKLEARN_CV = "scikit-learn, RidgeClassifierCV"
+SKLEARN_LOOP = "scikit-learn, RidgeClassifier for each l2 and fold"
 
 
 def report() -> str:
     """The section of benchmarks/README.md, measured now."""
     from threadpoolctl import threadpool_limits
 
-    features, labels = material()
+    features, labels = make_features()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -53,8 +53,8 @@ def report() -> str:
     )
 
 
-def material() -> tuple[np.ndarray, np.ndarray]:
-    """Features of uneven scales that depend on each other, around a center for each class."""
+def make_features() -> tuple[np.ndarray, np.ndarray]:
+    """Correlated features of different scales, around a center for each class."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, ROWS)
     mixing = rng.standard_normal((WIDTH, WIDTH), np.float32) / WIDTH**0.5
@@ -66,17 +66,18 @@ def material() -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(features: np.ndarray, labels: np.ndarray) -> list[str]:
-    calls = {OURS: ours(features, labels), AT_ONCE: theirs(features, labels)}
-    seconds = interleave(calls | {LOOP: one_fit(features, labels)}, rounds=ROUNDS)
-    seconds[LOOP] = [len(L2_GRID) * FOLDS * second for second in seconds[LOOP]]
+    calls = {OURS: ours(features, labels), SKLEARN_CV: theirs(features, labels)}
+    seconds = interleave(calls | {SKLEARN_LOOP: one_fit(features, labels)}, rounds=ROUNDS)
+    seconds[SKLEARN_LOOP] = [len(L2_GRID) * FOLDS * second for second in seconds[SKLEARN_LOOP]]
     lines = ["| path of l2 | best, ms | median, ms | ratio |", "|---|---|---|---|"]
     ratios = {}
     for name, times in seconds.items():
         pairs = zip(times, seconds[OURS], strict=True)
         ratios[name] = statistics.median(t / own for t, own in pairs)
         lines.append(f"| {name} | {spread(times)} | {ratios[name]:.2f} |")
-    found = f"scikit-learn takes {min(ratios[AT_ONCE], ratios[LOOP]):.2f} times vitrail's time"
-    return [claim("The few-shot probe's path of penalties", found), "", *lines]
+    ratio = min(ratios[SKLEARN_CV], ratios[SKLEARN_LOOP])
+    speedup = f"scikit-learn takes {ratio:.2f} times vitrail's time"
+    return [claim("The few-shot probe's path of penalties", speedup), "", *lines]
 
 
 def ours(features: np.ndarray, labels: np.ndarray) -> Callable[[], object]:
@@ -100,7 +101,7 @@ def one_fit(features: np.ndarray, labels: np.ndarray) -> Callable[[], object]:
 
 
 def whitened(features: np.ndarray) -> np.ndarray:
-    """What scikit-learn has to be given for the same protocol."""
+    """Return whitened features with a constant appended, the input of scikit-learn."""
     x = np.full((len(features), WIDTH + 1), BIAS)
     x[:, :-1] = features
     x[:, :-1] -= x[:, :-1].mean(0)
@@ -113,7 +114,7 @@ PEAK = Path("/proc/self/clear_refs")  # writing 5 makes the peak what is held no
 
 
 def memory(features: np.ndarray, labels: np.ndarray) -> list[str]:
-    """How much a fresh process of each grows by during the fit."""
+    """Measure how much memory a fit takes in a fresh process of each library."""
     if not PEAK.exists():
         return ["Memory is not measured on this system."]
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +134,7 @@ def memory(features: np.ndarray, labels: np.ndarray) -> list[str]:
 
 
 def growth(name: str, folder: str) -> float:
-    """MiB, with a small fit before so that libraries have loaded what they load."""
+    """Return the MiB that a fit takes, after a small one that loads the libraries."""
     features, labels = np.load(f"{folder}/features.npy"), np.load(f"{folder}/labels.npy")
     FITS[name](features[: 2 * WIDTH], labels[: 2 * WIDTH])()
     PEAK.write_text("5")

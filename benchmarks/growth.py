@@ -204,8 +204,8 @@ def memory() -> list[list[float]]:
     """MiB of a training step, a list over sizes for each sweep."""
     words = [sys.executable, __file__, "memory"]
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-    found = iter([float(line) for line in done.stdout.splitlines()])
-    return [[next(found) for _ in sweep.sizes] for sweep in SWEEPS]
+    values = iter([float(line) for line in done.stdout.splitlines()])
+    return [[next(values) for _ in sweep.sizes] for sweep in SWEEPS]
 
 
 def print_memory() -> None:
@@ -220,7 +220,7 @@ def print_memory() -> None:
 
 
 def peak(shape: Shape, batch: int) -> float:
-    """MiB, with a tiny model before so that libraries have loaded what they load."""
+    """Return MiB, after a tiny model that loads the libraries."""
     tiny = step(TINY, 1)
     tiny()
     PEAK.write_text("5")

@@ -1,6 +1,6 @@
 """What a dataset costs before its first image: opening it, holding its index, an epoch's start.
 
-python benchmarks/growth_data.py FILE.tar      in a process of its own: three numbers as JSON
+python benchmarks/growth_data.py FILE.tar      one measurement: three numbers as JSON
 """
 
 import io
@@ -26,12 +26,14 @@ CLASSES = 10
 
 def data_curves(counts: Sequence[int] = IMAGE_COUNTS) -> tuple[Curve, Curve, Curve]:
     """Opening (ms), memory (MiB) and the first batch of an epoch (ms), over numbers of images."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         paths = write_tars(folder, counts)
         write_tars(folder / "tiny", [CLASSES])
         rounds = [[opened(path) for path in paths] for _ in range(ROUNDS)]
-    opening, held_for, first = ([[found[n] for found in once] for once in rounds] for n in range(3))
+    opening, held_for, first = (
+        [[values[n] for values in once] for once in rounds] for n in range(3)
+    )
     return (
         Curve("opening", counts, opening, "ms"),
         Curve("memory", counts, held_for, "MiB"),
@@ -58,7 +60,7 @@ def write_tars(folder: Path, counts: Sequence[int]) -> list[Path]:
 
 
 def opened(path: Path) -> list[float]:
-    """The numbers of one tar whose headers nobody has read yet."""
+    """Measure one tar without a cached index."""
     path.with_name(f".{path.name}.index.npz").unlink(missing_ok=True)
     words = [sys.executable, __file__, str(path)]
     return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
@@ -72,23 +74,23 @@ def numbers(path: Path) -> list[float]:
     from vitrail.data.sampler import TrainSampler
     from vitrail.data.transforms import TrainTransform
 
-    how = preset("timm", (8, 8))
-    transform = TrainTransform(preprocessing=how, augmentation=Augmentation())
+    preprocessing = preset("timm", (8, 8))
+    transform = TrainTransform(preprocessing=preprocessing, augmentation=Augmentation())
 
     def first_batch(source, seed: int) -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         order = TrainSampler(samples=len(source), batch_size=BATCH, seed=seed)
         batches = iter(Loader(source, transform, order, workers=0))
         next(batches)
-        taken = time.perf_counter() - begun
+        taken = time.perf_counter() - start
         batches.close()
         return 1e3 * taken
 
     first_batch(open_dataset(path.parent / "tiny" / f"{CLASSES}.tar"), 0)  # libraries are loaded
     PEAK.write_text("5")
-    before, begun = held("VmRSS"), time.perf_counter()
+    before, start = held("VmRSS"), time.perf_counter()
     source = open_dataset(path)
-    taken = 1e3 * (time.perf_counter() - begun)
+    taken = 1e3 * (time.perf_counter() - start)
     grown = held("VmHWM") - before
     starts = [first_batch(source, seed) for seed in range(STARTS)]
     return [taken, grown, statistics.median(starts)]

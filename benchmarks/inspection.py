@@ -1,4 +1,4 @@
-"""Looking inside: what attention over many images costs, and the memory it takes."""
+"""Time and memory of attention statistics over many images."""
 
 import statistics
 import subprocess
@@ -62,7 +62,7 @@ EVALUATIONS: dict[str, Callable[..., object]] = {
 
 
 def memory() -> list[str]:
-    """How much a fresh process of each grows by, beyond a model that is loaded and warm."""
+    """Measure the memory of a fresh process of each beyond a loaded, warmed-up model."""
     if not PEAK.exists():
         return ["Memory is not measured on this system."]
     grown = {
@@ -90,7 +90,7 @@ def create_large(device: str) -> torch.nn.Module:
 
 
 def growth(name: str) -> float:
-    """MiB, with a small image before so that libraries have loaded what they load."""
+    """Return MiB, after a small image that loads the libraries."""
     model = create_large("cpu")
     image = torch.randn(1, 3, SIZE, SIZE)
     with torch.inference_mode():

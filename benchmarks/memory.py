@@ -1,10 +1,10 @@
-"""Memory: large models in little of it, each case in a fresh process that may not take more.
+"""Memory: large models within a fixed limit, each case in a fresh process.
 
     python benchmarks/memory.py        the section of benchmarks/README.md
 
-The cases are commands as anybody would type them, on images of noise and weights that were drawn.
-The system refuses a process what is beyond its limit (RLIMIT_DATA); what is told is the most that
-the process held (VmHWM), from its start to its end: loading, steps, judging, saving.
+The cases are ordinary commands on noise images and random weights. RLIMIT_DATA enforces the limit;
+the report has the peak resident memory (VmHWM) of the process, including loading, steps, evaluation
+and saving.
 """
 
 import json
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-import kept
+import result_cache
 from timing import claim
 from vitrail.cli import SPIN, main
 from vitrail.errors import VitrailError
@@ -31,8 +31,8 @@ from vitrail.planning.timing import resident_bytes
 from vitrail.training.recipes import METRICS
 
 GIB = 2**30
-CLASSES, PICTURES, JUDGED = 5, 16, 5
-FULL, BLOCKS = 64, 2  # images that a probe looks at at once; blocks that suffice to see its peak
+CLASSES, TRAIN_IMAGES, TEST_IMAGES = 5, 16, 5
+FULL, BLOCKS = 64, 2  # batch size of a probe; number of blocks that suffice to reach its peak
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc gives each larger block back to the system
 
 
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one model, which may take so many GiB; `claims` is what they are to show."""
+    """Cases of one model under a memory limit in GiB; `claims` is the claim that they test."""
 
     model: str
     limit: int
@@ -59,9 +59,9 @@ class Group:
 
 TUNE = "finetune DATA --from MODEL --out OUT --evaluate-every 1000000"  # epochs: never
 FINETUNE = f"{TUNE} --steps 2"
-LEAN = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
-WHOLE = f"{TUNE} --steps 5 --machine.parts 1"
-CHECKED = f"{WHOLE} --machine.checkpointing"
+LOW_MEMORY = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
+FULL_BATCH = f"{TUNE} --steps 5 --machine.parts 1"
+CHECKED = f"{FULL_BATCH} --machine.checkpointing"
 PROBE = "fewshot MODEL DATA --shots 3 --seeds 2 --probes ridge logistic --no-cache"
 GROUPS = (
     Group(
@@ -71,7 +71,7 @@ GROUPS = (
             Case("defaults: batches of 16, AdamW", FINETUNE),
             Case(
                 "384 pixels; Adafactor, checkpointing, one image at a time",
-                f"{FINETUNE} --model.image-size 384 --batch-size 2 {LEAN}",
+                f"{FINETUNE} --model.image-size 384 --batch-size 2 {LOW_MEMORY}",
             ),
         ),
         ("fine-tuned", "s per image"),
@@ -95,7 +95,7 @@ GROUPS = (
         "ViT-S/16",
         4,
         (
-            Case("whole batches", WHOLE),
+            Case("whole batches", FULL_BATCH),
             Case("checkpointing", CHECKED),
             Case("checkpointing, one memory mapping per tensor", CHECKED, mapped=True),
         ),
@@ -106,13 +106,13 @@ GROUPS = (
 
 
 def report() -> str:
-    """The section of benchmarks/README.md, measured now or kept from before."""
+    """The section of benchmarks/README.md, measured now or cached."""
     if not resident_bytes("VmHWM"):
         return "## Memory\n\nNot measured: this system does not report the memory of a process\n"
-    kept.FOLDER.mkdir(parents=True, exist_ok=True)
+    result_cache.FOLDER.mkdir(parents=True, exist_ok=True)
     parts = []
     for group in GROUPS:
-        with TemporaryDirectory(dir=kept.FOLDER) as folder:  # gigabytes: not on a disk in memory
+        with TemporaryDirectory(dir=result_cache.FOLDER) as folder:  # gigabytes: not in tmpfs
             parts += [*table(group, [found(group, case, Path(folder)) for case in group.cases]), ""]
     return "\n".join(
         [
@@ -143,7 +143,7 @@ def table(group: Group, rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 def found(group: Group, case: Case, folder: Path) -> dict[str, float]:
     key = f"memory-{group.model}-{case.name}"
-    return kept.kept(key, lambda: measured(group, case, folder))
+    return result_cache.cached(key, lambda: measured(group, case, folder))
 
 
 def measured(group: Group, case: Case, folder: Path) -> dict[str, float]:
@@ -162,7 +162,7 @@ def measured(group: Group, case: Case, folder: Path) -> dict[str, float]:
 
 
 def in_process(*words: str, environment: Mapping[str, str] | None = None) -> dict[str, float]:
-    """What this file says last when it is called with these words in a fresh process."""
+    """Run this file with these arguments in a fresh process; return the JSON it prints."""
     done = subprocess.run(
         [sys.executable, __file__, *words],
         env=os.environ | {"GOMP_SPINCOUNT": SPIN} | dict(environment or {}),
@@ -176,20 +176,20 @@ def in_process(*words: str, environment: Mapping[str, str] | None = None) -> dic
 
 
 def per_image(out: Path) -> float:
-    """Seconds of a step, from the end of the one before, for each image: the median."""
+    """Median seconds per image, from the end of one step to the end of the next."""
     lines = (out / METRICS).read_text(encoding="utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "loss" in row]
     return statistics.median(
-        (after["seconds"] - before["seconds"]) / (PICTURES * (after["epoch"] - before["epoch"]))
+        (after["seconds"] - before["seconds"]) / (TRAIN_IMAGES * (after["epoch"] - before["epoch"]))
         for before, after in pairwise(steps)
     )
 
 
 def write_noise(path: Path) -> None:
-    """Small images that show nothing; every model enlarges them."""
+    """Write small images of noise; every model resizes them."""
     rng = np.random.default_rng(0)
     parts = {}
-    for split, count in (("train", PICTURES), ("test", JUDGED)):
+    for split, count in (("train", TRAIN_IMAGES), ("test", TEST_IMAGES)):
         parts[f"x_{split}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
         parts[f"y_{split}"] = np.arange(count) % CLASSES
     np.savez(path, **parts)
@@ -206,34 +206,34 @@ def write(name: str, folder: str) -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """One command, or a look through the first blocks of a model."""
+    """Run one command, or (`look`) a forward pass through the first blocks of a model."""
     if words[0] == "look":
-        look(words[1])
+        forward_first_blocks(words[1])
     elif status := main(words):
         sys.exit(status)
 
 
-def look(reference: str) -> None:
+def forward_first_blocks(reference: str) -> None:
     import torch
 
     import vitrail
 
     model = vitrail.load(reference).eval()
-    held = model.encoder.blocks
-    model.encoder.blocks = held[:BLOCKS]
+    all_blocks = model.encoder.blocks  # stay in memory
+    model.encoder.blocks = all_blocks[:BLOCKS]
     size = model.config.image_size
     with torch.inference_mode():
         model.features(torch.randn(FULL, 3, size, size))
 
 
 def work(kind: str, *words: str) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     if kind == "write":
         write(*words)
     else:
         resource.setrlimit(resource.RLIMIT_DATA, (int(words[0]),) * 2)
         run(words[1:])
-    result = {"peak": resident_bytes("VmHWM"), "seconds": time.monotonic() - begun}
+    result = {"peak": resident_bytes("VmHWM"), "seconds": time.monotonic() - start}
     print(json.dumps(result), flush=True)
 
 

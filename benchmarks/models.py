@@ -11,8 +11,8 @@ from peers import LIBRARIES, Shape, make_torchvision_importable
 from timing import claim, interleave, matrix_call, matrix_rate, spread
 
 ROUNDS = 15
-ALONE, PARTS = "products alone", "vitrail, data parallel"
-ALONE_PARTS = "products alone, data parallel"
+PRODUCTS, DATA_PARALLEL = "products alone", "vitrail, data parallel"
+PRODUCTS_PARALLEL = "products alone, data parallel"
 CASES = {
     "ViT-S/16 at 224, batch 8": (Shape(224, 16, 384, 12, 6, 1536, 1000), 8),
     "32 pixels, patch 4, width 128, depth 6, batch 128": (Shape(32, 4, 128, 6, 4, 512, 10), 128),
@@ -51,9 +51,9 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
     make = forward_call if passes == 1 else step_call
     calls = {name: make(build(shape), images, labels) for name, build in LIBRARIES.items()}
     if passes > 1:
-        calls[PARTS] = parted_call(LIBRARIES["vitrail"](shape), images, labels)
-        calls[ALONE_PARTS] = parted_products_call(shape, batch, passes)
-    calls |= {ALONE: products_call(shape, batch, passes), "matrix": matrix_call()}
+        calls[DATA_PARALLEL] = data_parallel_call(LIBRARIES["vitrail"](shape), images, labels)
+        calls[PRODUCTS_PARALLEL] = sharded_products_call(shape, batch, passes)
+    calls |= {PRODUCTS: products_call(shape, batch, passes), "matrix": matrix_call()}
     seconds = interleave(calls, rounds=ROUNDS)
     rate = matrix_rate(seconds.pop("matrix"))
     ours = seconds["vitrail"]
@@ -64,15 +64,15 @@ def table(what: str, shape: Shape, batch: int, passes: int) -> list[str]:
         shares[name] = passes * batch * shape.forward_flops() / min(times) / rate
         rows.append(f"| {name} | {spread(times)} | {ratios[name]:.2f} | {shares[name]:.0%} |")
     peer = min(LIBRARIES.keys() - {"vitrail"}, key=lambda name: ratios[name])
-    found = f"{peer} takes {ratios[peer]:.2f} times vitrail's time"
+    comparison = f"{peer} takes {ratios[peer]:.2f} times vitrail's time"
     share = f"{shares['vitrail']:.0%} of the matrix-product limit"
-    if PARTS in shares:
-        pairs = zip(seconds[peer], seconds[PARTS], strict=True)
+    if DATA_PARALLEL in shares:
+        pairs = zip(seconds[peer], seconds[DATA_PARALLEL], strict=True)
         ratio = statistics.median(t / own for t, own in pairs)
-        found += f", {ratio:.2f} times the data-parallel one"
-        share += f", {shares[PARTS]:.0%} data parallel"
+        comparison += f", {ratio:.2f} times the data-parallel one"
+        share += f", {shares[DATA_PARALLEL]:.0%} data parallel"
     return [
-        claim(f"{what}, the fastest peer", f"{found}; {share}"),
+        claim(f"{what}, the fastest peer", f"{comparison}; {share}"),
         "",
         *rows,
         "",
@@ -90,15 +90,20 @@ def products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]
     weight, result = torch.randn(size * size), torch.empty(size * size)
     queries = torch.randn(batch * heads, shape.tokens, width // heads)
     scores = torch.randn(batch * heads, shape.tokens, shape.tokens)
-    seen = torch.empty_like(queries)
+    attended = torch.empty_like(queries)
 
-    def dense(given: int, made: int) -> None:
-        x, y = tokens[: rows * given].view(rows, given), out[: rows * made].view(rows, made)
-        w = weight[: given * made].view(made, given)
+    def dense(in_features: int, out_features: int) -> None:
+        x, y = (
+            tokens[: rows * in_features].view(rows, in_features),
+            out[: rows * out_features].view(rows, out_features),
+        )
+        w = weight[: in_features * out_features].view(out_features, in_features)
         torch.mm(x, w.t(), out=y)
         if passes > 1:
-            torch.mm(y, w, out=back[: rows * given].view(rows, given))
-            torch.mm(y.t(), x, out=result[: made * given].view(made, given))
+            torch.mm(y, w, out=back[: rows * in_features].view(rows, in_features))
+            torch.mm(
+                y.t(), x, out=result[: out_features * in_features].view(out_features, in_features)
+            )
 
     def call() -> None:
         for _ in range(shape.depth):
@@ -106,13 +111,13 @@ def products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]
                 dense(*layer)
             for _ in range(passes):
                 torch.bmm(queries, queries.mT, out=scores)
-                torch.bmm(scores, queries, out=seen)
+                torch.bmm(scores, queries, out=attended)
 
     return call
 
 
-def parted_products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]:
-    """The same, each core with the products of its part of the batch."""
+def sharded_products_call(shape: Shape, batch: int, passes: int) -> Callable[[], object]:
+    """The same, with one shard of the batch per core."""
     from vitrail.data.loader import start_pool
 
     cores = torch.get_num_threads()
@@ -135,10 +140,10 @@ def step_call(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> C
     return step_of(model.train(), lambda: F.cross_entropy(model(images), labels))
 
 
-def parted_call(
+def data_parallel_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> Callable[[], object]:
-    """A step as the training loop takes it."""
+    """A training step with CPU data parallelism, as in the training loop."""
     from vitrail.training.auto_config import MAX_SHARDS
     from vitrail.training.config import LossSettings
     from vitrail.training.cpu_parallel import CpuDataParallel

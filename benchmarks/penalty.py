@@ -24,7 +24,7 @@ from vitrail.probing.ridge import DEFAULT_L2, fit_path
 
 MODEL = "hf:facebook/deit-tiny-patch16-224"
 SIZE = 128  # pixels: positions are interpolated
-SETS = {
+DATASETS = {
     "flowers5": ("flowers5_160.tar", ""),
     "sign-digits": ("sign_digits_100.tar", ""),
     "CIFAR-10": ("cifar10_10k.npz", ""),
@@ -42,17 +42,17 @@ COLUMNS = ("fixed 1024", "least squared error", "`Path.best`", "oracle")
 
 def report(model: Model) -> str:
     """The table: mean test accuracy over sets and seeds, in percent."""
-    found: dict[Shots, list[np.ndarray]] = {shots: [] for shots in SHOTS}
-    for name, (file, prefix) in SETS.items():
-        seen = features_of(model, some_of(open_dataset(data_folder() / file, "all"), prefix))
-        labels = np.unique(seen.labels, return_inverse=True)[1]
+    accuracies_by_shots: dict[Shots, list[np.ndarray]] = {shots: [] for shots in SHOTS}
+    for name, (file, prefix) in DATASETS.items():
+        features = features_of(model, some_of(open_dataset(data_folder() / file, "all"), prefix))
+        labels = np.unique(features.labels, return_inverse=True)[1]
         for task, rows in (("all classes", labels >= 0), ("two classes", labels < 2)):
-            for shots, accuracies in regret(seen.values[rows], labels[rows]):
-                found[shots].append(accuracies.mean(0))
+            for shots, accuracies in regret(features.values[rows], labels[rows]):
+                accuracies_by_shots[shots].append(accuracies.mean(0))
             print(f"{name}, {task}", file=sys.stderr, flush=True)
     lines = [f"| shots | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-    rows = [(str(shots), np.mean(tasks, 0)) for shots, tasks in found.items()]
-    rows.append(("mean", np.mean(list(chain.from_iterable(found.values())), 0)))
+    rows = [(str(shots), np.mean(tasks, 0)) for shots, tasks in accuracies_by_shots.items()]
+    rows.append(("mean", np.mean(list(chain.from_iterable(accuracies_by_shots.values())), 0)))
     return "\n".join([*lines, *(f"| {name} | {percent(mean)} |" for name, mean in rows)])
 
 
@@ -76,7 +76,7 @@ def regret(values: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Shots, np.n
     for shots in SHOTS:
         if shots != "all" and shots > np.bincount(labels).min() // 2:
             continue
-        found = []
+        rows_by_seed = []
         for seed in range(SEEDS):
             order = draw(labels, classes, "all", seed)
             train = np.zeros(len(labels), bool)
@@ -86,21 +86,21 @@ def regret(values: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Shots, np.n
             rows = np.flatnonzero(train)
             rows = rows[draw(labels[rows], classes, shots, seed)]
             path = fit_path(values[rows], labels[rows], classes)
-            right = [
+            accuracies = [
                 float((probe.predict(values[~train]).numpy() == labels[~train]).mean())
                 for probe in path.probes
             ]
             fixed = [probe.l2 for probe in path.probes].index(DEFAULT_L2)
-            picked = (fixed, int(np.argmin(path.errors)), path.best, int(np.argmax(right)))
-            found.append([right[i] for i in picked])
-        yield shots, np.array(found)
+            chosen = (fixed, int(np.argmin(path.errors)), path.best, int(np.argmax(accuracies)))
+            rows_by_seed.append([accuracies[i] for i in chosen])
+        yield shots, np.array(rows_by_seed)
 
 
 if __name__ == "__main__":
-    absent = [file for file, _ in SETS.values() if not (data_folder() / file).exists()]
+    absent = [file for file, _ in DATASETS.values() if not (data_folder() / file).exists()]
     if absent:
         sys.exit(f"Not measured: {data_folder() / absent[0]} is not there; set DATA to its folder")
     torch.set_num_threads(1)
     name = sys.argv[1] if len(sys.argv) > 1 else MODEL
-    where = str(Path(name).resolve()) if Path(name).exists() else name
-    print(report(load(where, image_size=SIZE)))
+    reference = str(Path(name).resolve()) if Path(name).exists() else name
+    print(report(load(reference, image_size=SIZE)))

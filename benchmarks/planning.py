@@ -1,4 +1,4 @@
-"""What `vitrail plan` says beside what a training run then takes, each in a process of its own.
+"""Predictions of `vitrail plan` against measured training runs, each in its own process.
 
     python benchmarks/planning.py            a Markdown table, as in docs/planning.md
     python benchmarks/planning.py --json     the same as numbers
@@ -31,7 +31,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.trainer import run
 
 STEPS, FIRST = 8, 2  # of the run, and those whose time does not count
-PICTURES, JUDGED, CLASSES = 64, 16, 10
+TRAIN_IMAGES, TEST_IMAGES, CLASSES = 64, 16, 10
 NEVER = 1e6  # epochs: an evaluation between two steps would count as one
 MIB = 2**20
 SETTINGS = (
@@ -95,11 +95,11 @@ def compare(request: PlanRequest) -> dict[str, object]:
 
 
 def write_noise(path: Path, request: PlanRequest) -> Path:
-    """DecodedImages of the model's size that show nothing."""
+    """Write images of noise of the model's size."""
     size = configuration(request.model).image_size
     rng = np.random.default_rng(0)
     parts = {}
-    for split, count in (("train", PICTURES), ("test", JUDGED)):
+    for split, count in (("train", TRAIN_IMAGES), ("test", TEST_IMAGES)):
         parts[f"x_{split}"] = rng.integers(0, 256, (count, size, size, 3), np.uint8)
         parts[f"y_{split}"] = np.arange(count) % CLASSES
     np.savez(path, **parts)

@@ -1,4 +1,4 @@
-"""Answers for a folder of photographs, and for one image at a time, beside timm and transformers.
+"""Inference on a folder of photographs and on single images, against timm and transformers.
 
 All have the same weights. Each library prepares images as it usually does for such a model, and
 each is measured with the batches and helpers that suit it best of those tried.
@@ -35,23 +35,23 @@ def report() -> str:
     if not FLOWERS.exists():
         return f"## Prediction\n\nNot measured: {FLOWERS} is not there.\n"
     make_torchvision_importable()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as root:
         print("  a folder", flush=True)
-        folder = whole_folder(Path(place))
+        folder = folder_of_images(Path(root))
         print("  one image", flush=True)
         single = one_image()
     return "\n".join(["## Prediction", "", *folder, "", *single, ""])
 
 
-def whole_folder(place: Path) -> list[str]:
+def folder_of_images(root: Path) -> list[str]:
     """ViT-Ti/16 on photographs in files."""
-    paths = written(place / "images")
+    paths = written(root / "images")
     model = random_model("ViT-Ti/16")
-    vitrail.save(model, place / "hf", "huggingface")
-    vitrail.save(model, place / "timm", "timm")
+    vitrail.save(model, root / "hf", "huggingface")
+    vitrail.save(model, root / "timm", "timm")
     calls = {f"vitrail, {e}": ours(model, e) for e in ("torch", "onnx", "onnx-int8")}
-    calls |= {f"timm, batches of {b}, {w} workers": by_timm(place, b, w) for b, w in TIMM}
-    calls |= {f"transformers, batches of {b}": by_transformers(place, b) for b in (1, 16)}
+    calls |= {f"timm, batches of {b}, {w} workers": by_timm(root, b, w) for b, w in TIMM}
+    calls |= {f"transformers, batches of {b}": by_transformers(root, b) for b in (1, 16)}
     for call in calls.values():
         call(paths[:16])
     rates: dict[str, list[float]] = {name: [] for name in calls}
@@ -93,7 +93,7 @@ def folder_table(rates: dict[str, list[float]]) -> list[str]:
 
 
 def one_image() -> list[str]:
-    """ViT-S/16, one prepared image: what a person waits for."""
+    """ViT-S/16, one prepared image: the latency of one request."""
     image = torch.randn(1, 3, 224, 224)
     calls: dict[str, Callable[[], object]] = {}
     for name in ("vitrail", "timm", "transformers", "torchvision"):
@@ -134,13 +134,13 @@ def eager(model: nn.Module, image: torch.Tensor) -> Callable[[], object]:
 
 
 def random_model(name: str) -> nn.Module:
-    """A model with weights that tell images apart, prepared as timm prepares for it."""
+    """A model with a random head of visible variance, and timm's preprocessing."""
     torch.manual_seed(0)
     model = vitrail.create(name, num_classes=1000, numerics=vitrail.NUMERICS["timm"])
     nn.init.normal_(model.head.weight, std=0.1)
     names = [f"class {number}" for number in range(1000)]
-    how = preset("timm", (224, 224))
-    model.metadata = vitrail.Metadata(preprocessing=how, class_names=tuple(names))
+    preprocessing = preset("timm", (224, 224))
+    model.metadata = vitrail.Metadata(preprocessing=preprocessing, class_names=tuple(names))
     return model.eval()
 
 
@@ -160,23 +160,23 @@ def ours(model: nn.Module, engine: str) -> Callable[[Sequence[Path]], list[objec
     return lambda paths: list(predictor.stream(paths))
 
 
-def by_timm(place: Path, batch: int, workers: int) -> Callable[[Sequence[Path]], list[object]]:
+def by_timm(root: Path, batch: int, workers: int) -> Callable[[Sequence[Path]], list[object]]:
     """What timm's inference.py does: its dataset, its loader, top 5 of each batch."""
     import timm
     from timm.data import create_loader, resolve_model_data_config
     from timm.data.dataset import ImageDataset
 
-    settings = json.loads((place / "timm" / "config.json").read_text())
+    settings = json.loads((root / "timm" / "config.json").read_text())
     model = timm.create_model(
         settings["architecture"],
         num_classes=1000,
-        checkpoint_path=str(next((place / "timm").glob("*.safetensors"))),
+        checkpoint_path=str(next((root / "timm").glob("*.safetensors"))),
         **settings.get("model_args", {}),
     ).eval()
     config = resolve_model_data_config(model)
 
     def call(paths: Sequence[Path]) -> list[object]:
-        data = ImageDataset(str(place / "images"))
+        data = ImageDataset(str(root / "images"))
         data.reader.samples = [(str(path), 0) for path in paths]
         loader = create_loader(
             data,
@@ -199,14 +199,14 @@ def by_timm(place: Path, batch: int, workers: int) -> Callable[[Sequence[Path]],
     return call
 
 
-def by_transformers(place: Path, batch: int) -> Callable[[Sequence[Path]], list[object]]:
+def by_transformers(root: Path, batch: int) -> Callable[[Sequence[Path]], list[object]]:
     """Its image-classification pipeline."""
     from transformers import AutoImageProcessor, ViTForImageClassification, pipeline
 
     ask = pipeline(
         "image-classification",
-        model=ViTForImageClassification.from_pretrained(place / "hf"),
-        image_processor=AutoImageProcessor.from_pretrained(place / "hf"),
+        model=ViTForImageClassification.from_pretrained(root / "hf"),
+        image_processor=AutoImageProcessor.from_pretrained(root / "hf"),
         batch_size=batch,
         device="cpu",
     )

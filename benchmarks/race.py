@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kept
+import result_cache
 from race_clock import EVALUATIONS
 from race_report import Entry, budgets, conclusion, figure, table
 from race_sets import DATASETS, RaceDataset, missing
@@ -88,7 +88,7 @@ def measured(name: str, contender: str, variant: str, seconds: float, seed: int)
     words = ["race", name, contender, variant, f"{seconds:g} s", f"seed {seed}"]
     key = " ".join(filter(None, [*words, version(contender)]))
     options = ["--variant", variant, "--seconds", str(seconds), "--seed", str(seed)]
-    return kept.kept(key, lambda: run_process(key, [contender, name, *options]))
+    return result_cache.cached(key, lambda: run_process(key, [contender, name, *options]))
 
 
 def version(contender: str) -> str:

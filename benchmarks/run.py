@@ -1,6 +1,6 @@
 """`make bench`: measure vitrail beside its peers and write benchmarks/README.md.
 
-    python benchmarks/run.py                 everything; interrupted, it goes on where it was
+    python benchmarks/run.py                 everything; resumes after an interruption
     python benchmarks/run.py models data     these sections anew; the rest of the page stays
 
 A section is a module with `report()`, which gives its part of the page. One whose text begins with
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import kept
+import result_cache
 from timing import machine, machine_table
 from vitrail.errors import VitrailError, unknown
 from vitrail.training.memory import configure_malloc
@@ -58,14 +58,14 @@ SECTIONS = {
 }
 
 
-KEPT = 0.02  # minutes: a section that took less was kept from before
+CACHED_MINUTES = 0.02  # a section that took less was cached
 
 
 @dataclass
 class Incomplete(Exception):  # noqa: N818  (it is an outcome, and no error)
-    """Something that a section needs is not here."""
+    """A section lacks data or a library that it needs."""
 
-    found: dict[str, str]
+    parts: dict[str, str]
 
 
 def main(names: Sequence[str]) -> None:
@@ -73,11 +73,11 @@ def main(names: Sequence[str]) -> None:
     for name in names:
         if name not in SECTIONS:
             raise unknown("section", name, SECTIONS)
-    kept.FOLDER = kept.FOLDER / ("-".join(names) or "all")  # apart: neither spoils the other
+    result_cache.FOLDER = result_cache.FOLDER / ("-".join(names) or "all")
     configure_malloc()  # as `vitrail train` does, for every section
     page = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
-    for name, found in measured(names or list(SECTIONS)):
-        for heading, part in found.items():
+    for name, parts in measured(names or list(SECTIONS)):
+        for heading, part in parts.items():
             if lacks(part):
                 print(f"{name}: {part.split(NOT)[1].strip()}", flush=True)
                 page.setdefault(heading, part)
@@ -85,25 +85,25 @@ def main(names: Sequence[str]) -> None:
                 page[heading] = part
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(assemble(page, machine_table()), encoding="utf-8")
-    kept.forget()
+    result_cache.forget()
     print(f"written to {PAGE.name}")
 
 
 def measured(names: Sequence[str]):
-    """Each section's parts of the page, telling on the way how far it is."""
+    """Yield each section's parts of the page, and print the progress."""
     spent = expected = 0.0
-    for place, name in enumerate(names):
-        left = minutes_left(names[place:], spent, expected)
-        print(f"{place + 1} of {len(names)}: {name}; about {left:.0f} minutes left", flush=True)
-        begun = time.monotonic()
+    for number, name in enumerate(names):
+        left = minutes_left(names[number:], spent, expected)
+        print(f"{number + 1} of {len(names)}: {name}; about {left:.0f} minutes left", flush=True)
+        start = time.monotonic()
         try:
-            found = kept.kept(f"section-{name}", lambda name=name: complete(name))
-        except Incomplete as lacking:
-            found = lacking.found
-        took = (time.monotonic() - begun) / 60
-        if took > KEPT:
-            spent, expected = spent + took, expected + SECTIONS[name].minutes
-        yield name, found
+            parts = result_cache.cached(f"section-{name}", lambda name=name: complete(name))
+        except Incomplete as incomplete:
+            parts = incomplete.parts
+        minutes = (time.monotonic() - start) / 60
+        if minutes > CACHED_MINUTES:
+            spent, expected = spent + minutes, expected + SECTIONS[name].minutes
+        yield name, parts
 
 
 def minutes_left(names: Sequence[str], spent: float, expected: float) -> float:
@@ -113,22 +113,22 @@ def minutes_left(names: Sequence[str], spent: float, expected: float) -> float:
 
 
 def complete(name: str) -> dict[str, str]:
-    """Measure a section; what is incomplete is not kept, so that the next run tries it again."""
-    begun = time.monotonic()
+    """Measure a section; an incomplete one is not cached, so the next run tries it again."""
+    start = time.monotonic()
     try:
         text = import_module(name).report()
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("vitrail", *SECTIONS):
             raise
         text = f"{error.name} is not installed"
-    note = f"*{date.today().isoformat()}, {time.monotonic() - begun:.0f} s, {machine()}.*\n"
-    found = {
+    note = f"*{date.today().isoformat()}, {time.monotonic() - start:.0f} s, {machine()}.*\n"
+    parts = {
         heading: part if lacks(part) else f"{part}\n{note}"
         for heading, part in (sections(text) or lacking(name, text)).items()
     }
-    if any(map(lacks, found.values())):
-        raise Incomplete(found)
-    return found
+    if any(map(lacks, parts.values())):
+        raise Incomplete(parts)
+    return parts
 
 
 def sections(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Answers over HTTP: `vitrail serve` beside a plain server of a timm model and of a pipeline.
+"""Inference over HTTP: `vitrail serve` against a plain server of a timm model and of a pipeline.
 
     python benchmarks/serving.py                   the section of benchmarks/README.md
     python benchmarks/serving.py timm FOLDER       the plain server, for the clients to ask
@@ -47,23 +47,23 @@ def report() -> str:
     """The section of benchmarks/README.md, measured now."""
     make_torchvision_importable()
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        write_models(place)
-        write_photographs(place / "photographs")
+        folder = Path(name)
+        write_models(folder)
+        write_photographs(folder / "photographs")
         with ExitStack() as stack:
-            servers = {OURS: stack.enter_context(our_server(place / "vitrail"))}
+            servers = {OURS: stack.enter_context(our_server(folder / "vitrail"))}
             for peer in PLAIN:
-                servers[f"FastAPI and {peer}"] = stack.enter_context(plain_server(peer, place))
-            loads, paces = loaded(servers, place)
+                servers[f"FastAPI and {peer}"] = stack.enter_context(plain_server(peer, folder))
+            loads, paces = loaded(servers, folder)
     return "\n".join(["## Serving", "", *page(loads, paces), ""])
 
 
-def write_models(place: Path) -> None:
+def write_models(folder: Path) -> None:
     """The same weights for each library."""
     model = random_model(MODEL)
-    vitrail.save(model, place / "vitrail")
-    vitrail.save(model, place / "timm", "timm")
-    vitrail.save(model, place / "transformers", "huggingface")
+    vitrail.save(model, folder / "vitrail")
+    vitrail.save(model, folder / "timm", "timm")
+    vitrail.save(model, folder / "transformers", "huggingface")
 
 
 def write_photographs(folder: Path) -> None:
@@ -76,10 +76,10 @@ def write_photographs(folder: Path) -> None:
         image.resize(SIZE, Image.Resampling.BICUBIC).save(path, quality=90)
 
 
-def loaded(servers: dict[str, Server], place: Path) -> tuple[Loads, list[float]]:
-    """Each number of clients asks each server in turn, nobody else meanwhile; and in each round the
-    images per second of the same predictor without a server."""
-    model, photographs = str(place / "vitrail"), str(place / "photographs")
+def loaded(servers: dict[str, Server], folder: Path) -> tuple[Loads, list[float]]:
+    """Load one server at a time with each number of clients; and measure in each round the images
+    per second of the same predictor without a server."""
+    model, photographs = str(folder / "vitrail"), str(folder / "photographs")
     endless = itertools.cycle([raw("/predict", data) for data in pictures_of(photographs)])
     loads: Loads = {(name, clients): [] for clients in CLIENTS for name in servers}
     paces = []
@@ -90,9 +90,9 @@ def loaded(servers: dict[str, Server], place: Path) -> tuple[Loads, list[float]]
         paces.append(offline(model, photographs, SECONDS))
         for name, clients in loads:
             port = servers[name].port
-            found = run(closed_loop(port, endless, clients=clients, seconds=SECONDS))
-            assert found.counts().keys() == {200}, f"{name}: {found.counts()}"
-            loads[name, clients].append(found)
+            results = run(closed_loop(port, endless, clients=clients, seconds=SECONDS))
+            assert results.counts().keys() == {200}, f"{name}: {results.counts()}"
+            loads[name, clients].append(results)
     return loads, paces
 
 
@@ -101,7 +101,7 @@ def page(loads: Loads, paces: list[float]) -> list[str]:
     most = max(CLIENTS)
     peer = max((n for n, _ in loads if n != OURS), key=lambda n: median_rate(loads[n, most]))
     pairs = zip(loads[OURS, most], paces, strict=True)
-    share = statistics.median(rate(found) / pace for found, pace in pairs)
+    share = statistics.median(rate(results) / pace for results, pace in pairs)
     return [
         claim(
             f"HTTP requests per second, {most} clients, {MODEL}",
@@ -127,7 +127,7 @@ def page(loads: Loads, paces: list[float]) -> list[str]:
 
 
 def row(loads: Loads, name: str, clients: int) -> str:
-    replies = [reply for found in loads[name, clients] for reply in found.replies]
+    replies = [reply for results in loads[name, clients] for reply in results.replies]
     return (
         f"| {clients} | {name} | {median_rate(loads[name, clients]):.1f} "
         f"| {ratio(loads, name, clients):.2f} "
@@ -144,8 +144,8 @@ def median_rate(rounds: list[Results]) -> float:
     return statistics.median(map(rate, rounds))
 
 
-def rate(found: Results) -> float:
-    return len(found.replies) / found.seconds
+def rate(results: Results) -> float:
+    return len(results.replies) / results.seconds
 
 
 def our_server(bundle: Path):
@@ -153,11 +153,11 @@ def our_server(bundle: Path):
 
 
 @contextmanager
-def plain_server(peer: str, place: Path) -> Iterator[Server]:
-    """A process of this file, once it answers; ended at the end."""
-    output = place / f"{peer}.log"
+def plain_server(peer: str, folder: Path) -> Iterator[Server]:
+    """Start this file as a server process, wait until it responds, and stop it at the end."""
+    output = folder / f"{peer}.log"
     with output.open("wb") as file:
-        words = [sys.executable, __file__, peer, str(place)]
+        words = [sys.executable, __file__, peer, str(folder)]
         process = subprocess.Popen(words, stdout=file, stderr=file)
     try:
         yield Server(process, wait(process, output), output)
@@ -166,12 +166,12 @@ def plain_server(peer: str, place: Path) -> Iterator[Server]:
         process.wait()
 
 
-def serve_plainly(peer: str, place: Path) -> None:
-    """What most people write."""
+def run_plain_server(peer: str, folder: Path) -> None:
+    """Serve one model with FastAPI and uvicorn, one request at a time."""
     import uvicorn
     from fastapi import FastAPI, Request
 
-    app, answer = FastAPI(), PLAIN[peer](place)
+    app, answer = FastAPI(), PLAIN[peer](folder)
 
     @app.get("/ready")
     async def ready() -> str:
@@ -181,21 +181,21 @@ def serve_plainly(peer: str, place: Path) -> None:
     async def predict(request: Request) -> list[dict[str, object]]:
         return answer(Image.open(io.BytesIO(await request.body())).convert("RGB"))
 
-    door = socket.create_server(("127.0.0.1", 0))
-    print(f"http://127.0.0.1:{door.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[door])
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 Answer = Callable[[Image.Image], list[dict[str, object]]]
 
 
-def by_timm(place: Path) -> Answer:
+def by_timm(folder: Path) -> Answer:
     """As in the model cards of timm."""
     import timm
     from timm.data import create_transform, resolve_model_data_config
 
-    settings = json.loads((place / "timm" / "config.json").read_text())
-    weights = next((place / "timm").glob("*.safetensors"))
+    settings = json.loads((folder / "timm" / "config.json").read_text())
+    weights = next((folder / "timm").glob("*.safetensors"))
     model = timm.create_model(
         settings["architecture"],
         num_classes=1000,
@@ -213,11 +213,11 @@ def by_timm(place: Path) -> Answer:
     return answer
 
 
-def by_transformers(place: Path) -> Answer:
+def by_transformers(folder: Path) -> Answer:
     """Its image-classification pipeline."""
     from transformers import AutoImageProcessor, ViTForImageClassification, pipeline
 
-    folder = place / "transformers"
+    folder = folder / "transformers"
     ask = pipeline(
         "image-classification",
         model=ViTForImageClassification.from_pretrained(folder),
@@ -233,6 +233,6 @@ PLAIN: dict[str, Callable[[Path], Answer]] = {"timm": by_timm, "transformers": b
 if __name__ == "__main__":
     if sys.argv[1:]:
         make_torchvision_importable()
-        serve_plainly(sys.argv[1], Path(sys.argv[2]))
+        run_plain_server(sys.argv[1], Path(sys.argv[2]))
     else:
         print(report())

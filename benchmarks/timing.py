@@ -48,9 +48,9 @@ def spread(seconds: list[float]) -> str:
     return f"{min(seconds) * 1e3:.0f} | {statistics.median(seconds) * 1e3:.0f}"
 
 
-def claim(what: str, found: str) -> str:
+def claim(subject: str, result: str) -> str:
     """Format a claim, which the summary at the top of the page repeats."""
-    return f"**{what}: {found}.**"
+    return f"**{subject}: {result}.**"
 
 
 def machine() -> str:
@@ -88,20 +88,20 @@ def processor() -> str:
 
 def caches(folder: Path) -> str:
     """`L1 32K data, L2 512K, L3 32768K`: of the first core; empty if unknown."""
-    found = []
-    for place in sorted(folder.glob("index*")):
+    levels = []
+    for cache in sorted(folder.glob("index*")):
         level, kind, size = (
-            (place / name).read_text().strip() for name in ("level", "type", "size")
+            (cache / name).read_text().strip() for name in ("level", "type", "size")
         )
         if kind != "Instruction":
-            found.append(f"L{level} {size}" + (" data" if kind == "Data" else ""))
-    return ", ".join(found)
+            levels.append(f"L{level} {size}" + (" data" if kind == "Data" else ""))
+    return ", ".join(levels)
 
 
 def blas() -> str:
     """The libraries that torch multiplies matrices with, as torch reports them."""
-    told = torch.__config__.show()
-    kind = re.search(r"BLAS_INFO=(\w+)", told)
-    onednn = re.search(r"MKL-DNN v([\d.]+)", told)
+    build_info = torch.__config__.show()
+    kind = re.search(r"BLAS_INFO=(\w+)", build_info)
+    onednn = re.search(r"MKL-DNN v([\d.]+)", build_info)
     parts = [f"BLAS: {kind[1]}" if kind else "BLAS unknown"]
     return ", ".join([*parts, f"oneDNN {onednn[1]}"] if onednn else parts)

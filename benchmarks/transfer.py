@@ -3,7 +3,7 @@
     DATA=folder WEIGHTS=deit-ti16 python benchmarks/transfer.py         the section of `make bench`
     ... python benchmarks/transfer.py tune                              choose the peers' settings
 
-Every run has a process of its own; finished runs are kept in `.bench/` and not repeated. DATA holds
+Every run has its own process; finished runs are cached in `.bench/` and not repeated. DATA holds
 flowers5_160.tar, cifar10_10k.npz and sign_digits_100.tar; WEIGHTS is a DeiT-Ti/16 checkpoint with
 timm's names.
 """
@@ -30,12 +30,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-import kept
+import result_cache
 from peers import make_torchvision_importable
 from timing import claim
 
-SETS = {"flowers5": "flowers5_160.tar", "CIFAR-10 (10k)": "cifar10_10k.npz"}
-SETS["sign digits"] = "sign_digits_100.tar"
+DATASETS = {"flowers5": "flowers5_160.tar", "CIFAR-10 (10k)": "cifar10_10k.npz"}
+DATASETS["sign digits"] = "sign_digits_100.tar"
 MAX_TEST = 1000  # images; more only take longer to evaluate
 SECONDS = 180  # of wall time for the peers
 SHORTER = 60  # seconds that vitrail gets besides
@@ -78,14 +78,14 @@ def report() -> str:
     """The section of benchmarks/README.md."""
     head = "## Fine-tuning\n\n"
     data, weights = os.environ.get("DATA", ""), os.environ.get("WEIGHTS", "")
-    if not data or not all((Path(data) / file).exists() for file in SETS.values()):
-        names = ", ".join(SETS.values())
+    if not data or not all((Path(data) / file).exists() for file in DATASETS.values()):
+        names = ", ".join(DATASETS.values())
         return f"{head}Not measured: set DATA to a folder with {names}.\n"
     if not weights or not Path(weights).exists():
         return f"{head}Not measured: set WEIGHTS to a DeiT-Ti/16 checkpoint with timm's names.\n"
     results: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     for seed in SEEDS:
-        for dataset in SETS:
+        for dataset in DATASETS:
             for library, seconds in [
                 *((peer, SECONDS) for peer in CHOSEN),
                 *(("vitrail", budget) for budget in (SECONDS, SHORTER)),
@@ -103,13 +103,13 @@ def report() -> str:
             images=MAX_TEST,
             seeds=len(SEEDS),
         ),
-        "| | seconds | " + " | ".join(SETS) + " |",
-        "|---|---|" + "---|" * len(SETS),
+        "| | seconds | " + " | ".join(DATASETS) + " |",
+        "|---|---|" + "---|" * len(DATASETS),
     ]
     rows = [*((peer, SECONDS) for peer in CHOSEN), ("vitrail", SECONDS), ("vitrail", SHORTER)]
     for library, seconds in rows:
         cells = []
-        for dataset in SETS:
+        for dataset in DATASETS:
             accuracies = [100 * r["accuracy"] for r in results[dataset, library, seconds]]
             low, high = min(accuracies), max(accuracies)
             cells.append(f"{mean(accuracies):.1f} % ({low:.1f}-{high:.1f})")
@@ -120,7 +120,7 @@ def report() -> str:
     def accuracy(dataset: str, library: str, seconds: float) -> float:
         return mean(r["accuracy"] for r in results[dataset, library, seconds])
 
-    for dataset in SETS:
+    for dataset in DATASETS:
         best = max(CHOSEN, key=lambda peer: accuracy(dataset, peer, SECONDS))
         target = accuracy(dataset, best, SECONDS)
         reached = [s for s in (SHORTER, SECONDS) if accuracy(dataset, "vitrail", s) >= target]
@@ -141,7 +141,7 @@ def tune() -> None:
 def run_once(
     library: str, candidate: str, dataset: str, seconds: float, seed: int, *, dev: bool = False
 ) -> dict[str, Any]:
-    """A run in a process of its own, or its kept result."""
+    """Return the result of a run in its own process, or its cached result."""
     key = f"transfer {dataset} {library} {candidate} {seconds:g} s seed {seed}{' dev' * dev}"
 
     def make() -> dict[str, Any]:
@@ -154,15 +154,15 @@ def run_once(
             raise SystemExit(f"{key} failed:\n{done.stderr[-3000:]}")
         return json.loads(done.stdout.splitlines()[-1])
 
-    return kept.kept(key, make)
+    return result_cache.cached(key, make)
 
 
 def image_folder(dataset: str) -> Path:
     """The dataset as class folders, train and test, written once."""
-    folder = kept.FOLDER / "transfer-data" / dataset
+    folder = result_cache.FOLDER / "transfer-data" / dataset
     if (folder / "complete").exists():
         return folder
-    source = Path(os.environ["DATA"]) / SETS[dataset]
+    source = Path(os.environ["DATA"]) / DATASETS[dataset]
     counts: dict[str, int] = {}
     for split, name, suffix, content in images_of(source):
         number = counts[split] = counts.get(split, 0) + 1
@@ -391,7 +391,7 @@ def main() -> None:
     commands.add_parser("tune")
     run = commands.add_parser("run")
     run.add_argument("library", choices=["vitrail", *CHOSEN])
-    run.add_argument("dataset", choices=SETS)
+    run.add_argument("dataset", choices=DATASETS)
     run.add_argument("--candidate", default="")
     run.add_argument("--seconds", type=float, required=True)
     run.add_argument("--seed", type=int, default=0)

@@ -78,10 +78,10 @@ TASKS = {
 print(json.dumps(list(TASKS)), flush=True)
 for line in sys.stdin:
     task = TASKS[line.strip()]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         task()
-    print(time.perf_counter() - begun, flush=True)
+    print(time.perf_counter() - start, flush=True)
 """
 
 PREPARE = """

@@ -283,7 +283,7 @@ def save(finding: Finding, folder: Path) -> Path:
 def fuzz(arguments: argparse.Namespace, worker: Worker) -> tuple[dict[str, Tally], list[dict]]:
     """Run cases until the time is over; tallies by target, and findings."""
     tallies = {target: Tally() for target in arguments.targets}
-    found, seen = [], set()
+    findings, seen = [], set()
     started, until = time.monotonic(), time.monotonic() + 60 * arguments.minutes
     for family, n in cases(arguments.targets, arguments.seed, arguments.max_bytes):
         if time.monotonic() > until:
@@ -295,18 +295,18 @@ def fuzz(arguments: argparse.Namespace, worker: Worker) -> tuple[dict[str, Tally
             tally.findings += 1
             path = save(finding, arguments.out)
             about = {k: v for k, v in asdict(finding).items() if k != "data"}
-            found.append(about | {"file": str(path), "size": len(finding.data)})
+            findings.append(about | {"file": str(path), "size": len(finding.data)})
             what = f"{finding.kind:7} {finding.family} (n={n}, {len(finding.data):,} bytes)"
             print(f"{CLEAR}{what}: {finding.text}\n        {path}", flush=True)
         if sys.stderr.isatty():
             total = sum(tally.inputs for tally in tallies.values())
             seconds = time.monotonic() - started
-            line = f"{seconds:.0f} s, {total:,} inputs, {len(found)} findings: {family.name}"
+            line = f"{seconds:.0f} s, {total:,} inputs, {len(findings)} findings: {family.name}"
             print(f"{CLEAR}{line[:99]}", end="", file=sys.stderr, flush=True)
-    return tallies, found
+    return tallies, findings
 
 
-def report(tallies: dict[str, Tally], found: list[dict]) -> None:
+def report(tallies: dict[str, Tally], findings: list[dict]) -> None:
     print(
         f"\n{'target':<13}{'inputs':>8}{'accepted':>10}{'findings':>10}"
         f"{'CPU s/MB':>10}{'MB/MB':>10}"
@@ -314,7 +314,7 @@ def report(tallies: dict[str, Tally], found: list[dict]) -> None:
     for target, tally in tallies.items():
         print(f"{target:<13}{tally.inputs:>8,}{tally.accepted:>10,}{tally.findings:>10}"
               f"{tally.cpu_per_mb:>10.2f}{tally.memory_per_mb:>10.1f}")  # fmt: skip
-    print(f"{len(found)} findings")
+    print(f"{len(findings)} findings")
 
 
 def replay(path: Path, target: str, worker: Worker) -> None:
@@ -342,14 +342,14 @@ def main() -> int:
             if arguments.replay:
                 replay(arguments.replay, arguments.targets[0], worker)
                 return 0
-            tallies, found = fuzz(arguments, worker)
+            tallies, findings = fuzz(arguments, worker)
         finally:
             worker.stop()
-    report(tallies, found)
+    report(tallies, findings)
     if arguments.json:
         targets = {name: asdict(tally) for name, tally in tallies.items()}
-        arguments.json.write_text(json.dumps({"targets": targets, "findings": found}, indent=2))
-    return bool(found)
+        arguments.json.write_text(json.dumps({"targets": targets, "findings": findings}, indent=2))
+    return bool(findings)
 
 
 if __name__ == "__main__":

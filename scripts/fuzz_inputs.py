@@ -375,17 +375,19 @@ def random_family(target: str, rng: random.Random) -> Family:
 
 def with_numbers(data: bytes, rng: random.Random) -> bytes:
     """Overwrite fields near the front; sides that the file states are favorites."""
-    found = bytearray(data)
+    buffer = bytearray(data)
     sides = [side for side in (32, 64, 1024, LARGE) if rng.random() < 0.7]
     for _ in range(rng.randint(1, 3)):
         code = rng.choice(["<H", ">H", "<L", ">L", "B"])
         size, top = struct.calcsize(code), 2 ** (8 * struct.calcsize(code))
         number = struct.pack(code, rng.choice(INTERESTING) % top)
         side = struct.pack(code, rng.choice(sides or [1]) % top)
-        places = [m.start() for m in re.finditer(re.escape(side), bytes(found[:2000]))]
-        place = rng.choice(places) if places and size > 1 else rng.randrange(min(len(found), 500))
-        found[place : place + size] = number
-    return bytes(found)
+        offsets = [m.start() for m in re.finditer(re.escape(side), bytes(buffer[:2000]))]
+        offset = (
+            rng.choice(offsets) if offsets and size > 1 else rng.randrange(min(len(buffer), 500))
+        )
+        buffer[offset : offset + size] = number
+    return bytes(buffer)
 
 
 def repeat_part(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:

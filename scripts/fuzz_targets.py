@@ -68,11 +68,11 @@ def idx(data: bytes, folder: Path) -> None:
     """MNIST's images, compressed, with two labels."""
     from vitrail.data.datasets import open_dataset
 
-    place = folder / "idx"
-    place.mkdir(exist_ok=True)
-    (place / "train-images-idx3-ubyte.gz").write_bytes(data)
-    (place / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
-    open_dataset(place, "all")[0]
+    target_folder = folder / "idx"
+    target_folder.mkdir(exist_ok=True)
+    (target_folder / "train-images-idx3-ubyte.gz").write_bytes(data)
+    (target_folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
+    open_dataset(target_folder, "all")[0]
 
 
 def checkpoint(name: str) -> Callable[[bytes, Path], None]:
@@ -89,9 +89,9 @@ def config(data: bytes, folder: Path) -> None:
     """config.json of a model folder whose weights are good."""
     from vitrail import load
 
-    place = bundle(folder)
-    (place / "config.json").write_bytes(data)
-    load(place, log=lambda line: None)
+    target_folder = bundle(folder)
+    (target_folder / "config.json").write_bytes(data)
+    load(target_folder, log=lambda line: None)
 
 
 @cache

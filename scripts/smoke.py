@@ -1,9 +1,9 @@
-"""Does the wheel work where nothing else is? Build it, install it into an empty place, and use it.
+"""Smoke test of the wheel: build it, install it into an empty environment, run commands.
 
     python scripts/smoke.py           with the Python that runs this
     python3.13 scripts/smoke.py       with another
 
-A line for each step, with its time; the first that fails ends with status 1 and what it printed.
+Prints a line for each step with its time; the first failure ends it with status 1.
 The wheel stays in dist/. Needs pip and an index to install from, nothing else.
 """
 
@@ -23,71 +23,73 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 DATA = "builtin:sign-digits"
 BUILTIN = "vitrail/data/builtin/sign_digits_100.tar"
-LEARNED = 0.2  # accuracy on ten classes that is clearly above chance
-UNWANTED = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
+MIN_ACCURACY = 0.2  # clearly above chance for ten classes
+REMOVED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 def main() -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     version = re.search(r'__version__ = "(.+)"', read("src/vitrail/__init__.py"))[1]
     wheel = DIST / f"vitrail-{version}-py3-none-any.whl"
     print(f"vitrail {version}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory(prefix="vitrail-smoke-") as folder:
-        place = Place(Path(folder))
+        sandbox = Sandbox(Path(folder))
         build = (*PIP, "wheel", "--no-deps", "--wheel-dir", DIST, ROOT)
-        place.step("build the wheel", sys.executable, *build)
+        sandbox.step("build the wheel", sys.executable, *build)
         print(f"{'':11}{contents(wheel)}")
-        place.step("an empty environment", sys.executable, "-m", "venv", place.folder / "venv")
+        sandbox.step("create an environment", sys.executable, "-m", "venv", sandbox.folder / "venv")
         install = (*PIP, "install", "--constraint", ROOT / "constraints.txt", wheel)
-        place.step("install the wheel", place.bin("python"), *install)
-        place.step("nothing is missing", place.bin("python"), *PIP, "check")
-        write_pictures(wheel, place.folder / "pictures")
-        use(place, version)
-    say("all of it works", time.monotonic() - begun)
+        sandbox.step("install the wheel", sandbox.bin("python"), *install)
+        sandbox.step("check requirements", sandbox.bin("python"), *PIP, "check")
+        write_images(wheel, sandbox.folder / "pictures")
+        run_commands(sandbox, version)
+    log_step("all passed", time.monotonic() - start)
 
 
-def use(place: "Place", version: str) -> None:
-    """What a new user might type, from a folder that is not the repository's."""
-    expect(place.vitrail("--version").strip() == f"vitrail {version}", "another version answers")
-    expect("ViT-B/16" in place.vitrail("models"), "there is no ViT-B/16")
-    place.vitrail("train", DATA, "--minutes", "0.4", "--out", "runs/first")
-    found = json.loads(place.vitrail("evaluate", "runs/first", DATA, "--json"))
-    expect(found["accuracy"] > LEARNED, f"it has learned nothing: {found['accuracy']:.1%}")
-    print(f"{'':11}accuracy {found['accuracy']:.1%} of {found['samples']} photographs")
-    answers = place.vitrail("predict", "runs/first", "pictures", "--json").splitlines()
-    expect(len(answers) == 3 and all(json.loads(a)["labels"] for a in answers), "no answers")
-    place.vitrail("inspect", "runs/first", "pictures", "--images", "16", "--out", "inside")
+def run_commands(sandbox: "Sandbox", version: str) -> None:
+    """Run the commands of a first session, from a folder outside of the repository."""
+    expect(sandbox.vitrail("--version").strip() == f"vitrail {version}", "wrong version")
+    expect("ViT-B/16" in sandbox.vitrail("models"), "no ViT-B/16 in the list")
+    sandbox.vitrail("train", DATA, "--minutes", "0.4", "--out", "runs/first")
+    result = json.loads(sandbox.vitrail("evaluate", "runs/first", DATA, "--json"))
+    expect(result["accuracy"] > MIN_ACCURACY, f"accuracy too low: {result['accuracy']:.1%}")
+    print(f"{'':11}accuracy {result['accuracy']:.1%} of {result['samples']} photographs")
+    answers = sandbox.vitrail("predict", "runs/first", "pictures", "--json").splitlines()
+    expect(len(answers) == 3 and all(json.loads(a)["labels"] for a in answers), "no predictions")
+    sandbox.vitrail("inspect", "runs/first", "pictures", "--images", "16", "--out", "inside")
     for extra, words in {
         "serve": ("serve", "runs/first"),
         "export": ("export", "runs/first", "--out", "first.onnx"),
         "data": ("check", "hf:owner/name"),
     }.items():
-        error = place.vitrail(*words, status=2)
-        expect(f"pip install 'vitrail[{extra}]'" in error, f"it does not say what to do: {error}")
-    place.vitrail("demo", "--minutes", "0.3", "--out", "demo")
+        error = sandbox.vitrail(*words, status=2)
+        expect(f"pip install 'vitrail[{extra}]'" in error, f"no install hint: {error}")
+    sandbox.vitrail("demo", "--minutes", "0.3", "--out", "demo")
     for page in ("runs/first", "inside", "demo", "demo/inspection"):
-        expect((place.folder / page / "report.html").exists(), f"{page}/report.html is missing")
-    expect((place.folder / "demo" / "attention.png").exists(), "the demo's picture is missing")
+        expect((sandbox.folder / page / "report.html").exists(), f"{page}/report.html is missing")
+    expect((sandbox.folder / "demo" / "attention.png").exists(), "demo/attention.png is missing")
 
 
-class Place:
-    """A folder with an environment of its own, in which commands are run."""
+class Sandbox:
+    """A folder with a virtual environment, in which commands are run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kept = {name: value for name, value in os.environ.items() if name not in UNWANTED}
-        self.environment = kept | {"VITRAIL_CACHE": str(folder / "cache")}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in REMOVED_VARIABLES
+        }
+        self.environment = environment | {"VITRAIL_CACHE": str(folder / "cache")}
 
     def bin(self, name: str) -> Path:
         return self.folder / "venv" / "bin" / name
 
     def vitrail(self, *words: str, status: int = 0) -> str:
-        """What the command prints; if it is to fail, to standard error."""
+        """Run a command; return stdout, or stderr if it is expected to fail."""
         return self.step(" ".join(("vitrail", *words)), self.bin("vitrail"), *words, status=status)
 
-    def step(self, what: str, *command: str | Path, status: int = 0) -> str:
-        begun = time.monotonic()
+    def step(self, name: str, *command: str | Path, status: int = 0) -> str:
+        start = time.monotonic()
         done = subprocess.run(
             [str(word) for word in command],
             cwd=self.folder,
@@ -97,28 +99,30 @@ class Place:
         )
         expect(
             done.returncode == status,
-            f"{what}: status {done.returncode}\n{done.stdout}\n{done.stderr}",
+            f"{name}: status {done.returncode}\n{done.stdout}\n{done.stderr}",
         )
-        say(f"{what}: refused, as it should" if status else what, time.monotonic() - begun)
+        log_step(f"{name}: failed as expected" if status else name, time.monotonic() - start)
         return done.stderr if status else done.stdout
 
 
 def contents(wheel: Path) -> str:
-    """Every file of the package is in the wheel, and nothing else but its description."""
+    """Check that the wheel contains the files of the package and its metadata, nothing else."""
     package = ROOT / "src" / "vitrail"
     files = (path for path in package.rglob("*") if path.is_file())
-    wanted = {p.relative_to(package.parent).as_posix() for p in files if p.suffix != ".pyc"}
-    held = set(zipfile.ZipFile(wheel).namelist())
-    described = {name for name in held if ".dist-info/" in name}
-    expect(wanted <= held, f"not in the wheel: {sorted(wanted - held)}")
-    expect(held - described <= wanted, f"not of the package: {sorted(held - described - wanted)}")
+    expected = {p.relative_to(package.parent).as_posix() for p in files if p.suffix != ".pyc"}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    metadata = {name for name in names if ".dist-info/" in name}
+    expect(expected <= names, f"not in the wheel: {sorted(expected - names)}")
+    expect(
+        names - metadata <= expected, f"not in the package: {sorted(names - metadata - expected)}"
+    )
     for name in ("licenses/LICENSE", "builtin/LICENSE", "builtin/ATTRIBUTION"):
-        expect(any(x.endswith(name) for x in described), f"{name} is not among the license files")
-    return f"{len(held)} files, {wheel.stat().st_size / 1e6:.1f} MB"
+        expect(any(x.endswith(name) for x in metadata), f"{name} is not among the license files")
+    return f"{len(names)} files, {wheel.stat().st_size / 1e6:.1f} MB"
 
 
-def write_pictures(wheel: Path, folder: Path) -> None:
-    """Three of the test photographs that come along, as files."""
+def write_images(wheel: Path, folder: Path) -> None:
+    """Write three test images of the built-in dataset as files."""
     folder.mkdir()
     archive = io.BytesIO(zipfile.ZipFile(wheel).read(BUILTIN))
     with tarfile.open(fileobj=archive) as tar:
@@ -131,13 +135,13 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def say(what: str, seconds: float) -> None:
-    print(f"{seconds:7.1f} s  {what}", flush=True)
+def log_step(name: str, seconds: float) -> None:
+    print(f"{seconds:7.1f} s  {name}", flush=True)
 
 
-def expect(truth: bool, otherwise: str) -> None:
-    if not truth:
-        sys.exit(otherwise)
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        sys.exit(message)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main(*words: str) -> None:
             continue
         environment = os.environ | chosen | {"VITRAIL_TEST_THREADS": str(threads)}
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # or more threads than cores wait for each other
-        begun = time.monotonic()
+        start = time.monotonic()
         with busy_core(name.endswith("busy core")):
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "--tb=short", *files],
@@ -69,7 +69,7 @@ def main(*words: str) -> None:
                 text=True,
             )
         result = (done.stdout.splitlines() or [done.stderr])[-1].partition(" in ")[0]
-        print(f"{name:28} {time.monotonic() - begun:6.0f} s  {result}", flush=True)
+        print(f"{name:28} {time.monotonic() - start:6.0f} s  {result}", flush=True)
         if done.returncode:
             failed = True
             print(done.stdout + done.stderr, flush=True)
@@ -77,9 +77,9 @@ def main(*words: str) -> None:
 
 
 @contextmanager
-def busy_core(wanted: bool):
+def busy_core(enabled: bool):
     """Keep one core busy meanwhile."""
-    if not wanted:
+    if not enabled:
         yield
         return
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import kept
+import result_cache
 import run
 from timing import caches, claim
 from vitrail.errors import ConfigError
@@ -42,7 +42,7 @@ def bench(monkeypatch, tmp_path) -> Bench:
     monkeypatch.setattr(run, "import_module", made.module)
     monkeypatch.setattr(run, "PAGE", tmp_path / "docs" / "benchmarks.md")
     monkeypatch.setattr(run, "SECTIONS", {name: run.SECTIONS[name] for name in made.texts})
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / ".bench")
+    monkeypatch.setattr(result_cache, "FOLDER", tmp_path / ".bench")
     return made
 
 
@@ -53,7 +53,7 @@ def page() -> str:
 def again(names: list[str], monkeypatch) -> None:
     """Another process: what `main` did to the folder of kept results is undone."""
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "FOLDER", kept.FOLDER)
+        patch.setattr(result_cache, "FOLDER", result_cache.FOLDER)
         run.main(names)
 
 

@@ -8,8 +8,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import kept
 import memory
+import result_cache
 from run import CLAIM
 from vitrail.cli import main
 from vitrail.cli.fewshot import Fewshot
@@ -38,7 +38,7 @@ def test_every_command_is_one_of_these():
 
 def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
     peaks = iter(range(1, 20))
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / "bench")
+    monkeypatch.setattr(result_cache, "FOLDER", tmp_path / "bench")
     monkeypatch.setattr(memory, "resident_bytes", lambda field: 1)
     monkeypatch.setattr(
         memory, "measured", lambda *case: {"peak": next(peaks) * memory.GIB, "seconds": 2.5}
@@ -67,7 +67,7 @@ def test_seconds_are_those_of_a_step_for_each_picture_without_the_first(tmp_path
         '{"step": 4, "test/accuracy": 1, "epoch": 1.0, "seconds": 99}',
     ]
     (tmp_path / memory.METRICS).write_text("\n".join(rows))
-    assert memory.per_image(tmp_path) == 8 / (memory.PICTURES * 0.25)
+    assert memory.per_image(tmp_path) == 8 / (memory.TRAIN_IMAGES * 0.25)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")

@@ -17,13 +17,13 @@ from vitrail.planning.flops import cost_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # it is on no package's path
 
-import kept
 import race
 import race_clock
 import race_models as models
 import race_report
 import race_sets
 import race_variants
+import result_cache
 import runners
 from race_report import Best, Entry
 
@@ -55,36 +55,36 @@ def entry(name, *runs):
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / ".bench")
+    monkeypatch.setattr(result_cache, "FOLDER", tmp_path / ".bench")
     return tmp_path / ".bench"
 
 
 def test_a_result_is_made_once(bench):
     made = []
     for _ in range(2):
-        result = kept.kept("a/b, 1e-3: c", lambda: {"n": made.append(1) or len(made)})
+        result = result_cache.cached("a/b, 1e-3: c", lambda: {"n": made.append(1) or len(made)})
         assert result == {"n": 1}
     assert len(made) == 1
 
 
 def test_different_keys_never_share_a_file(bench):
     for number, key in enumerate(["a b", "a/b", "a-b", "a%b"]):
-        assert kept.kept(key, lambda number=number: {"n": number}) == {"n": number}
+        assert result_cache.cached(key, lambda number=number: {"n": number}) == {"n": number}
 
 
 def test_a_run_that_fails_leaves_nothing(bench):
     with pytest.raises(TypeError):
-        kept.kept("key", lambda: {"n": object()})  # no JSON
+        result_cache.cached("key", lambda: {"n": object()})  # no JSON
     with pytest.raises(ZeroDivisionError):
-        kept.kept("key", lambda: {"n": 1 / 0})
+        result_cache.cached("key", lambda: {"n": 1 / 0})
     assert not bench.exists() or not os.listdir(bench)
-    assert kept.kept("key", lambda: {"n": 2}) == {"n": 2}
+    assert result_cache.cached("key", lambda: {"n": 2}) == {"n": 2}
 
 
 def test_what_is_forgotten_is_made_again(bench):
-    kept.kept("key", lambda: {"n": 1})
-    kept.forget()
-    assert kept.kept("key", lambda: {"n": 2}) == {"n": 2}
+    result_cache.cached("key", lambda: {"n": 1})
+    result_cache.forget()
+    assert result_cache.cached("key", lambda: {"n": 2}) == {"n": 2}
 
 
 # The arithmetic

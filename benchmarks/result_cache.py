@@ -15,7 +15,7 @@ from vitrail.data.storage import atomic_path
 FOLDER = Path(__file__).parents[1] / ".bench"
 
 
-def kept(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the cached result of a key; compute and cache it if there is none."""
     path = FOLDER / f"{quote(key, safe=' ')}.json"
     if not path.exists():
