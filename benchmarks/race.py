@@ -136,7 +136,7 @@ peers' ViTs have the depth, width, heads, patch and image size of the model that
 with plain patches and a class token, and wider MLPs so that a forward pass costs the same;
 vitrail's model has a convolutional stem and no class token. Only training time counts: the clock
 stops during the {looks} evaluations of a run, on all test images. The peers get decoded images and
-learning rate schedules that end with the time (vit-pytorch's rate is constant, as in its readme);
+learning rate schedules that fit the time (vit-pytorch's rate is constant, as in its readme);
 each runs with the best of the settings tried for it on the dataset (`benchmarks/race_variants.py`).
 vitrail runs with a time budget only: the whole time, a half, a third, a quarter, a sixth, each a
 separate run, including inspecting the data, planning and decoding. Its defaults come from trials,

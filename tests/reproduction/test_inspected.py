@@ -207,8 +207,8 @@ def test_a_grid_in_the_position_embeddings_is_detected(tmp_path, datasets):
         )
     report = inspected.figure7(Results("figure7", datasets, {(VIT, 0): saved(model, tmp_path)}))
     holds = {row[0]: row[-1] for row in report.tables[0].rows}
-    assert holds["so have patches of the same row"] == "yes"
-    assert holds["so have patches of the same column"] == "yes"
+    assert holds["so do patches in the same row"] == "yes"
+    assert holds["so do patches in the same column"] == "yes"
     assert holds["filters form a low-dimensional basis"] == "no"  # untrained
     assert report.verdict == "holds in part"
 

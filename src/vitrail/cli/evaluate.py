@@ -39,8 +39,8 @@ class Evaluate(DataOptions):
     model: RunnableModel
     data: DataReference
     split: str | None = None
-    """Default: test, else val; all of a dataset without splits, or its held-out part if the model
-    was trained on it."""
+    """Split to evaluate (default: test, else val; without splits all images, or only the held-out
+    ones if the model was trained on this dataset)."""
     out: Path | None = None
     """Folder for evaluation.html, evaluation.json and predictions.csv."""
     flip: bool = False

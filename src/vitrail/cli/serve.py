@@ -26,7 +26,7 @@ class Serve(DataOptions):
     ]
     """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model."""
     host: str = "127.0.0.1"
-    """Address to bind; 0.0.0.0 admits other machines: pass a --token then."""
+    """Address to bind; 0.0.0.0 allows access from other machines: set a --token."""
     port: int = 8000
     """Port; 0 selects a free one."""
     preprocessing: Preset = None
