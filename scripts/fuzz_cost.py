@@ -39,7 +39,7 @@ STEEP = 1.6  # exponent of cost over bytes; 1 is linear, 2 quadratic, 1.5 a dict
 KILL = 2  # times the bound at which the worker gives up
 WALL_SECONDS = 240.0  # for one input, asleep or waiting for a busy machine
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
-ROUNDS = 3  # a finding is the smallest of so many measurements
+ROUNDS = 3  # a finding is the smallest of this many measurements
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Tally:
     inputs: int = 0
     accepted: int = 0
     findings: int = 0
-    cpu_per_mb: float = 0.0  # worst seconds, of inputs that cost enough to be judged
+    cpu_per_mb: float = 0.0  # worst seconds, over inputs above the noise
     memory_per_mb: float = 0.0  # worst MB
 
 
@@ -144,7 +144,7 @@ class Worker:
             self.process.stdin.write(FRAME.pack(target.encode(), limit, len(data)) + data)
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # told below
+            pass  # reported below
         ready, *_ = select.select([self.process.stdout], [], [], WALL_SECONDS)
         line = self.process.stdout.readline() if ready else b""
         if not line:
@@ -253,7 +253,7 @@ def note(tally: Tally, cost: Cost) -> None:
 
 
 def cases(targets: Sequence[str], seed: int, max_bytes: int) -> Iterator[tuple[Family, int]]:
-    """Every named family once at its largest, among random ones for ever."""
+    """Yield every named family once at its largest size, mixed with endless random ones."""
     families = [family for family in named().values() if family.target in targets]
     random.Random(seed).shuffle(families)
     waiting = list(families)

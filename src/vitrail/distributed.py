@@ -249,7 +249,7 @@ def gather_state_dict(objective: nn.Module) -> dict[str, Tensor]:
 
 
 def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors into an empty folder that all ranks see, each rank its shards."""
+    """Write tensors into an empty folder on shared storage; each rank writes its shards."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 

@@ -172,7 +172,7 @@ def fold_unread_token(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
-    """Infer the config from shapes, and from config.json what shapes do not tell."""
+    """Infer the config from shapes, and from config.json where shapes are ambiguous."""
     tensors, settings = checkpoint.tensors, checkpoint.settings
     has_head = "classifier.weight" in tensors
     prefix = "vit." if has_head else ""

@@ -88,7 +88,7 @@ BACKBONE = "patch_embed.backbone."  # the ResNet of a hybrid
 OURS = "vitrail"  # prefix of the metadata keys in files written by vitrail
 
 DEFAULT_SIZE = 224  # if neither positions nor settings state the image size
-LAYER_SCALE_INIT = 1e-5  # as in DINOv2; trained weights do not tell
+LAYER_SCALE_INIT = 1e-5  # as in DINOv2; it cannot be read from trained weights
 ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 POOLS: dict[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
 # Architectures whose heads or GELU differ from the defaults for their width.
@@ -352,7 +352,7 @@ def read_preprocessing(cfg: Settings, size: tuple[int, int]) -> Preprocessing:
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
-    """Infer the config from names and shapes, and from config.json what shapes do not tell."""
+    """Infer the config from names and shapes, and from config.json where shapes are ambiguous."""
     tensors, settings = checkpoint.tensors, checkpoint.settings
     args = model_args(settings)
     reject_unknown_vits(tensors, settings)

@@ -181,7 +181,7 @@ def check_size(format: str, size: tuple[int, int] | None, max_pixels: int) -> No
         return
     if min(size) < 1:
         raise corrupt(format, "no size in its header")
-    if format in ("TIFF", "WebP"):  # where Pillow enforces a limit of its own
+    if format in ("TIFF", "WebP"):  # Pillow enforces its own limit
         max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
     if math.prod(size) > max_pixels or max(size) > MAX_SIDE:
         raise DataError(

@@ -585,7 +585,7 @@ def read_sequence(content: bytes) -> Sequence:
 
 
 def is_resized(content: bytes, sequence: Sequence) -> bool:
-    """Return whether a frame header (5.9.2) states a size of its own."""
+    """Return whether a frame header (5.9.2) states its own size."""
     take = Bits(content[:64]).take
     if not sequence.resized_pixels or take():  # no such frames, or one that is decoded already
         return False

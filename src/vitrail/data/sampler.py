@@ -64,7 +64,7 @@ class TrainSampler:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSampler:
     """Every sample once. Processes take whole batches in turn, so that the batches do not depend on
-    their number: a matrix product rounds a row differently beside other rows."""
+    their number: rounding in a matrix product depends on the other rows of the batch."""
 
     samples: int
     batch_size: int

@@ -85,7 +85,7 @@ def read_image(image: ImageInput, channels: int = 3) -> bytes | np.ndarray:
 
 
 def check_pixels(pixels: np.ndarray, shapes: str, axis: int, channels: int) -> np.ndarray:
-    """Reject pixels that cannot be converted to so many channels."""
+    """Reject pixels that cannot be converted to this number of channels."""
     is_gray = pixels.ndim == 2 and axis == -1
     if pixels.dtype != np.uint8 or not (is_gray or pixels.ndim == 3) or 0 in pixels.shape:
         raise DataError(

@@ -24,7 +24,7 @@ from vitrail.models.config import MixerConfig, VitConfig, pair
 from vitrail.models.vit import Model, eval_mode
 
 TOLERANCE = 1e-4  # of the largest output; another order of summation makes 1e-6
-INT8_TOLERANCE = 1.0  # rounded weights change the outputs; `measure_int8` tells what it costs
+INT8_TOLERANCE = 1.0  # rounded weights change the outputs; `measure_int8` measures the accuracy
 PIXEL_TOLERANCE = 5e-2  # for resized images, whose pixels may round to the neighboring level
 BIT_STEP = 32  # pixels by which the sizes of a BiT differ here; it takes any
 BATCH_SIZE = 32

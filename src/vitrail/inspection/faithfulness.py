@@ -22,7 +22,7 @@ from vitrail.inspection.relevance import METHODS, check_classes
 from vitrail.models.init import initialize
 from vitrail.models.vit import Model, build, eval_mode
 
-BASELINES = ("random", "center")  # maps that know nothing of the model
+BASELINES = ("random", "center")  # maps that do not depend on the model
 BLUR = 10 / 224  # sigma as a fraction of a side: 10 pixels at 224, as in Fong & Vedaldi 2017
 HEAD_STD = 0.02  # of a randomized head: initialized heads are zero, which have no gradient
 

@@ -46,7 +46,7 @@ LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
 LOW_MEMORY = 1 * GIB  # torch itself takes a third of it
 ALIKE = 1.1  # ratios below this count as equally fast
-BUSY = 0.5  # cores that others may want before it is reported
+BUSY = 0.5  # cores in use by others before it is reported
 SECONDS = 0.2  # of each measurement
 WIDTH = 768  # of the measured matrices: that of ViT-B
 SIDE = 480  # pixels of the measured JPEG
@@ -63,7 +63,7 @@ class Processor(TypedDict):
     model: str
     cores: int  # of the machine
     allowed: int  # that this process may use
-    quota: float | None  # cores' worth of time that a container may take
+    quota: float | None  # CPU limit of the container, in cores
     load: float | None  # load average over the last minute
     threads: int | None  # of torch; None if it cannot be imported
     capability: str  # instruction set that torch uses
@@ -90,7 +90,7 @@ class Machine(TypedDict):
     packages: list[Package]
     extras: dict[str, list[Package]]
     broken: str  # why torch cannot be imported; empty if it can
-    whole: bool  # torch and all required packages are there, so speeds can be measured
+    whole: bool  # torch and all required packages are installed
     processor: Processor
     memory: MemoryBytes
     accelerators: list[str]
@@ -199,7 +199,7 @@ def cpu_model() -> str:
 
 
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """Return the cores' worth of time that a container may take (cgroup v2 or v1)."""
+    """Return the CPU limit of the container in cores (cgroup v2 or v1)."""
     try:
         if (cgroup / "cpu.max").exists():
             quota, period = map(int, (cgroup / "cpu.max").read_text().split())
@@ -212,7 +212,7 @@ def cpu_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def memory_limit(names: list[str], total: int, cgroup: Path = CGROUP) -> int | None:
-    """Return what a container may take, if that is less than there is."""
+    """Return the memory limit of the container, if it is below the machine's memory."""
     limits = [total]
     for name in names:
         try:

@@ -18,7 +18,7 @@ from vitrail.formatting import GIB
 from vitrail.models.config import BitConfig, Config, pair
 from vitrail.models.vit import VisionTransformer, build
 
-TRAINING = 3  # forward passes that a forward and a backward pass are worth
+TRAINING = 3  # cost of a forward and a backward pass, in forward passes
 EXA = 1e18
 DAY = 86_400  # seconds
 UTILIZATION = 0.35  # assumed share of the peak; the paper's own runs reach 0.32 to 0.43
@@ -58,7 +58,7 @@ def cost_of(config: Config, image_size: int | None = None) -> Cost:
 
 
 def training_flops(config: Config, images: float) -> float:
-    """Return the FLOPs of training on so many images, each counted as often as it is seen."""
+    """Return the FLOPs of training; `images` counts an image once per epoch."""
     return images * cost_of(config).training
 
 

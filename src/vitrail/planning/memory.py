@@ -122,7 +122,7 @@ class AllocationRecorder(TorchDispatchMode):
     def correct_gelu(self, x: Tensor, y: Tensor) -> None:
         """Count what `models/encoder.py` does on a CPU instead of torch's own operation.
 
-        With a gradient, it keeps a slope of its own in place of x; without one, y is in the
+        With a gradient, it keeps the slope in place of x; without one, y is in the
         memory of x.
         """
         before, after = x.untyped_storage()._cdata, y.untyped_storage()._cdata
@@ -206,7 +206,7 @@ def record_step(
         )
         batches = fake_batches((images, config.channels, *size))
         train_step(state, batches, prepare, autocast_for(precision, CPU))
-        # What is freed together has no order of its own (autocast's cache): sort it by block.
+        # Blocks freed together (autocast's cache) come in no fixed order: sort them.
         runs = groupby(recorder.events, key=lambda event: event[1])
         events = [event for sign, run in runs for event in (run if sign > 0 else sorted(run))]
     return recorder, events, begin
@@ -273,7 +273,7 @@ class Memory:
 
 
 def step_parts(trace: Trace, request: PlanRequest, config: Config, images: int) -> dict[str, int]:
-    """Return the bytes of each part on each device at the peak of a step on so many images."""
+    """Return the bytes of each part on each device at the peak of a step on this many images."""
     accumulated = images < request.images_per_device
     if request.devices == 1:
         device = distributed.init()
@@ -282,10 +282,10 @@ def step_parts(trace: Trace, request: PlanRequest, config: Config, images: int) 
         shape = (images, config.channels, *pair(config.image_size))
         parts = trace.at_peak(images)
         if shards > 1 and worth_sharding(config, shape, shards):  # training/cpu_parallel.py
-            # Each other shard has gradients of its own; with accumulation there is a sum, too.
+            # Every further shard has its own gradients; with accumulation there is also their sum.
             parts["copies"] = (shards - (not accumulated)) * trace.total("weights")
         return parts
-    if request.strategy == "ddp":  # torch sums gradients in buckets of their own
+    if request.strategy == "ddp":  # DDP's gradient buckets
         return trace.at_peak(images) | {"buckets": trace.total("weights")}
     share = np.array([1.0 if part == "activations" else 1 / request.devices for part in PARTS])
     if accumulated:  # gradients stay whole until the last micro-batch of a step

@@ -81,7 +81,7 @@ def fewshot(
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Accuracies of one kind of probe with so many images per class, one for each seed."""
+    """Accuracies of one kind of probe at one number of shots, one for each seed."""
 
     probe: str
     shots: Shots

@@ -35,7 +35,7 @@ class Rows:
     """Training features with their labels, checked."""
 
     def __init__(self, features: Array, labels: Array, classes: int | None = None) -> None:
-        """There are `classes` classes, or as many as the largest label says."""
+        """`classes` is the number of classes, by default the largest label plus one."""
         check_features(features)
         self.features = features  # (n, D)
         self.labels = check_labels(labels, len(features), classes)  # (n,) int64
@@ -111,7 +111,7 @@ def all_rows(features: Array) -> Tensor:
 
 
 def chunk_size(values: int) -> int:
-    """Return how many rows a chunk may have if so many values are computed from each."""
+    """Return the rows per chunk if this many values are computed from each row."""
     return max(1, min(CHUNK, MAX_VALUES // values))
 
 
@@ -208,7 +208,7 @@ def fit_logistic(
     W acts on standardized features and the bias is free, as in scikit-learn's LogisticRegression
     with C = 1 / (decay n); the result has the standardization folded in. By L-BFGS in float64 from
     zero, so the same rows always give the same classifier; after 1,000 steps it returns what it
-    has, which with a weak decay may not be the minimum yet. Holds all rows in float64 meanwhile.
+    has, which with a weak decay may not be the minimum yet. Holds all rows in memory, in float64.
     """
     if not decay > 0:
         raise ConfigError(f"decay={decay} must be above 0, or separable classes have no solution")

@@ -103,7 +103,7 @@ class ProbeMemory:
         )
 
     def compressed(self) -> "ProbeMemory":
-        """Return the same with at most D rows per class, which stand for all its images."""
+        """Return the memory with at most D rows per class and the same Gram matrices."""
         width = self.rows.shape[1]
         rows, owners = [], []
         for number, count in enumerate(torch.bincount(self.owners).tolist()):

@@ -63,7 +63,7 @@ def write_evaluation(
     title: str,
     facts: Mapping[str, str],
 ) -> Iterator[Path]:
-    """Write each file whole or not at all; yields their paths."""
+    """Write each file atomically; yields their paths."""
     predictions = result.predictions
     assert predictions is not None
     page, values, table = (

@@ -96,7 +96,7 @@ def plot_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, label: str) -> Any:
-    """An empty figure of so many pixels; `label` describes it to screen readers."""
+    """An empty figure, its size in pixels; `label` describes it to screen readers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72))
@@ -105,7 +105,7 @@ def new_figure(width: float, height: float, label: str) -> Any:
 
 
 def add_axes(figure: Any, left: float, top: float, width: float, height: float) -> Any:
-    """Axes at so many pixels from the figure's upper left corner."""
+    """Axes at a position in pixels from the figure's upper left corner."""
     wide, high = (72 * inches for inches in figure.get_size_inches())
     return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
 

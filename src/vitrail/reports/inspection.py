@@ -61,7 +61,7 @@ SECTIONS = {
 
 
 def write_inspection(folder: Path, inspection: Inspection) -> list[Path]:
-    """Write each file whole or not at all; return their paths, the page last."""
+    """Write each file atomically; return their paths, the page last."""
     plots = {}
     if inspection.filters is not None:
         plots["filters"] = filter_plot(inspection.filters)

@@ -155,7 +155,7 @@ class Batcher:
             with self.changed:
                 self.abandoned.pop(current_thread(), None)
                 if self.thread is not current_thread():
-                    return  # abandoned meanwhile: the results are dropped
+                    return  # abandoned: the results are dropped
                 self.batch = []
             finished: dict[Job, BaseException | None] = {}  # complete and failed jobs
             count = sum(not isinstance(result, Future) for result in results)
@@ -218,7 +218,7 @@ def resolve(finished: dict[Job, BaseException | None]) -> None:
     for job, error in finished.items():
         by_loop.setdefault(job.loop, []).append((job, error))
     for loop, jobs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(set_results, jobs)
 
 
@@ -238,7 +238,7 @@ class DecodeTask:
 class DecodePool:
     """Decoding threads: one per core, spares for slow ones, and a pixel budget for all.
 
-    Large images get threads of their own with low priority, so that ordinary ones do not wait.
+    Large images have their own low-priority threads, so that other images do not wait.
     """
 
     def __init__(self, limits: Limits) -> None:

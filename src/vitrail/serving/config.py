@@ -97,7 +97,7 @@ class ServerConfig:
 
     @property
     def is_public(self) -> bool:
-        """Whether anybody who can reach the machine may use the server."""
+        """Whether every host that can reach the machine may use the server."""
         return not self.is_loopback and not self.token
 
     @cached_property

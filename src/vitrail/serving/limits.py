@@ -137,7 +137,7 @@ class ErrorResponse(JSONResponse):
 
 
 class NoResponse(Response):
-    """No response at all, for a client that has disconnected."""
+    """A response that sends nothing, because the client has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_of(scope).status = CLIENT_CLOSED_REQUEST
@@ -201,7 +201,7 @@ class AdmissionController:
         return self.images >= self.limits.queue
 
     def reserve(self, size: int, *, heavy: bool = False) -> "Reservation":
-        """Admit a request of so many bytes; it counts as one image until its body is parsed."""
+        """Admit a request of `size` bytes; it counts as one image until its body is parsed."""
         if self.is_full:
             raise self.overloaded("queue")
         if heavy and self.heavy >= self.limits.heavy:

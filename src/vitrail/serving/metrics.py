@@ -28,7 +28,7 @@ disable_created_metrics()  # the text format has no place for creation times but
 
 
 class Metrics:
-    """The server's metrics in a registry of their own."""
+    """The server's metrics, in a separate Prometheus registry."""
 
     def __init__(
         self,

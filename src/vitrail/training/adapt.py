@@ -254,7 +254,7 @@ class AdaptationSearch:
                 "out; the search needs three per class, or both val and test"
             )
         self.dev_from_train = self.train is not splits.train
-        self.probe_train = self.train  # for probes: all of it, or what there is time for
+        self.probe_train = self.train  # for probes: all of it, or a subset that fits the time
         self.model, auto = build_model(config.settings, splits, config.start, device, self.log)
         self.settings = auto.settings
         source = "held out of train" if self.dev_from_train else "the val split"

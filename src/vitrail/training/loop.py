@@ -128,7 +128,7 @@ def train_step(
 def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tensor:
     """Clip gradients and update the weights, unless loss or gradients are not finite.
 
-    In float16 gradients overflow now and then: the step is skipped, and the scale is halved.
+    In float16, gradients overflow occasionally: the step is skipped, and the scale is halved.
     Returns the gradient norm.
     """
     scaler = state.scaler
