@@ -43,7 +43,7 @@ from vitrail.reports.images import filter_plot, fit_image, image_grid, overlay, 
 
 VIT, HYBRID = "ViT, patch 4", "hybrid"
 SHORT = f"{VIT}, short"
-STUDIED, SCORED, DRAWN = 128, 64, 8  # test images for attention distance, insertion, rollout maps
+DISTANCE_IMAGES, INSERTION_IMAGES, ROLLOUT_IMAGES = 128, 64, 8  # of the test split
 SHUFFLES, SIGNIFICANCE = 199, 0.05  # of the Mantel test
 VARIANCE = 0.9  # that components explain
 EVERYWHERE, LOCAL, SPREAD, GROWTH = 90, 50, 10, 5  # percent of the distance of a uniform head
@@ -80,7 +80,7 @@ def claim_parts(
 
 def figure6(results: Results) -> Report:
     model = load_model(results, VIT)
-    pictures, images = test_pictures(model, results.datasets, SCORED)
+    pictures, images = test_pictures(model, results.datasets, INSERTION_IMAGES)
     classes = predict_classes(model, images)
     maps = {name: METHODS[name](model, images, classes) for name in ("rollout", "center", "random")}
     scores = {}
@@ -92,7 +92,7 @@ def figure6(results: Results) -> Report:
         bootstrap_mean(scores["rollout"] - scores[name]) for name in ("random", "center")
     )
     labels = [picture.label for picture in pictures]
-    shown = [labels.index(label) for label in dict.fromkeys(labels)][:DRAWN]
+    shown = [labels.index(label) for label in dict.fromkeys(labels)][:ROLLOUT_IMAGES]
     names = get_metadata(model).names(model.config.num_classes)
     tiles, captions = [], []
     for row in (shown[start : start + 4] for start in range(0, len(shown), 4)):
@@ -178,7 +178,7 @@ def components_for(explained: np.ndarray) -> int:
 def figure7(results: Results) -> Report:
     model = load_model(results, VIT)
     ((title, similarity),) = position_similarity(model).items()
-    _, images = test_pictures(model, results.datasets, STUDIED)
+    _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
     both = model, require_attention(randomize(model), "figures")
     explained = [filter_components(one, 10**6)[1] for one in both]
     few, many = map(components_for, explained)
@@ -211,7 +211,7 @@ def figure11(results: Results) -> Report:
     distances, percent = {}, {}
     for name in (VIT, HYBRID):
         model = load_model(results, name)
-        _, images = test_pictures(model, results.datasets, STUDIED)
+        _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
         distances[name], percent[name], _ = distance_study(model, images)
     rows = []
     for layer in range(max(map(len, percent.values()))):

@@ -27,7 +27,7 @@ from vitrail.planning.flops import DAY, EXA, TPU_V3_CORE, Cost, cost_of, trainin
 
 WAYS = ("without a head", "with a head")  # to count parameters
 MARGIN = 2  # published standard deviations outside our CI that still agree
-CLOSE = 3  # percent: computed compute that agrees with the published
+MAX_DIFFERENCE = 3  # percent, up to which computed and published FLOPs agree
 
 
 def without_head(config: Config) -> Config:
@@ -223,9 +223,10 @@ def table6(results: Results) -> Report:
         off.setdefault(row.family, []).append(deviation)
         for line, accuracy in zip(lines, (row.average, row.accuracies[0]), strict=True):
             line.setdefault(row.family, []).append(Point(row.exaflops, accuracy / 100))
-    for family, own in off.items():
-        agree = f"{sum(abs(x) <= CLOSE for x in own)} of {len(own)} rows within {CLOSE} %"
-        texts.append(f"{family} {signed(min(own))} to {signed(max(own))} ({agree})")
+    for family, errors in off.items():
+        close = sum(abs(error) <= MAX_DIFFERENCE for error in errors)
+        agree = f"{close} of {len(errors)} rows within {MAX_DIFFERENCE} %"
+        texts.append(f"{family} {signed(min(errors))} to {signed(max(errors))} ({agree})")
     comparison = [
         (row["model"], str(row["epochs"]), f"{row['accuracy']:.2f}", f"{row['lead']:+.2f}", ratio)
         for row in DATA["table6"]["comparison"]

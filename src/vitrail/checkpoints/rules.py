@@ -52,9 +52,7 @@ class Table:
     family: type[Config]
     matches: Callable[[Tensors], bool]  # recognizes the family by tensor names
     infer_config: Callable[[Checkpoint], Config]  # from names, shapes and settings
-    templates: Callable[
-        ..., Iterable[Rule]
-    ]  # for a config; unused templates are ignored
+    templates: Callable[..., Iterable[Rule]]  # for a config; unused templates are ignored
     unsupported: Callable[..., list[str]]  # features of a config the format cannot express
     json_files: Callable[..., dict[str, Any]] = lambda config, metadata: {}  # next to the weights
 

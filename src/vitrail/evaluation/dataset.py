@@ -155,22 +155,22 @@ def match_classes(
                 f"class mismatch: the model has {outputs:,} classes and the dataset "
                 f"{len(classes):,}: {comma_list(classes, quoted=True)}; expected the same classes"
             )
-        why = "the class names differ" if names else "the model has no class names"
-        return ClassMatch(source, None, [f"classes matched by order: {why}"])
-    places = {name: position for position, name in enumerate(names)}
-    unknown = [name for name in classes if name not in places]
-    own = comma_list(names, quoted=True)
+        reason = "the class names differ" if names else "the model has no class names"
+        return ClassMatch(source, None, [f"classes matched by order: {reason}"])
+    indices = {name: index for index, name in enumerate(names)}
+    unknown = [name for name in classes if name not in indices]
+    listed = comma_list(names, quoted=True)
     if len(unknown) == len(classes):
         raise ConfigError(
-            f"class mismatch: the model has {own} and the dataset "
+            f"class mismatch: the model has {listed} and the dataset "
             f"{comma_list(classes, quoted=True)}; if these are the same classes in the same order, "
             "use --by-order (Python: by_order=True)"
         )
     if unknown:
         raise ConfigError(
-            f"classes unknown to the model: {comma_list(unknown, quoted=True)}; it has {own}"
+            f"classes unknown to the model: {comma_list(unknown, quoted=True)}; it has {listed}"
         )
-    numbers = [places[name] for name in classes]
+    numbers = [indices[name] for name in classes]
     if tuple(names) == tuple(classes):
         return ClassMatch(source, None, [])
     if restrict or len(classes) == outputs:

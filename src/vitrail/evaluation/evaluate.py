@@ -272,10 +272,10 @@ def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:
     labels = source.labels()
     if not isinstance(labels, LabelSets):
         return np.asarray(labels, np.int64)[indices]
-    some = labels.take(indices)
+    subset = labels.take(indices)
     table = np.zeros((len(indices), len(source.classes)), bool)
-    counts = np.diff(some.ends, prepend=0)
-    table[np.repeat(np.arange(len(indices)), counts), some.classes] = True
+    counts = np.diff(subset.ends, prepend=0)
+    table[np.repeat(np.arange(len(indices)), counts), subset.classes] = True
     return table
 
 

@@ -45,8 +45,8 @@ CGROUP = Path("/sys/fs/cgroup")
 LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
 LOW_MEMORY = 1 * GIB  # torch itself takes a third of it
-ALIKE = 1.1  # ratios below this count as equally fast
-BUSY = 0.5  # cores in use by others before it is reported
+SIMILAR_RATIO = 1.1  # ratios below this count as equally fast
+BUSY_CORES = 0.5  # cores in use by others before it is reported
 SECONDS = 0.2  # of each measurement
 WIDTH = 768  # of the measured matrices: that of ViT-B
 SIDE = 480  # pixels of the measured JPEG
@@ -315,7 +315,7 @@ def resource_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
     if threads == 1 < cores:
         text = f"torch uses one thread, and this process may use {cores} cores"
         yield text, "unset OMP_NUM_THREADS", False
-    if load is not None and load > processor["cores"] + BUSY:
+    if load is not None and load > processor["cores"] + BUSY_CORES:
         yield (
             f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and "
             "speeds measured here are too low",
@@ -380,16 +380,18 @@ def draw_conclusions(machine: Machine, speeds: Speeds) -> Iterator[str]:
     for name in machine["accelerators"]:
         yield f"compute device: {name}, unless --device or --machine.device says otherwise"
     ratio = speeds["float32"] / speeds["bfloat16"]
-    if ratio > ALIKE:
+    if ratio > SIMILAR_RATIO:
         fastest = f"float32 is fastest here, {ratio:.1f} times as fast as bfloat16"
-    elif 1 / ratio > ALIKE:
+    elif 1 / ratio > SIMILAR_RATIO:
         fastest = f"bfloat16 is fastest here, {1 / ratio:.1f} times as fast as float32"
     else:
         fastest = "float32 and bfloat16 are equally fast here"
     yield f"{fastest}; training uses {speeds['precision']}: {speeds['reason']}"
     if speeds["threads"] > 1:
         ratio = speeds["float32"] / speeds["float32_alone"]
-        faster = f"{ratio:.1f} times as fast as one" if ratio > ALIKE else "no faster than one"
+        faster = (
+            f"{ratio:.1f} times as fast as one" if ratio > SIMILAR_RATIO else "no faster than one"
+        )
         yield f"matrix products with {speeds['threads']} threads are {faster}"
     if speeds["parts"] > 1:
         yield f"CPU data parallelism: training splits each batch into {speeds['parts']} shards"

@@ -107,11 +107,11 @@ class ProbeMemory:
         width = self.rows.shape[1]
         rows, owners = [], []
         for number, count in enumerate(torch.bincount(self.owners).tolist()):
-            own = self.rows[self.owners == number]
+            class_rows = self.rows[self.owners == number]
             if count > width:
-                own = torch.linalg.qr(own.double(), mode="r").R.float()
-            rows.append(own)
-            owners.append(torch.full((len(own),), number))
+                class_rows = torch.linalg.qr(class_rows.double(), mode="r").R.float()
+            rows.append(class_rows)
+            owners.append(torch.full((len(class_rows),), number))
         return replace(self, rows=torch.cat(rows), owners=torch.cat(owners))
 
 

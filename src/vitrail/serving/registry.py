@@ -237,14 +237,14 @@ def view(model: Model, data: bytes) -> View:
 
 
 def without_merging(vit: VisionTransformer) -> VisionTransformer:
-    """Return the model, or a twin that shares its weights and does not merge tokens."""
+    """Return the model, or a copy that shares its weights and does not merge tokens."""
     if not vit.merge:
         return vit
     with torch.device("meta"):
-        twin = VisionTransformer(vit.config)
-    twin.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
-    twin.metadata = vit.metadata
-    return twin.eval()
+        copy = VisionTransformer(vit.config)
+    copy.load_state_dict(vit.state_dict(keep_vars=True), assign=True)
+    copy.metadata = vit.metadata
+    return copy.eval()
 
 
 def to_base64(values: Tensor, largest: Tensor) -> str:
@@ -279,8 +279,8 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
     if root is None:
         return None
     folder = root / name if several else root
-    own = folder.resolve() == Path(reference).resolve()
-    if contains_model(folder) and not own:
+    in_place = folder.resolve() == Path(reference).resolve()
+    if contains_model(folder) and not in_place:
         raise ConfigError(f"{folder} already holds a model; serve that one, or name another folder")
     if contains_model(folder) and not has_memory(folder):
         raise ConfigError(
@@ -435,8 +435,8 @@ def find_examples(metadata: Metadata, data: str) -> list[Example]:
 
     Unless configured, nothing is downloaded and nothing is an error.
     """
-    own = metadata.provenance.get("data")
-    reference = data or (own if isinstance(own, str) else "")
+    recorded = metadata.provenance.get("data")
+    reference = data or (recorded if isinstance(recorded, str) else "")
     remote = "://" in reference or reference.startswith("hf:")
     if reference in ("", NO_EXAMPLES) or (not data and remote):
         return []
@@ -454,7 +454,7 @@ def spread_rows(source: Dataset, count: int) -> list[int]:
     """Return up to `count` rows, round-robin over the classes and spread within each."""
     labels = source.labels()
     if isinstance(labels, LabelSets):
-        first = np.array([own[0] if own else -1 for own in labels])
+        first = np.array([labels_of[0] if labels_of else -1 for labels_of in labels])
     else:
         first = np.asarray(labels)
     classes = np.unique(first)
@@ -463,10 +463,12 @@ def spread_rows(source: Dataset, count: int) -> list[int]:
     per_class = -(-count // max(1, len(classes)))
     rows = []
     for number in classes:
-        own = np.flatnonzero(first == number)
-        picked = np.linspace(0, len(own) - 1, min(per_class, len(own))).astype(int)
-        rows.append(own[picked].tolist())
-    return [own[turn] for turn in range(per_class) for own in rows if turn < len(own)][:count]
+        class_rows = np.flatnonzero(first == number)
+        positions = np.linspace(0, len(class_rows) - 1, min(per_class, len(class_rows))).astype(int)
+        rows.append(class_rows[positions].tolist())
+    return [class_rows[n] for n in range(per_class) for class_rows in rows if n < len(class_rows)][
+        :count
+    ]
 
 
 def read_example(source: Dataset, row: int) -> Example | None:

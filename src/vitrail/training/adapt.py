@@ -275,9 +275,9 @@ class AdaptationSearch:
             seconds_per_image(self.model, self.device),
             min(TIMED_IMAGES, len(self.dev)),
         )
-        some = self.dev.subset(np.linspace(0, len(self.dev) - 1, count, dtype=int))
+        sample = self.dev.subset(np.linspace(0, len(self.dev) - 1, count, dtype=int))
         started = time.monotonic()
-        features_of(self.model, some, cache=False, batch_size=count, workers=0)
+        features_of(self.model, sample, cache=False, batch_size=count, workers=0)
         loading = max(0.0, (time.monotonic() - started) / count - forward)
         workers = self.settings.machine.workers
         workers = default_workers(self.dev) if workers is None else workers

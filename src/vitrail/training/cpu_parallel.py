@@ -91,8 +91,8 @@ class Replicas:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the weighted loss and gradients of one shard; autocast is per thread."""
         originals = self.original.parameters()
-        for own, original in zip(objective.parameters(), originals, strict=True):
-            own.data = original.data  # normally a no-op
+        for parameter, original in zip(objective.parameters(), originals, strict=True):
+            parameter.data = original.data  # normally a no-op
         trainable = [p for p in objective.parameters() if p.requires_grad]
         with torch.autocast("cpu", precision, enabled=precision is not None):
             loss = objective(images, targets) * weight

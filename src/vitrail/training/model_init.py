@@ -305,6 +305,6 @@ def head_weights(model: Model, weight: Tensor, bias: Tensor, scale: float) -> di
 @torch.no_grad()
 def set_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Copy weights into a model in place; others are unchanged."""
-    own = module.state_dict()
+    state = module.state_dict()
     for name, tensor in weights.items():
-        own[name].copy_(tensor)
+        state[name].copy_(tensor)

@@ -63,9 +63,9 @@ def recipe_names() -> list[str]:
 def read_recipe(name: str) -> Settings:
     """Return the settings of a packaged recipe, by name, or of a .toml file."""
     values: Values = {}
-    for _, own in reversed(inheritance_chain(name)):
-        overridden = alternatives_of(own)
-        values = {k: v for k, v in values.items() if k not in overridden} | own
+    for _, recipe_values in reversed(inheritance_chain(name)):
+        overridden = alternatives_of(recipe_values)
+        values = {k: v for k, v in values.items() if k not in overridden} | recipe_values
     return build_settings(values, f" in {name}")
 
 
