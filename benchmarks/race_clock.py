@@ -58,8 +58,8 @@ class AccuracyClock:
 
     def accuracy(self, predict: Callable[[Tensor], Tensor]) -> float:
         with torch.inference_mode():
-            found = torch.cat([predict(part).argmax(1) for part in self.images.split(BATCH)])
-        return float((found == self.labels).double().mean())
+            predicted = torch.cat([predict(part).argmax(1) for part in self.images.split(BATCH)])
+        return float((predicted == self.labels).double().mean())
 
     def result(self) -> dict[str, object]:
         seconds, accuracy = self.curve[-1]

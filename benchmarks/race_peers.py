@@ -48,7 +48,7 @@ class Task:
         return self.config.stride[0] * self.config.grid[0]
 
     def test_tensors(self, crop: float) -> tuple[Tensor, Tensor]:
-        """What the model is judged by; of larger images the middle `crop` of the short side."""
+        """Test images and labels; large images are cropped to `crop` of the short side."""
         from torchvision import transforms as t
 
         split = read(self.data, test_split_of(self.data))
@@ -59,7 +59,7 @@ class Task:
 
 
 class Endless(Sampler[int]):
-    """All images in random order, and again: no epoch ends, so no worker is started anew."""
+    """Endless random permutations of all images, so that workers are never restarted."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length, self.generator = length, torch.Generator().manual_seed(seed)
@@ -73,7 +73,7 @@ class Endless(Sampler[int]):
 
 
 class Varied(Dataset[tuple[Tensor, int]]):
-    """DecodedImages in memory, each varied anew whenever it is asked for."""
+    """Images in memory, augmented anew at each access."""
 
     def __init__(self, split: DecodedImages, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images, self.transform = split.images, transform
@@ -119,7 +119,7 @@ def run_timm(task: Task) -> Result:
 
 
 def timm_loss(task: Task) -> tuple[Callable[..., tuple[Tensor, Tensor]] | None, nn.Module]:
-    """How images of a batch are mixed, if they are, and what is made small."""
+    """Return timm's Mixup or CutMix, if enabled, and the loss."""
     from timm.data import Mixup
     from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 
@@ -146,7 +146,7 @@ def timm_floats(task: Task) -> Callable[[Tensor], Tensor]:
 
 
 def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
-    """DecodedImages varied by timm's own transforms, as bytes, without end."""
+    """Yield endless batches of bytes, augmented by timm's transforms."""
     from timm.data import create_transform
     from timm.data.loader import fast_collate
 
@@ -174,7 +174,7 @@ def timm_batches(task: Task) -> DataLoader[tuple[Tensor, Tensor]]:
 
 
 def allow_few_bits() -> None:
-    """timm's RandAugment asks Pillow now and then to keep 0 bits, which Pillow 13 refuses."""
+    """Patch timm's RandAugment, which sometimes asks for 0 bits: Pillow 13 rejects that."""
     from timm.data import auto_augment
 
     original = auto_augment.posterize

@@ -33,8 +33,8 @@ class Entry:
 
     def curve(self) -> list[tuple[float, float]]:
         """Return seconds and accuracy at each evaluation, mean over seeds."""
-        looks = zip(*(run["curve"] for run in self.runs), strict=True)
-        return [tuple(map(statistics.mean, zip(*look, strict=True))) for look in looks]
+        points = zip(*(run["curve"] for run in self.runs), strict=True)
+        return [tuple(map(statistics.mean, zip(*point, strict=True))) for point in points]
 
 
 @dataclass(frozen=True)

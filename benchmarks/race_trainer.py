@@ -21,7 +21,7 @@ from race_sets import read
 NEVER = 2**30  # steps: the clock ends the run
 
 
-class ByTheClock(Trainer):
+class TimedTrainer(Trainer):
     """Trainer whose learning rate schedule ends with the time."""
 
     def __init__(self, *args: Any, clock: AccuracyClock, **more: Any) -> None:
@@ -70,7 +70,7 @@ def run_transformers(task: Task) -> dict[str, Any]:
             logging_strategy="no",
             disable_tqdm=True,
         )
-        trainer = ByTheClock(
+        trainer = TimedTrainer(
             model,
             arguments,
             train_dataset=Varied(read(task.data, "train"), transform),

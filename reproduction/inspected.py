@@ -73,7 +73,7 @@ def claim_parts(
     for part, text in TEXT[name]["parts"].items():
         filled = (text["paper"], text["here"].format_map(values), text["rule"])
         rows.append((*filled, "yes" if holds[part] else "no"))
-    listed = "; ".join(f"{here} ({answer})" for _, here, _, answer in rows)
+    listed = "; ".join(f"{value} ({answer})" for _, value, _, answer in rows)
     texts = {"parts": listed, "held": f"{sum(holds.values())} of {len(holds)}"}
     return rules_verdict(list(holds.values())), {**values, **texts}, rows
 

@@ -56,19 +56,19 @@ class Scaling:
 # model (pre-training dataset) → target → accuracy
 TABLE2: dict[str, dict[str, Accuracy]] = {
     model: {
-        target: Accuracy(*row[place])
+        target: Accuracy(*row[column])
         for target, row in DATA["table2"]["accuracy"].items()
-        if place < len(row)
+        if column < len(row)
     }
-    for place, model in enumerate(DATA["table2"]["models"])
+    for column, model in enumerate(DATA["table2"]["models"])
 }
 TABLE5: dict[str, dict[str, Accuracy]] = {
     f"{model} ({pretrained})": {
-        target: Accuracy(row[place]) for target, row in rows.items() if place < len(row)
+        target: Accuracy(row[column]) for target, row in rows.items() if column < len(row)
     }
     for pretrained, rows in DATA["table5"]["accuracy"].items()
-    for place, model in enumerate(DATA["table5"]["models"])
-    if all(place < len(row) for row in rows.values())
+    for column, model in enumerate(DATA["table5"]["models"])
+    if all(column < len(row) for row in rows.values())
 }
 CORE_DAYS = dict(zip(DATA["table2"]["models"], DATA["table2"]["core_days"], strict=True))
 TABLE6 = tuple(Scaling(**row) for row in DATA["table6"]["rows"])

@@ -79,21 +79,23 @@ class Runner:
 
     def run(self, name: str, datasets: Datasets) -> Report:
         """Run the jobs of an experiment that have no result yet, and write its report."""
-        words, given = ["vitrail", "reproduce", name], datasets
+        command, originals = ["vitrail", "reproduce", name], datasets
         if datasets.probes:
             small = self.folder / "images"
-            pretrain, *probes = (shrink(data, small) for data in (given.pretrain, *given.probes))
-            datasets = replace(given, pretrain=pretrain, probes=tuple(probes))
+            pretrain, *probes = (
+                shrink(data, small) for data in (originals.pretrain, *originals.probes)
+            )
+            datasets = replace(originals, pretrain=pretrain, probes=tuple(probes))
         jobs = list_jobs(name, datasets)
         if jobs:
-            words += ["--data", Path(given.pretrain).name]
-            words += ["--target", Path(datasets.target).name] if datasets.target else []
+            command += ["--data", Path(originals.pretrain).name]
+            command += ["--target", Path(datasets.target).name] if datasets.target else []
         if datasets.probes:
-            words += ["--probe", *(Path(probe).name for probe in given.probes)]
+            command += ["--probe", *(Path(probe).name for probe in originals.probes)]
         for job in {(job.data, job.images, job.half): job for job in jobs.values()}.values():
             open_data(job)  # unusable data fails before the first run
         finished = EXPERIMENTS[name](Results(name, datasets, self.results(jobs)))
-        finished = replace(finished, command=shlex.join(words))
+        finished = replace(finished, command=shlex.join(command))
         report.write(finished, self.folder / name)
         return finished
 

@@ -129,7 +129,7 @@ def subset_report(
     counts = sorted({key[1] for key in means})
     *first, last = (f"{count:,}" for count in counts)
     names = list(dict.fromkeys(key[0] for key in means))
-    here = {n: [mean.point(k[1]) for k, mean in means.items() if k[0] == n] for n in names}
+    measured = {n: [mean.point(k[1]) for k, mean in means.items() if k[0] == n] for n in names}
     return results.report(
         verdict,
         {**values, "counts": f"{', '.join(first)} and {last}"},
@@ -138,7 +138,7 @@ def subset_report(
             (name, *(means[name, n].text if (name, n) in means else "" for n in counts))
             for name in names
         ],
-        lines=[*lines, here],
+        lines=[*lines, measured],
     )
 
 
@@ -164,7 +164,7 @@ def figure5(results: Results) -> Report:
         )
         for family in ("ViT", "hybrid", "BiT")
     }
-    here = {
+    measured = {
         family: [means[family, size].point(flops[family, size] / 1e12) for size in sizes]
         for family, sizes in FAMILIES.items()
     }
@@ -175,7 +175,7 @@ def figure5(results: Results) -> Report:
             (" ".join(key), f"{flops[key] / 1e12:.2f}", tested[key].text, few[key].text)
             for key in means
         ],
-        lines=[published, here],
+        lines=[published, measured],
     )
 
 
