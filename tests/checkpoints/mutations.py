@@ -24,6 +24,7 @@ from small_models import FAMILIES, VIT, random_model
 
 from vitrail import VitrailError, load, save
 from vitrail.checkpoints.files import read_file
+from vitrail.planning.timing import resident_bytes
 
 KINDS = ("flip", "flip", "cut", "grow", "noise", "tensors", "tensors", "pickle", "json", "empty")
 ADDRESS_SPACE = 6 * 2**30  # torch alone maps some of it
@@ -168,7 +169,7 @@ def main(folder, count):
         if time.monotonic() - started > SLOW:
             outcome["wrong"].append(f"{number}: {what}: took {time.monotonic() - started:.0f} s")
         shutil.rmtree(target) if target.is_dir() else target.unlink()
-    outcome["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    outcome["peak_mib"] = resident_bytes("VmHWM") // 2**20  # ru_maxrss has the parent's
     print(json.dumps(outcome))
 
 

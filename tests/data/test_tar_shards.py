@@ -324,12 +324,13 @@ def test_remote_shards(tmp_path):
 
 
 STREAM = """
-import resource, sys
+import re, sys
 import numpy as np
 from vitrail.data.datasets import open_dataset
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = open("/proc/self/status").read()  # ru_maxrss would include the parent's peak
+    return int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) / 1024
 
 dataset = open_dataset(sys.argv[1])
 for step, index in enumerate(np.random.default_rng(0).permutation(len(dataset)).tolist()):
