@@ -53,7 +53,10 @@ def test_tensorboard_scalars(tmp_path):
     assert events(tmp_path) == {"loss": [(1, 2.5), (2, 1.5)], "val/accuracy": [(2, 0.5)]}
 
 
-def test_tensorboard_hides_repeated_steps(tmp_path):
+def test_tensorboard_hides_repeated_steps(tmp_path, monkeypatch):
+    # Files of one second are ordered by a counter of the process, as text: 10 before 9.
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
     for after_step, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
         log = MetricsLog(tmp_path, after_step=after_step)
         for step in steps:
