@@ -13,6 +13,7 @@ from vitrail.export.torch_program import trace
 BASE = VitConfig(
     depth=2, width=16, mlp_width=24, heads=2, patch_size=4, image_size=8, num_classes=3
 )
+WIDE = BASE.change(width=64, mlp_width=256, heads=4)  # int8 weights take most of its file
 SMALLEST = BASE.change(depth=1, position="none")  # traced in half the time
 RELATIVE = {"position": "relative"}
 SHARED, EVERY = {"position_place": "shared"}, {"position_place": "every-layer"}

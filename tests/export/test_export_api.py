@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import CONFIGS, SMALLEST, exported
+from exportable import CONFIGS, SMALLEST, WIDE, exported
 
 import vitrail
 from tiny_models import awake
@@ -184,7 +184,7 @@ def colors(tmp_path_factory):
 
 @pytest.fixture
 def trained(colors):
-    model = awake(SMALLEST)
+    model = awake(WIDE)
     model.metadata = Metadata(
         preprocessing=get_metadata(model).preprocessing, provenance={"data": str(colors)}
     )
@@ -209,7 +209,7 @@ def constant(model, answer):
 
 def test_drop_beyond_the_limit_is_rejected_with_both_accuracies(trained, tmp_path, monkeypatch):
     constant(trained, 0)  # correct for 14 of the 41 images
-    worse = to_onnx(constant(awake(SMALLEST), 2), int8=True)  # for 13
+    worse = to_onnx(constant(awake(WIDE), 2), int8=True)  # for 13
     monkeypatch.setattr("vitrail.export.onnx.to_onnx", lambda *_, **__: worse)
     message = r"int8 accuracy 31.7 %, float 34.1 % \(n=41, .*: the drop exceeds max_drop=0.01"
     with pytest.raises(CheckpointError, match=message):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import BASE, CONFIGS, exported, run, session_of
+from exportable import BASE, CONFIGS, WIDE, exported, run, session_of
 from torch.export import Dim
 
 from tiny_models import awake
@@ -133,7 +133,7 @@ def test_weights_beyond_the_limit_of_a_file_are_rejected(monkeypatch):
 
 def test_int8_weights_take_a_quarter_and_seven_bits():
     """Two products of 8 by 8 bits overflow the 16 bits in which CPUs without VNNI add them."""
-    wide = awake(BASE.change(depth=3, width=64, mlp_width=256, heads=4))
+    wide = awake(WIDE)
     content = to_onnx(wide, int8=True)
     assert len(content) < 0.4 * len(to_onnx(wide))
     tensors = onnx.load_from_string(content).graph.initializer

@@ -328,24 +328,27 @@ class OnnxGraph:
         return self.emit("Slice", x, self.sizes([start or 0]), self.sizes([end]), int64(dim))
 
     def einsum(self, out: Tensor, equation: str, operands: list[Any], **_: Any) -> str:
-        """A matrix product with a constant, transposed or not, as in `attend_without_kv`."""
-        a, b = operands
-        return self.emit("MatMul", a, b if equation[-1] == equation.split("->")[0][-1] else b.mT)
+        """A matrix product with weights, transposed or not, as in `attend_without_kv`."""
+        x, weight = operands
+        transposed = equation[-1] != equation.split("->")[0][-1]
+        return self.multiply(x, weight.mT if transposed else weight)
 
     def linear(self, out: Tensor, x: Value, weight: Tensor, bias: Tensor | None = None) -> str:
-        """x @ weight.T + bias, in 8-bit integers where the graph is int8."""
-        if self.int8 and self.module.split(".")[0] not in FLOAT_MODULES:
-            # Activations are rounded to 256 levels between the smallest and largest of the batch.
-            rounded, scale, zero = self.emit("DynamicQuantizeLinear", x, outputs=3)
-            steps = weight.abs().amax(dim=1).clamp_min(1e-12) / INT8_LEVELS  # (out,)
-            levels = (weight / steps[:, None]).round().clamp(-INT8_LEVELS, INT8_LEVELS)
-            zeros = torch.zeros(len(weight), dtype=torch.int8)
-            product = self.emit("MatMulInteger", rounded, levels.to(torch.int8).T, zero, zeros)
-            product = self.emit("Cast", product, to=TensorProto.FLOAT)
-            product = self.emit("Mul", product, self.emit("Mul", scale, steps))
-        else:
-            product = self.emit("MatMul", x, weight.T)
+        product = self.multiply(x, weight.T)
         return product if bias is None else self.emit("Add", product, bias)
+
+    def multiply(self, x: Value, weight: Tensor) -> str:
+        """x @ weight, with one matrix or one per head; in integers where the graph is int8."""
+        if not self.int8 or self.module.split(".")[0] in FLOAT_MODULES:
+            return self.emit("MatMul", x, weight)
+        # Activations are rounded to 256 levels between the smallest and largest of the batch.
+        rounded, scale, zero = self.emit("DynamicQuantizeLinear", x, outputs=3)
+        largest = weight.abs().amax(dim=-2, keepdim=weight.ndim > 2)  # of each column
+        steps = largest.clamp_min(1e-12) / INT8_LEVELS
+        levels = (weight / steps).round().clamp(-INT8_LEVELS, INT8_LEVELS).to(torch.int8)
+        product = self.emit("MatMulInteger", rounded, levels, zero)
+        product = self.emit("Cast", product, to=TensorProto.FLOAT)
+        return self.emit("Mul", product, self.emit("Mul", scale, steps))
 
     def group_norm(
         self, out: Tensor, x: Value, groups: int, weight: Tensor, bias: Tensor, eps: float, *_: Any
