@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from vitrail.data.datasets import Dataset, Label
 from vitrail.data.sampler import EvalSampler, SampleKey, TrainSampler, sample_rng
 from vitrail.errors import DataError
 
+T = TypeVar("T")
+R = TypeVar("R")
 Transform = Callable[[bytes | np.ndarray, np.random.Generator], Tensor]
 MAX_REPLACEMENTS = 20  # unreadable images in a row, after which something else is wrong
 MAX_WORKERS = 8
@@ -149,8 +151,7 @@ def threaded_batches(items: ItemDataset, batches: Iterable[list[SampleKey]]) -> 
         yield from (collate([items[key] for key in keys]) for keys in batches)
         return
     with reader_pool() as pool:
-        for keys in batches:
-            yield collate(list(pool.map(items.__getitem__, keys)))
+        yield from map(collate, map_batches(pool, items.__getitem__, batches))
 
 
 def collate(items: list[Item]) -> ItemBatch:
@@ -198,6 +199,22 @@ def torch_threads_for(elements: int) -> Iterator[None]:
 def reader_pool() -> ThreadPoolExecutor:
     """Start one thread per core, each with a single torch thread."""
     return start_pool(min(available_cores(), MAX_POOL_THREADS), torch_threads=1, name="reader")
+
+
+def map_batches(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], batches: Iterable[Iterable[T]]
+) -> Iterator[list[R]]:
+    """Apply `function` to the items of each batch, on request, in the threads of `pool`.
+
+    The next batch is requested before the results of the current one are returned: batches that
+    start reading when they are requested are read one batch ahead.
+    """
+    remaining = iter(batches)
+    batch = next(remaining, None)
+    while batch is not None:
+        results = list(pool.map(function, batch))
+        batch = next(remaining, None)
+        yield results
 
 
 def start_pool(count: int, *, torch_threads: int, name: str) -> ThreadPoolExecutor:

@@ -24,7 +24,7 @@ from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data import folders
 from vitrail.data.image_headers import detect_format
-from vitrail.data.loader import reader_pool
+from vitrail.data.loader import map_batches, reader_pool
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.storage import MAX_IMAGE_BYTES
 from vitrail.data.transforms import (
@@ -216,27 +216,25 @@ class Predictor:
         numbered = enumerate(images)
         forward = self.forward_features if features else self.logits
 
-        def prefetch() -> list[tuple[str, Future]]:
+        def read_batch() -> list[tuple[str, Future]]:
             return [
                 (input_name(image, number), self.threads.submit(self.load_image, image))
                 for number, image in islice(numbered, batch_size)
             ]
 
-        def finish(image: "Future[bytes | np.ndarray | Tensor]") -> Tensor | str:
+        def finish(item: tuple[str, Future]) -> tuple[str, Tensor | str]:
+            name, image = item
             try:
                 data = image.result()
-                return data if isinstance(data, Tensor) else self.preprocess(data)
+                return name, data if isinstance(data, Tensor) else self.preprocess(data)
             except DataError as error:
-                return str(error)
+                return name, str(error)
 
-        pending = prefetch()
-        while pending:
-            names = [name for name, _ in pending]
-            results = list(self.threads.map(finish, [image for _, image in pending]))
-            pending = prefetch()
-            tensors = [result for result in results if isinstance(result, Tensor)]
-            errors = ["" if isinstance(result, Tensor) else result for result in results]
-            yield BatchOutput(names, errors, forward(torch.stack(tensors)) if tensors else None)
+        for results in map_batches(self.threads, finish, iter(read_batch, [])):
+            tensors = [result for _, result in results if isinstance(result, Tensor)]
+            errors = ["" if isinstance(result, Tensor) else result for _, result in results]
+            outputs = forward(torch.stack(tensors)) if tensors else None
+            yield BatchOutput([name for name, _ in results], errors, outputs)
 
     def load_image(self, image: ImageInput) -> bytes | np.ndarray | Tensor:
         """Read an image ahead of its batch, and preprocess it unless the model runs on the CPU."""
