@@ -21,7 +21,7 @@ from reproduction.stats import bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
-from vitrail.evaluation.results import Estimate
+from vitrail.evaluation.metrics import Estimate
 from vitrail.inspection.attention import (
     attention_stats,
     require_attention,

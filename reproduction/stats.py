@@ -14,8 +14,7 @@ import numpy as np
 from reproduction.figures import Point
 from reproduction.jobs import Key
 from reproduction.report import Verdict
-from vitrail.evaluation.bootstrap import RESAMPLES, resample_weights
-from vitrail.evaluation.results import Estimate
+from vitrail.evaluation.metrics import RESAMPLES, Estimate, resample_weights
 from vitrail.probing.fewshot import student_t
 
 

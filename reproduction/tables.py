@@ -19,7 +19,7 @@ from reproduction.results import Results
 from reproduction.stats import rules_verdict
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.results import Estimate
+from vitrail.evaluation.metrics import Estimate
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build

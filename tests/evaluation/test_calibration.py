@@ -16,7 +16,7 @@ from vitrail.evaluation.calibration import (
     fit_temperature,
     reliability_bins,
 )
-from vitrail.evaluation.metrics import sample_losses, score_samples
+from vitrail.evaluation.metrics import score_samples
 
 LOSSES = ("softmax", "sigmoid")
 
@@ -37,7 +37,7 @@ def drawn_from(logits, seed=0):
 
 def log_loss(logits, labels, temperature, loss) -> float:
     scaled = torch.tensor(logits).double() / temperature
-    return float(sample_losses(scaled, torch.tensor(labels), loss).mean())
+    return float(score_samples(scaled, torch.tensor(labels), loss).loss.mean())
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -97,7 +97,8 @@ def test_derivatives_equal_autograd(loss, b, monkeypatch):
     monkeypatch.setattr(calibration, "CHUNK", 64)
     logits, labels = case(1)
     at = torch.tensor(b, dtype=torch.float64, requires_grad=True)
-    value = sample_losses(torch.tensor(logits).double() * at, torch.tensor(labels), loss).sum()
+    scaled = torch.tensor(logits).double() * at
+    value = score_samples(scaled, torch.tensor(labels), loss).loss.sum()
     (slope,) = torch.autograd.grad(value, at, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, at)
     got = calibration.derivatives(logits, labels, b, loss)

@@ -68,10 +68,7 @@ def test_training_dataset_is_evaluated_on_its_held_out_split(home):
     assert len(images) == 6
     assert not images & train_images(home / "pictures")
     assert notes == ["split: test", DIVIDED]
-
-
-def test_dev_split_of_training_is_the_held_out_split(home):
-    images, notes = evaluation_images(home / "tenth", home / "pictures")
+    images, notes = evaluation_images(home / "tenth", home / "pictures")  # another split
     assert len(images) == 6
     assert not images & train_images(home / "pictures", val=0.1, test=0.0)
     assert notes[0] == "split: val"
@@ -165,17 +162,13 @@ def test_arrays_are_recognized(tmp_path):
     assert evaluation_images(tmp_path / "run", moved, "all")[1][-1] == SOME
 
 
-def test_int8_accuracy_is_measured_on_the_held_out_split(home, monkeypatch):
+def test_commands_use_the_held_out_split(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     model = vitrail.load(home / "tenth")
     for data in (None, "pictures/"):
         source, _, notes = open_labeled_images(model, data)
         assert len(source) == 6
         assert notes[0] == "split: val"
-
-
-def test_command_evaluates_on_the_held_out_split(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
     assert main(["evaluate", "tenth", "pictures/"]) == 0
     output = capsys.readouterr().out
     assert "6 images" in output
@@ -289,9 +282,7 @@ def correct_of(tmp_path):
 def test_real_accuracy_accepts_any_of_the_labels(correct_of):
     source = ValidationSource([3, 2, 1, 1])  # the second has no label
     assert correct_of("[[0, 2], [], [1]]", source, [1, 0, 2, 1]) == [True, True, False]
-
-
-def test_real_labels_are_indices_of_the_models_classes(correct_of):
+    # Labels are indices of the model's classes.
     correct = correct_of("[[2], [0]]", ValidationSource([1, 2]), [0, 1], columns=[2, 0, 1])
     assert correct == [True, True]
 

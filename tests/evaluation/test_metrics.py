@@ -13,6 +13,12 @@ from sklearn.metrics import (
 )
 
 from vitrail.evaluation import metrics
+from vitrail.evaluation.calibration import (
+    ece_statistic,
+    expected_calibration_error,
+    reliability_bins,
+)
+from vitrail.evaluation.metrics import Estimate, interval, wilson_interval
 from vitrail.evaluation.results import ResultAccumulator
 
 SEEDS = range(40)
@@ -26,69 +32,61 @@ def single_label(seed):
     return classes, rng.integers(classes, size=samples), rng.integers(classes, size=samples)
 
 
-def multi_label(seed):
-    """Scores and labels; scores are tied, classes may be without a positive."""
-    rng = np.random.default_rng(seed)
-    samples, classes = int(rng.integers(2, 60)), int(rng.integers(2, 7))
-    scores = rng.normal(size=(samples, classes)).round(int(rng.integers(3)))
-    return scores, rng.random((samples, classes)) < rng.choice([0.03, 0.3, 0.9])
+def with_resamples(samples, resamples=5):
+    """Weights of the data itself, and of some resamples."""
+    return np.concatenate([np.ones((1, samples)), *metrics.resample_weights(samples, resamples)])
 
 
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.filterwarnings("ignore:A single label was found")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_precision_recall_and_f1_equal_scikit_learn(seed):
+def test_single_label_metrics_equal_scikit_learn(seed):
     classes, truth, predicted = single_label(seed)
     confusion = confusion_matrix(truth, predicted, labels=range(classes))
     hits, rows, columns = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision, recall, f1, support = precision_recall_fscore_support(
+    precision, recall, f1, _ = precision_recall_fscore_support(
         truth, predicted, labels=range(classes), zero_division=np.nan
     )
     np.testing.assert_allclose(metrics.safe_divide(hits, columns), precision)
     np.testing.assert_allclose(metrics.safe_divide(hits, rows), recall)
     np.testing.assert_allclose(metrics.f1(hits, rows, columns), f1)
-    np.testing.assert_array_equal(rows, support)
-
-
-@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
-@pytest.mark.parametrize("seed", SEEDS)
-def test_balanced_accuracy_equals_scikit_learn(seed):
-    classes, truth, predicted = single_label(seed)
-    hits = np.bincount(truth[truth == predicted], minlength=classes)
-    got = metrics.balanced_accuracy(hits, np.bincount(truth, minlength=classes))
-    assert got == pytest.approx(balanced_accuracy_score(truth, predicted))
+    weights = with_resamples(len(truth))
+    got = metrics.balanced_accuracy(truth, truth == predicted, classes)(weights)
+    for value, times in zip(got["balanced_accuracy"], weights.astype(int), strict=True):
+        drawn = np.repeat(truth, times), np.repeat(predicted, times)
+        assert value == pytest.approx(balanced_accuracy_score(*drawn))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_multi_label_f1_equals_scikit_learn(seed):
-    scores, truth = multi_label(seed)
-    predicted_counts = scores > 0
-    counts = (predicted_counts & truth).sum(axis=0), truth.sum(axis=0), predicted_counts.sum(axis=0)
-    for average, got in (
-        (None, metrics.f1(*counts)),
-        ("macro", metrics.f1_averages(*counts)["f1_macro"]),
-        ("micro", metrics.f1_averages(*counts)["f1_micro"]),
-    ):
-        want = f1_score(truth, predicted_counts, average=average, zero_division=np.nan)
-        np.testing.assert_allclose(got, want)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_average_precision_equals_scikit_learn(seed):
-    scores, truth = multi_label(seed)
-    columns = zip(scores.T, truth.T, strict=True)
-    got = np.array([metrics.average_precision(*column) for column in columns])
-    present = truth.any(axis=0)
-    assert np.isnan(got[~present]).all()
-    if present.any():
-        want = average_precision_score(truth[:, present], scores[:, present], average=None)
-        np.testing.assert_allclose(got[present], want)
-        want = average_precision_score(truth[:, present], scores[:, present])
-        assert float(metrics.nan_mean(got)) == pytest.approx(want)
+def test_multi_label_metrics_equal_scikit_learn(seed, monkeypatch):
+    """Scores are tied; classes may be without a positive, in the data or in a resample."""
+    monkeypatch.setattr(metrics, "CLASSES", 3)
+    rng = np.random.default_rng(seed)
+    samples, classes = int(rng.integers(2, 60)), int(rng.integers(2, 7))
+    scores = rng.normal(size=(samples, classes)).round(int(rng.integers(3)))
+    truth = rng.random((samples, classes)) < rng.choice([0.03, 0.3, 0.9])
+    weights = with_resamples(samples)
+    averages = metrics.f1_averages(scores > 0, truth)(weights)
+    precisions = metrics.average_precisions(scores, truth, weights)
+    mean = metrics.mean_average_precision(scores, truth)(weights)["mean_average_precision"]
+    for row, times in enumerate(weights):
+        options = {"sample_weight": times, "zero_division": np.nan}
+        for name in ("macro", "micro"):
+            want = f1_score(truth, scores > 0, average=name, **options)
+            np.testing.assert_allclose(averages[f"f1_{name}"][row], want)
+        present = times @ truth > 0
+        assert np.isnan(precisions[row, ~present]).all()
+        if present.any():
+            columns = truth[:, present], scores[:, present]
+            want = average_precision_score(*columns, average=None, sample_weight=times)
+            np.testing.assert_allclose(precisions[row, present], want)
+            np.testing.assert_allclose(mean[row], np.mean(want))
 
 
 def test_nan_score_ranks_last():
-    truth = np.array([True, False, False, True])
-    got = metrics.average_precision(np.array([math.nan, -1.0, -math.inf, 2.0]), truth)
-    assert got == metrics.average_precision(np.array([0.0, 1.0, 0.0, 2.0]), truth) == 0.75
+    truth, ones = np.array([[True], [False], [False], [True]]), np.ones((1, 4))
+    for scores in ([math.nan, -1.0, -math.inf, 2.0], [0.0, 1.0, 0.0, 2.0]):
+        assert metrics.average_precisions(np.array([scores]).T, truth, ones) == 0.75
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -116,43 +114,127 @@ def test_nan_mean_ignores_nan():
 def test_selective_accuracy_orders_by_confidence_and_is_stable():
     confidence = np.array([0.5, 0.9, 0.5, math.nan, 0.7])
     correct = np.array([True, True, False, True, False])
-    assert metrics.confidence_order(confidence).tolist() == [1, 4, 0, 2, 3]
-    assert metrics.selective_accuracy(confidence, correct, 0.6) == pytest.approx(2 / 3)
-    assert metrics.selective_accuracy(confidence, correct, 0.8) == pytest.approx(2 / 4)
-    assert metrics.selective_accuracy(confidence, correct, 0.01) == 1  # at least one image
+    at_80 = metrics.accuracy_at_80(confidence, correct)(np.ones((1, 5)))["accuracy_at_80"]
+    assert at_80 == pytest.approx(2 / 4)
     coverage, accuracy = metrics.selective_curve(confidence, correct)
     assert coverage.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
     np.testing.assert_allclose(accuracy, [1, 1 / 2, 2 / 3, 2 / 4, 3 / 5])
-
-
-def test_coverage_is_rounded_to_at_least_one_image():
-    assert [metrics.num_covered(n, 0.8) for n in (1, 5, 6, 8, 35, 50_000)] == [
-        1,
-        4,
-        5,
-        6,
-        28,
-        40_000,
-    ]
-    assert metrics.num_covered(10, 0.01) == 1
+    assert [metrics.num_covered(n) for n in (1, 5, 6, 8, 35, 50_000)] == [1, 4, 5, 6, 28, 40_000]
 
 
 @pytest.mark.parametrize("samples", [1, 2, 199, 200, 201, 12_345])
-def test_selective_curve_agrees_with_selective_accuracy(samples):
+def test_selective_curve_has_at_most_200_points(samples):
     rng = np.random.default_rng(samples)
     confidence = rng.random(samples).round(2)
     correct = rng.random(samples) < confidence
     coverage, accuracy = metrics.selective_curve(confidence, correct)
     assert len(coverage) == min(200, samples)
     assert (np.diff(coverage) > 0).all()
-    assert coverage[-1] == 1
-    assert accuracy[-1] == correct.mean()
+    assert (coverage[-1], accuracy[-1]) == (1, correct.mean())
+    order = np.argsort(-confidence, kind="stable")
     for point in range(0, len(coverage), 37):
-        got = metrics.selective_accuracy(confidence, correct, coverage[point])
-        assert got == pytest.approx(accuracy[point])
+        count = round(coverage[point] * samples)
+        assert accuracy[point] == pytest.approx(correct[order[:count]].mean())
 
 
 def test_most_confused_pairs_come_first():
     counts = np.array([[8, 2, 0], [1, 5, 0], [0, 7, 3]])
     assert metrics.most_confused(counts, 2) == [(2, 1, 7, 0.7), (0, 1, 2, 0.2)]
     assert metrics.most_confused(np.diag([3, 4]), 5) == []
+
+
+def test_resamples_are_deterministic_and_independent_of_blocks(monkeypatch):
+    whole = np.concatenate(list(metrics.resample_weights(80, 20)))
+    assert (whole.sum(axis=1) == 80).all()
+    assert (whole == 0).mean() == pytest.approx(1 / math.e, abs=0.03)
+    monkeypatch.setattr(metrics, "CELLS", 560)
+    parts = list(metrics.resample_weights(80, 20))
+    assert [len(part) for part in parts] == [7, 7, 6]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_statistics_equal_the_metrics_of_the_resample():
+    rng = np.random.default_rng(0)
+    confidence, correct = rng.random(80).round(1), rng.random(80) < 0.7
+    confidence[7] = math.nan
+    weights = with_resamples(80, 30)
+    means = metrics.means({"a": confidence, "b": correct})(weights)
+    assert np.isnan(means["a"]).all()  # one value is NaN
+    ece = ece_statistic(confidence, correct)(weights)["ece"]
+    at_80 = metrics.accuracy_at_80(confidence, correct)(weights)["accuracy_at_80"]
+    for row, times in enumerate(weights.astype(int)):
+        sure, right = np.repeat(confidence, times), np.repeat(correct, times)
+        assert means["b"][row] == pytest.approx(right.mean())
+        known = np.isfinite(sure)
+        want = expected_calibration_error(*reliability_bins(sure[known], right[known]))
+        assert ece[row] == pytest.approx(want)
+        covered = np.argsort(-sure, kind="stable")[: metrics.num_covered(80)]
+        assert at_80[row] == pytest.approx(right[covered].mean())
+
+
+def accuracy_of(correct):
+    return metrics.estimate([metrics.means({"accuracy": correct})], len(correct))["accuracy"]
+
+
+def test_accuracy_interval_is_close_to_the_binomial():
+    for samples, share in ((200, 0.5), (1000, 0.9), (1000, 0.2)):
+        correct = np.arange(samples) < share * samples
+        got = accuracy_of(correct)
+        drawn_shares = np.random.default_rng(1).binomial(samples, share, size=100_000) / samples
+        low, high = np.quantile(drawn_shares, [0.025, 0.975])
+        assert got.value == share
+        assert (got.low, got.high) == pytest.approx((low, high), abs=0.15 * (high - low))
+
+
+def test_coverage_of_the_interval_is_close_to_95_percent():
+    correct = np.random.default_rng(3).random((150, 400)) < 0.7
+    columns = {str(k): correct[:, k] for k in range(400)}
+    intervals = metrics.estimate([metrics.means(columns)], 150).values()
+    assert np.mean([low <= 0.7 <= high for _, low, high in intervals]) == pytest.approx(
+        0.94, abs=0.03
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_interval_contains_the_value(seed):
+    """Also for the ECE, which grows in every resample."""
+    rng = np.random.default_rng(seed)
+    samples = int(rng.integers(1, 200))
+    confidence = rng.random(samples)
+    correct = rng.random(samples) < confidence
+    statistics = [
+        ece_statistic(confidence, correct),
+        metrics.accuracy_at_80(confidence, correct),
+    ]
+    for value, low, high in metrics.estimate(statistics, samples, 100).values():
+        assert 0 <= low <= value <= high <= 1
+
+
+def test_interval_is_clipped_to_the_possible_range():
+    drawn = np.linspace(0.5, 1, 101)
+    assert interval(0.9, drawn, 50).high == 1
+    assert interval(0.9, drawn, 50, math.inf).high == pytest.approx(0.9 + 0.2375)
+    assert interval(0.1, drawn, 50).low == 0
+    assert interval(1.0, drawn, 10_000).low == pytest.approx(1 - 0.2375)  # wider than Wilson's
+    assert interval(0.0, 0 * drawn, 50, math.inf) == Estimate(0, 0, 0)  # a loss of 0
+    holed = np.array([math.nan, 0.5, 0.5])
+    assert interval(0.5, holed, 50) == Estimate(0.5, 0.5, 0.5)
+    for value, shares in ((math.nan, holed), (math.inf, holed), (0.5, holed[:1])):
+        assert np.isnan(interval(value, shares, 50)[1:]).all()
+
+
+@pytest.mark.parametrize("samples", [1, 3, 10, 49, 1000])
+def test_perfect_accuracy_has_the_wilson_interval(samples):
+    correct, wrong = accuracy_of(np.ones(samples)), accuracy_of(np.zeros(samples))
+    assert (correct.value, correct.high) == (1, 1)
+    assert (wrong.value, wrong.low) == (0, 0)
+    assert correct.low == pytest.approx(1 - wrong.high)
+    assert wrong.high == pytest.approx(3.84 / (samples + 3.84), rel=1e-3)
+    assert wilson_interval(9000, 10_000) == pytest.approx((0.894, 0.906), abs=1e-3)
+    assert wilson_interval(9, 10) == pytest.approx((0.596, 0.982), abs=1e-3)
+
+
+def test_number_of_resamples_depends_on_the_data():
+    assert metrics.num_resamples(5000, 20) == 1000
+    assert 100 < metrics.num_resamples(40_000, 80) < 1000
+    assert metrics.num_resamples(50_000, 1000) == 100

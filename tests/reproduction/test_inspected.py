@@ -17,7 +17,7 @@ from reproduction.stats import bootstrap_mean
 from tiny_runs import write_colors
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.results import Estimate
+from vitrail.evaluation.metrics import Estimate
 
 SIDE = 6  # patches
 

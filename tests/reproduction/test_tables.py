@@ -15,7 +15,7 @@ from reproduction.runner import EXPERIMENTS, list_jobs
 from reproduction.tables import Measurement, measure_weights
 from tiny_runs import tiny_run, write_colors
 from vitrail.errors import ConfigError
-from vitrail.evaluation.results import Estimate
+from vitrail.evaluation.metrics import Estimate
 
 pytestmark = pytest.mark.slow
 

@@ -101,7 +101,7 @@ def clock(seconds: float) -> str:
 
 def accuracy_line(split: str, result: "EvaluationResult") -> str:
     """`test accuracy 84.7 % (n=367, 95 % CI 80.7-88.1)`"""
-    from vitrail.evaluation.bootstrap import wilson_interval
+    from vitrail.evaluation.metrics import wilson_interval
 
     line = f"{split} accuracy {percent(result.accuracy)} (n={result.samples:,}"
     if result.samples:

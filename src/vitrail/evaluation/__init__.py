@@ -2,8 +2,7 @@
 
 evaluate.py      `vitrail.evaluate`, the quick evaluation during training, and inference itself
 dataset.py       choice of split, overlap with the training data, class matching, ImageNet-ReaL
-metrics.py       accuracy, F1, average precision, selective accuracy
+metrics.py       accuracy, F1, average precision, selective accuracy, and 95 % CIs (bootstrap)
 calibration.py   reliability diagram, ECE, Brier score, temperature scaling
-bootstrap.py     95 % confidence intervals
 results.py       the result types, and their accumulation over batches and processes
 """

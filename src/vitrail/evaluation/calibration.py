@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.evaluation.metrics import LossKind, safe_divide
+from vitrail.evaluation.metrics import LossKind, Statistic, safe_divide
 from vitrail.evaluation.results import Calibration
 
 BINS = 15
@@ -66,6 +66,18 @@ def expected_calibration_error(
     """ECE: mean gap between confidence and accuracy, weighted by count; NaN without images."""
     gaps = np.nan_to_num(np.abs(confidence - accuracy))
     return float(safe_divide(gaps @ counts, counts.sum()))
+
+
+def ece_statistic(confidence: np.ndarray, correct: np.ndarray) -> Statistic:
+    """ECE over images with finite confidence (N,), for the bootstrap."""
+    known = np.isfinite(confidence)
+    gaps = np.zeros((len(known), BINS))
+    gaps[known, bin_of(confidence[known])] = correct[known] - confidence[known]
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        return {"ece": safe_divide(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
+
+    return statistic
 
 
 def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> np.ndarray:

@@ -6,7 +6,7 @@
 Shapes: N images, B images of a batch, V views, K classes, h x w pixels of a view.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -26,15 +26,15 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sampler import EvalSampler
 from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation import bootstrap, metrics
-from vitrail.evaluation.calibration import calibrate
+from vitrail.evaluation import metrics
+from vitrail.evaluation.calibration import calibrate, ece_statistic
 from vitrail.evaluation.dataset import (
     match_classes,
     open_evaluation_split,
     read_real_labels,
     real_correct,
 )
-from vitrail.evaluation.metrics import COVERAGE, LossKind
+from vitrail.evaluation.metrics import LossKind
 from vitrail.evaluation.results import (
     ClassMetrics,
     EvaluationResult,
@@ -145,11 +145,9 @@ def evaluate(
     )
     result = compute_metrics(predictions, source, [*notes, *match.notes])
     if real_labels is not None:
-        correct, name = real_correct(real_labels, match, predictions), "real_accuracy"
-        statistics = [bootstrap.means({name: correct})]
-        result.estimates.update(
-            bootstrap.estimate({name: float(correct.mean())}, statistics, len(correct))
-        )
+        correct = real_correct(real_labels, match, predictions)
+        statistic = metrics.means({"real_accuracy": correct})
+        result.estimates.update(metrics.estimate([statistic], len(correct)))
     return result
 
 
@@ -288,20 +286,6 @@ def enlarge_for_crops(preprocessing: Preprocessing) -> Preprocessing:
     return replace(preprocessing, size=larger, resize_to=larger)
 
 
-def views_of(
-    images: Tensor, size: tuple[int, int], *, flip: bool = False, crops: int = 1
-) -> Iterator[Tensor]:
-    """Yield views (B, C, h, w) of images (B, C, H, W): corners and center, and their flips."""
-    height, width = size
-    bottom, right = images.shape[-2] - height, images.shape[-1] - width
-    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-    for top, left in corners if crops == 5 else [(0, 0)]:
-        view = images[..., top : top + height, left : left + width]
-        yield view
-        if flip:
-            yield view.flip(-1)
-
-
 def average_views(
     predict: Callable[[Tensor], Tensor],
     size: tuple[int, int],
@@ -310,16 +294,23 @@ def average_views(
     flip: bool = False,
     crops: int = 1,
 ) -> Callable[[Tensor], Tensor]:
-    """Wrap `predict` to return the logits of the mean probability over views, on the CPU."""
+    """Wrap `predict` to return the logits of the mean probability over views, on the CPU.
+
+    Views (B, C, h, w) of images (B, C, H, W) are the corners, the center, and their flips.
+    """
     if crops not in (1, 5):
         raise ConfigError(f"crops={crops} is not supported; use 1 or 5")
     if not flip and crops == 1:
         return predict
 
     def averaged(images: Tensor) -> Tensor:
-        views = views_of(images, size, flip=flip, crops=crops)
-        logits = torch.stack([predict(view) for view in views])  # (V, B, K)
-        exact = logits.cpu().double()  # not all devices have float64
+        (height, width), logits = size, []
+        bottom, right = images.shape[-2] - height, images.shape[-1] - width
+        corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+        for top, left in corners[:crops]:
+            view = images[..., top : top + height, left : left + width]
+            logits += [predict(view), predict(view.flip(-1))] if flip else [predict(view)]
+        exact = torch.stack(logits).cpu().double()  # (V, B, K); not all devices have float64
         if loss == "softmax":
             return exact.log_softmax(-1).logsumexp(0).float()
         return exact.sigmoid().mean(0).logit(eps=1e-12).float()
@@ -336,70 +327,51 @@ def compute_metrics(
     left out of calibration. A note reports the number of such images.
     """
     scores, logits, labels = predictions.scores, predictions.logits, predictions.labels
-    samples, classes = logits.shape
-    accumulator = ResultAccumulator(
-        classes, multi_label=predictions.multi_label, loss=predictions.loss
-    )
+    (samples, classes), multi_label = logits.shape, predictions.multi_label
+    accumulator = ResultAccumulator(classes, multi_label=multi_label, loss=predictions.loss)
     accumulator.update_scores(scores, torch.tensor(labels), torch.tensor(predictions.indices))
     result = accumulator.finish(source, predictions.skipped)
 
     correct = (scores.rank == 0).numpy()
+    columns = {"accuracy": correct}
+    if result.top5 is not None and not multi_label:
+        columns["top5"] = (scores.rank < 5).numpy()
+    columns["loss"] = scores.loss.double().numpy()
     has_confidence = (logits < np.inf).all(axis=1)
     confidence = np.where(has_confidence, scores.confidence.double().numpy(), np.nan)
-    if broken := int(np.isnan(confidence).sum()):
+    known = np.isfinite(confidence)
+    if broken := samples - int(known.sum()):
         notes = (
             *notes,
             f"{broken:,} of {samples:,} images have logits that are not finite: they have no "
             "confidence, and the loss is undefined",
         )
-    values = {"accuracy": result.accuracy}
-    columns = {"accuracy": correct, "loss": scores.loss.double().numpy()}
+    statistics, resamples = [metrics.means(columns)], metrics.RESAMPLES
+    exact = {"loss": result.loss}
     calibration = selective = precisions = None
-    if predictions.multi_label:
+    if multi_label:
         truth, predicted = labels.astype(bool), logits > 0
         counts = [x.sum(axis=0) for x in (predicted & truth, truth, predicted)]
-        precisions = np.array(
-            [metrics.average_precision(logits[:, k], truth[:, k]) for k in range(classes)]
-        )
-        values |= {
-            "loss": result.loss,
-            "mean_average_precision": float(metrics.nan_mean(precisions)),
-            **{name: float(x) for name, x in metrics.f1_averages(*counts).items()},
-        }
-        statistics = [
-            bootstrap.means(columns),
-            bootstrap.mean_average_precision(logits, truth),
-            bootstrap.f1(predicted, truth),
+        precisions = metrics.average_precisions(logits, truth, np.ones((1, samples)))[0]
+        statistics += [
+            metrics.mean_average_precision(logits, truth),
+            metrics.f1_averages(predicted, truth),
         ]
-        resamples = bootstrap.num_resamples(samples, classes)
+        resamples = metrics.num_resamples(samples, classes)
     else:
-        known = np.isfinite(confidence)
+        groups = (labels[correct], labels, scores.predicted.numpy())
+        counts = [np.bincount(group, minlength=classes) for group in groups]
         rows = slice(None) if known.all() else known  # a slice copies nothing
         calibration = calibrate(
             logits[rows], labels[rows], confidence[rows], correct[rows], predictions.loss
         )
-        coverage, accuracies = metrics.selective_curve(confidence, correct)
-        selective = SelectiveAccuracy(coverage=coverage, accuracy=accuracies)
-        counts = [
-            np.bincount(x, minlength=classes)
-            for x in (labels[correct], labels, scores.predicted.numpy())
+        selective = SelectiveAccuracy(*metrics.selective_curve(confidence, correct))
+        exact["ece"] = calibration.ece
+        statistics += [
+            metrics.balanced_accuracy(labels, correct, classes),
+            ece_statistic(confidence, correct),
+            metrics.accuracy_at_80(confidence, correct),
         ]
-        if result.top5 is not None:
-            values["top5"] = result.top5
-            columns["top5"] = (scores.rank < 5).numpy()
-        values |= {
-            "loss": result.loss,
-            "balanced_accuracy": float(metrics.balanced_accuracy(*counts[:2])),
-            "ece": calibration.ece,
-            "accuracy_at_80": metrics.selective_accuracy(confidence, correct, COVERAGE),
-        }
-        statistics = [
-            bootstrap.means(columns),
-            bootstrap.balanced_accuracy(labels, correct, classes),
-            bootstrap.expected_calibration_error(confidence, correct),
-            bootstrap.accuracy_at_80(confidence, correct),
-        ]
-        resamples = bootstrap.RESAMPLES
     hits, support, predicted = counts
     table = zip(
         predictions.classes,
@@ -412,7 +384,7 @@ def compute_metrics(
     )
     return replace(
         result,
-        estimates=bootstrap.estimate(values, statistics, samples, resamples),
+        estimates=metrics.estimate(statistics, samples, resamples, exact),
         classes=tuple(ClassMetrics(*row) for row in table),
         calibration=calibration,
         selective=selective,

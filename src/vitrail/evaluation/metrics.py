@@ -1,12 +1,14 @@
-"""Classification metrics as pure functions of arrays and tensors.
+"""Classification metrics and their 95 % confidence intervals.
 
+A `Statistic` maps weights (R, N), how often each image counts, to named values (R,). Weights of one
+give the metric itself; `estimate` also resamples images (bootstrap, the same draws on every run).
 An undefined value, such as the recall of a class without images, is NaN and left out of means.
-Counts per class have the classes last; the bootstrap passes resampled counts, (R, K).
 
-Shapes: N images, B images of a batch, K classes.
+Shapes: N images, B images of a batch, K classes, R resamples.
 """
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,9 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LossKind = Literal["softmax", "sigmoid"]
+Statistic = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 COVERAGE = 0.8  # of `accuracy_at_80`
 MAX_CURVE_POINTS = 200
+RESAMPLES, MIN_RESAMPLES = 1000, 100
+BUDGET = 5 * 10**8  # images x classes x resamples of multi-label data: some seconds
+CELLS = 2**21  # weights at a time: 16 MB
+CLASSES = 64  # at a time, to avoid a second copy of all labels
 
 
 class SampleScores(NamedTuple):
@@ -30,6 +37,14 @@ class SampleScores(NamedTuple):
     label_probability: Tensor  # (B,) probability of the label; of the most likely of several
 
 
+class Estimate(NamedTuple):
+    """A metric with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 def score_samples(logits: Tensor, labels: Tensor, loss: LossKind) -> SampleScores:
     """Score logits (B, K) against labels (B,), or 0/1 labels (B, K), on the logits' device.
 
@@ -38,34 +53,219 @@ def score_samples(logits: Tensor, labels: Tensor, loss: LossKind) -> SampleScore
     NaN confidence, which keeps it in the confusion matrix and off its diagonal.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    multi_label = labels.ndim == 2
+    multi_label, classes = labels.ndim == 2, logits.shape[1]
     ordered = logits.nan_to_num(nan=-math.inf)
     best = ordered.masked_fill(labels == 0, -math.inf).argmax(1) if multi_label else labels  # (B,)
     at_best = ordered.gather(1, best[:, None])  # (B, 1)
-    before = torch.arange(logits.shape[1], device=logits.device) < best[:, None]  # (B, K)
+    before = torch.arange(classes, device=logits.device) < best[:, None]  # (B, K)
     rank = ((ordered > at_best) | ((ordered == at_best) & before)).sum(1)
     broken = logits.isnan().any(1)
-    wrong = broken | ~labels.bool().any(1) if multi_label else broken
-    rank = rank.masked_fill(wrong, logits.shape[1])
+    unlabeled = ~labels.bool().any(1) if multi_label else torch.zeros_like(broken)
     first_wrong = (labels == 0).int().argmax(1) if multi_label else (labels == 0).long()
-    first_wrong = first_wrong.clamp_max(logits.shape[1] - 1)  # a single class has no wrong one
+    first_wrong = first_wrong.clamp_max(classes - 1)  # a single class has no wrong one
     predicted = torch.where(broken, first_wrong, ordered.argmax(1))
     probabilities = logits.sigmoid() if loss == "sigmoid" else logits.softmax(1)  # (B, K)
-    confidence = probabilities.gather(1, predicted[:, None])[:, 0].masked_fill(broken, math.nan)
-    label_probability = probabilities.gather(1, best[:, None])[:, 0]
-    if multi_label:
-        label_probability = label_probability.masked_fill(~labels.bool().any(1), 0.0)
-    losses = sample_losses(logits, labels, loss)
-    return SampleScores(losses, predicted, rank, confidence, label_probability)
-
-
-def sample_losses(logits: Tensor, labels: Tensor, loss: LossKind) -> Tensor:
-    """Softmax cross-entropy per image, or binary cross-entropy summed over classes. (B,)"""
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
     if loss == "softmax":
-        return F.cross_entropy(logits, labels, reduction="none")
-    targets = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
-    targets = targets.to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+    else:
+        targets = (labels if multi_label else F.one_hot(labels, classes)).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
+    return SampleScores(
+        loss=losses,
+        predicted=predicted,
+        rank=rank.masked_fill(broken | unlabeled, classes),
+        confidence=confidence.masked_fill(broken, math.nan),
+        label_probability=probabilities.gather(1, best[:, None])[:, 0].masked_fill(unlabeled, 0.0),
+    )
+
+
+def estimate(
+    statistics: Sequence[Statistic],
+    samples: int,
+    resamples: int = RESAMPLES,
+    known: Mapping[str, float] | None = None,
+) -> dict[str, Estimate]:
+    """Return the values of statistics with their intervals; `known` values are taken as given."""
+    ones = np.ones((1, samples))
+    values = {name: float(x[0]) for one in statistics for name, x in one(ones).items()}
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in values}
+    for weights in resample_weights(samples, resamples):
+        for statistic in statistics:
+            for name, resampled in statistic(weights).items():
+                drawn[name].append(resampled)
+    return {
+        name: interval(
+            value,
+            np.concatenate(drawn[name]),
+            num_covered(samples) if name == "accuracy_at_80" else samples,
+            math.inf if name == "loss" else 1.0,
+        )
+        for name, value in (values | dict(known or {})).items()
+    }
+
+
+def num_resamples(samples: int, classes: int) -> int:
+    """Resamples that fit the time budget if each visits every class of every image."""
+    return min(RESAMPLES, max(MIN_RESAMPLES, BUDGET // (samples * classes)))
+
+
+def resample_weights(samples: int, resamples: int) -> Iterator[np.ndarray]:
+    """How often each of N images is drawn in N draws with replacement; (R, N), in blocks."""
+    rng = np.random.default_rng(0)
+    rows = max(1, CELLS // samples)
+    for start in range(0, resamples, rows):
+        weights = np.empty((min(rows, resamples - start), samples))
+        for row in weights:
+            row[:] = np.bincount(rng.integers(samples, size=samples), minlength=samples)
+        yield weights
+
+
+def interval(value: float, drawn: np.ndarray, samples: int, upper: float = 1.0) -> Estimate:
+    """Central 95 % of the resamples, shifted so that their median is the value.
+
+    For means the shift is negligible. ECE and average precision grow when images repeat, so their
+    resamples may all lie above the value. If all images are correct, or none, every resample is
+    equal; the interval is then at least Wilson's.
+    """
+    drawn = drawn[np.isfinite(drawn)]
+    if not math.isfinite(value) or not len(drawn):
+        return Estimate(value, math.nan, math.nan)
+    low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975]).tolist()
+    low, high = max(0.0, value - (median - low)), min(upper, value + (high - median))
+    if upper == 1 and value in (0, 1):
+        least, greatest = wilson_interval(int(value) * samples, samples)
+        low, high = min(low, least), max(high, greatest)
+    return Estimate(value, low, high)
+
+
+def wilson_interval(correct: int, samples: int) -> tuple[float, float]:
+    """95 % confidence interval of a proportion (Wilson 1927)."""
+    z, p = 1.96, correct / samples
+    middle = p + z * z / (2 * samples)
+    half = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples**2))
+    low, high = ((middle + sign * half) / (1 + z * z / samples) for sign in (-1, 1))
+    return low if correct else 0.0, high if correct < samples else 1.0
+
+
+def means(columns: Mapping[str, np.ndarray]) -> Statistic:
+    """Mean of each column (N,); NaN for a column with a value that is not finite."""
+    table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)  # (N, C)
+    finite = np.isfinite(table).all(axis=0)
+    table = np.where(finite, table, 0.0)
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        values = weights @ table / weights.sum(axis=1, keepdims=True)  # (R, C)
+        return dict(zip(columns, np.where(finite, values, np.nan).T, strict=True))
+
+    return statistic
+
+
+def balanced_accuracy(labels: np.ndarray, correct: np.ndarray, classes: int) -> Statistic:
+    """Mean recall over the classes that occur; labels (N,)."""
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        support = sum_by_group(weights, labels, classes)
+        hits = sum_by_group(weights[:, correct], labels[correct], classes)
+        return {"balanced_accuracy": nan_mean(safe_divide(hits, support))}
+
+    return statistic
+
+
+def accuracy_at_80(confidence: np.ndarray, correct: np.ndarray) -> Statistic:
+    """Accuracy on the 80 % of the images with the most confident predictions; NaN comes last."""
+    order = np.argsort(-confidence, kind="stable")
+    ordered, count = correct[order].astype(np.float64), num_covered(len(order))
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        hits = np.empty(len(weights))
+        for row, times in enumerate(weights):
+            drawn = times[order]
+            total = np.cumsum(drawn)
+            last = np.searchsorted(total, count)  # may be drawn more often than still needed
+            needed = count - (total[last] - drawn[last])
+            hits[row] = (drawn * ordered)[:last].sum() + needed * ordered[last]
+        return {"accuracy_at_80": hits / count}
+
+    return statistic
+
+
+def num_covered(samples: int) -> int:
+    """Number of images at `COVERAGE`; at least one."""
+    return max(1, round(COVERAGE * samples))
+
+
+def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coverages and selective accuracies, at most `MAX_CURVE_POINTS` of them."""
+    samples = len(correct)
+    hits = np.cumsum(correct[np.argsort(-confidence, kind="stable")])
+    counts = np.linspace(1, samples, min(samples, MAX_CURVE_POINTS)).round().astype(np.int64)
+    return counts / samples, hits[counts - 1] / counts
+
+
+def f1_averages(predicted: np.ndarray, truth: np.ndarray) -> Statistic:
+    """Micro and macro F1 of bool (N, K) each; macro over the classes present or predicted."""
+    classes = truth.shape[1]
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        weights = weights.astype(np.float32)  # integers: exact
+        hits, support, assigned = np.empty((3, len(weights), classes))
+        for start in range(0, classes, CLASSES):
+            part = slice(start, start + CLASSES)
+            hits[:, part] = weights @ (predicted[:, part] & truth[:, part]).astype(np.float32)
+            support[:, part] = weights @ truth[:, part].astype(np.float32)
+            assigned[:, part] = weights @ predicted[:, part].astype(np.float32)
+        micro = f1(*(counts.sum(axis=1) for counts in (hits, support, assigned)))
+        return {"f1_micro": micro, "f1_macro": nan_mean(f1(hits, support, assigned))}
+
+    return statistic
+
+
+def f1(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """F1 from true positives, images with the label, and images assigned to the class.
+
+    NaN for a class that is neither present nor predicted.
+    """
+    return safe_divide(2 * hits, support + predicted)
+
+
+def mean_average_precision(scores: np.ndarray, truth: np.ndarray) -> Statistic:
+    """mAP over the classes with a positive; scores (N, K) and bool (N, K)."""
+
+    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
+        values = average_precisions(scores, truth, weights)
+        return {"mean_average_precision": nan_mean(values)}
+
+    return statistic
+
+
+def average_precisions(scores: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Average precision of each class from scores (N, K) and bool (N, K): (R, K).
+
+    As in scikit-learn: no interpolation, images of equal score count together, a NaN score ranks
+    last. NaN for a class without positives.
+    """
+    values = np.full((len(weights), truth.shape[1]), np.nan)
+    for k in np.flatnonzero(truth.any(axis=0)).tolist():
+        positive = truth[:, k]
+        # Precision matters at the scores of positives only: a group is everything from one of them
+        # to the next, best group first.
+        column = np.where(np.isnan(scores[:, k]), -np.inf, scores[:, k])
+        thresholds = np.unique(column[positive])
+        groups = len(thresholds) - np.searchsorted(thresholds, column, side="right")
+        size = int(groups.max()) + 1
+        hits = sum_by_group(weights[:, positive], groups[positive], size)
+        totals = np.cumsum(sum_by_group(weights, groups, size), axis=1)
+        precisions = safe_divide(np.cumsum(hits, axis=1), totals)
+        values[:, k] = safe_divide(np.nansum(precisions * hits, axis=1), hits.sum(axis=1))
+    return values
+
+
+def sum_by_group(weights: np.ndarray, groups: np.ndarray, size: int) -> np.ndarray:
+    """Sum weights (R, N) by the group of each image (N,). (R, size)"""
+    flat = groups + size * np.arange(len(weights))[:, None]
+    total = np.bincount(flat.ravel(), weights=weights.ravel(), minlength=size * len(weights))
+    return total.reshape(len(weights), size)
 
 
 def safe_divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -77,78 +277,6 @@ def safe_divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 def nan_mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis without NaN; NaN if nothing is left (`np.nanmean` would warn)."""
     return safe_divide(np.nansum(values, axis=-1), (~np.isnan(values)).sum(axis=-1))
-
-
-# Counts per class: `hits` are true positives, `support` the images with that label, `predicted`
-# the images assigned to the class: diagonal, row sums and column sums of a confusion matrix.
-
-
-def balanced_accuracy(hits: np.ndarray, support: np.ndarray) -> np.ndarray:
-    """Mean recall over the classes that occur."""
-    return nan_mean(safe_divide(hits, support))
-
-
-def f1(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Harmonic mean of precision and recall; NaN for a class neither present nor predicted."""
-    return safe_divide(2 * hits, support + predicted)
-
-
-def f1_averages(
-    hits: np.ndarray, support: np.ndarray, predicted: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Micro and macro F1; macro is over the classes that are present or predicted."""
-    micro = f1(hits.sum(axis=-1), support.sum(axis=-1), predicted.sum(axis=-1))
-    return {"f1_micro": micro, "f1_macro": nan_mean(f1(hits, support, predicted))}
-
-
-def average_precision(scores: np.ndarray, truth: np.ndarray) -> float:
-    """Average precision of scores (N,) and bool (N,), as in scikit-learn; NaN without positives.
-
-    No interpolation, images of equal score count together, and a NaN score ranks last.
-    """
-    groups = threshold_groups(scores, truth)
-    positives = np.bincount(groups, weights=truth)
-    return float(average_precision_of_counts(positives, np.bincount(groups)))
-
-
-def threshold_groups(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Number of distinct positive scores above each image's score. (N,)
-
-    Precision matters at those thresholds only; a group is everything between two of them.
-    """
-    scores = np.where(np.isnan(scores), -np.inf, scores)
-    thresholds = np.unique(scores[truth])
-    return len(thresholds) - np.searchsorted(thresholds, scores, side="right")
-
-
-def average_precision_of_counts(positives: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Average precision from the positives and images in each group, best group first."""
-    precisions = safe_divide(np.cumsum(positives, axis=-1), np.cumsum(totals, axis=-1))
-    return safe_divide(np.nansum(precisions * positives, axis=-1), positives.sum(axis=-1))
-
-
-def confidence_order(confidence: np.ndarray) -> np.ndarray:
-    """Indices by falling confidence; stable, NaN last. (N,)"""
-    return np.argsort(-confidence, kind="stable")
-
-
-def num_covered(samples: int, coverage: float) -> int:
-    """Number of images at a coverage; at least one."""
-    return max(1, round(coverage * samples))
-
-
-def selective_accuracy(confidence: np.ndarray, correct: np.ndarray, coverage: float) -> float:
-    """Accuracy on the share of images with the most confident predictions."""
-    covered = confidence_order(confidence)[: num_covered(len(correct), coverage)]
-    return float(correct[covered].mean())
-
-
-def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coverages and selective accuracies, at most `MAX_CURVE_POINTS` of them."""
-    samples = len(correct)
-    hits = np.cumsum(correct[confidence_order(confidence)])
-    counts = np.linspace(1, samples, min(samples, MAX_CURVE_POINTS)).round().astype(np.int64)
-    return counts / samples, hits[counts - 1] / counts
 
 
 class ConfusedPair(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.data.datasets import Dataset, Label
 from vitrail.distributed import all_gather_object, all_reduce_sum
 from vitrail.errors import DataError
-from vitrail.evaluation.metrics import COVERAGE, LossKind, SampleScores, score_samples
+from vitrail.evaluation.metrics import Estimate, LossKind, SampleScores, score_samples
 
 MAX_MISTAKES = 24  # kept, and shown on a page
 MAX_CONFUSION_CLASSES = 1000  # larger confusion matrices are not kept: 8 MB
@@ -24,14 +24,6 @@ MAX_JSON_CLASSES = 100  # larger confusion matrices are not written to JSON
 SCORE_BATCH = 1024
 MISTAKE_KEYS = ("index", "name", "label", "predicted", "confidence", "chance")  # in JSON
 CLASS_KEYS = ("name", "pictures", "precision", "recall", "f1", "average_precision")
-
-
-class Estimate(NamedTuple):
-    """A metric with its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class ClassMetrics(NamedTuple):
@@ -138,10 +130,8 @@ class EvaluationResult:
     @property
     def accuracy_at_80(self) -> float:
         """Selective accuracy at 80 % coverage; NaN if unknown."""
-        if "accuracy_at_80" in self.estimates:
-            return self.estimates["accuracy_at_80"].value
-        has_curve = self.selective is not None and len(self.selective.coverage)
-        return self.selective.at(COVERAGE) if self.selective and has_curve else math.nan
+        known = self.estimates.get("accuracy_at_80")
+        return math.nan if known is None else known.value
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; a large confusion matrix is left out, NaN and inf become None."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.data.datasets import Dataset
 from vitrail.data.storage import write_atomic
-from vitrail.evaluation.bootstrap import wilson_interval
+from vitrail.evaluation.metrics import wilson_interval
 from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.reports.evaluation import confusion_section, mistake_figures
