@@ -1,9 +1,16 @@
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from vitrail import ConfigError
-from vitrail.data.sampler import EvalSampler, TrainSampler, epoch_order, sample_rng
+from vitrail.data.sampler import (
+    EvalSampler,
+    TrainSampler,
+    balanced_probabilities,
+    epoch_order,
+    sample_rng,
+)
 
 
 def take(order, steps):
@@ -80,3 +87,32 @@ def test_sample_rng_depends_on_sample_and_epoch():
     draws = {sample_rng(0, place).random() for place in first + second}
     assert len(draws) == 4
     assert sample_rng(0, first[0]).random() == sample_rng(0, first[0]).random()
+
+
+def test_balanced_sampling_draws_every_class_equally_often():
+    class_ids = np.repeat([0, 1, 2], [90, 9, 1])
+    order = epoch_order(100, 0, 0, balanced_probabilities(class_ids, 1.0))
+    drawn = np.bincount(class_ids[order])
+    assert (abs(drawn - 100 / 3) < 1).all()
+    natural = epoch_order(100, 0, 0, balanced_probabilities(class_ids, 0.0))
+    assert sorted(natural) == list(range(100))
+    half = np.bincount(class_ids[epoch_order(1400, 0, 0, balanced_probabilities(class_ids, 0.5))])
+    np.testing.assert_allclose(half / half.sum(), np.sqrt([90, 9, 1]) / 13.487, atol=0.01)
+
+
+def test_uses_of_a_sample_in_an_epoch_have_their_own_randomness():
+    class_ids = np.array([0] * 9 + [1])
+    probabilities = balanced_probabilities(class_ids, 1.0)
+    keys = take(TrainSampler(samples=10, batch_size=10, probabilities=probabilities), 1)[0]
+    assert [key.repeat for key in keys if key.row == 9] == list(range(5))
+    late = TrainSampler(samples=10, batch_size=5, start_step=3, probabilities=probabilities)
+    whole = TrainSampler(samples=10, batch_size=5, probabilities=probabilities)
+    assert take(late, 2) == take(whole, 5)[3:]
+
+
+def test_views_repeat_after_their_number_of_epochs():
+    keys = take(TrainSampler(samples=4, batch_size=4, views=3), 6)
+    randomness = [{key.row: sample_rng(0, key).random() for key in batch} for batch in keys]
+    assert randomness[0] == randomness[3]
+    assert randomness[2] == randomness[5]
+    assert len({draws[0] for draws in randomness}) == 3

@@ -149,11 +149,15 @@ class Augmentation:
     """Strength of brightness, contrast and saturation jitter."""
     erasing: float = 0.0
     """Probability of random erasing."""
+    views: int = 0
+    """Distinct random augmentations of each image, which then repeat; 0: a new one each time."""
 
     def __post_init__(self) -> None:
         low, high = self.crop_area or (1, 1)
         if not 0 < low <= high <= 1:
             raise ConfigError(f"crop_area={self.crop_area} must satisfy 0 < low <= high <= 1")
+        if self.views < 0:
+            raise ConfigError(f"views={self.views} must be 0 or more")
 
     def resolve(self, **defaults: Any) -> "Augmentation":
         """Return the augmentation without None: from `defaults`, or the usual values."""

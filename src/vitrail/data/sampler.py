@@ -3,7 +3,8 @@
 Training reads an endless stream. Epoch e is a permutation of all samples drawn from (seed, e), and
 batch s is positions s * B to (s + 1) * B of the concatenated epochs. No sample is dropped or
 repeated within an epoch, whatever the batch size. Since the batch is defined before it is divided
-among processes, any number of processes trains on the same batches.
+among processes, any number of processes trains on the same batches. With `probabilities`, such as
+those of `balanced_probabilities`, an epoch has as many samples, some of them several times.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ class TrainSampler:
     seed: int = 0
     start_step: int = 0
     repeats: int = 1  # repeated augmentation: uses of a sample in a row (Hoffer et al. 2020)
+    probabilities: np.ndarray | None = None  # of each sample; None: each once per epoch
+    views: int = 0  # distinct random augmentations of a sample; 0: a new one for each use
     rank: int = 0
     world_size: int = 1
 
@@ -48,15 +51,20 @@ class TrainSampler:
     def __iter__(self) -> Iterator[list[SampleKey]]:
         per_process = self.batch_size // self.world_size
         position = self.start_step * self.batch_size + self.rank * per_process
-        epoch, order = -1, np.empty(0, np.int64)
+        epoch, order, uses = -1, np.empty(0, np.int64), np.empty(0, np.int64)
         while True:
             batch = []
             for number in range(position, position + per_process):
                 sample, repeat = divmod(number, self.repeats)
                 if sample // self.samples != epoch:
                     epoch = sample // self.samples
-                    order = epoch_order(self.samples, self.seed, epoch)
-                batch.append(SampleKey(epoch, int(order[sample % self.samples]), repeat))
+                    order = epoch_order(self.samples, self.seed, epoch, self.probabilities)
+                    uses = earlier_uses(order)
+                row, use = int(order[sample % self.samples]), int(uses[sample % self.samples])
+                key = SampleKey(epoch, row, use * self.repeats + repeat)
+                if self.views:
+                    key = SampleKey((epoch + key.repeat) % self.views, row)
+                batch.append(key)
             yield batch
             position += self.batch_size
 
@@ -89,9 +97,35 @@ class EvalSampler:
         return [range(start, min(start + size, samples)) for start in starts]
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation of one epoch."""
-    return np.random.default_rng((seed, epoch)).permutation(samples)
+def epoch_order(
+    samples: int, seed: int, epoch: int, probabilities: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the samples of one epoch: a permutation, or a shuffled draw.
+
+    A sample of probability p is drawn floor(p * samples) times or once more (systematic sampling).
+    """
+    rng = np.random.default_rng((seed, epoch))
+    if probabilities is None:
+        return rng.permutation(samples)
+    positions = (np.arange(samples) + rng.random()) / samples
+    edges = np.cumsum(probabilities)
+    rows = np.searchsorted(edges / edges[-1], positions, side="right").clip(max=len(edges) - 1)
+    return rng.permutation(rows)
+
+
+def earlier_uses(order: np.ndarray) -> np.ndarray:
+    """Return for each position how often its sample occurs before it."""
+    sorter = order.argsort(kind="stable")
+    ordered, uses = order[sorter], np.empty_like(order)
+    uses[sorter] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return uses
+
+
+def balanced_probabilities(class_ids: np.ndarray, balance: float) -> np.ndarray:
+    """Return the probability of each sample: classes of n images are drawn as n^(1 - balance)."""
+    counts = np.bincount(class_ids)[class_ids]
+    weights = counts.astype(np.float64) ** -balance
+    return weights / weights.sum()
 
 
 def sample_rng(seed: int, key: SampleKey, attempt: int = 0) -> np.random.Generator:

@@ -566,8 +566,10 @@ def choose_shards(
         obstacle = "it is for float32 and bfloat16 on a CPU"
     elif not isinstance(config, VitConfig) or settings.objective != "classify":
         obstacle = "it is for Vision Transformers with objective='classify'"
-    elif settings.loss.teacher or any(getattr(config, name) for name in RANDOM_LAYERS):
-        obstacle = "a teacher and dropout need the whole batch"
+    elif settings.loss.teacher and settings.loss.teaching != "features":
+        obstacle = "the teacher needs the whole batch"
+    elif any(getattr(config, name) for name in RANDOM_LAYERS):
+        obstacle = "dropout needs the whole batch"
     if setting is not None and setting > 1 and obstacle:
         raise ConfigError(f"machine.parts={setting} is not possible: {obstacle}; leave it out")
     if setting is not None:

@@ -154,8 +154,9 @@ class LossSettings:
     """Fraction of the target that is spread over all classes."""
     teacher: str = ""
     """Distillation: the teacher, any model reference."""
-    teaching: Literal["soft", "hard"] = "hard"
-    """Distillation targets: the teacher's probabilities, or its argmax."""
+    teaching: Literal["soft", "hard", "features"] = "hard"
+    """Distillation targets: the teacher's probabilities, its argmax, or its features; only with
+    features may the teacher have other classes. With augment.views they are cached on disk."""
     teacher_weight: float = 0.5
     """Weight of the distillation loss against the labels."""
     temperature: float = 3.0
@@ -232,6 +233,8 @@ class Settings:
     """Decay of an exponential moving average (EMA) of the weights, the final model; 0: no EMA."""
     repeats: int = 1
     """Repeated augmentation: number of consecutive augmented copies of each image."""
+    balance: float | None = None
+    """Class balance of the sampling: 0 draws every image, 1 every class equally often."""
     dev: float | None = None
     """Fraction of the training images to hold out for evaluation, if there is no val split."""
     strict: bool = False
@@ -267,6 +270,8 @@ class Settings:
             raise ConfigError(
                 f"until_accuracy={self.until_accuracy} must be a fraction, such as 0.9"
             )
+        if self.balance is not None and not 0 <= self.balance <= 1:
+            raise ConfigError(f"balance={self.balance} must be from 0 to 1")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average={self.average} must be 0, or a decay below 1")
         if self.dev is not None and not 0 <= self.dev < 1:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from vitrail.data.loader import start_pool, torch_threads_for
 from vitrail.models.config import Config, VitConfig
-from vitrail.training.objectives import Classification
+from vitrail.training.objectives import Classification, FeatureDistillation
 
 MIN_SHARD = 60_000  # token values per shard; below, Python overhead dominates
 
@@ -26,7 +26,7 @@ MIN_SHARD = 60_000  # token values per shard; below, Python overhead dominates
 class CpuDataParallel(nn.Module):
     """An objective whose loss is a mean over images; `forward` is that loss."""
 
-    def __init__(self, objective: Classification, shards: int) -> None:
+    def __init__(self, objective: Classification | FeatureDistillation, shards: int) -> None:
         super().__init__()
         self.objective = objective
         self.replicas = Replicas(objective, shards)

@@ -20,11 +20,12 @@ from vitrail.data.datasets import (
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.mixup import mixup_big_vision, mixup_or_cutmix
 from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
-from vitrail.data.sampler import TrainSampler
+from vitrail.data.sampler import TrainSampler, balanced_probabilities
 from vitrail.data.transforms import TrainTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import comma_list
 from vitrail.training.config import Settings
+from vitrail.training.objectives import TeacherFeatures
 from vitrail.training.schedules import Schedule
 
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
@@ -158,6 +159,15 @@ class BatchStream:
     ) -> None:
         self.dataset, self.preprocessing, self.augmentation = dataset, preprocessing, augmentation
         self.channels, self.schedule = channels, schedule
+        self.probabilities = None
+        if balance := schedule.settings.balance:
+            labels = dataset.labels()
+            if isinstance(labels, LabelSets):
+                raise ConfigError(
+                    f"balance={balance:g} needs one label per image, and these have several; "
+                    "leave it out"
+                )
+            self.probabilities = balanced_probabilities(labels, balance)
         self.skipped: dict[str, str] = {}  # unreadable images, and why
         self.running: Iterator[Batch] = iter(())
         self.restart()
@@ -182,6 +192,8 @@ class BatchStream:
             seed=settings.seed,
             start_step=step * accumulate,
             repeats=settings.repeats,
+            probabilities=self.probabilities,
+            views=self.augmentation.views,
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
@@ -219,15 +231,23 @@ def batch_preparation(
     device: torch.device,
     *,
     steps_per_epoch: float,
+    teacher: TeacherFeatures | None = None,
 ) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
-    """Return the function that normalizes and mixes a batch of bytes on the device."""
+    """Return the function that normalizes and mixes a batch of bytes on the device.
+
+    Of a teacher that is imitated by its features, these follow the label in the targets.
+    """
     mixing = mixing.resolve()
+    if teacher is not None and (mixing.mixup or mixing.cutmix):
+        raise ConfigError("loss.teaching='features' excludes mixup and CutMix; set both to 0")
     mixup, cutmix, chance = mixing.mixup or 0.0, mixing.cutmix or 0.0, mixing.chance or 0.0
     first_mixed_step = (mixing.after or 0.0) * steps_per_epoch
 
     def prepare(batch: Batch, rng: np.random.Generator, step: int) -> tuple[Tensor, Tensor]:
         images = normalize(batch.images.to(device, non_blocking=True), preprocessing)
         labels = batch.labels.to(device, non_blocking=True)
+        if teacher is not None:
+            return images, torch.cat([labels[:, None], teacher(batch.images, images)], dim=1)
         if not (mixup or cutmix) or step < first_mixed_step:
             return images, labels
         if mixing.style == "big_vision":

@@ -2,19 +2,25 @@
 
 `forward(images, targets)` is the loss of one micro-batch, and the unit that DDP and FSDP wrap.
 Images are normalized floats (B, C, H, W), targets class indices (B,) or, for mixed and multi-label
-images, floats (B, K). `logits(images)` is used for evaluation; masked patches have none.
+images, floats (B, K). `logits(images)` is used for evaluation; masked patches have none. With a
+teacher's features, targets are (B, 1 + D): the class index, then the features.
 
-Shapes: B images, C channels, H x W pixels, K classes.
+Shapes: B images, C channels, H x W pixels, K classes, D features of a teacher.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.data.storage import atomic_path, cache_folder
+from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.config import pair
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.training.config import LossSettings, Settings
@@ -68,6 +74,43 @@ class Distillation(nn.Module):
         return self.model(images)  # (B, K), the mean of both heads where there are two
 
 
+class FeatureDistillation(nn.Module):
+    """Classification by one head, while a projection of the same features learns a teacher's.
+
+    The loss is (1 - w) * labels + w * (regression + soft distillation), w = `loss.teacher_weight`:
+    the squared error relative to the teacher's features, and the difference that it makes to the
+    probabilities of the teacher's own classes, if it has a head. So the teacher may have other
+    classes than the student. The projection is not part of the model.
+    """
+
+    def __init__(self, model: Model, loss: LossSettings, teacher: "Teacher") -> None:
+        super().__init__()
+        check_head(model)
+        self.model = model
+        self.loss = loss
+        self.teacher = teacher  # not a module, as above
+        self.projection = nn.Linear(model.config.num_features, teacher.model.config.num_features)
+        nn.init.orthogonal_(self.projection.weight, generator=torch.Generator().manual_seed(0))
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        assert self.model.head is not None
+        features, targets = self.model.features(images), at_least_float32(targets)
+        labels = label_loss(self.model.head(features), targets[:, 0].long(), self.loss)
+        predicted, expected = at_least_float32(self.projection(features)), targets[:, 1:]
+        error = (predicted - expected).square().sum(1) / expected.square().sum(1).clamp(min=1e-6)
+        teaching = error.mean()
+        if (head := self.teacher.model.head) is not None:
+            teaching = teaching + soft_distillation(
+                head(predicted), head(expected), self.loss.temperature
+            )
+        weight = self.loss.teacher_weight
+        return (1 - weight) * labels + weight * teaching
+
+    def logits(self, images: Tensor) -> Tensor:
+        return self.model(images)  # (B, K)
+
+
 class Teacher:
     """A frozen model that takes images preprocessed for its student.
 
@@ -75,18 +118,18 @@ class Teacher:
     the images to their device.
     """
 
-    def __init__(self, model: Model, student: Model) -> None:
+    def __init__(self, model: Model, student: Model, *, same_classes: bool = True) -> None:
         config, student_config = model.config, student.config
-        if config.num_classes != student_config.num_classes:
+        metadata, student_metadata = get_metadata(model), get_metadata(student)
+        if same_classes and config.num_classes != student_config.num_classes:
             count = f"{config.num_classes} classes" if config.num_classes else "no head"
             raise CheckpointError(
                 f"the teacher has {count}, the student {student_config.num_classes} classes; "
-                "use a teacher that was trained on the same classes"
+                "use a teacher that was trained on the same classes, or loss.teaching='features'"
             )
-        metadata, student_metadata = get_metadata(model), get_metadata(student)
         # Class names are empty if they are unknown.
         names = zip(metadata.class_names, student_metadata.class_names, strict=False)
-        for index, (teacher_name, student_name) in enumerate(names):
+        for index, (teacher_name, student_name) in enumerate(names if same_classes else ()):
             if teacher_name != student_name:
                 raise CheckpointError(
                     f"class {index} is {teacher_name!r} for the teacher and {student_name!r} for "
@@ -114,6 +157,12 @@ class Teacher:
             self.model.to(images.device)
         return self.model(self.preprocess(images))
 
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return the teacher's features (B, D)."""
+        self.model.to(images.device)
+        return self.model.features(self.preprocess(images))
+
     def preprocess(self, images: Tensor) -> Tensor:
         """Convert the student's images to the teacher's size and normalization."""
         if images.shape[-2:] != self.size:
@@ -125,7 +174,55 @@ class Teacher:
         return images * scale + shift
 
 
-Objective = Classification | Distillation | MaskedPatches
+class TeacherFeatures:
+    """Features of a teacher, cached by the content of the images.
+
+    With `augment.views` the same pixels return after some epochs; the teacher sees them once. The
+    cache is files in ~/.cache/vitrail/teachers, one for every few thousand images, which later runs
+    with the same teacher, views and image size read as well.
+    """
+
+    PART = 8192  # images per file
+
+    def __init__(self, teacher: Teacher, *, cached: bool) -> None:
+        self.teacher, self.cached = teacher, cached
+        self.rows: dict[bytes, np.ndarray] = {}  # by digest of the image; float16 (D,)
+        self.unsaved: list[bytes] = []
+        folder = cache_folder("teachers") if cached else None
+        about = {"size": teacher.size, "scale": teacher.scale, "shift": teacher.shift}
+        self.folder = folder and folder / digest(teacher.model.state_dict(), about)
+        for part in sorted(self.folder.glob("*.npz")) if self.folder else []:
+            with suppress(OSError, ValueError, KeyError), np.load(part) as arrays:
+                keys = [bytes(key) for key in arrays["keys"]]
+                self.rows |= dict(zip(keys, arrays["features"], strict=True))
+
+    def __call__(self, pixels: Tensor, images: Tensor) -> Tensor:
+        """Return the features (B, D) of normalized images, whose bytes are `pixels`."""
+        if not self.cached:
+            return self.teacher.features(images)
+        keys = [blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in pixels]
+        missing = [index for index, key in enumerate(keys) if key not in self.rows]
+        if missing:
+            computed = self.teacher.features(images[missing]).half().cpu().numpy()
+            for index, row in zip(missing, computed, strict=True):
+                self.rows[keys[index]] = row
+            self.unsaved += [keys[index] for index in missing]
+        if len(self.unsaved) >= self.PART:
+            self.save()
+        return torch.from_numpy(np.stack([self.rows[key] for key in keys])).to(images)
+
+    def save(self) -> None:
+        if self.folder is not None and self.unsaved:
+            keys = np.frombuffer(b"".join(self.unsaved), np.uint8).reshape(len(self.unsaved), -1)
+            rows = np.stack([self.rows[key] for key in self.unsaved])
+            name = blake2b(keys.tobytes(), digest_size=16).hexdigest()
+            path = self.folder / f"{name}.npz"
+            with suppress(DataError), atomic_path(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, keys=keys, features=rows)
+        self.unsaved = []
+
+
+Objective = Classification | Distillation | FeatureDistillation | MaskedPatches
 
 
 def make_objective(model: Model, settings: Settings, *, teacher: Model | None = None) -> Objective:
@@ -140,6 +237,10 @@ def make_objective(model: Model, settings: Settings, *, teacher: Model | None = 
     if teacher is None:
         assert not settings.loss.teacher, "the caller loads the teacher"
         return Classification(model, settings.loss)
+    if settings.loss.teaching == "features":
+        return FeatureDistillation(
+            model, settings.loss, Teacher(teacher, model, same_classes=False)
+        )
     return Distillation(model, settings.loss, teacher)
 
 

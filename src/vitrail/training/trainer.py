@@ -59,7 +59,12 @@ from vitrail.training.model_init import (
     probe_init,
     set_weights,
 )
-from vitrail.training.objectives import Classification, make_objective
+from vitrail.training.objectives import (
+    Classification,
+    FeatureDistillation,
+    TeacherFeatures,
+    make_objective,
+)
 from vitrail.training.optim import freeze
 from vitrail.training.recipes import (
     REPORT,
@@ -234,8 +239,11 @@ class Trainer:
             callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
         objective = make_objective(model, settings, teacher=teacher)
         objective.to(device).train()
+        self.teacher = None
+        if isinstance(objective, FeatureDistillation):
+            self.teacher = TeacherFeatures(objective.teacher, cached=auto.augmentation.views > 0)
         wrapped = distributed.parallelize(objective, settings.machine.strategy)
-        if auto.shards > 1 and isinstance(objective, Classification):
+        if auto.shards > 1 and isinstance(objective, Classification | FeatureDistillation):
             wrapped = CpuDataParallel(objective, auto.shards)
         self.state = make_state(objective, wrapped, schedule)
         self.precision = auto.precision
@@ -251,6 +259,7 @@ class Trainer:
             len(splits.train.classes),
             device,
             steps_per_epoch=len(splits.train) / self.batch_size,
+            teacher=self.teacher,
         )
         self.evaluator = Evaluator(
             objective, self.state.ema, splits, preprocessing, settings, device
@@ -324,6 +333,8 @@ class Trainer:
         finally:
             self.callback.on_train_end()
             self.metrics.close()
+            if self.teacher is not None:
+                self.teacher.save()
         return Result(
             folder=self.folder,
             step=self.state.step,

@@ -1,0 +1,108 @@
+"""Distillation of a teacher's features, which may have other classes than the student."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import vitrail
+from tiny_models import awake
+from tiny_runs import TINY, equal, tiny_run, weights, write_colors
+from vitrail import ConfigError
+from vitrail.data.preprocessing import Augmentation, Mixing
+from vitrail.models.config import VitConfig
+from vitrail.training.config import LossSettings, MachineSettings, OptimSettings
+from vitrail.training.objectives import FeatureDistillation, Teacher, TeacherFeatures
+
+TEACHER = VitConfig(
+    image_size=16, patch_size=8, width=24, mlp_width=32, heads=2, depth=1, num_classes=5
+)
+VIEWS = Augmentation(crop="padded", padding=1, flip=True, views=2)
+
+
+@pytest.fixture
+def teacher(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    vitrail.save(awake(TEACHER), tmp_path / "teacher")
+    return LossSettings(teacher=str(tmp_path / "teacher"), teaching="features")
+
+
+def test_loss_is_zero_if_the_student_equals_its_teacher():
+    model = awake(replace(TEACHER, num_classes=3))
+    loss = LossSettings(kind="softmax", teaching="features", teacher_weight=1.0)
+    objective = FeatureDistillation(model, loss, Teacher(model, model))
+    torch.nn.init.eye_(objective.projection.weight)
+    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])
+    targets = torch.cat([labels[:, None], objective.teacher.features(images)], dim=1)
+    assert objective(images, targets).item() == pytest.approx(0, abs=1e-6)
+    torch.nn.init.zeros_(objective.projection.weight)
+    assert objective(images, targets).item() > 0.9  # the relative error is 1
+    objective.loss = replace(loss, teacher_weight=0.0)
+    expected = torch.nn.functional.cross_entropy(model(images), labels)
+    torch.testing.assert_close(objective(images, targets), expected)
+
+
+def test_teacher_sees_each_view_once(teacher, tmp_path, monkeypatch):
+    seen = []
+    features = Teacher.features
+
+    def count(self, images):
+        seen.append(len(images))
+        return features(self, images)
+
+    monkeypatch.setattr(Teacher, "features", count)
+    monkeypatch.setattr(TeacherFeatures, "PART", 20)
+    data = write_colors(tmp_path / "colors.npz")
+    options = {"steps": 30, "loss": teacher, "augment": VIEWS, "save_minutes": 1e6}
+    tiny_run(data, tmp_path / "run", **options)  # 6 epochs of 30 images
+    assert sum(seen) <= 60
+    first, seen[:] = sum(seen), []
+    again = {**options, "model": replace(TINY, depth=1)}
+    tiny_run(data, tmp_path / "again", **again)  # another student reads the same cache
+    assert first > 40
+    assert not seen
+    (part, *_) = (tmp_path / "cache/teachers").rglob("*.npz")
+    part.write_bytes(b"damaged")
+    tiny_run(data, tmp_path / "third", **options)
+    assert sum(seen) >= 20
+    assert equal(weights(tmp_path / "run"), weights(tmp_path / "third"))
+
+
+def test_resumed_run_is_bit_identical(teacher, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    options = {"loss": teacher, "augment": VIEWS, "balance": 1.0, "steps": 12}
+    tiny_run(data, tmp_path / "whole", **options)
+
+    class Stop(vitrail.Callback):
+        def on_step(self, row):
+            if row["step"] == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(data, tmp_path / "parts", callback=Stop(), save_minutes=0.0, **options)
+    tiny_run(data, tmp_path / "parts", resume=True, **options)
+    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_shards_of_a_batch_give_the_same_run(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 1)
+    data = write_colors(tmp_path / "colors.npz")
+    sgd = OptimSettings(kind="sgd", learning_rate=0.01)  # Adam amplifies rounding
+    options = {"loss": teacher, "augment": VIEWS, "optim": sgd}
+    for parts in (1, 2):
+        tiny_run(data, tmp_path / f"{parts}", machine=MachineSettings(parts=parts), **options)
+    one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_features_exclude_mixing(teacher, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    with pytest.raises(ConfigError, match="excludes mixup and CutMix"):
+        tiny_run(data, tmp_path / "run", loss=teacher, mix=Mixing(mixup=0.2))
+
+
+def test_other_classes_need_features(teacher, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    with pytest.raises(vitrail.CheckpointError, match=r"loss\.teaching='features'"):
+        tiny_run(data, tmp_path / "run", loss=replace(teacher, teaching="soft"))
