@@ -94,24 +94,6 @@ def result(source):
     return confused(source.classes, source)
 
 
-def multi_label_result(source):
-    names = ("person", "car", "dog")
-    return EvaluationResult(
-        samples=200,
-        accuracy=0.9,
-        top5=None,
-        loss=0.5,
-        confusion=None,
-        mistakes=(Mistake(0, "x", (0, 2), 1, 0.9, 0.1), Mistake(1, "y", (), 1, 0.8, 0.0)),
-        estimates={
-            "mean_average_precision": Estimate(0.713, 0.69, 0.74),
-            "f1_micro": Estimate(0.771, 0.75, 0.79),
-            "f1_macro": Estimate(0.702, NAN, NAN),
-        },
-        classes=tuple(ClassMetrics(name, 50, 0.8, 0.7, 0.75, 0.812) for name in names),
-    )
-
-
 def page_of(result, source, title="my model", facts=FACTS):
     return evaluation_page(result, source, title=title, facts=facts)
 
@@ -139,12 +121,7 @@ def test_page_is_complete_and_self_contained(result, source):
         "it is cut off",
     ):
         assert expected in shown, expected
-
-
-def test_order_of_sections(result, source):
-    text = page_of(result, source)
-    headings = re.findall(r"<h2>(.*?)</h2>", text)
-    assert headings == [
+    assert re.findall(r"<h2>(.*?)</h2>", text) == [
         "Confusion matrix",
         "Per-class metrics",
         "Calibration",
@@ -152,11 +129,12 @@ def test_order_of_sections(result, source):
         "Most confident mistakes",
         "Unreadable files (1)",
     ]
-    places = [text.index(x) for x in ('class="tiles"', 'class="facts"', "matched", '"summary"')]
-    assert places == sorted(places)
-    levels = [int(tag[1]) for tag, _ in Reader(text).seen if tag in ("h1", "h2", "h3")]
+    levels = [int(tag[1]) for tag, _ in reader.seen if tag in ("h1", "h2", "h3")]
     assert levels[0] == 1
     assert all(b <= a + 1 for a, b in pairwise(levels))
+    facts = re.findall(r"<dt>(.*?)</dt>", text)
+    assert facts[:5] == ["model", "data", "images", "classes", "NLL"]
+    assert "<details>" not in text  # a short table is not folded
 
 
 def test_undefined_values_are_a_dash(result, source):
@@ -212,19 +190,27 @@ def test_minimal_result(result, source):
 
 
 def test_multi_label_metrics(source):
-    text = page_of(multi_label_result(source), source)
+    result = EvaluationResult(
+        samples=200,
+        accuracy=0.9,
+        top5=None,
+        loss=0.5,
+        confusion=None,
+        mistakes=(Mistake(0, "x", (0, 2), 1, 0.9, 0.1), Mistake(1, "y", (), 1, 0.8, 0.0)),
+        estimates={
+            "mean_average_precision": Estimate(0.713, 0.69, 0.74),
+            "f1_micro": Estimate(0.771, 0.75, 0.79),
+            "f1_macro": Estimate(0.702, NAN, NAN),
+        },
+        classes=tuple(
+            ClassMetrics(name, 50, 0.8, 0.7, 0.75, 0.812) for name in ("person", "car", "dog")
+        ),
+    )
+    text = page_of(result, source)
     shown = words(text)
-    for expected in (
-        "mAP",
-        "71.3\xa0%",
-        "F1 (micro)",
-        "77.1\xa0%",
-        "F1 (macro)",
-        "70.2\xa0%",
-        "AP",
-    ):
+    scores = ("mAP 71.3\xa0%", "F1 (micro) 77.1\xa0%", "F1 (macro) 70.2\xa0%", "AP", "81.2\xa0%")
+    for expected in scores:
         assert expected in shown
-    assert "81.2\xa0%" in shown
     assert "<b>person, dog</b>" in text
     assert "<b>none</b>" in text
     assert "Top-1 class is among the labels: 90.0 % (n=200)." in shown
@@ -241,10 +227,6 @@ def test_two_hundred_classes_are_folded_and_small(source):
     assert folded.group().count("<tr>") == 201
 
 
-def test_short_table_is_not_folded(result, source):
-    assert "<details>" not in page_of(result, source)
-
-
 def test_images_that_are_gone_are_left_out(result):
     class Gone:
         def __getitem__(self, index) -> Sample:
@@ -253,11 +235,6 @@ def test_images_that_are_gone_are_left_out(result):
     text = page_of(result, Gone())
     assert "<img" not in text
     assert "predicted as" in text
-
-
-def test_order_of_facts(result, source):
-    names = re.findall(r"<dt>(.*?)</dt>", page_of(result, source))
-    assert names[:5] == ["model", "data", "images", "classes", "NLL"]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +304,8 @@ def test_noise_ece_is_exceeded_once_in_twenty():
 
 def test_useless_confidence_is_reported(result):
     flat = SelectiveAccuracy(coverage=np.array([0.5, 1.0]), accuracy=np.array([0.97, 0.98]))
-    unsure = replace(result, selective=flat, estimates={})
+    at_80 = {"accuracy_at_80": Estimate(0.98, 0.97, 0.99)}
+    unsure = replace(result, selective=flat, estimates=at_80)
     assert "does not single out mistakes" in list(summary(unsure))[2]
 
 

@@ -12,7 +12,8 @@ from PIL import Image
 
 from vitrail.evaluation.results import Calibration, SelectiveAccuracy
 from vitrail.reports import figures
-from vitrail.reports.figures import confusion_matrix, inline_svg, save_figure
+from vitrail.reports.figures import confusion_matrix, inline_svg, line_chart, save_figure
+from vitrail.reports.html import compact_number
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,8 @@ CALIBRATION = Calibration(
 def parsed(figure):
     """The SVG as a tree: well-formed, finite, without colors that ignore the color scheme."""
     text = str(inline_svg(figure))
-    assert "nan" not in text
+    assert "nan" not in text.lower()
+    assert not re.search(r"\binf\b", text)
     assert not re.search("#[0-9a-f]{6}", re.sub(r"url\(#\w+\)", "", text))
     return ET.fromstring(text.replace("xlink:", ""))
 
@@ -80,21 +82,11 @@ def test_any_class_name_is_text(name):
     assert any(text and text[:5] == shown[:5] for text in texts(root))
 
 
-def test_reliability_bars_have_the_height_of_accuracy_and_gap():
+def test_reliability_diagram_has_a_bar_per_bin():
     root = parsed(figures.reliability_diagram(CALIBRATION))
     bins = list(dict.fromkeys(tooltips(root)))
     assert bins[2] == "confidence 75-100 %, mean 90.0 %: accuracy 80.0 % (n=300)"
     assert len(bins) == 3  # no bar for the empty bin
-    heights = {}
-    for path in root.iter("path"):
-        style = path.get("style", "")
-        color = re.search(r"fill: var\(--(good|bad|s2|soft)\)", style)
-        y = [float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", path.get("d", ""))]
-        if color and y:
-            heights.setdefault(color[1], []).append(max(y) - min(y))
-    assert heights["good"][2] / heights["bad"][-1] == pytest.approx(8, rel=0.01)  # 0.8 and 0.1
-    assert heights["s2"] == pytest.approx([heights["bad"][-1]], rel=0.01)  # 0.4 to 0.5
-    assert heights["soft"][1] / heights["soft"][2] == pytest.approx(1 / 3, rel=0.05)
     assert "7.6 %" in root.get("aria-label", "")
 
 
@@ -110,16 +102,14 @@ def test_selective_curve_marks_80_percent_coverage():
 def test_any_selective_curve_is_drawn(accuracy):
     curve = SelectiveAccuracy(coverage=np.array([0.5, 1.0]), accuracy=np.array(accuracy))
     assert texts(parsed(figures.selective_accuracy_curve(curve, 0.5)))
-
-
-@pytest.mark.parametrize("accuracy", [[], [math.nan]])
-def test_empty_selective_curve_is_none(accuracy):
-    curve = SelectiveAccuracy(coverage=np.ones(len(accuracy)), accuracy=np.array(accuracy))
-    assert figures.selective_accuracy_curve(curve, math.nan) is None
+    for empty in ([], [math.nan]):
+        curve = SelectiveAccuracy(coverage=np.ones(len(empty)), accuracy=np.array(empty))
+        assert figures.selective_accuracy_curve(curve, math.nan) is None
 
 
 def test_svg_and_png_come_from_the_same_figure(tmp_path):
-    figure = figures.reliability_diagram(CALIBRATION)
+    figure, again = (figures.reliability_diagram(CALIBRATION) for _ in range(2))
+    assert str(inline_svg(figure)) == str(inline_svg(again))  # deterministic
     svg, png = save_figure(figure, tmp_path / "ece")
     text = svg.read_text(encoding="utf-8")
     ET.fromstring(text)
@@ -131,11 +121,6 @@ def test_svg_and_png_come_from_the_same_figure(tmp_path):
         assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_figures_are_deterministic():
-    first, second = (str(inline_svg(figures.reliability_diagram(CALIBRATION))) for _ in range(2))
-    assert first == second
-
-
 def test_light_colors_are_distinct():
     assert len(set(figures.LIGHT.values())) == len(figures.LIGHT)
     assert figures.LIGHT.keys() == figures.DARK.keys()
@@ -145,3 +130,75 @@ def test_matplotlib_is_imported_lazily():
     code = "import sys, vitrail.reports.evaluation, vitrail.reports.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "matplotlib" not in done.stdout.split()
+
+
+# Line charts
+
+
+def chart(series, **options):
+    return parsed(line_chart(series, **{"label": "loss", **options}))
+
+
+def lines(root):
+    """The d of the lines: paths that are stroked in a color of a series."""
+    style = re.compile(r"fill: none; stroke: var\(--s\d\)")
+    return [e.get("d") for e in root.iter("path") if style.search(e.get("style", ""))]
+
+
+def test_line_ends_with_its_name_and_last_value():
+    root = chart({"train": [(10, 2.0), (20, 0.5)], "val": [(20, 0.75)]})
+    assert {"train 0.5", "val 0.75"} <= set(texts(root))
+    assert "loss by step: train ends at 0.5, val ends at 0.75" in root.get("aria-label", "")
+    assert "80.0 %" in texts(chart({"val": [(1, 0.8)]}, percentages=True))
+
+
+def test_tooltips_have_all_values_of_a_step():
+    points = [(step, 1 / step) for step in range(10, 70, 10)]
+    root = chart({"train": points, "val": [(20, 0.5), (60, 0.25)]})
+    assert tooltips(root)[1] == "step 20: train 0.05, val 0.5"
+    assert len(tooltips(root)) == 6
+
+
+def test_nan_is_a_gap():
+    points = [(1, 1.0), (2, 2.0), (3, math.nan), (4, 3.0), (5, math.inf), (6, 1.0)]
+    (path,) = lines(chart({"x": points}))
+    assert path.count("M") == 3
+    assert path.count("L") == 1
+    assert line_chart({}, label="x") is None
+    assert line_chart({"x": [(1, math.nan)]}, label="x") is None
+    assert line_chart({"x": [(1, -1.0)]}, label="x", log=True) is None
+
+
+@pytest.mark.parametrize(("step", "value"), [(0, 0.0), (1, -3.0), (1, 1e-9), (123456, 1e9)])
+def test_single_point_is_a_dot(step, value):
+    root = chart({"x": [(step, value)]}, log=value > 0)
+    assert list(root.iter("use"))
+    assert len(tooltips(root)) == 1
+
+
+def test_long_line_is_thinned_and_keeps_its_last_value():
+    points = [(s, float(s % 2)) for s in range(100_000)] + [(100_000, 7.0)]
+    assert "7" in texts(chart({"x": points}))
+    assert len(str(inline_svg(line_chart({"x": points}, label="x")))) < 40_000
+    root = chart({"x": [(s, 5.0 + (-1) ** s) for s in range(1, 101)]}, noisy=["x"], log=True)
+    assert len(lines(root)) == 2  # with its running mean, at which it ends
+    assert 4.8 < float(texts(root)[-1]) < 5.2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0, "0"), (0.0123456, "0.0123"), (1234.5, "1,234"), (12345, "12.3k"), (3e-5, "3e-5")),
+        *((2.5e6, "2.5M"), (-0.5, "-0.5"), (999.7, "1,000"), (999_900, "1M")),
+    ],
+)
+def test_numbers_have_three_significant_digits(value, text):
+    assert compact_number(value) == text
+
+
+@pytest.mark.parametrize("name", [EVIL, "$x^2$", "$"])
+def test_names_are_text(name):
+    root = chart({name: [(1, 1.0)], "b": [(1, 1.0)]}, label=name)
+    assert not list(root.iter("script"))
+    assert any(text.startswith(name[:10]) and text.endswith(" 1") for text in texts(root))
+    assert f"step 1: {name} 1, b 1" in tooltips(root)

@@ -16,7 +16,7 @@ CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bott
 
 @pytest.mark.parametrize("corner", CORNERS.values(), ids=CORNERS)
 @pytest.mark.parametrize("style", ["brightness", "heat"])
-@pytest.mark.parametrize("shape", [(200, 300), (300, 200), (60, 90), (1200, 800)])
+@pytest.mark.parametrize("shape", [(60, 90), (1200, 800)])
 def test_overlay_is_drawn_at_its_patch_and_inside_the_box(corner, style, shape):
     high, wide = shape
     pixels = np.full((high, wide, 3), 200, np.uint8)
