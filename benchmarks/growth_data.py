@@ -69,9 +69,8 @@ def opened(path: Path) -> list[float]:
 def numbers(path: Path) -> list[float]:
     """Milliseconds to open, MiB that this takes, milliseconds to the first batch of an epoch."""
     from vitrail.data.datasets import open_dataset
-    from vitrail.data.loader import Loader
+    from vitrail.data.loader import Loader, TrainSampler
     from vitrail.data.preprocessing import Augmentation, preset
-    from vitrail.data.sampler import TrainSampler
     from vitrail.data.transforms import TrainTransform
 
     preprocessing = preset("timm", (8, 8))

@@ -34,7 +34,7 @@ ONLY_IN = {
     "PIL": ("data/", "reports/"),
     "huggingface_hub": ("checkpoints/hub.py",),
     "simplejpeg": ("data/decode.py",),
-    "datasets": ("data/hf_datasets.py",),
+    "datasets": ("data/arrays.py",),
     "fsspec": ("data/storage.py",),
     "sklearn": ("inspection/tokens.py",),
     "onnx": ("export/",),

@@ -12,9 +12,8 @@ from test_transforms import jpeg, photograph
 
 from vitrail import DataError, create
 from vitrail.data.datasets import Sample, open_dataset
-from vitrail.data.loader import Loader, reader_pool
+from vitrail.data.loader import EvalSampler, Loader, TrainSampler, reader_pool
 from vitrail.data.preprocessing import Augmentation, preset
-from vitrail.data.sampler import EvalSampler, TrainSampler
 from vitrail.data.transforms import EvalTransform, TrainTransform, normalize
 
 pytestmark = pytest.mark.slow
@@ -174,8 +173,7 @@ from itertools import islice
 import numpy as np
 import torch
 from vitrail.data.datasets import Sample
-from vitrail.data.loader import Loader
-from vitrail.data.sampler import TrainSampler
+from vitrail.data.loader import Loader, TrainSampler
 from vitrail.errors import DataError
 
 class Deadly:

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from vitrail import ConfigError
-from vitrail.data.sampler import (
-    EvalSampler,
-    TrainSampler,
-    balanced_probabilities,
-    epoch_order,
-    sample_rng,
-)
+from vitrail.data.loader import EvalSampler, TrainSampler, balanced_probabilities, epoch_order
 
 
 def take(order, steps):
@@ -24,10 +18,15 @@ def test_epoch_is_a_permutation():
         assert sorted(p.row for p in places if p.epoch == epoch) == list(range(10))
 
 
-def test_epochs_differ():
-    assert list(epoch_order(50, 0, 0)) != list(epoch_order(50, 0, 1))
-    assert list(epoch_order(50, 0, 0)) != list(epoch_order(50, 1, 0))
-    assert list(epoch_order(50, 3, 7)) == list(epoch_order(50, 3, 7))
+def test_epochs_and_seeds_differ():
+    def rows(seed):
+        return [
+            [p.row for p in b] for b in take(TrainSampler(samples=50, batch_size=50, seed=seed), 2)
+        ]
+
+    assert rows(0)[0] != rows(0)[1]
+    assert rows(0)[0] != rows(1)[0]
+    assert rows(3) == rows(3)
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 17])
@@ -72,7 +71,7 @@ def test_repeated_augmentation():
     for start in range(0, 30, 3):
         assert len({(place.epoch, place.row) for place in places[start : start + 3]}) == 1
     assert sorted(p.row for p in places[:15]) == sorted(list(range(5)) * 3)
-    assert len({sample_rng(0, place).random() for place in places}) == 30
+    assert len({place.rng(0).random() for place in places}) == 30
 
 
 def test_invalid_samplers_are_rejected():
@@ -84,9 +83,9 @@ def test_invalid_samplers_are_rejected():
 
 def test_sample_rng_depends_on_sample_and_epoch():
     first, second = take(TrainSampler(samples=2, batch_size=2), 2)
-    draws = {sample_rng(0, place).random() for place in first + second}
+    draws = {place.rng(0).random() for place in first + second}
     assert len(draws) == 4
-    assert sample_rng(0, first[0]).random() == sample_rng(0, first[0]).random()
+    assert first[0].rng(0).random() == first[0].rng(0).random()
 
 
 def test_balanced_sampling_draws_every_class_equally_often():
@@ -112,7 +111,7 @@ def test_uses_of_a_sample_in_an_epoch_have_their_own_randomness():
 
 def test_views_repeat_after_their_number_of_epochs():
     keys = take(TrainSampler(samples=4, batch_size=4, views=3), 6)
-    randomness = [{key.row: sample_rng(0, key).random() for key in batch} for batch in keys]
+    randomness = [{key.row: key.rng(0).random() for key in batch} for batch in keys]
     assert randomness[0] == randomness[3]
     assert randomness[2] == randomness[5]
     assert len({draws[0] for draws in randomness}) == 3

@@ -207,9 +207,7 @@ def test_invalid_transforms_give_one_line_errors():
         EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
 
 
-@pytest.mark.parametrize(("start", "count"), [(-3, 5), (2, 6), (-1, 8), (0, 6)])
-def test_padding_reflects_the_image(start, count):
+@pytest.mark.parametrize("start", [-3, 2, -1, 0])
+def test_padding_reflects_the_image(start):
     whole = np.pad(np.arange(6), 4, mode="reflect")
-    assert (
-        reflect_indices(start, count, 6).tolist() == whole[start + 4 : start + 4 + count].tolist()
-    )
+    assert reflect_indices(start, 6).tolist() == whole[start + 4 : start + 10].tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data import augment, mixup
+from vitrail.data import augment
 
 transforms = pytest.importorskip("torchvision.transforms")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -88,7 +88,7 @@ def test_mixup_matches_timm(share, monkeypatch):
     monkeypatch.setattr(np.random, "beta", lambda *_: share)
     expected, expected_targets = peer(images.clone(), labels)
     rng = scripted(share)
-    mixed, targets = mixup.mixup(images, labels, classes=4, alpha=1.0, rng=rng)
+    mixed, targets = augment.mixup(images, labels, classes=4, alpha=1.0, rng=rng)
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)
 
@@ -103,7 +103,7 @@ def test_cutmix_matches_timm(share, place, monkeypatch):
     monkeypatch.setattr(np.random, "randint", lambda *_, size: np.int64(next(draws)))
     expected, expected_targets = peer(images.clone(), labels)
     rng = scripted(share, *place)
-    mixed, targets = mixup.cutmix(images, labels, classes=4, alpha=1.0, rng=rng)
+    mixed, targets = augment.cutmix(images, labels, classes=4, alpha=1.0, rng=rng)
     assert torch.equal(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)
 
@@ -115,6 +115,6 @@ def test_rolled_mixup_matches_torchvision(share):
     peer._dist = SimpleNamespace(sample=lambda _: torch.tensor(share, dtype=torch.float64))
     expected, expected_targets = peer(images, labels)
     rng = scripted(share)
-    mixed, targets = mixup.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
+    mixed, targets = augment.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)

@@ -15,7 +15,7 @@ import vitrail
 from tiny_runs import CLASSES, Recorder, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import search_report
-from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames, open_dataset
+from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.vit import create
@@ -134,7 +134,7 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
         in_memory = True
 
     labels = np.arange(images) % 4
-    names = RowNames([("train", images)])
+    names = PackedStrings(f"train/{row}" for row in range(images))
     index = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
     train, _, dev = hold_out_dev(DataSplits(reference="x", train=ImageDataset(index), held_out={}))
     assert len(dev) == dev_images

@@ -2,16 +2,14 @@
 
     datasets.py       open a dataset of any format, and its splits
     folders.py        class folders and lists; tar_shards.py WebDataset shards, and packing them
-    arrays.py         .npz, .npy, MNIST and CIFAR; hf_datasets.py Hugging Face datasets
+    arrays.py         .npz, .npy, MNIST and CIFAR; Hugging Face datasets
     storage.py        local and remote files, atomic writes
     provenance.py     fingerprints, and what a bundle records about its training data
     image_headers.py  image headers, and limits against hostile files; decode.py pixels
     preprocessing.py  configuration of preprocessing (saved with the weights) and augmentation
     transforms.py     images → uint8 tensors of the model's input size
-    augment.py        crops, RandAugment, TrivialAugment, AugMix, random erasing
-    mixup.py          mixup and CutMix
-    sampler.py        order of the samples
-    loader.py         samples → batches, in threads or worker processes
+    augment.py        crops, RandAugment, TrivialAugment, AugMix, random erasing, mixup and CutMix
+    loader.py         order of the samples; samples → batches, in threads or worker processes
     check.py          problems of a dataset
 
 Datasets, decoding, preprocessing and checks do not import torch.

@@ -1,4 +1,5 @@
-"""Images as arrays: .npz files, pairs of .npy files, and MNIST and CIFAR as published.
+"""Images that are rows: arrays in .npz and .npy files, MNIST and CIFAR as published, Hugging Face
+datasets.
 
 digits.npz: x_train (N, H, W) or (N, H, W, C) uint8, y_train (N,), x_test, y_test, class_names
 a folder:   images.npy, labels.npy
@@ -8,11 +9,16 @@ read when they are needed. Uncompressed ones are memory-mapped. Pickled objects 
 
 MNIST, Fashion-MNIST, KMNIST: `train-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`, …, also with .gz.
 CIFAR-10, CIFAR-100: the binary version, and the Python version, which is a pickle. A pickle can run
-code when it is loaded; this unpickler builds only numbers, strings, lists, dictionaries and arrays.
+code when it is loaded; this unpickler stores every call instead of executing it.
+
+`hf:owner/name`, or a folder of parquet or Arrow files: the library `datasets` is imported on first
+use; it is in the extra `data`. Images are returned as the stored bytes, not decoded.
 """
 
+import copy
 import gzip
 import math
+import os
 import pickle
 import re
 import struct
@@ -20,7 +26,8 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,16 +37,23 @@ from vitrail.data.datasets import (
     SPLITS,
     DatasetIndex,
     ImageStore,
-    LabelEncoder,
     LabelSets,
-    RowNames,
+    PackedStrings,
+    SampleEncoder,
     canonical_split,
     sort_classes,
     split_order,
 )
-from vitrail.data.folders import parse_classes, read_classes
-from vitrail.data.storage import LocalStorage, read_error
+from vitrail.data.folders import (
+    LABEL_COLUMNS,
+    number_classes,
+    parse_classes,
+    parse_labels,
+    read_classes,
+)
+from vitrail.data.storage import ALLOW_OUTSIDE, is_inside, outside_error, read_error, read_file
 from vitrail.errors import DataError
+from vitrail.extras import require
 
 MAX_EXPANSION = 20  # uncompressed size as a multiple of the file's size; more is an attack
 MAX_ARRAYS = 50_000  # of a file; reading each header takes a tenth of a millisecond
@@ -55,18 +69,26 @@ COMMON_CHANNELS = (1, 3, 4)  # recognized as channels wherever they are in a sha
 UINT8 = np.dtype(np.uint8)
 IDX_FILE = re.compile(r"(train|t10k|test|val)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 CIFAR_BYTES = 3 * 32 * 32  # of an image: red, green and blue planes
+HF_PREFIX = "hf:"
+SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 
 class LazyArray:
-    """Array that is read on first use, in each process again."""
+    """Array in a file, read or memory-mapped on first use, in each process again."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[..., np.ndarray], *args: Any
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        *,
+        start: int = 0,  # where in the file the values begin, unless they are a zip member
+        fortran: bool = False,
+        member: str = "",  # of a zip file
     ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.read = read
-        self.args = args  # the file first
+        self.path, self.shape, self.dtype = path, shape, dtype
+        self.start, self.fortran, self.member = start, fortran, member
+        self.stored_shape = shape
         self.cached: np.ndarray | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,33 +99,73 @@ class LazyArray:
         values = self.cached  # two threads may both read it, with the same result
         if values is None:
             try:
-                values = self.cached = self.read(*self.args)
+                values = self.cached = self.read()
             except READ_ERRORS as error:
-                raise read_error(self.args[0], error) from None
+                raise read_error(self.path, error) from None
         return values
+
+    def read(self) -> np.ndarray:
+        count = math.prod(self.stored_shape)
+        if self.dtype.hasobject:
+            name = self.member.removesuffix(".npy") or self.path.stem
+            raise DataError(
+                f"{self.path}: {name} contains pickled Python objects, which could run code"
+            )
+        if self.member:
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+                values = np.lib.format.read_array(stream, allow_pickle=False)
+        elif self.path.suffix == ".gz":
+            with gzip.open(self.path) as file:
+                file.read(self.start)
+                data = file.read(count)
+                file.read(1)  # to the end, where the checksum is verified
+            if len(data) < count:
+                raise EOFError("truncated")
+            values = np.frombuffer(data, np.uint8).reshape(self.stored_shape)
+        elif not count:
+            values = np.zeros(self.stored_shape, self.dtype)
+        else:
+            order = "F" if self.fortran else "C"
+            values = np.memmap(self.path, self.dtype, "r", self.start, self.stored_shape, order)
+        return values if self.shape == self.stored_shape else values.transpose(0, 2, 3, 1)
 
 
 class LabeledArray(NamedTuple):
     """Images of one split or file, with their labels."""
 
     split: str  # empty if none is stated
-    images: LazyArray  # (N, H, W) or (N, H, W, C) uint8
+    images: LazyArray | np.ndarray  # (N, H, W) or (N, H, W, C) uint8
     labels: np.ndarray  # (N,), or (N, C) of 0 and 1
     name: str = ""  # prefix of the row names; the split if empty
 
 
-class ArrayStore(ImageStore):
+class RowStore(ImageStore):
+    """Images that are rows of several arrays or tables."""
+
+    def __init__(self, parts: Sequence[Any], lengths: Iterable[int]) -> None:
+        self.parts = tuple(parts)
+        self.starts = np.cumsum([0, *lengths])
+
+    def locate(self, row: int) -> tuple[Any, int]:
+        """Return the part and the row in it."""
+        part = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.parts[part], int(row - self.starts[part])
+
+
+class ArrayStore(RowStore):
     """Images that are rows of arrays."""
 
     in_memory = True
 
-    def __init__(self, arrays: Sequence[LazyArray], rows: RowNames) -> None:
-        self.arrays = tuple(arrays)
-        self.rows = rows
-
     def read(self, row: int) -> np.ndarray:
-        part, index = self.rows.locate(row)
-        return np.array(self.arrays[part].values[index])  # a copy: the caller may write to it
+        array, index = self.locate(row)
+        values = array.values if isinstance(array, LazyArray) else array
+        return np.array(values[index])  # a copy: the caller may write to it
+
+
+def row_names(parts: Iterable[tuple[str, int]]) -> PackedStrings:
+    """Return names of rows: `train/0`, `train/1`, …, `test/0`, …"""
+    return PackedStrings(f"{name}/{row}" for name, count in parts for row in range(count))
 
 
 def index_arrays(
@@ -112,17 +174,17 @@ def index_arrays(
     """Index labeled arrays; classes without names are named by their numbers."""
     parts = sorted(parts, key=lambda part: split_order(part.split))
     lengths = [part.images.shape[0] for part in parts]
-    rows = RowNames([(p.name or p.split or "row", n) for p, n in zip(parts, lengths, strict=True)])
-    if not len(rows):
+    if not sum(lengths):
         raise DataError(f"{path} contains no images")
     labels, classes = encode_labels([part.labels for part in parts], classes, path)
     split_names = tuple(dict.fromkeys(part.split for part in parts if part.split))
     split_ids = [split_names.index(part.split) if part.split else 0 for part in parts]
+    prefixes = [part.name or part.split or "row" for part in parts]
     return DatasetIndex(
-        names=rows,
+        names=row_names(zip(prefixes, lengths, strict=True)),
         labels=labels,
         classes=classes,
-        store=ArrayStore([part.images for part in parts], rows),
+        store=ArrayStore([part.images for part in parts], lengths),
         split_names=split_names,
         split_ids=np.repeat(np.array(split_ids, np.uint8), lengths) if split_names else None,
     )
@@ -156,11 +218,11 @@ def encode_labels(
     labels = np.concatenate(arrays)
     if labels.dtype.kind == "U":
         classes = classes or sort_classes(labels.tolist())
-        encoder = LabelEncoder()
+        encoder = SampleEncoder()
         for name in labels.tolist():
             encoder.add((name,))
         ids = {name: number for number, name in enumerate(classes)}
-        return encoder.encode(ids, classes, str(path)), classes
+        return encoder.labels(ids, classes, str(path)), classes
     count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
     classes = classes or tuple(str(number) for number in range(min(count, MAX_CLASSES)))
     if count > len(classes) or (labels.ndim == 1 and labels.min(initial=0) < 0):
@@ -197,8 +259,7 @@ def index_array_files(path: Path) -> DatasetIndex:
             continue
         if ("labels", split) not in roles:
             raise DataError(f"{path} has images but no labels{f' for {split}' if split else ''}")
-        images = channels_last(array, path)
-        labels = roles["labels", split].values
+        images, labels = channels_last(array), roles["labels", split].values
         if len(labels) != images.shape[0]:
             raise DataError(f"{path} has {images.shape[0]:,} images but {len(labels):,} labels")
         parts.append(LabeledArray(split, images, labels))
@@ -210,7 +271,7 @@ def index_array_files(path: Path) -> DatasetIndex:
     class_names = next((arrays[name] for name in CLASS_NAMES if name in arrays), None)
     if class_names is not None:
         return index_arrays(parts, tuple(map(str, class_names.values.tolist())), path)
-    return index_arrays(parts, read_classes(str(folder), LocalStorage()), path)
+    return index_arrays(parts, read_classes(str(folder)), path)
 
 
 def array_role(name: str) -> tuple[str, str]:
@@ -223,9 +284,9 @@ def array_role(name: str) -> tuple[str, str]:
     return ("labels", split) if len(rest) == 1 and rest[0] in LABEL_NAMES else (name, "other")
 
 
-def channels_last(array: LazyArray, path: Path) -> LazyArray:
+def channels_last(array: LazyArray) -> LazyArray:
     """Reject arrays that cannot be images; transpose (N, C, H, W) when read."""
-    shape = array.shape
+    shape, path = array.shape, array.path
     if array.dtype != np.uint8:
         raise DataError(f"{path} has images of {array.dtype}; expected uint8, 0 to 255")
     if len(shape) not in (3, 4) or 0 in shape[1:]:
@@ -234,8 +295,9 @@ def channels_last(array: LazyArray, path: Path) -> LazyArray:
         return array
     count, first, middle, last = shape
     if first in COMMON_CHANNELS or first < min(middle, last):
-        transposed = (count, middle, last, first)
-        return LazyArray(transposed, array.dtype, read_transposed, path, array)
+        transposed = copy.copy(array)
+        transposed.shape = (count, middle, last, first)
+        return transposed
     if last >= min(first, middle):
         raise DataError(
             f"{path} has images of shape {shape}, with either {first} or {last} channels; "
@@ -244,34 +306,27 @@ def channels_last(array: LazyArray, path: Path) -> LazyArray:
     return array
 
 
-def read_transposed(_path: Path, array: LazyArray) -> np.ndarray:
-    return array.values.transpose(0, 2, 3, 1)
-
-
 def read_npz(path: Path) -> dict[str, LazyArray]:
     """Return the arrays of an .npz file by name; uncompressed ones will be memory-mapped."""
     arrays = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        check_npz_size(path, archive.infolist())
-        for info in archive.infolist():
+        members = archive.infolist()
+        check_npz_size(path, members)
+        for info in members:
             with archive.open(info) as stream:
                 shape, fortran, dtype = read_npy_header(stream)
                 start = stream.tell()
-            name = info.filename.removesuffix(".npy")
+            array = LazyArray(path, shape, dtype, fortran=fortran, member=info.filename)
+            arrays[info.filename.removesuffix(".npy")] = array
             if dtype.hasobject:
-                arrays[name] = LazyArray(shape, dtype, reject_objects, path, name)
                 continue
             if math.prod(shape) * dtype.itemsize + start != info.file_size:
                 raise ValueError(f"the size of {info.filename} does not match its header")
             if info.compress_type == zipfile.ZIP_STORED:
                 file.seek(info.header_offset + 26)  # lengths of the name and of the extra field
                 lengths = np.frombuffer(file.read(4), "<u2")
-                start += info.header_offset + 30 + int(lengths.sum())
-                arrays[name] = LazyArray(
-                    shape, dtype, map_array, path, dtype, start, shape, fortran
-                )
-            else:
-                arrays[name] = LazyArray(shape, dtype, read_member, path, info.filename)
+                array.start = start + info.header_offset + 30 + int(lengths.sum())
+                array.member = ""
     return arrays
 
 
@@ -292,28 +347,9 @@ def read_npy(path: Path) -> LazyArray:
     with path.open("rb") as file:
         shape, fortran, dtype = read_npy_header(file)
         start = file.tell()
-    if dtype.hasobject:
-        return LazyArray(shape, dtype, reject_objects, path, path.stem)
-    if math.prod(shape) * dtype.itemsize + start > path.stat().st_size:
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize + start > path.stat().st_size:
         raise ValueError(f"{path.name} is truncated")
-    return LazyArray(shape, dtype, map_array, path, dtype, start, shape, fortran)
-
-
-def map_array(
-    path: Path, dtype: np.dtype, start: int, shape: tuple[int, ...], fortran: bool
-) -> np.ndarray:
-    if not math.prod(shape):
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
-
-
-def read_member(path: Path, member: str) -> np.ndarray:
-    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
-
-
-def reject_objects(path: Path, name: str) -> np.ndarray:
-    raise DataError(f"{path}: {name} contains pickled Python objects, which could run code")
+    return LazyArray(path, shape, dtype, start=start, fortran=fortran)
 
 
 def read_npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -345,44 +381,33 @@ class Cifar(NamedTuple):
     label_bytes: int  # before each image in the binary version; 0 for the Python version
 
 
-BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
+BATCHES = dict.fromkeys((f"data_batch_{number}" for number in range(1, 6)), "train")
+BATCHES |= {"test_batch": "test"}
+HALVES = {"train": "train", "test": "test"}
 CIFAR = (
+    Cifar("cifar-10-batches-py", BATCHES, "batches.meta", 0),
+    Cifar("cifar-100-python", HALVES, "meta", 0),
     Cifar(
-        "cifar-10-batches-py",
-        dict.fromkeys(BATCHES, "train") | {"test_batch": "test"},
-        "batches.meta",
-        0,
-    ),
-    Cifar("cifar-100-python", {"train": "train", "test": "test"}, "meta", 0),
-    Cifar(
-        "cifar-10-batches-bin",
-        {f"{name}.bin": "train" for name in BATCHES} | {"test_batch.bin": "test"},
-        "batches.meta.txt",
-        1,
+        "cifar-10-batches-bin", {f"{k}.bin": v for k, v in BATCHES.items()}, "batches.meta.txt", 1
     ),
     Cifar(
-        "cifar-100-binary", {"train.bin": "train", "test.bin": "test"}, "fine_label_names.txt", 2
+        "cifar-100-binary", {f"{k}.bin": v for k, v in HALVES.items()}, "fine_label_names.txt", 2
     ),
 )
 
 
-def find_idx(folder: Path) -> Path | None:
-    """Return the folder of the MNIST files: this one, or `raw` as torchvision writes it."""
+def find_published(folder: Path) -> Callable[[], DatasetIndex] | None:
+    """Return what indexes MNIST or CIFAR in a folder, or where torchvision writes them in it."""
     for path in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if path.is_dir() and any(IDX_FILE.fullmatch(file.name) for file in path.iterdir()):
-            return path
-    return None
-
-
-def find_cifar(folder: Path) -> tuple[Path, Cifar] | None:
-    """Return the folder of the CIFAR files, and their version."""
+            return partial(index_idx, path)
     for version in CIFAR:
         for path in (folder, folder / version.folder):
             # `train` and `test` are also the names of other files
             is_python_100 = version.folder == "cifar-100-python"
             needed = [version.class_file] if is_python_100 else version.files
             if any((path / name).is_file() for name in needed):
-                return path, version
+                return partial(index_cifar, path, version)
     return None
 
 
@@ -417,27 +442,15 @@ def read_idx(path: Path) -> LazyArray:
                 raise ValueError("not an MNIST (IDX) file")
     except READ_ERRORS as error:
         raise read_error(path, error) from None
-    size, start = math.prod(shape), 4 + 4 * len(shape)
-    if path.suffix == ".gz":
-        if size > MAX_EXPANSION * path.stat().st_size + 2**26:
-            raise DataError(
-                f"{path} declares {size:,} bytes of pixels, more than {MAX_EXPANSION} times its "
-                "size; unpack it yourself if you trust it"
-            )
-        return LazyArray(shape, UINT8, read_gzip, path, start, shape)
-    if path.stat().st_size < start + size:
+    size, start, file_size = math.prod(shape), 4 + 4 * len(shape), path.stat().st_size
+    if path.suffix == ".gz" and size > MAX_EXPANSION * file_size + 2**26:
+        raise DataError(
+            f"{path} declares {size:,} bytes of pixels, more than {MAX_EXPANSION} times its "
+            "size; unpack it yourself if you trust it"
+        )
+    if path.suffix != ".gz" and file_size < start + size:
         raise DataError(f"{path} is truncated: it declares {size:,} bytes of pixels")
-    return LazyArray(shape, UINT8, map_array, path, UINT8, start, shape, False)
-
-
-def read_gzip(path: Path, start: int, shape: tuple[int, ...]) -> np.ndarray:
-    with gzip.open(path) as file:
-        file.read(start)
-        data = file.read(math.prod(shape))
-        file.read(1)  # to the end, where the checksum is verified
-    if len(data) < math.prod(shape):
-        raise EOFError("truncated")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    return LazyArray(path, shape, UINT8, start=start)
 
 
 def index_cifar(folder: Path, version: Cifar) -> DatasetIndex:
@@ -446,9 +459,7 @@ def index_cifar(folder: Path, version: Cifar) -> DatasetIndex:
     try:
         for name, split in version.files.items():
             if (path := folder / name).is_file():
-                pixels, labels = read_cifar(path, version.label_bytes)
-                images = LazyArray(pixels.shape, UINT8, cifar_images, path, version.label_bytes)
-                images.cached = pixels
+                images, labels = read_cifar(path, version.label_bytes)
                 parts.append(LabeledArray(split, images, labels, name.removesuffix(".bin")))
         path = folder / version.class_file
         if path.is_file() and version.label_bytes:
@@ -470,87 +481,58 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         count, rest = divmod(path.stat().st_size, label_bytes + CIFAR_BYTES)
         if rest or not count:
             raise ValueError(f"size is not a multiple of {label_bytes + CIFAR_BYTES}-byte records")
-        records = map_array(path, UINT8, 0, (count, label_bytes + CIFAR_BYTES), False)
-        rows, labels = records[:, label_bytes:], np.array(records[:, label_bytes - 1])
+        records = np.fromfile(path, np.uint8).reshape(count, label_bytes + CIFAR_BYTES)
+        rows, labels = records[:, label_bytes:], records[:, label_bytes - 1]
     else:
         content = read_pickle(path)
         labels, data = content.get("fine_labels", content.get("labels")), content.get("data")
-        if not isinstance(data, PickledArray):
-            raise ValueError("it has no array of pixels")
-        rows = data.pixels()
+        match getattr(data, "state", None):  # of a pickled array
+            case (_, (int(), int()) as shape, PickledCall(args=("u1" | b"u1", *_)), order, values):
+                values = values.args[0] if isinstance(values, PickledCall) else values
+                values = values.encode("latin1") if isinstance(values, str) else values
+                rows = np.frombuffer(values, np.uint8).reshape(shape, order="F" if order else "C")
+            case _:
+                raise ValueError("it has no two-dimensional uint8 array of pixels")
         if not isinstance(labels, list) or len(labels) != len(rows):
             raise ValueError("it does not have one label per image")
         labels = np.array(labels, np.int64)
     return rows.reshape(len(rows), 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def cifar_images(path: Path, label_bytes: int) -> np.ndarray:
-    return read_cifar(path, label_bytes)[0]
+class PickledCall:
+    """Call in a pickle, and the state of its result: stored, not executed and not yet trusted."""
 
+    args: tuple[Any, ...] = ()
+    state: Any = ()
 
-class PickledArray:
-    """State of a pickled array, not yet trusted."""
-
-    def __init__(self, *_: Any) -> None:
-        self.state: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state if isinstance(state, tuple) else ()
-
-    def pixels(self) -> np.ndarray:
-        match self.state:
-            case (
-                _,
-                (int(), int()) as shape,
-                PickledType(name="u1"),
-                bool() | int() as fortran,
-                data,
-            ):
-                data = data.encode("latin1") if isinstance(data, str) else data
-                array = np.frombuffer(data, np.uint8)
-                return array.reshape(shape, order="F" if fortran else "C")
-        raise ValueError("its array is not two-dimensional uint8")
-
-
-class PickledType:
-    """Name of a pickled dtype."""
-
-    def __init__(self, name: Any = "", *_: Any) -> None:
-        self.name = as_text(name)
+    def __init__(self, *args: Any) -> None:
+        self.args = args
 
     def __setstate__(self, state: Any) -> None:
-        pass
+        self.state = state
 
 
-class Latin1:
-    """Bytes, which Python 3 writes into old pickle protocols as a call of `codecs.encode`."""
-
-    def __new__(cls, text: Any, encoding: Any = "latin1") -> Any:
-        return str(text).encode("latin1")
-
-
-# All that CIFAR's pickles refer to. None of these does more than store its arguments.
-PICKLE_CLASSES: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): PickledArray,
-    ("numpy", "ndarray"): PickledArray,
-    ("numpy", "dtype"): PickledType,
-    ("_codecs", "encode"): Latin1,
+PICKLED_NAMES = {  # all that CIFAR's pickles refer to
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # Python 3 writes bytes so into old protocols
 }
 
 
 class Unpickler(pickle._Unpickler):  # the Python version: the C one trusts sizes in the file
-    """Restricted unpickler: rejects other classes, and BUILD on anything but arrays, since setting
-    the state of a class would change it for the whole process."""
+    """Restricted unpickler: rejects other names, and BUILD on anything but calls, since setting the
+    state of a class would change it for the whole process."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in PICKLE_CLASSES:
+        if (module, name) not in PICKLED_NAMES:
             raise DataError(f"it refers to {module}.{name}, and loading it could run code")
-        return PICKLE_CLASSES[module, name]
+        return PickledCall
 
     def load_build(self) -> None:
         target: Any = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(target, PickledArray | PickledType):
+        if not isinstance(target, PickledCall):
             raise DataError(f"it sets the state of a {type(target).__name__}")
         super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -574,4 +556,136 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
+    value = value.args[0] if isinstance(value, PickledCall) else value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+# Hugging Face datasets.
+
+
+class TableStore(RowStore):
+    """Images that are cells of memory-mapped Arrow tables, or files below one of `roots`."""
+
+    def __init__(
+        self, tables: Sequence[Any], column: str, names: PackedStrings, roots: Sequence[str]
+    ) -> None:
+        super().__init__(tables, map(len, tables))
+        self.column, self.names, self.roots = column, names, tuple(roots)
+
+    def read(self, row: int) -> bytes:
+        table, index = self.locate(row)
+        name = self.names[row]
+        try:
+            cell = table[index][self.column]
+        except Exception as error:  # pyarrow raises various exceptions
+            raise table_error(f"row {name}", error) from None
+        if isinstance(cell, dict) and cell.get("bytes"):
+            return cell["bytes"]
+        if isinstance(cell, dict) and cell.get("path"):
+            if not any(is_inside(cell["path"], root) for root in self.roots):
+                raise outside_error(name, cell["path"], self.roots[0])
+            return read_file(cell["path"])
+        raise DataError(f"{name} contains no image")
+
+
+def is_table_folder(folder: Path) -> bool:
+    """Return whether a folder contains parquet files, or the output of `save_to_disk`."""
+    if any((folder / marker).is_file() for marker in SAVED_MARKERS):
+        return True
+    patterns = ("*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
+    return any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
+def index_hf(reference: str) -> DatasetIndex:
+    """Index all splits of a dataset of the hub, a folder or a file."""
+    library = require("datasets", extra="data", feature=reference)
+    path, is_hub = Path(reference), reference.startswith(HF_PREFIX)
+    try:
+        if is_hub:
+            repository, _, config = reference.removeprefix(HF_PREFIX).partition("@")
+            loaded = library.load_dataset(repository, config or None)
+        elif any((path / marker).is_file() for marker in SAVED_MARKERS):
+            loaded = library.load_from_disk(reference)
+        elif path.is_file():
+            kind = path.suffix.removeprefix(".").lower()
+            loaded = library.load_dataset(kind, data_files=reference)
+        else:
+            loaded = library.load_dataset(reference)
+    except Exception as error:  # the hub, the network and pyarrow raise various exceptions
+        raise table_error(reference, error) from None
+    loaded = loaded if isinstance(loaded, dict) else {"": loaded}
+    tables = {canonical_split(str(name)): table for name, table in loaded.items()}
+    splits = sorted(tables, key=split_order)
+    features = tables[splits[0]].features
+    image, label, names, multi_label = find_columns(library, features, reference)
+    encoder, notes = SampleEncoder(multi_label=multi_label), []
+    for split in list(splits):
+        labels = [
+            tuple(map(str, value)) if multi_label else parse_labels(value)[0]
+            for value in tables[split].select_columns([label])[label][:]
+        ]
+        if labels and all(values == ("-1",) for values in labels):  # unlabeled on the hub
+            notes.append(f"split {split} has no labels and was skipped")
+            splits.remove(split)
+            continue
+        for values in labels:
+            encoder.add(values)
+    if not len(encoder.ends):
+        raise DataError(f"{reference} contains no labeled images")
+    classes, ids = number_classes(encoder, names)
+    if names:  # labels are ids of these
+        ids = {str(number): number for number in range(len(classes))}
+    # the folders of files that a table may name
+    roots = [os.path.realpath(path.parent if path.is_file() else path)]
+    if ALLOW_OUTSIDE.get():
+        roots = ["/"]
+    elif is_hub:
+        hub = require("huggingface_hub.constants", extra="data", feature=reference)
+        caches = library.config.HF_DATASETS_CACHE, library.config.DOWNLOADED_DATASETS_PATH
+        roots = [os.path.realpath(root) for root in (hub.HF_HUB_CACHE, *caches)]
+    undecoded = library.Image(decode=False)
+    images = [tables[split].cast_column(image, undecoded) for split in splits]
+    lengths = [len(tables[split]) for split in splits]
+    rows = row_names((split or "row", n) for split, n in zip(splits, lengths, strict=True))
+    split_ids = np.repeat(np.arange(len(splits), dtype=np.uint8), lengths)
+    return DatasetIndex(
+        names=rows,
+        labels=encoder.labels(ids, classes, reference),
+        classes=classes,
+        store=TableStore(images, image, rows, roots),
+        split_names=tuple(splits) if splits != [""] else (),
+        split_ids=split_ids if splits != [""] else None,
+        notes=tuple(notes),
+    )
+
+
+def find_columns(
+    library: Any, features: Any, reference: str
+) -> tuple[str, str, tuple[str, ...] | None, bool]:
+    """Return image and label column, class names, and whether there are several labels.
+
+    The image column is found by type, the label column by type or name.
+    """
+    images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
+    typed = [
+        (name, tuple(inner.names), inner is not kind)
+        for name, kind in features.items()
+        if isinstance(inner := getattr(kind, "feature", kind), library.ClassLabel)
+    ]
+    named = [
+        (name, None, hasattr(features[name], "feature"))
+        for name in LABEL_COLUMNS
+        if name in features
+    ]
+    if not images or not (typed or named):
+        missing = "label" if images else "image"
+        columns = ", ".join(features) or "none"
+        raise DataError(f"{reference} has no {missing} column; its columns: {columns}")
+    if typed:
+        return images[0], *min(typed, key=lambda column: column[0] not in LABEL_COLUMNS)
+    return images[0], *named[0]
+
+
+def table_error(what: str, error: Exception) -> DataError:
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    return DataError(f"Hugging Face datasets cannot open {what}: {message}")

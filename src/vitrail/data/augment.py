@@ -1,4 +1,4 @@
-"""Augmentation of training images: pure functions of (image, random generator).
+"""Augmentation of training images and batches: pure functions of (image, random generator).
 
 Boxes are drawn before a pixel is decoded, so that the decoder can skip what is cropped away. Images
 are Pillow images of mode RGB or L at their final size, and are never written to. Operations mean
@@ -15,10 +15,11 @@ images to blend with.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageChops, ImageStat
 from PIL.Image import Resampling, Transform
 from torch import Tensor
@@ -29,10 +30,18 @@ from vitrail.errors import ConfigError, unknown
 Rng = np.random.Generator
 Range = tuple[float, float]
 Fill = int | tuple[int, int, int]
+Pairing = Literal["flip", "roll"]
 
 MAX_TRIES = 10  # for a random box that fits
 LEVELS = np.arange(256)  # all values of a byte
 FIXED_POINT = 2**15
+AUG_MIX_SEVERITY = 3
+# Partner of each image in mixing: the first with the last, as in timm; or each with the one before
+# it, as in torchvision and big_vision.
+PAIRINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flip": lambda batch: batch.flip(0),
+    "roll": lambda batch: batch.roll(1, 0),
+}
 
 
 class Box(NamedTuple):
@@ -59,12 +68,6 @@ def inception_crop(
     ratio = min(max(width / height, aspect[0]), aspect[1])
     rows, columns = min(round(width / ratio), height), min(round(height * ratio), width)
     return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
-
-
-def padded_crop(height: int, width: int, rng: Rng, *, padding: int) -> Box:
-    """Random crop of the image's own size after padding by `padding` pixels."""
-    top, left = (int(rng.integers(2 * padding + 1)) - padding for _ in range(2))
-    return Box(top, left, height, width)
 
 
 def random_box(
@@ -124,25 +127,19 @@ def trivial_augment(image: Image.Image, rng: Rng) -> Image.Image:
 
 
 def aug_mix(
-    image: Image.Image,
-    rng: Rng,
-    *,
-    severity: int = 3,
-    width: int = 3,
-    depth: int | None = None,
+    image: Image.Image, rng: Rng, *, width: int = 3, depth: int | None = None
 ) -> Image.Image:
     """AugMix: the image mixed with `width` chains of operations (arXiv:1912.02781).
 
-    A chain has `depth` operations, or 1 to 3; magnitudes are below `severity` of 10.
+    A chain has `depth` operations, or 1 to 3; magnitudes are below `AUG_MIX_SEVERITY` of 10.
     """
-    if not 1 <= severity <= 10:
-        raise ConfigError(f"severity={severity} must be 1 to 10")
     share = rng.beta(1.0, 1.0)  # of all chains together
     total = np.float32(1 - share) * np.asarray(image, np.float32)
     for weight in rng.dirichlet([1.0] * width):
         augmented = image
         for _ in range(depth or int(rng.integers(1, 4))):
-            augmented = random_operation(augmented, rng, AUG_MIX, int(rng.integers(severity)))
+            magnitude = int(rng.integers(AUG_MIX_SEVERITY))
+            augmented = random_operation(augmented, rng, AUG_MIX, magnitude)
         total += np.float32(share * weight) * np.asarray(augmented, np.float32)
     return Image.fromarray(np.rint(total).clip(0, 255).astype(np.uint8))
 
@@ -156,7 +153,9 @@ def random_operation(
     sign = 1 if rng.random() < 0.5 else -1
     geometry = Geometry(policy.fill, policy.resample, (rng.random(), rng.random()))
     amount = policy.strengths[name](magnitude / policy.full_magnitude, sign, image.size)
-    return apply_operation(name, image, amount, geometry)
+    if name in COLOR_OPS:
+        return COLOR_OPS[name](image, amount)
+    return GEOMETRY_OPS[name](image, amount, geometry)
 
 
 def color_jitter(
@@ -194,26 +193,22 @@ def random_erasing(
     *,
     area: Range = (0.02, 1 / 3),
     aspect: Range = (0.3, 1 / 0.3),
-    fill: float | None = None,
+    fill: int | None = None,
 ) -> Tensor:
     """Return a copy with one rectangle erased (Zhong et al. 2020, arXiv:1708.04896).
 
-    `pixels` is (C, H, W). Without `fill` the rectangle is noise: uniform for uint8, standard normal
-    for floats, which are assumed to be normalized.
+    `pixels` is uint8 (C, H, W). Without `fill` the rectangle is uniform noise.
     """
     channels, height, width = pixels.shape
     box = random_box(height, width, rng, area, aspect, (height - 1, width - 1))
     erased = pixels.clone()
-    if box is None:
-        return erased
-    region = erased[:, box.top : box.top + box.height, box.left : box.left + box.width]
-    shape = (channels, box.height, box.width)
-    if fill is not None:
-        region.fill_(fill)
-    elif pixels.dtype == torch.uint8:
-        region.copy_(torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8)))
-    else:
-        region.copy_(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
+    if box is not None:
+        region = erased[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        if fill is not None:
+            region.fill_(fill)
+        else:
+            noise = rng.integers(0, 256, (channels, box.height, box.width), dtype=np.uint8)
+            region.copy_(torch.from_numpy(noise))
     return erased
 
 
@@ -389,20 +384,13 @@ GEOMETRY_OPS: dict[str, Callable[[Image.Image, float, Geometry], Image.Image]] =
 }
 
 
-def apply_operation(
-    name: str, image: Image.Image, amount: float, geometry: Geometry
-) -> Image.Image:
-    if name in COLOR_OPS:
-        return COLOR_OPS[name](image, amount)
-    return GEOMETRY_OPS[name](image, amount, geometry)
-
-
 # Policies: the strength of each operation as a function (level, sign, (width, height)) → amount.
 # Level 0 is the weakest and 1 the strongest that the policy was designed for; the sign is random.
 # A policy draws operations by position: their order is part of it.
 
 Strength = Callable[[float, int, tuple[int, int]], float]
 ENHANCERS = ("brightness", "color", "contrast", "sharpness")
+SHEARS, TRANSLATIONS = ("shear_x", "shear_y"), ("translate_x", "translate_y")
 
 
 class AugmentPolicy(NamedTuple):
@@ -419,8 +407,7 @@ class AugmentPolicy(NamedTuple):
 # Cubuk et al. 2020 (arXiv:1909.13719) with the ranges of torchvision, which has no inversion.
 TORCHVISION: dict[str, Strength] = {
     "identity": lambda level, sign, size: 0.0,
-    "shear_x": lambda level, sign, size: sign * 0.3 * level,
-    "shear_y": lambda level, sign, size: sign * 0.3 * level,
+    **dict.fromkeys(SHEARS, lambda level, sign, size: sign * 0.3 * level),
     "translate_x": lambda level, sign, size: int(sign * (150 / 331) * size[0] * level),
     "translate_y": lambda level, sign, size: int(sign * (150 / 331) * size[1] * level),
     "rotate": lambda level, sign, size: sign * 30 * level,
@@ -440,8 +427,7 @@ TENSORFLOW: dict[str, Strength] = {
     "solarize": lambda level, sign, size: int(256 * level),
     "solarize_add": lambda level, sign, size: int(110 * level),
     **dict.fromkeys(ENHANCERS, lambda level, sign, size: 0.1 + (1.9 - 0.1) * level),
-    "shear_x": lambda level, sign, size: sign * 0.3 * level,
-    "shear_y": lambda level, sign, size: sign * 0.3 * level,
+    **dict.fromkeys(SHEARS, lambda level, sign, size: sign * 0.3 * level),
 }
 TIMM = TENSORFLOW | {
     "translate_x": lambda level, sign, size: sign * 0.45 * size[0] * level,
@@ -456,17 +442,11 @@ TIMM_INCREASING = TIMM | {
 BIG_VISION = {name: strength for name, strength in TENSORFLOW.items() if name != "contrast"} | {
     "contrast_by_size": TENSORFLOW["contrast"],
     "posterize": lambda level, sign, size: max(1, int(4 * level)),  # a shift by 8 bits is one by 7
-    "translate_x": lambda level, sign, size: sign * 100 * level,
-    "translate_y": lambda level, sign, size: sign * 100 * level,
+    **dict.fromkeys(TRANSLATIONS, lambda level, sign, size: sign * 100 * level),
     "cutout": lambda level, sign, size: int(40 * level),
 }
 TIMM_POLICY = AugmentPolicy(
-    TIMM,
-    full_magnitude=10,
-    max_magnitude=10,
-    prob=0.5,
-    fill=128,
-    resample=Resampling.BILINEAR,
+    TIMM, full_magnitude=10, max_magnitude=10, prob=0.5, fill=128, resample=Resampling.BILINEAR
 )
 RAND_AUGMENT = {
     "torchvision": AugmentPolicy(TORCHVISION),
@@ -478,10 +458,8 @@ RAND_AUGMENT = {
 TRIVIAL_AUGMENT = AugmentPolicy(
     TORCHVISION
     | {
-        "shear_x": lambda level, sign, size: sign * 0.99 * level,
-        "shear_y": lambda level, sign, size: sign * 0.99 * level,
-        "translate_x": lambda level, sign, size: int(sign * 32 * level),
-        "translate_y": lambda level, sign, size: int(sign * 32 * level),
+        **dict.fromkeys(SHEARS, lambda level, sign, size: sign * 0.99 * level),
+        **dict.fromkeys(TRANSLATIONS, lambda level, sign, size: int(sign * 32 * level)),
         "rotate": lambda level, sign, size: sign * 135 * level,
         **dict.fromkeys(ENHANCERS, lambda level, sign, size: max(0.0, 1 + sign * 0.99 * level)),
         "posterize": lambda level, sign, size: 8 - round(6 * level),
@@ -499,3 +477,100 @@ AUG_MIX = AugmentPolicy(
     max_magnitude=9,
     resample=Resampling.BILINEAR,
 )
+
+
+# Mixing, after normalization and on the device of the batch. Targets become soft.
+# Shapes: B images (B, C, H, W) of floats; labels (B,), or (B, K) if multi-label; K classes.
+
+
+def mixup(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    alpha: float,
+    rng: Rng,
+    pairing: Pairing = "flip",
+) -> tuple[Tensor, Tensor]:
+    """Zhang et al. 2018 (arXiv:1710.09412): x and y become lam * own + (1 - lam) * partner's."""
+    return blend(images, one_hot(labels, classes), sample_lam(alpha, rng), pairing)
+
+
+def mixup_big_vision(
+    images: Tensor, labels: Tensor, *, classes: int, alpha: float, rng: Rng
+) -> tuple[Tensor, Tensor]:
+    """Mixup of AugReg: an image always keeps the larger share."""
+    lam = sample_lam(alpha, rng)
+    return blend(images, one_hot(labels, classes), max(lam, 1 - lam), "roll")
+
+
+def cutmix(
+    images: Tensor, labels: Tensor, *, classes: int, alpha: float, rng: Rng
+) -> tuple[Tensor, Tensor]:
+    """Yun et al. 2019 (arXiv:1905.04899): a box of every image is replaced by its partner's.
+
+    Targets are mixed in proportion to the pixels, after clipping the box to the image.
+    """
+    height, width = images.shape[-2:]
+    top, left, rows, columns = cutmix_box(height, width, sample_lam(alpha, rng), rng)
+    partner, targets = PAIRINGS["flip"], one_hot(labels, classes)
+    region = (..., slice(top, top + rows), slice(left, left + columns))
+    pasted = images.clone()
+    pasted[region] = partner(images[region])
+    return pasted, targets.lerp(partner(targets), rows * columns / (height * width))
+
+
+def mixup_or_cutmix(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    mixup_alpha: float,
+    cutmix_alpha: float,
+    rng: Rng,
+    prob: float = 1.0,
+    switch_prob: float = 0.5,
+) -> tuple[Tensor, Tensor]:
+    """Mix a batch with probability `prob`, by CutMix with probability `switch_prob`.
+
+    An alpha of 0 disables the method.
+    """
+    if rng.random() >= prob or not (mixup_alpha or cutmix_alpha):
+        return images, one_hot(labels, classes)
+    if not mixup_alpha or (cutmix_alpha and rng.random() < switch_prob):
+        return cutmix(images, labels, classes=classes, alpha=cutmix_alpha, rng=rng)
+    return mixup(images, labels, classes=classes, alpha=mixup_alpha, rng=rng)
+
+
+def blend(images: Tensor, targets: Tensor, lam: float, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Return lam * own + (1 - lam) * partner's, for images and for targets (B, K)."""
+    if not images.is_floating_point():
+        raise ConfigError(f"cannot mix {images.dtype} images; normalize them first")
+    partner = PAIRINGS[pairing]
+    return images.lerp(partner(images), 1 - lam), targets.lerp(partner(targets), 1 - lam)
+
+
+def cutmix_box(height: int, width: int, lam: float, rng: Rng) -> Box:
+    """Return a box of the image's aspect ratio and 1 - lam of its area, at a random center."""
+    side, spans = math.sqrt(1 - lam), []
+    for size in (height, width):
+        length, middle = int(size * side), int(rng.integers(size))
+        spans.append((max(0, middle - length // 2), min(size, middle + (length + 1) // 2)))
+    (top, bottom), (left, right) = spans
+    return Box(top, left, bottom - top, right - left)
+
+
+def sample_lam(alpha: float, rng: Rng) -> float:
+    """Sample from Beta(alpha, alpha); 1 if alpha is 0."""
+    if alpha < 0:
+        raise ConfigError(f"alpha={alpha} must not be negative; 0 disables mixing")
+    return float(rng.beta(alpha, alpha)) if alpha else 1.0
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Return labels (B,) as float (B, K); labels (B, K) stay."""
+    if labels.ndim == 1:
+        return F.one_hot(labels.long(), classes).to(torch.float32)
+    if labels.ndim != 2 or labels.shape[1] != classes:
+        raise ConfigError(f"labels of shape {tuple(labels.shape)} do not fit {classes} classes")
+    return labels.to(torch.float32)

@@ -6,7 +6,7 @@
     folders, with or without train/ val/ test/; .csv, .tsv and .jsonl lists     folders.py
     .tar shards: a file, a folder, a pattern, s3://…                            tar_shards.py
     .npz and .npy arrays; MNIST and CIFAR as published                          arrays.py
-    hf:owner/name, or a folder of parquet or Arrow files                        hf_datasets.py
+    hf:owner/name, or a folder of parquet or Arrow files                        arrays.py
     builtin:sign-digits, which needs no download                                builtin/
 
 A `DatasetIndex` holds the names and labels of all samples in arrays, so that a million samples take
@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vitrail.data.storage import LocalStorage, RemoteStorage
+from vitrail.data.storage import is_remote
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.formatting import comma_list
 
@@ -88,18 +88,7 @@ class ImageStore:
         return None
 
 
-class Names(Protocol):
-    """Sequence of sample names."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> str: ...
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
-
-
-class PackedStrings(Names):
+class PackedStrings:
     """Strings in two arrays, a tenth of the memory of a list."""
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
@@ -119,25 +108,8 @@ class PackedStrings(Names):
         start = self.ends[index - 1] if index else 0
         return self.bytes[start : self.ends[index]].decode("utf-8", "surrogateescape")
 
-
-class RowNames(Names):
-    """Names of array rows: `train/0`, `train/1`, …, `test/0`, …"""
-
-    def __init__(self, parts: Sequence[tuple[str, int]]) -> None:
-        self.parts = tuple(parts)
-        self.starts = np.cumsum([0, *(length for _, length in parts)])
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def __getitem__(self, index: int, /) -> str:
-        part, row = self.locate(index)
-        return f"{self.parts[part][0]}/{row}"
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the part and the row in it."""
-        part = int(np.searchsorted(self.starts, index, side="right")) - 1
-        return part, int(index - self.starts[part])
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
 
 
 class LabelSets:
@@ -166,25 +138,28 @@ class LabelSets:
         return LabelSets(self.classes[np.repeat(starts, counts) + inside], ends)
 
 
-class LabelEncoder:
-    """Collects labels as strings, and encodes them once the classes are known."""
+class SampleEncoder:
+    """Collects labels and split of each sample as strings, and encodes them once all are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, multi_label: bool = False) -> None:
         self.codes: dict[str, int] = {}  # label → position of its first occurrence
         self.values = array("i")
         self.ends = array("q")
-        self.multi_label = False
+        self.multi_label = multi_label
+        self.split_codes: dict[str, int] = {}
+        self.split_values = bytearray()
 
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def add(self, labels: Sequence[str]) -> None:
-        """Add the labels of the next sample."""
+    def add(self, labels: Sequence[str], split: str = "", *, multi_label: bool = False) -> None:
+        """Add the next sample."""
         for label in labels:
             self.values.append(self.codes.setdefault(label, len(self.codes)))
         self.ends.append(len(self.values))
+        self.multi_label |= multi_label
+        if len(self.split_codes) >= 255 and split not in self.split_codes:
+            raise DataError(f"the split column has more than 255 values, such as {split!r}")
+        self.split_values.append(self.split_codes.setdefault(split, len(self.split_codes)))
 
-    def encode(
+    def labels(
         self, class_ids: dict[str, int], classes: tuple[str, ...], source: str
     ) -> np.ndarray | LabelSets:
         for label in self.codes:
@@ -198,11 +173,24 @@ class LabelEncoder:
         ends = np.frombuffer(self.ends, np.int64) if len(self.ends) else np.zeros(0, np.int64)
         return LabelSets(labels, ends) if self.multi_label else labels
 
+    def splits(
+        self, source: str, extra: Iterable[str] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray | None]:
+        """Return split names and the position of each sample's split; None if none is stated."""
+        if set(self.split_codes) <= {""}:
+            return (), None
+        if "" in self.split_codes:
+            raise DataError(f"{source}: some images have a split and others do not")
+        names = {canonical_split(name) for name in (*self.split_codes, *extra)}
+        names = tuple(sorted(names, key=split_order))
+        ids = [names.index(canonical_split(name)) for name in self.split_codes]
+        return names, np.array(ids, np.uint8)[np.frombuffer(self.split_values, np.uint8)]
+
 
 class DatasetIndex(NamedTuple):
     """Names, labels and splits of all samples of a dataset."""
 
-    names: Names
+    names: PackedStrings
     labels: np.ndarray | LabelSets
     classes: tuple[str, ...]
     store: ImageStore
@@ -269,7 +257,7 @@ class ImageDataset:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
-        index = index + length if index < 0 else index
+        index = index % length
         return int(index) if self.rows is None else int(self.rows[index])
 
 
@@ -337,7 +325,7 @@ def split_order(name: str) -> tuple[int, str]:
 
 
 def assign_splits(
-    names: Names | Sequence[str], labels: np.ndarray | LabelSets, splits: Splits
+    names: Iterable[str], labels: np.ndarray | LabelSets, splits: Splits
 ) -> np.ndarray:
     """Return the position in `SPLITS` for each sample, stratified by class."""
     if isinstance(labels, LabelSets):  # an image of several classes counts for the rarest of them
@@ -394,9 +382,9 @@ def split_dataset(index: DatasetIndex, splits: Splits | None) -> dict[str, Image
     elif splits is not None and missing and "train" in names:
         fractions = {name: getattr(splits, name) if name in missing else 0.0 for name in SPLITS[1:]}
         rows = np.flatnonzero(ids == names.index("train"))
-        train = ImageDataset(index, rows)
-        train_names = [train.name(position) for position in range(len(train))]
-        parts = assign_splits(train_names, train.labels(), Splits(**fractions, seed=splits.seed))
+        train_names = (index.names[row] for row in rows.tolist())
+        train_labels = ImageDataset(index, rows).labels()
+        parts = assign_splits(train_names, train_labels, Splits(**fractions, seed=splits.seed))
         names, ids = (*names, *missing), ids.copy()
         ids[rows] = np.array([names.index(name) for name in SPLITS], np.uint8)[parts]
         notes = [f"{' and '.join(missing)} held out from train (seed {splits.seed})"]
@@ -472,26 +460,23 @@ def load_index(
     reference: str, split: str | None = None, *, allow_truncated: bool = False
 ) -> DatasetIndex:
     """Read the index of a dataset; of one split only, where the format makes that cheaper."""
-    from vitrail.data import arrays, folders, hf_datasets, tar_shards  # which import this module
+    from vitrail.data import arrays, folders, tar_shards  # which import this module
 
     kind, _, name = reference.partition(":")
     if kind == "builtin":
         if name not in BUILTIN:
             raise unknown("built-in dataset", name, BUILTIN)
         path = files("vitrail.data") / "builtin" / BUILTIN[name]
-        return tar_shards.index_shards([str(path)], LocalStorage(), split, use_cache=False)
+        return tar_shards.index_shards([str(path)], split, use_cache=False)
     if kind == "hf":
-        return hf_datasets.index_hf(reference)
+        return arrays.index_hf(reference)
     path = os.path.expanduser(reference.removeprefix("file://"))
-    storage = RemoteStorage() if "://" in path else LocalStorage()
-    if isinstance(storage, LocalStorage) and os.path.isdir(path):
-        index = index_directory(Path(path), split)
-        if index is not None:
-            return index
-    is_pattern = isinstance(storage, RemoteStorage) or any(sign in path for sign in "*?{")
+    is_pattern = is_remote(path) or any(sign in path for sign in "*?{")
+    if os.path.isdir(path) and (index := index_directory(Path(path), split)) is not None:
+        return index
     if path.lower().endswith(".tar") or os.path.isdir(path) or is_pattern:
-        paths = tar_shards.find_shards(path, storage)
-        return tar_shards.index_shards(paths, storage, split, allow_truncated=allow_truncated)
+        paths = tar_shards.find_shards(path)
+        return tar_shards.index_shards(paths, split, allow_truncated=allow_truncated)
     if not os.path.isfile(path):
         raise DataError(
             f"Dataset not found: {reference}. Expected a folder with one subfolder per class, a "
@@ -506,7 +491,7 @@ def load_index(
     if suffix in (".npz", ".npy"):
         return arrays.index_array_files(path)
     if suffix in (".parquet", ".arrow"):
-        return hf_datasets.index_hf(str(path))
+        return arrays.index_hf(str(path))
     if suffix in COMPRESSED:
         raise DataError(f"{path} is compressed and has no random access; unpack it first")
     if is_image_name(path.name):
@@ -523,26 +508,23 @@ def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
     Images win over tars and tables beside them, lists and published files over images. Class
     folders come first in this code, since only there a scan takes long: it is done once.
     """
-    from vitrail.data import arrays, folders, hf_datasets
+    from vitrail.data import arrays, folders
 
     for extension in folders.LIST_EXTENSIONS:
         if (path := folder / f"labels{extension}").is_file():
             return folders.index_list(path)
-    idx, cifar = arrays.find_idx(folder), arrays.find_cifar(folder)
-    is_published = idx is not None or cifar is not None
-    if not is_published and (index := folders.index_folder(folder, split)) is not None:
+    published = arrays.find_published(folder)
+    if published is None and (index := folders.index_folder(folder, split)) is not None:
         return index
     subfolders, images = folders.list_folder(folder)
     if any(next(folder.glob(pattern), None) for pattern in ("*.tar", "*/*.tar")) and not (
-        is_published and any(folders.any_image(folder / name) for name in subfolders)
+        published and any(folders.any_image(folder / name) for name in subfolders)
     ):
         return None
-    if idx is not None:
-        return arrays.index_idx(idx)
-    if cifar is not None:
-        return arrays.index_cifar(*cifar)
-    if hf_datasets.is_table_folder(folder):
-        return hf_datasets.index_hf(str(folder))
+    if published is not None:
+        return published()
+    if arrays.is_table_folder(folder):
+        return arrays.index_hf(str(folder))
     if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
         return arrays.index_array_files(folder)
     reason = "contains no images" if folders.list_entries(folder) else "is empty"

@@ -20,7 +20,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -33,9 +33,8 @@ from vitrail.data.datasets import (
     DatasetIndex,
     ImageDataset,
     ImageStore,
-    LabelEncoder,
-    Names,
     PackedStrings,
+    SampleEncoder,
     canonical_split,
     case_collisions,
     is_image_name,
@@ -44,11 +43,11 @@ from vitrail.data.datasets import (
 )
 from vitrail.data.storage import (
     ALLOW_OUTSIDE,
-    LocalStorage,
-    Storage,
+    file_exists,
     is_inside,
     outside_error,
     read_error,
+    read_file,
 )
 from vitrail.errors import DataError
 
@@ -64,13 +63,12 @@ CLASS_FILES = ("classes.json", "classes.txt")
 class FolderStore(ImageStore):
     """Images that are files below a folder."""
 
-    def __init__(self, root: str, names: Names) -> None:
+    def __init__(self, root: str, names: PackedStrings) -> None:
         self.root = root
         self.names = names
-        self.storage = LocalStorage()
 
     def read(self, row: int) -> bytes:
-        return self.storage.read_all(os.path.join(self.root, self.names[row]))
+        return read_file(os.path.join(self.root, self.names[row]))
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
         sizes = np.full(len(rows), -1, np.int64)  # of a missing file, which raises when read
@@ -259,26 +257,23 @@ class ListRow(NamedTuple):
 
 def index_list(path: Path) -> DatasetIndex:
     """Index the images of a CSV or JSON-lines file."""
-    storage = LocalStorage()
     try:
-        text = io.TextIOWrapper(io.BytesIO(storage.read_all(str(path))), "utf-8-sig").read()
+        text = io.TextIOWrapper(io.BytesIO(read_file(str(path))), "utf-8-sig").read()
     except UnicodeDecodeError as error:
         raise read_error(path, error) from None
-    names, labels, splits = PackedStrings(), LabelEncoder(), SplitEncoder()
+    names, encoder = PackedStrings(), SampleEncoder()
     for row in list_rows(text, path.name):
         names.append(row.file)
-        labels.add(row.labels)
-        labels.multi_label |= row.multi_label
-        splits.add(row.split)
+        encoder.add(row.labels, row.split, multi_label=row.multi_label)
     if not names:
         raise DataError(f"{path} lists no images")
     if not ALLOW_OUTSIDE.get():
         check_inside(path, names)
-    classes, ids = number_classes(labels, read_classes(str(path.parent), storage))
-    split_names, split_ids = splits.encode(str(path))
+    classes, ids = number_classes(encoder, read_classes(str(path.parent)))
+    split_names, split_ids = encoder.splits(str(path))
     return DatasetIndex(
         names=names,
-        labels=labels.encode(ids, classes, str(path)),
+        labels=encoder.labels(ids, classes, str(path)),
         classes=classes,
         store=FolderStore(str(path.parent), names),
         split_names=split_names,
@@ -287,7 +282,7 @@ def index_list(path: Path) -> DatasetIndex:
     )
 
 
-def check_inside(path: Path, names: Names) -> None:
+def check_inside(path: Path, names: PackedStrings) -> None:
     """Reject a list with files outside its folder.
 
     Files are resolved one by one only in folders with links: resolving each of a million takes
@@ -383,47 +378,21 @@ def parse_labels(value: Any) -> tuple[tuple[str, ...], bool]:
     return (str(value),), False
 
 
-class SplitEncoder:
-    """Collects the split of each row as a string, and encodes them once all are known."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, int] = {}
-        self.values = bytearray()
-
-    def add(self, name: str) -> None:
-        if len(self.codes) >= 255 and name not in self.codes:
-            raise DataError(f"the split column has more than 255 values, such as {name!r}")
-        self.values.append(self.codes.setdefault(name, len(self.codes)))
-
-    def encode(
-        self, source: str, extra: Iterable[str] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray | None]:
-        """Return split names and the position of each row's split; None if none is stated."""
-        if set(self.codes) <= {""}:
-            return (), None
-        if "" in self.codes:
-            raise DataError(f"{source}: some images have a split and others do not")
-        names = {canonical_split(name) for name in (*self.codes, *extra)}
-        names = tuple(sorted(names, key=split_order))
-        ids = np.array([names.index(canonical_split(name)) for name in self.codes], np.uint8)
-        return names, ids[np.frombuffer(self.values, np.uint8)]
-
-
 def number_classes(
-    labels: LabelEncoder, classes: tuple[str, ...] | None
+    encoder: SampleEncoder, classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return classes in order, and the id of each label; labels may also be ids of `classes`."""
     ids = {} if classes is None else {str(number): number for number in range(len(classes))}
-    classes = sort_classes(labels.codes) if classes is None else classes
+    classes = sort_classes(encoder.codes) if classes is None else classes
     return classes, ids | {name: number for number, name in enumerate(classes)}
 
 
-def read_classes(folder: str, storage: Storage) -> tuple[str, ...] | None:
+def read_classes(folder: str) -> tuple[str, ...] | None:
     """Read classes.json or classes.txt in a folder, if there is one."""
     for name in CLASS_FILES:
         path = os.path.join(folder, name)
-        if storage.exists(path):
-            return parse_classes(storage.read_all(path).decode("utf-8-sig", "replace"), path)
+        if file_exists(path):
+            return parse_classes(read_file(path).decode("utf-8-sig", "replace"), path)
     return None
 
 

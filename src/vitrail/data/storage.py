@@ -1,7 +1,7 @@
 """Byte storage: random access to local and remote files, and atomic writes.
 
-`LocalStorage` reads files of this machine, `RemoteStorage` any URL that fsspec supports
-(`s3://…`, `memory://…`). Both can be pickled; another process opens its own files.
+A path is local, or any URL that fsspec supports (`s3://…`, `memory://…`). A `FileReader` can be
+pickled; another process opens its own files.
 """
 
 import glob
@@ -22,6 +22,35 @@ MAX_IMAGE_BYTES = 2**30  # a larger image file is a mistake or an attack
 ALLOW_OUTSIDE = ContextVar("ALLOW_OUTSIDE", default=False)  # may datasets name files anywhere?
 
 
+class FileReader:
+    """Reads ranges of files, of which it keeps some open. Threads share no file position."""
+
+    def __init__(self) -> None:
+        self.handles: dict[str, FileHandle] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"handles": {}}  # file descriptors do not survive pickling
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        """Read exactly `size` bytes; raise `DataError` if the file ends before."""
+        if is_remote(path):  # one range request
+            data = request(path, "cat_file", start=start, end=start + size)
+        else:
+            try:
+                handle = self.handles.get(path)
+                if handle is None:  # no lock: a fork could inherit it locked
+                    handle = self.handles[path] = FileHandle(path)
+                    while len(self.handles) > MAX_OPEN_FILES:
+                        with suppress(RuntimeError, StopIteration, KeyError):  # a thread did it
+                            del self.handles[next(iter(self.handles))]
+                data = os.pread(handle.fd, size, start)
+            except (OSError, OverflowError) as error:
+                raise read_error(path, error) from None
+        if len(data) < size:
+            raise DataError(f"{path} ends before byte {start + size:,}: truncated or modified")
+        return data
+
+
 class FileHandle:
     """File descriptor that is closed with its last reference."""
 
@@ -37,95 +66,62 @@ class FileHandle:
             close(self.fd)
 
 
-class LocalStorage:
-    """Files of this machine, read with `pread`: threads share no file position."""
+def is_remote(path: str) -> bool:
+    return "://" in path
 
-    def __init__(self) -> None:
-        self.handles: dict[str, FileHandle] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"handles": {}}  # file descriptors do not survive pickling
+def request(url: str, method: str, **options: Any) -> Any:
+    """Call a method of the fsspec filesystem of a URL."""
+    fsspec = require("fsspec.core", extra="data", feature=url)
+    try:
+        filesystem, key = fsspec.url_to_fs(url)  # one connection per process
+        result = getattr(filesystem, method)(key, **options)
+        return [*map(filesystem.unstrip_protocol, result)] if method == "glob" else result
+    except Exception as error:  # each backend has its own exceptions
+        raise read_error(url, error) from None
 
-    def read(self, path: str, start: int, size: int) -> bytes:
-        """Read exactly `size` bytes; raise `DataError` if the file ends before."""
-        try:
-            handle = self.handles.get(path)
-            if handle is None:  # no lock: a fork could inherit it locked
-                handle = self.handles[path] = FileHandle(path)
-                while len(self.handles) > MAX_OPEN_FILES:
-                    with suppress(RuntimeError, StopIteration, KeyError):  # another thread did it
-                        del self.handles[next(iter(self.handles))]
-            return complete(os.pread(handle.fd, size, start), path, start, size)
-        except (OSError, OverflowError) as error:
-            raise read_error(path, error) from None
 
-    def read_all(self, path: str) -> bytes:
-        try:
-            handle = FileHandle(path)
-            info = os.fstat(handle.fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise DataError(f"{path} is not a regular file")
-            if info.st_size > MAX_IMAGE_BYTES:
-                raise DataError(
-                    f"{path} has {info.st_size:,} bytes, above the limit of {MAX_IMAGE_BYTES:,}"
-                )
-            return os.pread(handle.fd, info.st_size, 0)
-        except (OSError, ValueError) as error:
-            raise read_error(path, error) from None
+def read_file(path: str) -> bytes:
+    """Read a whole file of at most `MAX_IMAGE_BYTES`."""
+    if is_remote(path):
+        return request(path, "cat_file")
+    try:
+        handle = FileHandle(path)
+        info = os.fstat(handle.fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise DataError(f"{path} is not a regular file")
+        if info.st_size > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"{path} has {info.st_size:,} bytes, above the limit of {MAX_IMAGE_BYTES:,}"
+            )
+        return os.pread(handle.fd, info.st_size, 0)
+    except (OSError, ValueError) as error:
+        raise read_error(path, error) from None
 
-    def size(self, path: str) -> int:
-        try:
-            return os.stat(path).st_size
-        except (OSError, ValueError) as error:
-            raise read_error(path, error) from None
 
-    def exists(self, path: str) -> bool:
+def file_size(path: str) -> int:
+    if is_remote(path):
+        return int(request(path, "size"))
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        raise read_error(path, error) from None
+
+
+def file_exists(path: str) -> bool:
+    if not is_remote(path):
         return os.path.isfile(path)
-
-    def glob(self, pattern: str) -> list[str]:
-        """Return the sorted paths of files that match a pattern with `*` and `?`."""
-        return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
-
-
-class RemoteStorage:
-    """Files behind a URL; each read is one range request."""
-
-    def read(self, path: str, start: int, size: int) -> bytes:
-        data = self.request(path, "cat_file", start=start, end=start + size)
-        return complete(data, path, start, size)
-
-    def read_all(self, path: str) -> bytes:
-        return self.request(path, "cat_file")
-
-    def size(self, path: str) -> int:
-        return int(self.request(path, "size"))
-
-    def exists(self, path: str) -> bool:
-        try:
-            return bool(self.request(path, "isfile"))
-        except DataError:  # some stores deny access to missing keys
-            return False
-
-    def glob(self, pattern: str) -> list[str]:
-        return sorted(self.request(pattern, "glob"))
-
-    def request(self, url: str, method: str, **options: Any) -> Any:
-        fsspec = require("fsspec.core", extra="data", feature=url)
-        try:
-            filesystem, key = fsspec.url_to_fs(url)  # one connection per process
-            result = getattr(filesystem, method)(key, **options)
-            return [*map(filesystem.unstrip_protocol, result)] if method == "glob" else result
-        except Exception as error:  # each backend has its own exceptions
-            raise read_error(url, error) from None
+    try:
+        return bool(request(path, "isfile"))
+    except DataError:  # some stores deny access to missing keys
+        return False
 
 
-Storage = LocalStorage | RemoteStorage
-
-
-def complete(data: bytes, path: str, start: int, size: int) -> bytes:
-    if len(data) < size:
-        raise DataError(f"{path} ends before byte {start + size:,}: truncated or modified")
-    return data
+def glob_files(pattern: str) -> list[str]:
+    """Return the sorted paths of files that match a pattern with `*` and `?`."""
+    if is_remote(pattern):
+        return sorted(request(pattern, "glob"))
+    return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
 
 
 @contextmanager

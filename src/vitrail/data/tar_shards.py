@@ -36,9 +36,8 @@ from vitrail.data.datasets import (
     Dataset,
     DatasetIndex,
     ImageStore,
-    LabelEncoder,
-    Names,
     PackedStrings,
+    SampleEncoder,
     canonical_split,
     case_collisions,
     is_image_name,
@@ -51,7 +50,6 @@ from vitrail.data.folders import (
     LABEL_COLUMNS,
     LIST_EXTENSIONS,
     ListRow,
-    SplitEncoder,
     list_rows,
     number_classes,
     parse_classes,
@@ -59,7 +57,14 @@ from vitrail.data.folders import (
     read_classes,
 )
 from vitrail.data.image_headers import READABLE_FORMATS, detect_format
-from vitrail.data.storage import LocalStorage, Storage, atomic_path, write_atomic
+from vitrail.data.storage import (
+    FileReader,
+    atomic_path,
+    file_size,
+    glob_files,
+    is_remote,
+    write_atomic,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import MIB
 
@@ -78,7 +83,6 @@ LISTS = tuple(f"labels{extension}" for extension in LIST_EXTENSIONS)
 TEXT_FILES = {*CLASS_FILES, *LISTS}
 PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 LABEL_SEPARATOR = "\x1f"  # precedes each of several labels in `TarIndex.labels`
-EMPTY_HEADER = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # other formats: the name in lower case
 
 
@@ -88,39 +92,22 @@ class ShardStore(ImageStore):
     def __init__(
         self,
         paths: Sequence[str],
-        storage: Storage,
         shard: np.ndarray,
         offset: np.ndarray,
         size: np.ndarray,
     ) -> None:
         self.paths = tuple(paths)
-        self.storage = storage
+        self.reader = FileReader()
         self.shard = shard  # (n,) position in `paths`
         self.offset = offset  # (n,)
         self.size = size  # (n,)
 
     def read(self, row: int) -> bytes:
         path = self.paths[self.shard[row]]
-        return self.storage.read(path, int(self.offset[row]), int(self.size[row]))
+        return self.reader.read(path, int(self.offset[row]), int(self.size[row]))
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
         return self.size[rows]
-
-
-class MemberNames(Names):
-    """`train-000000.tar/000000017.jpg`, or the member alone if there is one shard."""
-
-    def __init__(self, shards: Sequence[str], shard: np.ndarray, members: PackedStrings) -> None:
-        self.shards = tuple(shards)
-        self.shard = shard
-        self.members = members
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def __getitem__(self, index: int, /) -> str:
-        member = self.members[index]
-        return f"{self.shards[self.shard[index]]}/{member}" if len(self.shards) > 1 else member
 
 
 class TarIndex:
@@ -149,7 +136,6 @@ class TarIndex:
 
 def index_shards(
     paths: Sequence[str],
-    storage: Storage,
     split: str | None = None,
     *,
     use_cache: bool = True,
@@ -164,9 +150,9 @@ def index_shards(
         for path in paths
     }
     folder = os.path.dirname(paths[0])
-    known = read_classes(folder, storage)
+    known = read_classes(folder)
     if known is None and split_in_name(os.path.basename(folder)):
-        known = read_classes(os.path.dirname(folder), storage)
+        known = read_classes(os.path.dirname(folder))
     split_names = {name for name in stated.values() if name}
     if split_names:
         notes += [
@@ -177,21 +163,19 @@ def index_shards(
         # without a list of classes, one split may not contain all of them
         chosen = {split} if known and split in split_names else split_names
         paths = [path for path in paths if stated[path] in chosen]
-    tars = {path: read_tar_index(path, storage, use_cache=use_cache) for path in paths}
+    tars = {path: read_tar_index(path, use_cache=use_cache) for path in paths}
     damages = [tar.damage for tar in tars.values() if tar.damage]
     if damages and not allow_truncated:
         raise DataError(damages[0])
     notes += damages
     source = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1:,} more"
-    names, encoder, splits = PackedStrings(), LabelEncoder(), SplitEncoder()
+    names, encoder = PackedStrings(), SampleEncoder()
     shard, offset, size = [], [], []
     for number, (path, tar) in enumerate(tars.items()):
-        positions = []
+        positions, prefix = [], f"{os.path.basename(path)}/" if len(paths) > 1 else ""
         for position, row in labeled_images(tar, path, alone=len(paths) == 1):
-            names.append(tar.names[position])
-            encoder.add(row.labels)
-            encoder.multi_label |= row.multi_label
-            splits.add(row.split or stated[path])
+            names.append(prefix + tar.names[position])
+            encoder.add(row.labels, row.split or stated[path], multi_label=row.multi_label)
             positions.append(position)
         total = sum(tar.first) if tar.labels.bytes else len(tar.names)
         if total > len(positions):
@@ -203,13 +187,12 @@ def index_shards(
         unlabeled = any(len(tar.names) for tar in tars.values())
         raise DataError(f"{source} contains no {'labels' if unlabeled else 'images'}")
     classes, ids = shard_classes(encoder, tars, known)
-    stated_splits, split_ids = splits.encode(source, extra=filter(None, stated.values()))
-    store = ShardStore(paths, storage, *map(np.concatenate, (shard, offset, size)))
+    stated_splits, split_ids = encoder.splits(source, extra=filter(None, stated.values()))
     return DatasetIndex(
-        names=MemberNames([os.path.basename(path) for path in paths], store.shard, names),
-        labels=encoder.encode(ids, classes, source),
+        names=names,
+        labels=encoder.labels(ids, classes, source),
         classes=classes,
-        store=store,
+        store=ShardStore(paths, *map(np.concatenate, (shard, offset, size))),
         split_names=stated_splits,
         split_ids=split_ids,
         notes=(*notes, *case_collisions(classes)),
@@ -250,7 +233,7 @@ def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[tuple[i
 
 
 def shard_classes(
-    labels: LabelEncoder, tars: dict[str, TarIndex], known: tuple[str, ...] | None
+    encoder: SampleEncoder, tars: dict[str, TarIndex], known: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the classes, and the id of each label; a number in .cls is a class id."""
     for path, tar in tars.items():
@@ -258,16 +241,16 @@ def shard_classes(
             if name in tar.texts:
                 known = parse_classes(tar.texts[name], f"{path}/{name}")
     if not any(tar.labels.bytes for tar in tars.values()):
-        return number_classes(labels, known)
-    if known is None and all(label.isascii() and label.isdigit() for label in labels.codes):
-        largest = (sort_classes(labels.codes) or ("0",))[-1].lstrip("0") or "0"
-        limit = min(MAX_CLASSES, max(SPARSE_CLASSES, 10 * len(labels.codes)))
+        return number_classes(encoder, known)
+    if known is None and all(label.isascii() and label.isdigit() for label in encoder.codes):
+        largest = (sort_classes(encoder.codes) or ("0",))[-1].lstrip("0") or "0"
+        limit = min(MAX_CLASSES, max(SPARSE_CLASSES, 10 * len(encoder.codes)))
         if len(largest) > len(str(limit)) or int(largest) >= limit:
             raise DataError(
                 f"label {largest:.30} is not a class id; list the classes in classes.txt"
             )
         known = tuple(str(number) for number in range(int(largest) + 1))
-    classes, ids = number_classes(labels, known)
+    classes, ids = number_classes(encoder, known)
     return classes, ids | {str(number): number for number in range(len(classes))}
 
 
@@ -288,20 +271,20 @@ def missing_shards(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def find_shards(reference: str, storage: Storage) -> list[str]:
+def find_shards(reference: str) -> list[str]:
     """Return the tars of a path, a folder, or a pattern with `*`, `?` or braces."""
 
     def in_folder(folder: str) -> list[str]:
         folder = folder.rstrip("/")
-        return storage.glob(f"{folder}/*.tar") or storage.glob(f"{folder}/*/*.tar")
+        return glob_files(f"{folder}/*.tar") or glob_files(f"{folder}/*/*.tar")
 
-    if isinstance(storage, LocalStorage) and os.path.exists(reference):  # whatever is in its name
+    if os.path.exists(reference):  # whatever is in its name
         paths = [reference] if os.path.isfile(reference) else in_folder(glob.escape(reference))
     else:
         paths = []
         for pattern in expand_braces(reference):
             if any(sign in pattern for sign in "*?["):
-                paths += storage.glob(pattern)
+                paths += glob_files(pattern)
             else:
                 paths += [pattern] if pattern.endswith(".tar") else in_folder(pattern)
             if len(paths) > MAX_SHARDS:
@@ -341,15 +324,12 @@ class TarMember(NamedTuple):
 class ReadAhead:
     """Window of a file: neighboring headers are read together."""
 
-    def __init__(self, path: str, storage: Storage) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.storage = storage
-        self.size = storage.size(path)
-        self.near, self.far = (
-            (2**16, 2**11) if isinstance(storage, LocalStorage) else (2**22, 2**16)
-        )
-        self.start = 0
-        self.data = b""
+        self.reader = FileReader()
+        self.size = file_size(path)
+        self.near, self.far = (2**22, 2**16) if is_remote(path) else (2**16, 2**11)
+        self.start, self.data = 0, b""
 
     def read(self, position: int, size: int) -> bytes:
         """Return bytes of the file; fewer at its end."""
@@ -358,7 +338,7 @@ class ReadAhead:
             jump = inside - len(self.data)  # over a large image: the next one is large too
             ahead = self.near if -self.near <= jump < self.near // 4 else self.far
             length = max(0, min(max(size, ahead), self.size - position))
-            self.data = self.storage.read(self.path, position, length)
+            self.data = self.reader.read(self.path, position, length)
             self.start, inside = position, 0
         return self.data[inside : inside + size]
 
@@ -371,20 +351,15 @@ class ReadAhead:
         return self.read(member.offset, member.size).decode("utf-8", "surrogateescape")
 
 
-def read_tar_index(path: str, storage: Storage, *, use_cache: bool = True) -> TarIndex:
+def read_tar_index(path: str, *, use_cache: bool = True) -> TarIndex:
     """Return the cached index of a tar, or build and cache it."""
-    if not use_cache or not isinstance(storage, LocalStorage):
-        return build_index(path, storage)
-    cache = Path(path).with_name(f".{Path(path).name}.index.npz")
-    try:
-        info = os.stat(path)
-    except OSError:
-        return build_index(path, storage)  # which raises the error
+    if not use_cache or is_remote(path) or not os.path.exists(path):
+        return build_index(path)
+    cache, info = Path(path).with_name(f".{Path(path).name}.index.npz"), os.stat(path)
     stamp = [INDEX_VERSION, info.st_size, info.st_mtime_ns]
-    index = load_cached_index(cache, stamp)
-    if index is not None:
+    if (index := load_cached_index(cache, stamp)) is not None:
         return index
-    index = build_index(path, storage)
+    index = build_index(path)
     about = json.dumps({"texts": index.texts, "damage": index.damage}).encode()
     columns = index.columns() | {"stamp": array("q", stamp), "about": about}
     arrays: dict[str, Any] = {
@@ -399,9 +374,9 @@ def read_tar_index(path: str, storage: Storage, *, use_cache: bool = True) -> Ta
     return index
 
 
-def build_index(path: str, storage: Storage) -> TarIndex:
+def build_index(path: str) -> TarIndex:
     """Read the headers of a tar, but no image."""
-    file, index = ReadAhead(path, storage), TarIndex()
+    file, index = ReadAhead(path), TarIndex()
     last, key, label, images = "", None, "", 0  # key, label and images of the current sample
 
     def end_sample() -> None:
@@ -466,29 +441,27 @@ def tar_members(file: ReadAhead) -> Iterator[TarMember]:
             raise EOFError("is truncated: it has no end mark")
         if block == bytes(BLOCK):
             return
-        checksum = octal(block[148:156])
-        if checksum is None or sum(block) - sum(block[148:156]) + 8 * 32 != checksum:
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
             if position == 0:
                 raise DataError(
                     f"{file.path} is not a .tar file, or is compressed: unpack it first"
-                )
-            raise EOFError("is corrupt")
-        kind, size = block[156:157], octal(block[124:136])
-        if block[124] & 0x80:  # from 8 GiB on: binary
-            size = int.from_bytes(block[125:136])
-        size = int(pax["size"]) if "size" in pax else size
+                ) from None
+            raise EOFError("is corrupt") from None
+        kind, size = block[156:157], int(pax.get("size", header.size))
         header_name = block[:100].split(b"\0", 1)[0]
         if block[257:263] == b"ustar\0" and block[345]:
             header_name = block[345:500].split(b"\0", 1)[0] + b"/" + header_name
         name = pax.get("path") or long_name or header_name.decode("utf-8", "surrogateescape")
         start = position + BLOCK
         size = 0 if kind in WITHOUT_DATA else size
-        if size is None or size < 0 or start + size > file.size:
+        if size < 0 or start + size > file.size:
             raise EOFError(f"is truncated within {name}")
         position = start + (size + BLOCK - 1) // BLOCK * BLOCK
         if kind == b"L":
-            header = TarMember("a long name", start, size)
-            long_name = file.text(header, MAX_NAME_BYTES).rstrip("\0")
+            long_name = file.text(TarMember("a long name", start, size), MAX_NAME_BYTES)
+            long_name = long_name.rstrip("\0")
         elif kind == b"x":
             pax = parse_pax(file.text(TarMember("a pax header", start, size), MAX_LABEL_BYTES))
         else:
@@ -496,13 +469,6 @@ def tar_members(file: ReadAhead) -> Iterator[TarMember]:
                 yield TarMember(name.removeprefix("./"), start, size)
             if kind not in (b"K", b"g"):
                 long_name, pax = "", {}
-
-
-def octal(digits: bytes) -> int | None:
-    try:
-        return int(digits.strip(b" \0") or b"0", 8)
-    except ValueError:
-        return None
 
 
 def parse_pax(text: str) -> dict[str, str]:
@@ -615,6 +581,10 @@ def write_shards(dataset: Dataset, folder: Path, name: str, max_bytes: int) -> I
 
 def encode_samples(dataset: Dataset, skipped: list[str]) -> Iterator[bytes]:
     """Yield the tar members of each sample; append the names of others to `skipped`."""
+    from PIL import Image  # not needed to read shards
+
+    from vitrail.data.decode import to_png
+
     for index in range(len(dataset)):
         data, label, name = dataset[index]
         format = detect_format(data) if isinstance(data, bytes) else "PNG"
@@ -622,7 +592,14 @@ def encode_samples(dataset: Dataset, skipped: list[str]) -> Iterator[bytes]:
             skipped.append(name)
             continue
         if isinstance(data, np.ndarray):
-            data = encode_png(data)
+            if data.ndim == 3 and data.shape[2] not in (1, 3):
+                raise DataError(
+                    f"images of {data.shape[2]} channels cannot be packed: image files are gray or "
+                    "RGB; keep them as arrays"
+                )
+            gray = data.ndim == 3 and data.shape[2] == 1
+            pixels = np.ascontiguousarray(data[:, :, 0] if gray else data)
+            data = to_png(Image.fromarray(pixels))
         if isinstance(label, tuple):
             kind, text = "json", json.dumps({"labels": list(label)})
         else:
@@ -631,24 +608,8 @@ def encode_samples(dataset: Dataset, skipped: list[str]) -> Iterator[bytes]:
         yield image + tar_member(f"{index:09}.{kind}", text.encode())
 
 
-def encode_png(pixels: np.ndarray) -> bytes:
-    from PIL import Image  # not needed to read shards
-
-    from vitrail.data.decode import to_png
-
-    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3):
-        raise DataError(
-            f"images of {pixels.shape[2]} channels cannot be packed: image files are gray or RGB; "
-            "keep them as arrays"
-        )
-    gray = pixels.ndim == 3 and pixels.shape[2] == 1
-    return to_png(Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if gray else pixels)))
-
-
 def tar_member(name: str, data: bytes) -> bytes:
     """Return a file in a tar: a header with constant time, owner and mode, and the data."""
-    header = bytearray(EMPTY_HEADER)
-    header[: len(name)] = name.encode()
-    header[124:135] = b"%011o" % len(data)
-    header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
-    return bytes(header) + data + bytes(-len(data) % BLOCK)
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % BLOCK)

@@ -24,7 +24,7 @@ from vitrail.data import augment
 from vitrail.data.augment import Box
 from vitrail.data.decode import Decoder, EncodedImage, open_image, pixels_from_pillow
 from vitrail.data.preprocessing import Augmentation, Interpolation, Preprocessing
-from vitrail.data.storage import LocalStorage
+from vitrail.data.storage import read_file
 from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
@@ -69,7 +69,7 @@ def read_image(image: ImageInput, channels: int = 3) -> bytes | np.ndarray:
         case NamedImage():
             return image.data
         case str() | PathLike():
-            return LocalStorage().read_all(fspath(image))
+            return read_file(fspath(image))
         case bytes() | bytearray() | memoryview():
             return bytes(image)
         case Tensor():
@@ -121,7 +121,7 @@ class TrainTransform:
 
     def __call__(self, data: bytes | np.ndarray, rng: np.random.Generator) -> Tensor:
         config, preprocessing = self.augmentation, self.preprocessing
-        height, width = size = preprocessing.size
+        size = preprocessing.size
         decoder = "fast" if self.backend == "torch" else "pillow"
         image = LazyImage(data, self.channels, decoder, full_size=not preprocessing.antialias)
         box = Box(0, 0, image.height, image.width)
@@ -135,9 +135,10 @@ class TrainTransform:
             backend=self.backend,
         )
         if config.crop == "padded" and config.padding is not None:
-            box = augment.padded_crop(height, width, rng, padding=config.padding)
-            rows = reflect_indices(box.top, box.height, height)
-            columns = reflect_indices(box.left, box.width, width)
+            rows, columns = (
+                reflect_indices(int(rng.integers(2 * config.padding + 1)) - config.padding, side)
+                for side in size
+            )
             tensor = torch.from_numpy(tensor.numpy().take(rows, axis=1).take(columns, axis=2))
         if config.flip and rng.random() < 0.5:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
@@ -285,9 +286,9 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return out
 
 
-def reflect_indices(start: int, count: int, size: int) -> np.ndarray:
-    """Return indices start to start + count, with those outside [0, size) reflected."""
-    indices = np.abs(np.arange(start, start + count))
+def reflect_indices(start: int, size: int) -> np.ndarray:
+    """Return indices start to start + size, with those outside [0, size) reflected."""
+    indices = np.abs(np.arange(start, start + size))
     return np.minimum(indices, 2 * (size - 1) - indices)
 
 

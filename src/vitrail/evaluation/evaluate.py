@@ -21,9 +21,8 @@ from vitrail import distributed
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import Dataset, LabelSets
-from vitrail.data.loader import Batch, Loader
+from vitrail.data.loader import Batch, EvalSampler, Loader
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sampler import EvalSampler
 from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import metrics
@@ -221,7 +220,7 @@ def run_inference(
                 take(predict(normalize(batch.images.to(device), preprocessing)), batch)
                 done += len(batch.indices)
                 if progress is not None:
-                    progress(done + len(loader.skipped), order.local_samples)
+                    progress(done + len(loader.skipped), sum(map(len, order.batches())))
         except DataError as error:
             problem = error
         if order.world_size > 1:  # collectives: all processes must call the model equally often

@@ -14,7 +14,7 @@ from vitrail.data.datasets import Dataset
 from vitrail.data.decode import open_image, to_rgb
 from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.storage import LocalStorage
+from vitrail.data.storage import read_file
 from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
 from vitrail.errors import DataError
 from vitrail.models.vit import Model
@@ -75,7 +75,7 @@ def load_files(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[I
     """Load image files; a `DataError` names a file that cannot be read."""
     for path in paths:
         try:
-            data = LocalStorage().read_all(fspath(path))
+            data = read_file(fspath(path))
             yield load_image(model, data, name=Path(path).name)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None

@@ -104,22 +104,18 @@ def noise(request: PlanRequest, channels: int) -> "DataSplits":
     """Return a training set of random pixels with the requested classes."""
     import numpy as np
 
-    from vitrail.data.arrays import ArrayStore, LazyArray
-    from vitrail.data.datasets import DatasetIndex, ImageDataset, RowNames
+    from vitrail.data.arrays import ArrayStore, row_names
+    from vitrail.data.datasets import DatasetIndex, ImageDataset
     from vitrail.training.data_module import DataSplits
 
     side, classes = request.image_size or 32, request.classes or 2
     shape = (NOISE_IMAGES, side, side, channels)
-
-    def pixels() -> np.ndarray:
-        return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-
-    rows = RowNames([("noise", NOISE_IMAGES)])
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     index = DatasetIndex(
-        names=rows,
+        names=row_names([("noise", NOISE_IMAGES)]),
         labels=np.arange(NOISE_IMAGES, dtype=np.int32) % classes,
         classes=tuple(map(str, range(classes))),
-        store=ArrayStore([LazyArray(shape, np.dtype(np.uint8), pixels)], rows),
+        store=ArrayStore([images], [NOISE_IMAGES]),
     )
     return DataSplits(reference="noise", train=ImageDataset(index), held_out={})
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitrail import distributed
 from vitrail.data import datasets
+from vitrail.data.augment import mixup_big_vision, mixup_or_cutmix
 from vitrail.data.datasets import (
     Dataset,
     ImageDataset,
@@ -17,10 +18,8 @@ from vitrail.data.datasets import (
     assign_splits,
     stratified_subset,
 )
-from vitrail.data.loader import Batch, Loader
-from vitrail.data.mixup import mixup_big_vision, mixup_or_cutmix
+from vitrail.data.loader import Batch, Loader, TrainSampler, balanced_probabilities
 from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
-from vitrail.data.sampler import TrainSampler, balanced_probabilities
 from vitrail.data.transforms import TrainTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import comma_list
