@@ -96,6 +96,20 @@ def test_shards_of_a_batch_give_the_same_run(teacher, tmp_path, monkeypatch):
         torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)
 
 
+def test_teacher_runs_at_a_given_size(teacher, tmp_path, monkeypatch):
+    shapes = set()
+    preprocess = Teacher.preprocess
+
+    def record(self, images):
+        shapes.add(tuple(preprocess(self, images).shape[-2:]))
+        return preprocess(self, images)
+
+    monkeypatch.setattr(Teacher, "preprocess", record)
+    data = write_colors(tmp_path / "colors.npz")
+    tiny_run(data, tmp_path / "run", steps=2, loss=replace(teacher, teacher_size=24))
+    assert shapes == {(24, 24)}
+
+
 def test_features_exclude_mixing(teacher, tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     with pytest.raises(ConfigError, match="excludes mixup and CutMix"):

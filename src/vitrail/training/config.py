@@ -154,6 +154,8 @@ class LossSettings:
     """Fraction of the target that is spread over all classes."""
     teacher: str = ""
     """Distillation: the teacher, any model reference."""
+    teacher_size: int | None = None
+    """Image size at which the teacher runs (default: its own)."""
     teaching: Literal["soft", "hard", "features"] = "hard"
     """Distillation targets: the teacher's probabilities, its argmax, or its features; only with
     features may the teacher have other classes. With augment.views they are cached on disk."""

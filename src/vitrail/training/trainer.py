@@ -213,7 +213,9 @@ class Trainer:
             config.settings, splits, config.start, device, callback.log, started=started
         )
         settings = auto.settings
-        teacher = load(settings.loss.teacher) if settings.loss.teacher else None
+        teacher = None
+        if settings.loss.teacher:
+            teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size)
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
         count = sum(p.numel() for p in model.parameters())
