@@ -11,7 +11,7 @@ from fewshot import PEAK, held
 from peers import Shape, vitrail
 from timing import claim, interleave, spread
 from vitrail.inspection.attention import attention_stats
-from vitrail.inspection.rollout import rollout
+from vitrail.inspection.relevance import rollout
 from vitrail.models.vit import create
 
 ROUNDS = 5

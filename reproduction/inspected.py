@@ -36,7 +36,7 @@ from vitrail.inspection.faithfulness import (
 )
 from vitrail.inspection.images import InputImage, evenly_spaced, load_samples
 from vitrail.inspection.relevance import METHODS
-from vitrail.inspection.weights import filter_components, position_similarity
+from vitrail.inspection.representations import filter_components, position_similarity
 from vitrail.models.vit import VisionTransformer
 from vitrail.reports.figures import head_plot, png_bytes
 from vitrail.reports.images import filter_plot, fit_image, image_grid, overlay, position_plot

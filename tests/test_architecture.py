@@ -36,7 +36,7 @@ ONLY_IN = {
     "simplejpeg": ("data/decode.py",),
     "datasets": ("data/arrays.py",),
     "fsspec": ("data/storage.py",),
-    "sklearn": ("inspection/tokens.py",),
+    "sklearn": ("inspection/representations.py",),
     "onnx": ("export/",),
     "onnxruntime": ("export/",),
     "matplotlib": ("reports/",),

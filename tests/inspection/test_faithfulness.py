@@ -127,12 +127,6 @@ def test_batch_size_is_limited_by_memory(monkeypatch):
     assert max(model.batches) == 4  # of five, as many come as go
 
 
-def test_equal_values_are_ordered_by_index():
-    model, classes = OnePatchModel(0, 0), torch.tensor([1])
-    found = insertion_deletion(model, bright_patch(0, 0), torch.zeros(1, 2, 3), classes, steps=24)
-    np.testing.assert_allclose(found.deletion, np.arange(25) < 1, atol=1e-12)
-
-
 def test_steps_are_whole_pixels():
     model, classes = OnePatchModel(0, 1), torch.tensor([1])
     found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=5)
@@ -232,11 +226,6 @@ def test_sanity_check_of_random_and_trained_weights(trained, method):
     assert sanity_check(trained, method, images, classes) < 0.9
 
 
-@pytest.mark.parametrize("method", ["random", "center"])
-def test_baselines_fail_the_sanity_check(trained, method):
-    assert sanity_check(trained, method, torch.randn(3, 3, 16, 16)) == pytest.approx(1)
-
-
 def test_rank_correlation_is_spearmans_with_ties():
     one = torch.tensor([[[1.0, 2.0], [2.0, 5.0]]])
     assert rank_correlation(one, one**3) == pytest.approx(1)
@@ -261,10 +250,12 @@ def test_random_weights_are_deterministic_and_include_the_head(trained):
 
 
 def test_every_method_is_evaluated_for_the_predicted_classes(trained):
-    images = torch.randn(3, 3, 16, 16)
+    images, calls = torch.randn(3, 3, 16, 16), []
     trained.train()
-    result = evaluate_faithfulness(trained, images)
+    result = evaluate_faithfulness(trained, images, progress=lambda *call: calls.append(call))
     assert trained.training
+    assert calls == [(f"testing {method}", done, 3) for method in METHODS for done in range(4)]
+    assert (result.sanity["random"], result.sanity["center"]) == pytest.approx((1, 1))
     assert result.images == 3
     assert list(result.curves) == list(result.sanity) == list(METHODS)
     classes = trained.eval()(images).argmax(dim=1)
@@ -306,17 +297,3 @@ def test_invalid_arguments(trained, tiny):
         evaluate_faithfulness(headless, images, methods=("center",))
     with pytest.raises(ConfigError, match="has no attention"):
         evaluate_faithfulness(BiT(BitConfig(blocks=(1,), num_classes=3)), images)
-
-
-def test_oblong_hybrid_grids():
-    config = VitConfig(
-        depth=1, width=8, mlp_width=8, heads=2, patch_size=1, image_size=(8, 16), num_classes=3
-    ).change(stem="resnet")
-    model = VisionTransformer(config)
-    images = torch.randn(2, 3, 8, 16)
-    found = insertion_deletion(model, images, torch.rand(2, 2, 4), torch.tensor([0, 1]))
-    assert len(found.shares) == 21
-    pixels = enlarge(torch.eye(2, 4), (8, 16), 0.0)
-    assert pixels.shape == (8, 16)
-    assert float(pixels[0, 0]) == 1
-    assert float(pixels[7, 15]) == 0

@@ -22,8 +22,7 @@ from vitrail.inspection.attention import attention_stats, batch_size_for
 from vitrail.inspection.faithfulness import evaluate_faithfulness
 from vitrail.inspection.images import crop_box, evenly_spaced, find_images
 from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
-from vitrail.inspection.tokens import token_colors
-from vitrail.inspection.weights import filter_components, position_similarity
+from vitrail.inspection.representations import filter_components, position_similarity, token_colors
 from vitrail.models.registry import configuration
 
 pytestmark = pytest.mark.slow
@@ -93,27 +92,15 @@ def test_everything_that_applies_is_computed(model, data, tmp_path):
     assert len(image.neighbors) == 6
 
 
-def test_names_of_0_1_warn(model):
-    result = vitrail.inspect_model(model)
-    for old, new in (("looks", "images"), ("study", "attention"), ("trust", "faithfulness")):
-        with pytest.warns(DeprecationWarning, match=f".{old} is now .{new}"):
-            assert getattr(result, old) is getattr(result, new)
-
-
-def test_images_default_to_some_of_the_dataset(model, data):
-    result = vitrail.inspect_model(model, data=data, images=4)
-    assert len(result.images) == 6
-    assert result.images[0].name == "test/0"
-    assert all(near.name != result.images[0].name for near in result.images[0].neighbors)
-
-
 def test_weights_are_inspected_without_images(model):
     result = vitrail.inspect_model(model)
     assert result.filters is not None
     assert result.positions
     assert not result.images
-    assert result.attention is None
-    assert result.scatter is None
+    assert result.attention is result.scatter is None
+    for old, new in (("looks", "images"), ("study", "attention"), ("trust", "faithfulness")):
+        with pytest.warns(DeprecationWarning, match=f".{old} is now .{new}"):
+            assert getattr(result, old) is getattr(result, new)
 
 
 def test_class_maps_by_class_name(model, data):
@@ -123,12 +110,9 @@ def test_class_maps_by_class_name(model, data):
     assert result.images[0].label == "red"
     with pytest.raises(ConfigError, match="unknown class 'blu'; did you mean 'blue'"):
         vitrail.inspect_model(data.parent / "bundle", data=data, classes=["blu"])
-
-
-def test_labels_unknown_to_the_model_are_ignored(model, data):
-    vitrail.save(model, data.parent / "bundle", class_names=["one", "two", "three"])
-    result = vitrail.inspect_model(data.parent / "bundle", data=data, images=2)
-    assert {image.label for image in result.images} == {""}
+    vitrail.save(model, data.parent / "other", class_names=["one", "two", "three"])
+    result = vitrail.inspect_model(data.parent / "other", data=data, images=2)
+    assert {image.label for image in result.images} == {""}  # labels unknown to the model
 
 
 @pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])
@@ -226,11 +210,7 @@ def test_scoring_needs_images_and_classes(model, tmp_path):
     headless = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
     with pytest.raises(ConfigError, match="no classification head"):
         vitrail.inspect_model(headless, [photo(tmp_path / "a.png")], score=True)
-
-
-def test_model_without_classes_has_class_agnostic_maps(tmp_path):
-    model = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
-    (image,) = vitrail.inspect_model(model, [photo(tmp_path / "a.png")]).images
+    (image,) = vitrail.inspect_model(headless, [tmp_path / "a.png"]).images
     assert image.maps
     assert not image.class_maps
     assert image.predictions == ()
@@ -242,6 +222,7 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
             photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
     dataset = open_dataset(tmp_path / "set", "all")
     result = vitrail.inspect_model(model, data=dataset, images=2)
+    assert len(result.images) == 6  # some of the dataset by default
     assert all(near.name != image.name for image in result.images for near in image.neighbors)
     path = tmp_path / "set" / "red" / "0.png"  # a file is not known to be of the dataset
     (image,) = vitrail.inspect_model(model, [path], data=dataset, images=2).images

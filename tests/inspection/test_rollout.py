@@ -10,13 +10,12 @@ from test_attention import (
     random_images,
     random_vit,
     self_attending_vit,
-    uniform_vit,
 )
 
 from vitrail import ConfigError, DataError, create
 from vitrail.inspection import attention
-from vitrail.inspection import rollout as module
-from vitrail.inspection.rollout import discard_lowest, rollout
+from vitrail.inspection import relevance as module
+from vitrail.inspection.relevance import rollout
 
 FUSES = {"mean": np.mean, "max": np.max, "min": np.min}
 
@@ -91,9 +90,7 @@ def test_chunk_and_batch_sizes_do_not_matter(shape, monkeypatch):
     images = random_images(model, count=5)
     whole = rollout(model, images, discard=0.5)
     monkeypatch.setattr(attention, "CHUNK_BYTES", 2000)  # a few rows
-    monkeypatch.setattr(
-        module, "PRODUCT_BYTES", 2 * model.config.num_tokens**2 * 8
-    )  # two random_images
+    monkeypatch.setattr(module, "PRODUCT_BYTES", 2 * model.config.num_tokens**2 * 8)  # two images
     seen = []
     layers = module.iter_layers
     monkeypatch.setattr(module, "iter_layers", lambda m, x: seen.append(len(x)) or layers(m, x))
@@ -101,37 +98,10 @@ def test_chunk_and_batch_sizes_do_not_matter(shape, monkeypatch):
     assert seen == [2, 2, 1]
 
 
-def test_class_token_is_never_discarded():
-    maps = torch.tensor([[[0.01, 0.30, 0.69], [0.02, 0.49, 0.49], [0.90, 0.03, 0.07]]])
-    kept = discard_lowest(maps, 0.5, keep=1)  # four of nine: 0.01, 0.02, 0.03, 0.07
-    expected = torch.tensor([[[0.01, 0.30, 0.69], [0.02, 0.49, 0.49], [0.90, 0.0, 0.0]]])
-    assert torch.equal(kept, expected)
-    assert discard_lowest(maps, 0.5, keep=0)[0, :2, 0].tolist() == [0, 0]
-
-
-def test_equal_values_are_kept_together():
-    maps = torch.full((1, 4, 4), 0.25)
-    assert torch.equal(discard_lowest(maps, 0.9, keep=0), maps)
-
-
 def test_constant_map_is_not_scaled():
     model = self_attending_vit()
     found = rollout(model, random_images(model))
     assert torch.equal(found, torch.full_like(found, 0.1))  # ten patches
-
-
-def test_uniform_attention_gives_a_flat_map():
-    model = uniform_vit()
-    found = rollout(model, random_images(model))
-    assert (found.amax(dim=(1, 2)) - found.amin(dim=(1, 2))).max() < 1e-12
-
-
-def test_map_can_be_used_in_autograd():
-    model = random_vit()
-    found = rollout(model, random_images(model))
-    weight = torch.ones_like(found, requires_grad=True)
-    (found * weight).sum().backward()
-    assert torch.equal(weight.grad, found)
 
 
 @pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])

@@ -10,7 +10,7 @@ from vitrail import Metadata, Preprocessing
 from vitrail.data.datasets import open_dataset
 from vitrail.export.verify import measure_int8
 from vitrail.inspection.attention import attention_for_browser, attention_stats
-from vitrail.inspection.rollout import rollout
+from vitrail.inspection.relevance import rollout
 from vitrail.models.vit import eval_mode
 from vitrail.probing.features import features_of
 

@@ -6,7 +6,7 @@ from test_transformers import load
 from weights import random_model
 
 from vitrail.inspection.attention import iter_layers
-from vitrail.inspection.rollout import rollout
+from vitrail.inspection.relevance import rollout
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

@@ -12,7 +12,7 @@ from vitrail.data.check import DatasetReport, DuplicateGroup, SampleInfo, Unread
 from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.results import ClassMetrics, EvaluationResult, Mistake
 from vitrail.inspection.faithfulness import Faithfulness
-from vitrail.inspection.tokens import Neighbor
+from vitrail.inspection.representations import Neighbor
 from vitrail.reports.dataset_check import dataset_page
 from vitrail.reports.evaluation import evaluation_page
 from vitrail.reports.inspection import inspection_page

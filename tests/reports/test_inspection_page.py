@@ -16,7 +16,7 @@ from vitrail.inspection.attention import AttentionStats
 from vitrail.inspection.faithfulness import Curves, Faithfulness
 from vitrail.inspection.images import Box
 from vitrail.inspection.inspect import ImageInspection, Inspection
-from vitrail.inspection.tokens import Neighbor, Scatter
+from vitrail.inspection.representations import Neighbor, Scatter
 from vitrail.models.config import PositionKind
 from vitrail.reports import figures, images
 from vitrail.reports import inspection as module

@@ -9,7 +9,7 @@ h x w patches; K channels per head, D width; b images and q queries at once; T m
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -136,12 +136,7 @@ def patch_grid(model: VisionTransformer, images: Tensor) -> Grid:
 
 
 @torch.inference_mode()
-def attention_stats(
-    model: VisionTransformer,
-    batches: Iterable[Tensor],
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> AttentionStats:
+def attention_stats(model: VisionTransformer, batches: Iterable[Tensor]) -> AttentionStats:
     """Compute attention statistics over batches of normalized images (B, C, H, W) of one size.
 
     Distance is that between the centers of query and key in pixels, weighted by attention, mean
@@ -159,8 +154,6 @@ def attention_stats(
     similarity of the heads' whole maps, mean over images. Norms are those of the tokens after each
     block, before the final norm. An outlier's norm is above 3 times the median of its layer. With
     very many images, quantiles and outliers are those of every second, fourth, ... image.
-
-    `progress` is called with the number of images done.
     """
     require_attention(model, "attention distance")
     stats = None
@@ -168,8 +161,6 @@ def attention_stats(
         for images in batches:
             stats = stats or StatsAccumulator(model, patch_grid(model, images))
             stats.add(images)
-            if progress is not None:
-                progress(stats.images)
     if stats is None or not stats.images:
         raise DataError("attention statistics need at least one image")
     return stats.result()
@@ -220,29 +211,26 @@ class StatsAccumulator:
                 self.norms, self.norms_step = self.norms[::2], 2 * self.norms_step
 
     def add_maps(self, index: int, layer: LayerAttention) -> None:
-        count, heads = layer.query.shape[:2]
+        (count, heads), prefix = layer.query.shape[:2], self.prefix
         products = self.entropy.new_zeros(count, heads, heads)
         for images, rows in layer.slices():
             scores = layer.scores(images, rows)
             maps = scores.softmax(dim=-1).double()  # (b, H, q, N)
             self.entropy[index] -= (maps * scores.log_softmax(dim=-1)).sum(dim=(0, 2, 3))
             products[images] += maps.flatten(2) @ maps.flatten(2).mT
-            self.add_distances(index, maps, rows)
+            weighted = maps * torch.cdist(self.positions[rows], self.positions)  # (b, H, q, N)
+            to_patches = weighted[..., prefix:].sum(-1)  # (b, H, q)
+            if prefix:
+                to_all = weighted[..., :prefix].sum(-1) + to_patches
+                self.distance["all tokens"][index] += to_all.sum(dim=(0, 2))
+                patches = slice(max(0, prefix - rows.start), None)  # queries that are patches
+                to_patches = to_patches[..., patches]
+                total = maps[..., patches, prefix:].sum(-1).clamp_min(torch.finfo(maps.dtype).tiny)
+                renormalized = (to_patches / total).sum(dim=(0, 2))
+                self.distance["patches, renormalized"][index] += renormalized
+            self.distance["patches"][index] += to_patches.sum(dim=(0, 2))
         lengths = products.diagonal(dim1=1, dim2=2).sqrt()  # (B, H)
         self.redundancy[index] += (products / (lengths[:, :, None] * lengths[:, None])).sum(0)
-
-    def add_distances(self, index: int, maps: Tensor, rows: slice) -> None:
-        distances = torch.cdist(self.positions[rows], self.positions)  # (q, N)
-        weighted, prefix = maps * distances, self.prefix
-        to_patches = weighted[..., prefix:].sum(-1)  # (b, H, q)
-        if prefix:
-            to_all = weighted[..., :prefix].sum(-1) + to_patches
-            self.distance["all tokens"][index] += to_all.sum(dim=(0, 2))
-            patches = slice(max(0, prefix - rows.start), None)  # queries that are patches
-            to_patches = to_patches[..., patches]
-            total = maps[..., patches, prefix:].sum(-1).clamp_min(torch.finfo(maps.dtype).tiny)
-            self.distance["patches, renormalized"][index] += (to_patches / total).sum(dim=(0, 2))
-        self.distance["patches"][index] += to_patches.sum(dim=(0, 2))
 
     def result(self) -> AttentionStats:
         tokens = len(self.positions)

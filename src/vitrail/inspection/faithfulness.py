@@ -148,10 +148,8 @@ def sanity_check(model: Model, method: str, images: Tensor, classes: Tensor | No
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     classes = predict_classes(model, images) if classes is None else classes
-    compute = METHODS[method]
-    return rank_correlation(
-        compute(model, images, classes), compute(randomize(model), images, classes)
-    )
+    maps, others = (METHODS[method](m, images, classes) for m in (model, randomize(model)))
+    return rank_correlation(maps, others)
 
 
 def evaluate_faithfulness(
@@ -209,15 +207,15 @@ def randomize(model: Model) -> Model:
 
 def rank_correlation(maps: Tensor, others: Tensor) -> float:
     """Return Spearman's rank correlation of maps (B, h, w), mean over images; 0 for a constant."""
+
+    def ranks(values: Tensor) -> Tensor:  # (n,), with mean 0; equal values share theirs
+        above, equal = (values[:, None] > values).sum(1), (values[:, None] == values).sum(1)
+        ranked = above.double() + equal.double() / 2
+        return ranked - ranked.mean()
+
     total = 0.0
     for pair in zip(maps.flatten(1), others.flatten(1), strict=True):
-        one, other = (values - values.mean() for values in map(ranks, pair))
+        one, other = map(ranks, pair)
         size = one.norm() * other.norm()
         total += float(one @ other / size) if size > 0 else 0.0
     return total / len(maps)
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Return ranks (n,); equal values share their mean."""
-    smaller = (values[:, None] > values).sum(dim=1).double()
-    return smaller + (values[:, None] == values).sum(dim=1).double() / 2

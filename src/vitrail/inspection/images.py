@@ -71,14 +71,12 @@ def crop_box(config: Preprocessing, height: int, width: int) -> Box:
     return Box(top, left, top + down, left + across)
 
 
-def load_files(model: Model, paths: Iterable[str | PathLike[str]]) -> Iterator[InputImage]:
-    """Load image files; a `DataError` names a file that cannot be read."""
-    for path in paths:
-        try:
-            data = read_file(fspath(path))
-            yield load_image(model, data, name=Path(path).name)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+def load_file(model: Model, path: Path) -> InputImage:
+    """Load an image file; a `DataError` names it if it cannot be read."""
+    try:
+        return load_image(model, read_file(fspath(path)), name=path.name)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def load_samples(

@@ -6,6 +6,7 @@ patch, C channels.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 
@@ -33,13 +34,19 @@ from vitrail.inspection.images import (
     InputImage,
     evenly_spaced,
     find_images,
-    load_files,
+    load_file,
     load_samples,
 )
-from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
-from vitrail.inspection.rollout import Fuse, rollout
-from vitrail.inspection.tokens import Neighbor, Scatter, compare_with_dataset, token_colors
-from vitrail.inspection.weights import filter_components, position_similarity, token_mixing
+from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS, Fuse, rollout
+from vitrail.inspection.representations import (
+    Neighbor,
+    Scatter,
+    compare_with_dataset,
+    filter_components,
+    position_similarity,
+    token_colors,
+    token_mixing,
+)
 from vitrail.models.config import pair
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.registry import name_of
@@ -137,8 +144,18 @@ def inspect_model(
             raise ConfigError("score evaluates rollout with its defaults; omit fuse and discard")
     if images < 1:
         raise ConfigError(f"images={images} must be at least 1")
-    methods = check_methods(model, methods)
-    class_indices = check_class_names(model, classes)
+    for name in methods or ():
+        require_attention(model, name)
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    if methods is None:
+        has_attention = isinstance(model, VisionTransformer)
+        methods = (*CLASS_AGNOSTIC, *CLASS_SPECIFIC) if has_attention else ()
+    names = get_metadata(model).names(model.config.num_classes)
+    for name in classes:
+        if name not in names:
+            raise unknown("class", name, names)
+    indices = [names.index(name) for name in classes]
     if layers:
         depth = require_attention(model, "attention map").config.depth
         layers = resolve_indices("layers", layers, depth)
@@ -151,22 +168,30 @@ def inspect_model(
 
     skipped: dict[str, str] = {}
     with eval_mode(model):
-        inputs = list(load_files(model, paths[:MAX_IMAGES]))
+        inputs = [load_file(model, path) for path in paths[:MAX_IMAGES]]
         if not inputs and dataset is not None:
             rows = evenly_spaced(len(dataset), DEFAULT_IMAGES)
             inputs = list(load_samples(model, dataset, rows, skipped))
         inspected = []
         for number, image in enumerate(inputs):
             progress("maps", number, len(inputs))
-            one = inspect_image(model, image, methods, class_indices, layers, fuse, discard)
+            one = inspect_image(model, image, methods, indices, layers, fuse, discard)
             if isinstance(model, VisionTransformer) and number < MAX_BROWSED:
                 attention, peaks, grid = attention_for_browser(model, image.tensor)
                 one = replace(one, attention=attention, peaks=peaks, grid=grid)
             inspected.append(one)
         result, notes = inspect_weights(model), []
         if isinstance(model, VisionTransformer):
-            notes += browser_notes(model, inspected)
             if inputs:
+                attention, grid = inspected[0].attention, inspected[0].grid
+                if grid != model.config.grid:
+                    (rows, columns), (merged_rows, merged_columns) = model.config.grid, grid
+                    notes.append(
+                        f"attention browser: {rows} x {columns} patches are merged to "
+                        f"{merged_rows} x {merged_columns}"
+                    )
+                if attention is not None and attention.shape[1] < model.config.heads:
+                    notes.append("attention browser: heads are averaged")
                 colors = token_colors(model, torch.stack([image.tensor for image in inputs]))
                 inspected = [
                     replace(one, token_colors=color)
@@ -203,31 +228,6 @@ def inspect_model(
 
         write_inspection(Path(out), result)
     return result
-
-
-def check_methods(model: Model, methods: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the map methods to use; an error if the model has no attention."""
-    if not isinstance(model, VisionTransformer):
-        if methods:
-            require_attention(model, methods[0])
-        return ()
-    for name in methods or ():
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
-    return tuple(methods) if methods is not None else (*CLASS_AGNOSTIC, *CLASS_SPECIFIC)
-
-
-def check_class_names(model: Model, classes: Sequence[str]) -> list[int]:
-    """Return the indices of classes."""
-    names = class_names(model)
-    for name in classes:
-        if name not in names:
-            raise unknown("class", name, names)
-    return [names.index(name) for name in classes]
-
-
-def class_names(model: Model) -> tuple[str, ...]:
-    return get_metadata(model).names(model.config.num_classes)
 
 
 def inspect_weights(model: Model) -> Inspection:
@@ -275,8 +275,8 @@ def inspect_image(
     discard: float,
 ) -> ImageInspection:
     """Return predictions, maps of each method, and attention of `layers`."""
-    names, batch = class_names(model), image.tensor[None]  # (1, C, H, W)
-    predictions = ()
+    names = get_metadata(model).names(model.config.num_classes)
+    batch, predictions = image.tensor[None], ()  # (1, C, H, W)
     if names:
         with torch.inference_mode():
             logits = model(batch)
@@ -286,7 +286,7 @@ def inspect_image(
             (names[index], value)
             for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         )
-        if not classes:
+        if not classes:  # names need not be unique, so classes are indices
             classes = logits[0].topk(min(TOP_CLASS_MAPS, len(names))).indices.tolist()
     result = ImageInspection(
         name=image.name,
@@ -305,31 +305,16 @@ def inspect_image(
         elif name not in CLASS_SPECIFIC:
             result.maps[name] = METHODS[name](model, batch, None)[0].cpu().numpy()
         elif classes:
-            result.class_maps[name] = {
-                names[index]: METHODS[name](model, batch, torch.tensor([index]).to(batch.device))[0]
-                .cpu()
-                .numpy()
-                for index in classes
-            }
+            result.class_maps[name] = {}
+            for index in classes:
+                chosen = torch.tensor([index], device=batch.device)
+                values = METHODS[name](model, batch, chosen)
+                result.class_maps[name][names[index]] = values[0].cpu().numpy()
     with torch.inference_mode():
         maps = model.attention_maps(batch, layers=layers)
         for number, values in zip(sorted(layers), maps, strict=True):
             result.layers[number] = values[0].cpu().numpy()
     return result
-
-
-def browser_notes(model: VisionTransformer, images: Sequence[ImageInspection]) -> Iterator[str]:
-    """Yield how attention was reduced for the attention browser."""
-    for image in images[:1]:
-        assert image.attention is not None
-        (rows, columns), (merged_rows, merged_columns) = model.config.grid, image.grid
-        if (rows, columns) != (merged_rows, merged_columns):
-            yield (
-                f"attention browser: {rows} x {columns} patches are merged to "
-                f"{merged_rows} x {merged_columns}"
-            )
-        if image.attention.shape[1] < model.config.heads:
-            yield "attention browser: heads are averaged"
 
 
 def collect_attention_stats(
@@ -352,17 +337,12 @@ def collect_attention_stats(
     batch_size = batch_size_for(model, get_metadata(model).preprocessing.size)
 
     def batches() -> Iterator[Tensor]:
-        done, batch = 0, []
-        for image in source:
-            batch.append(image.tensor)
-            if len(batch) == batch_size:
-                progress("attention", done, total)
-                yield torch.stack(batch)
-                done, batch = done + len(batch), []
-        if batch:
+        done = 0
+        while batch := [image.tensor for image in islice(source, batch_size)]:
             progress("attention", done, total)
             yield torch.stack(batch)
-        elif not done:
+            done += len(batch)
+        if not done:
             raise no_readable_images(total, skipped)
 
     return attention_stats(model, batches())

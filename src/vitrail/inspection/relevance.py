@@ -1,32 +1,114 @@
-"""Class-specific maps: attention weighted by the gradient of a class's logit.
+"""Explanation maps: attention rollout, and attention weighted by the gradient of a class's logit.
 
-Both rules multiply one matrix per layer, from the last layer to the first, onto the row of weights
-with which the head reads tokens. So it is enough to carry that row along, with the graph of one
-block at a time: the tokens that enter each block are kept from a forward pass without gradients,
-and the block is run again with an explicit attention map. `METHODS` has every map that
+Attention rollout (Abnar & Zuidema 2020; figures 6 and 14): each layer's attention is fused over its
+heads, the identity is added for the residual connection, rows are divided by their sums, and the
+layers are multiplied. One layer is in memory at a time.
+
+The class-specific rules multiply one matrix per layer, from the last layer to the first, onto the
+row of weights with which the head reads tokens. So it is enough to carry that row along, with the
+graph of one block at a time: the tokens that enter each block are kept from a forward pass without
+gradients, and the block is run again with an explicit attention map. `METHODS` has every map that
 `faithfulness.py` can evaluate.
 
-Shapes: B images, h x w patches, N tokens, D width, H heads, K classes.
+Shapes: B images, h x w patches, N tokens: P of the prefix, then the patches; D width, H heads,
+K classes.
 """
 
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vitrail.errors import ConfigError
-from vitrail.inspection.attention import iter_layers, patch_grid, require_attention, token_offset
-from vitrail.inspection.rollout import fuse_heads, head_weights, rollout, scale_to_max
+from vitrail.errors import ConfigError, unknown
+from vitrail.inspection.attention import (
+    LayerAttention,
+    batch_size_for,
+    iter_layers,
+    patch_grid,
+    require_attention,
+    token_offset,
+)
 from vitrail.models.attention import attention_weights
-from vitrail.models.encoder import Block
-from vitrail.models.pos_embed import Grid, RelativeKeys
+from vitrail.models.pooling import AttentionPool
+from vitrail.models.pos_embed import Grid
 from vitrail.models.vit import Model, VisionTransformer, eval_mode
 
+Fuse = Literal["mean", "max", "min"]
 Rule = Callable[[Tensor, Tensor], Tensor]  # row (B, N), a layer's map (B, N, N) → row
 Method = Callable[[Model, Tensor, Tensor | None], Tensor]  # model, images, classes → (B, h, w)
 
+FUSES: dict[Fuse, Callable[..., Tensor]] = {
+    "mean": torch.mean,  # the paper's (appendix D.8)
+    "max": torch.amax,
+    "min": torch.amin,
+}
+PRODUCT_BYTES = 64 * 2**20  # of products (N, N) of the images that go through the model together
 BATCH_VALUES = 2**24  # of all layers' tokens and one layer's attention: 64 MB, a few times over
+
+
+def rollout(model: Model, images: Tensor, *, fuse: Fuse = "mean", discard: float = 0.0) -> Tensor:
+    """Return how much each patch contributes to the head's input, for normalized images: (B, h, w).
+
+    The head's input is the class token (with a distillation token, both), the mean of the patches,
+    or the output of attention pooling. The largest value is 1, nothing else is normalized; a
+    constant map is left as it is.
+
+    `discard` is the fraction of each layer's fused values that are set to zero, lowest first,
+    before the identity is added; those of the class token's column stay.
+    """
+    vit = require_attention(model, "rollout")
+    if fuse not in FUSES:
+        raise unknown("fuse", fuse, FUSES)
+    if not 0 <= discard < 1:
+        raise ConfigError(f"discard={discard} is a fraction of attention: at least 0 and below 1")
+    high, wide = patch_grid(vit, images)
+    tokens = vit.config.num_prefix + high * wide
+    products = max(1, PRODUCT_BYTES // (tokens * tokens * images.element_size()))
+    together = min(products, batch_size_for(vit, (images.shape[2], images.shape[3])))
+    rows = []
+    with torch.no_grad(), eval_mode(vit):
+        for batch in images.split(together):
+            product = last = None
+            for layer in iter_layers(vit, batch):
+                attention = fuse_heads(layer, fuse)  # (B, N, N)
+                if discard:
+                    values = attention.flatten(1)
+                    rank = int(values.shape[1] * discard) + 1
+                    lowest = attention < values.kthvalue(rank, dim=1).values[:, None, None]
+                    lowest[..., : vit.config.num_class_tokens] = False
+                    attention = attention.masked_fill(lowest, 0)
+                attention.diagonal(dim1=1, dim2=2).add_(1)
+                attention /= attention.sum(dim=-1, keepdim=True)
+                product = attention if product is None else attention @ product
+                last = layer.tokens
+            assert product is not None
+            assert last is not None
+            rows.append(row_times(head_weights(vit, last, fuse), product))
+    return to_maps(vit, torch.cat(rows), images)
+
+
+def fuse_heads(layer: LayerAttention, fuse: Fuse) -> Tensor:
+    """Return one map for all heads: (B, N, N)."""
+    images, _, tokens, _ = layer.query.shape
+    fused = layer.query.new_empty(images, tokens, tokens)
+    for part, rows in layer.slices():
+        fused[part, rows] = FUSES[fuse](layer.scores(part, rows).softmax(dim=-1), dim=1)
+    return fused
+
+
+def head_weights(model: VisionTransformer, tokens: Tensor, fuse: Fuse) -> Tensor:
+    """Return the weight of each of the last tokens (B, N, D) in the head's input: (B, N)."""
+    config, weights = model.config, tokens.new_zeros(tokens.shape[:2])
+    if isinstance(model.pool, AttentionPool):
+        maps = model.pool.attention_map(model.encoder.norm(tokens))  # (B, H, 1, h * w)
+        weights[:, config.num_prefix :] = FUSES[fuse](maps[:, :, 0], dim=1)
+    elif config.pool == "cls":
+        weights[:, : config.num_class_tokens] = 1 / config.num_class_tokens
+    else:
+        weights[:, config.num_prefix :] = 1 / (tokens.shape[1] - config.num_prefix)
+    return weights
 
 
 def gradient_rollout(model: Model, images: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -53,13 +135,6 @@ def relevance(model: Model, images: Tensor, classes: Tensor | None = None) -> Te
     variant with layer-wise relevance propagation. `classes` (B,) default to the predicted ones.
     """
     return class_maps(model, images, classes, lambda row, layer: row + row_times(row, layer))
-
-
-def plain_rollout(model: Model, images: Tensor) -> Tensor:
-    """Attention rollout with the paper's settings; the same for every class: (B, h, w)."""
-    vit = require_attention(model, "rollout")
-    with eval_mode(vit):
-        return rollout(vit, images)
 
 
 def last_layer(model: Model, images: Tensor) -> Tensor:
@@ -98,7 +173,7 @@ def center_map(model: Model, images: Tensor) -> Tensor:
 CLASS_AGNOSTIC = ("rollout", "last layer")
 CLASS_SPECIFIC = ("relevance", "gradient rollout")  # the default of the server first
 METHODS: dict[str, Method] = {
-    "rollout": lambda model, images, classes: plain_rollout(model, images),
+    "rollout": lambda model, images, classes: rollout(model, images),
     "gradient rollout": gradient_rollout,
     "relevance": relevance,
     "last layer": lambda model, images, classes: last_layer(model, images),
@@ -112,33 +187,25 @@ def class_maps(model: Model, images: Tensor, classes: Tensor | None, rule: Rule)
     vit = require_attention(model, "map of a class")
     if vit.head is None:
         raise ConfigError("the model has no head, so there are no class maps; use rollout")
-    size = gradient_batch_size(vit, images)
-    batches = images.split(size)
-    batch_classes = [None] * len(batches)
     if classes is not None:
         classes = check_classes(classes, len(images), vit.config.num_classes).to(images.device)
-        batch_classes = classes.split(size)
-    rows = []
+    size, rows = gradient_batch_size(vit, images), []
     with torch.inference_mode(False), eval_mode(vit):
-        for batch, chosen in zip(batches, batch_classes, strict=True):
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
             with torch.no_grad():
-                (*entering, last), grid = tokens_by_layer(vit, batch)
-                row = head_weights(vit, last, "mean")  # (B, N)
-            gradient = logit_gradient(vit, last, chosen)  # (B, N, D)
-            for index in reversed(range(len(entering))):
+                tokens, grid = vit.prepare_tokens(images[part])
+                entering = []  # the tokens (B, N, D) that enter each block
+                for index in range(vit.config.depth):
+                    entering.append(tokens)
+                    tokens = vit.encoder.run_layer(index, tokens, grid)
+                row = head_weights(vit, tokens, "mean")  # (B, N)
+            gradient = logit_gradient(vit, tokens, None if classes is None else classes[part])
+            for index in reversed(range(vit.config.depth)):
                 layer_map, gradient = backward_block(vit, index, entering.pop(), grid, gradient)
                 row = rule(row, layer_map)
             rows.append(row)
     return to_maps(vit, torch.cat(rows), images)
-
-
-def tokens_by_layer(vit: VisionTransformer, images: Tensor) -> tuple[list[Tensor], Grid]:
-    """Return the tokens (B, N, D) before the first block and after each, and their grid."""
-    tokens, grid = vit.prepare_tokens(images)
-    layers = [tokens]
-    for index in range(vit.config.depth):
-        layers.append(vit.encoder.run_layer(index, layers[-1], grid))
-    return layers, grid
 
 
 @torch.enable_grad()
@@ -157,24 +224,18 @@ def backward_block(
 ) -> tuple[Tensor, Tensor]:
     """From the gradient of a block's output, return the mean over heads of the positive part of
     gradient times attention (B, N, N), and the gradient of the block's input (B, N, D)."""
-    tokens = tokens.detach().requires_grad_()
-    entered, relative = vit.encoder.layer_inputs(index, tokens, grid)
-    output, weights = forward_with_attention(vit.encoder.blocks[index], entered, relative)
-    weight_gradient, input_gradient = torch.autograd.grad(output, (weights, tokens), gradient)
-    return (weight_gradient * weights.detach()).relu_().mean(dim=1), input_gradient
-
-
-def forward_with_attention(
-    block: Block, tokens: Tensor, relative: RelativeKeys | None
-) -> tuple[Tensor, Tensor]:
-    """Run a block without the fused kernel: its tokens, and the attention (B, H, N, N)."""
     recorded: list[Tensor] = []
 
     def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        recorded.append(attention_weights(query, key, bias))
+        recorded.append(attention_weights(query, key, bias))  # (B, H, N, N)
         return recorded[0] @ value
 
-    return block(tokens, relative, attend=attend), recorded[0]
+    tokens = tokens.detach().requires_grad_()
+    entered, relative = vit.encoder.layer_inputs(index, tokens, grid)
+    output = vit.encoder.blocks[index](entered, relative, attend=attend)
+    (weights,) = recorded
+    weight_gradient, input_gradient = torch.autograd.grad(output, (weights, tokens), gradient)
+    return (weight_gradient * weights.detach()).relu_().mean(dim=1), input_gradient
 
 
 def row_times(row: Tensor, matrix: Tensor) -> Tensor:
@@ -183,9 +244,11 @@ def row_times(row: Tensor, matrix: Tensor) -> Tensor:
 
 
 def to_maps(vit: VisionTransformer, rows: Tensor, images: Tensor) -> Tensor:
-    """Arrange the patches of rows (B, N) on their grid: (B, h, w), the maximum of each image 1."""
-    patches = rows[:, vit.config.num_prefix :]
-    return scale_to_max(patches.unflatten(1, patch_grid(vit, images)))
+    """Arrange the patches of rows (B, N) on their grid: (B, h, w), the maximum of each image 1;
+    constant maps stay as they are."""
+    maps = rows[:, vit.config.num_prefix :].unflatten(1, patch_grid(vit, images))
+    largest, smallest = maps.amax(dim=(1, 2), keepdim=True), maps.amin(dim=(1, 2), keepdim=True)
+    return torch.where(largest > smallest, maps / largest, maps)
 
 
 def check_classes(classes: Tensor, images: int, num_classes: int) -> Tensor:

@@ -34,7 +34,7 @@ from vitrail.reports.html import DARK, LIGHT, compact_number
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from vitrail.inspection.tokens import Scatter
+    from vitrail.inspection.representations import Scatter
 
 STYLE: Any = {
     "axes.edgecolor": LIGHT["line"],

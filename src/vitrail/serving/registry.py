@@ -38,8 +38,13 @@ from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.inspection.attention import iter_layers, patch_grid, require_attention, token_offset
 from vitrail.inspection.images import InputImage, crop_box, load_image, preprocess
-from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
-from vitrail.inspection.rollout import head_weights, rollout
+from vitrail.inspection.relevance import (
+    CLASS_AGNOSTIC,
+    CLASS_SPECIFIC,
+    METHODS,
+    head_weights,
+    rollout,
+)
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.prediction.engines import TorchEngine
