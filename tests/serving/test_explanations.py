@@ -15,8 +15,7 @@ from vitrail import ConfigError, DataError, MixerConfig
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.images import preprocess
-from vitrail.inspection.relevance import METHODS
-from vitrail.inspection.relevance import rollout
+from vitrail.inspection.relevance import METHODS, rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
 from vitrail.serving.registry import attention, explain, methods_of
