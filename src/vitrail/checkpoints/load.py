@@ -131,7 +131,7 @@ def open_reference(
             f"invalid model reference {reference!r}; expected a file, a folder or a hub address "
             f"such as {EXAMPLE}"
         )
-    path = hub.fetch(text) if hub.is_address(text) else Path(reference)
+    path = hub.fetch(text) if text.startswith(hub.PREFIX) else Path(reference)
     with readable_errors(path):
         if not path.exists():
             raise not_found(text)
@@ -272,7 +272,7 @@ def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str)
     Returns the family that determined the preprocessing; None if it is stated, assumed, or the same
     for all models of the format.
     """
-    name = source if hub.is_address(source) else Path(source).name
+    name = source if source.startswith(hub.PREFIX) else Path(source).name
     config, family = model.config, None
     size, channels = pair(config.image_size), config.channels
     ours = read_our_metadata(checkpoint.settings)

@@ -128,8 +128,8 @@ def table_name(format: str) -> str:
 
 def push(model: Model, name: str, *, private: bool = False) -> str:
     """Upload a model to the hub as a bundle; return its address."""
-    repository = hub.parse_destination(name)  # before anything is written
+    repository, _ = hub.parse(name, destination=True)  # before anything is written
     with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder) / repository.name.split("/")[-1]
+        bundle = Path(folder) / repository.split("/")[-1]
         save_bundle(model, bundle)
         return hub.push(bundle, name, private=private)
