@@ -4,7 +4,7 @@ import torch
 
 from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
-from vitrail.checkpoints.rules import read
+from vitrail.checkpoints.load import read_foreign
 from vitrail.models.config import pair
 from vitrail.models.vit import build
 
@@ -61,10 +61,7 @@ def as_checkpoint(tensors, settings=None):
     return Checkpoint(lazy, settings or {})
 
 
-def load_with(format, checkpoint, table=None):
-    """Load a checkpoint with one table of a format."""
-    normalized = format.normalize(checkpoint)
-    table = table or format.tables[0]
-    assert table.matches(normalized.tensors)
-    config = table.infer_config(normalized)
-    return read(normalized.tensors, table.rules(config), config)
+def load_tensors(format, tensors, settings=None):
+    """Load tensors in a format; return the model and the skipped tensors."""
+    model, _, normalized = read_foreign(as_checkpoint(tensors, settings), format)
+    return model, normalized.skipped

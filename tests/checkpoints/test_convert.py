@@ -7,8 +7,8 @@ import pytest
 from small_models import FAMILIES, VIT, random_model, same_weights
 
 from vitrail import CheckpointError, load, save
-from vitrail.checkpoints import convert as conversion
-from vitrail.checkpoints.convert import convert, star_layers
+from vitrail.checkpoints import save as saving
+from vitrail.checkpoints.save import convert, fold
 from vitrail.cli import main
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def test_unsupported_family_lists_formats(tmp_path):
 
 
 def test_failed_verification_writes_nothing(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "max_difference", lambda one, other: 0.5)
+    monkeypatch.setattr(saving, "max_difference", lambda one, other: 0.5)
     with pytest.raises(CheckpointError, match="verification failed: logits differ"):
         convert(npz, tmp_path / "out", "bundle")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
@@ -140,5 +140,5 @@ def test_convert_help_does_not_import_torch():
         ("stem.resnet.stages.0.1.conv2.weight", "stages.*.1.conv2"),
     ],
 )
-def test_star_layers(name, expected):
-    assert expected in star_layers(name)
+def test_fold_stars_layers(name, expected):
+    assert expected in fold([name])

@@ -10,6 +10,7 @@ from small_models import random_model
 
 import vitrail
 from vitrail import CheckpointError, VitConfig, create, load, save
+from vitrail.checkpoints import bit as bit_format
 from vitrail.checkpoints import google
 from vitrail.checkpoints.google import POSITION
 from vitrail.checkpoints.rules import write
@@ -209,13 +210,15 @@ def bit():
 
 
 def test_bit_with_numbered_convolutions(tmp_path, bit):
-    arrays = renamed(arrays_of(bit, google.BIT), ("standardized_conv2d/", "standardized_conv2d_7/"))
+    arrays = renamed(
+        arrays_of(bit, bit_format.GOOGLE), ("standardized_conv2d/", "standardized_conv2d_7/")
+    )
     assert_loads(tmp_path, arrays, bit)
 
 
 def test_bit_in_big_vision_names(tmp_path, bit):
     arrays = renamed(
-        arrays_of(bit, google.BIT),
+        arrays_of(bit, bit_format.GOOGLE),
         ("^resnet/root_block/standardized_conv2d", "root_block/conv_root"),
         ("^resnet/group_norm", "norm-pre-head"),
         ("^resnet/head/conv2d", "head"),

@@ -403,7 +403,7 @@ def test_private_push_never_goes_public(hub, monkeypatch, bundle):
 
 @pytest.mark.parametrize("name", ["ada/..", "..", "ada/new/more", "ada/new@v1", "ada/"])
 def test_push_to_an_invalid_name_writes_nothing(monkeypatch, name):
-    monkeypatch.setattr("vitrail.checkpoints.save.save_bundle", pytest.fail)
+    monkeypatch.setattr("vitrail.checkpoints.bundle.save_bundle", pytest.fail)
     with pytest.raises(CheckpointError, match=r"hf:owner/name|push to hf:ada/new"):
         vitrail.push(vitrail.create("ViT-Mu/4"), name)
 

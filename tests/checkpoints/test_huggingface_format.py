@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VIT, as_checkpoint, load_with, random_model, same_weights
+from small_models import VIT, as_checkpoint, random_model, same_weights
 
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.huggingface import unsupported_preprocessing
+from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
@@ -65,7 +66,7 @@ def replacing(table):
 
 
 def load(weights):
-    return load_with(huggingface.FORMAT, weights)
+    return read_foreign(weights, "huggingface")[0]
 
 
 @st.composite

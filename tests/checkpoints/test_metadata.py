@@ -20,9 +20,9 @@ from vitrail import (
     load,
     save,
 )
-from vitrail.checkpoints.convert import convert
 from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
+from vitrail.checkpoints.save import convert
 from vitrail.cli import main
 from vitrail.data.preprocessing import PRESETS, Preset, preset
 

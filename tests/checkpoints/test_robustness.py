@@ -14,8 +14,8 @@ from small_models import FAMILIES, VIT, random_model, same_weights
 from torch import nn
 
 from vitrail import CheckpointError, create, load, save
-from vitrail.checkpoints.convert import convert
 from vitrail.checkpoints.load import OUR_METADATA
+from vitrail.checkpoints.save import convert
 from vitrail.models.config import to_dict
 
 pytestmark = pytest.mark.slow
@@ -130,7 +130,7 @@ def test_convert_compares_weights_too(tmp_path, monkeypatch):
     save(model, tmp_path / "source")
     wrong = random_model(VIT, seed=1)
     wrong.head.load_state_dict(model.head.state_dict())
-    other = ("vitrail.checkpoints.convert.reload", lambda *_: (wrong, []))
+    other = ("vitrail.checkpoints.save.reload", lambda *_: (wrong, []))
     monkeypatch.setattr(*other)
     with pytest.raises(CheckpointError, match="verification failed: weights differ"):
         convert(tmp_path / "source", tmp_path / "out", "bundle")

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VIT, as_checkpoint, load_with, random_model, same_weights
+from small_models import VIT, as_checkpoint, random_model, same_weights
 
 from vitrail import NUMERICS, CheckpointError, VitConfig
 from vitrail.checkpoints import torchvision
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import write
 
 THEIRS = VIT.change(numerics="torchvision")
@@ -19,7 +20,7 @@ def weights_of(model, **stated):
 
 
 def load(weights):
-    return load_with(torchvision.FORMAT, weights)
+    return read_foreign(weights, "torchvision")[0]
 
 
 @st.composite

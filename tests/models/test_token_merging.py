@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 import tiny_models
 from vitrail import ConfigError, VisionTransformer, create, load, save
-from vitrail.models.token_merging import Match, bipartite_matching, merge
 
 pytestmark = pytest.mark.slow
 
@@ -38,30 +37,22 @@ def make_images(count=3, height=24, width=28):
     return torch.randn(count, 3, height, width, dtype=torch.float64)
 
 
-def reference_matching(keys, pairs, prefix):
-    """Try all pairs of one image: the (merged, target) pairs, and all candidates in order."""
+def reference_merging(tokens, sizes, keys, pairs, prefix):
+    """Merge one image's tokens (N, D) and sizes (N,): try all pairs, then merge pair by pair."""
     mean = F.normalize(keys.mean(dim=0), dim=-1)
     similarity = (mean @ mean.mT).tolist()
-    indices = range(prefix, len(mean))
+    patches = range(prefix, len(tokens))
     options = []
-    for merged in indices[0::2]:
-        most, partner = max((similarity[merged][other], other) for other in indices[1::2])
+    for merged in patches[0::2]:
+        most, partner = max((similarity[merged][other], other) for other in patches[1::2])
         options.append((most, merged, partner))
     options.sort(reverse=True)
-    candidates = [merged for _, merged, _ in options]
-    return [(merged, partner) for _, merged, partner in options[:pairs]], candidates
-
-
-def reference_merging(tokens, sizes, keys, pairs, prefix):
-    """Merge one image's tokens (N, D) and sizes (N,), pair by pair."""
-    pairs = min(pairs, (len(tokens) - prefix) // 2)
-    joins, candidates = reference_matching(keys, pairs, prefix)
     groups = {place: [place] for place in range(len(tokens))}
-    for merged, partner in joins:
+    for _, merged, partner in options[: min(pairs, len(patches) // 2)]:
         groups[partner] += groups.pop(merged)
-    first = [*range(prefix), *(place for place in candidates if place in groups)]
+    rest = [merged for _, merged, _ in options if merged in groups]
     means, counts = [], []
-    for place in [*first, *range(prefix + 1, len(tokens), 2)]:
+    for place in [*range(prefix), *rest, *patches[1::2]]:
         total = sizes[groups[place]].sum()
         weighted = [tokens[member] * sizes[member] for member in groups[place]]
         means.append(torch.stack(weighted).sum(dim=0) / total)
@@ -103,35 +94,12 @@ def reference_logits(model, image, pairs):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_logits_match_reference_implementation(config, pool):
-    model, images = random_model(config.change(**POOLS[pool])), make_images()
-    for pairs in (5, 999):
-        model.merge = 0
+    model = random_model(config.change(**POOLS[pool]))
+    for pairs, size in ((5, (24, 28)), (999, (24, 28)), (1, (12, 20)), (3, (8, 12))):
+        images, model.merge = make_images(3, *size), 0
         plain = torch.stack([reference_logits(model, image, pairs) for image in images])
         model.merge = pairs
         torch.testing.assert_close(model(images), plain, atol=1e-10, rtol=1e-8)
-
-
-@pytest.mark.parametrize(("prefix", "count"), [(0, 10), (1, 10), (1, 11), (4, 15)])
-@pytest.mark.parametrize("pairs", [1, 3, 5])
-def test_matching_agrees_with_brute_force(prefix, count, pairs):
-    keys = torch.randn(4, 3, count, 5, generator=torch.Generator().manual_seed(count))
-    match = bipartite_matching(keys, pairs, prefix)
-    for image, key in enumerate(keys):
-        kept = (match.kept[image] - image * count).tolist()
-        merged = (match.merged[image] - image * count).tolist()
-        target = [kept[place - image * (count - pairs)] for place in match.target[image].tolist()]
-        assert list(zip(merged, target, strict=True)) == reference_matching(key, pairs, prefix)[0]
-        assert sorted(kept + merged) == list(range(count))
-        assert kept[:prefix] == list(range(prefix))
-
-
-def test_merge_is_weighted_mean():
-    tokens = torch.tensor([[[1.0], [4.0], [10.0]], [[7.0], [8.0], [9.0]]])
-    sizes = torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
-    all_into_one = [[[1], [4]], [[0, 2], [3, 5]], [[0, 0], [1, 1]]]
-    merged, after = merge(tokens, sizes, Match(*map(torch.tensor, all_into_one)))
-    torch.testing.assert_close(merged.flatten(), torch.tensor([39 / 6, 8.0]))
-    assert after.flatten().tolist() == [6, 3]
 
 
 def test_disabling_merge_restores_logits_exactly(config):

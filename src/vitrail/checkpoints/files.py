@@ -11,9 +11,11 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,6 +82,31 @@ class Checkpoint:
     guesses: dict[str, str] = field(default_factory=dict)  # ambiguities: part → interpretation
     layout: tuple[str, ...] = ()  # top-level keys of a training checkpoint
 
+    def shape(self, name: str, ndim: int) -> tuple[int, ...]:
+        """Return the shape of a required tensor."""
+        if name not in self.tensors:
+            raise CheckpointError(f"missing tensors: {name}")
+        shape = self.tensors[name].shape
+        if len(shape) != ndim or 0 in shape:
+            raise CheckpointError(
+                f"shape mismatch: {name} is {shape}, expected {ndim} non-empty axes"
+            )
+        return shape
+
+    def size(self, name: str, ndim: int = 1, axis: int = 0) -> int:
+        """Return one dimension of an optional tensor; 0 if it is absent."""
+        return self.shape(name, ndim)[axis] if name in self.tensors else 0
+
+    def count(self, pattern: str) -> int:
+        """Count the distinct values of the pattern's group."""
+        return len({match[1] for name in self.tensors if (match := re.match(pattern, name))})
+
+    def units(self, pattern: str) -> tuple[int, ...]:
+        """Count the units of each stage of a ResNet; the pattern's groups are stage and unit."""
+        matches = [match for name in self.tensors if (match := re.match(pattern, name))]
+        stages = Counter(stage for stage, _ in {(int(match[1]), match[2]) for match in matches})
+        return tuple(units for _, units in sorted(stages.items()))
+
 
 class OpenFile:
     """An open file: still the same contents if another process replaces the path."""
@@ -102,12 +129,15 @@ class OpenFile:
 
 def read_file(path: Path) -> Checkpoint:
     """Open a tensor file of any supported type."""
-    readers = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}
-    kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
     with readable_errors(path):
-        return readers[kind](path)
+        match SUFFIXES.get(path.suffix.lower()):
+            case "npz":
+                return read_npz(path)
+            case "safetensors":
+                return read_safetensors(path)
+            case "torch":
+                return read_torch(path)
+    raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
 
 
 @contextmanager
@@ -161,7 +191,7 @@ def read_npz(path: Path) -> Checkpoint:
     """Open an .npz. Each array is read, and its CRC checked, on demand."""
     file = OpenFile(path)
 
-    def lazy(info: zipfile.ZipInfo, shape: tuple[int, ...]) -> LazyTensor:
+    def lazy(name: str, info: zipfile.ZipInfo, shape: tuple[int, ...]) -> LazyTensor:
         def read() -> Tensor:
             with (
                 file.stream() as stream,
@@ -170,7 +200,14 @@ def read_npz(path: Path) -> Checkpoint:
             ):
                 array = np.lib.format.read_array(member, allow_pickle=False)
                 member.read()  # up to the end, where zipfile checks the CRC
-                return to_tensor(info.filename.removesuffix(".npy"), array)
+            if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16 of JAX
+                array = np.ascontiguousarray(array).view(np.int16)
+                return torch.from_numpy(array).view(torch.bfloat16)
+            if array.dtype.kind not in "fiu":
+                raise CheckpointError(
+                    f"{name} has dtype {array.dtype}; expected floating-point weights"
+                )
+            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
         return LazyTensor(shape, read)
 
@@ -189,19 +226,8 @@ def read_npz(path: Path) -> Checkpoint:
                 )
             if math.prod(shape) * dtype.itemsize + start != info.file_size:
                 raise CheckpointError(f"{path}: the size of {name} does not match its header")
-            tensors[name] = lazy(info, shape)
+            tensors[name] = lazy(name, info, shape)
     return Checkpoint(tensors)
-
-
-def to_tensor(name: str, array: np.ndarray) -> Tensor:
-    """Convert an array to a tensor; JAX stores bfloat16 as 2-byte void."""
-    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-    if array.dtype.kind not in "fiu":
-        raise CheckpointError(f"{name} has dtype {array.dtype}; expected floating-point weights")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(array)
 
 
 def read_safetensors(path: Path) -> Checkpoint:
@@ -311,6 +337,9 @@ def state_dict_of(path: Path, content: Any) -> dict[str, Tensor]:
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> None:
     """Write tensors atomically; the suffix decides the file type."""
     kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        supported = ", ".join(SUFFIXES)
+        raise CheckpointError(f"cannot write {path}: unsupported suffix; use one of {supported}")
     with atomic_write(path) as temporary:
         if kind == "npz":
             with temporary.open("wb") as file:
@@ -318,13 +347,8 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, st
                 np.savez(file, **arrays)
         elif kind == "safetensors":
             save_file({n: t.contiguous() for n, t in tensors.items()}, temporary, metadata)
-        elif kind == "torch":
-            torch.save(dict(tensors), temporary)
         else:
-            supported = ", ".join(SUFFIXES)
-            raise CheckpointError(
-                f"cannot write {path}: unsupported suffix; use one of {supported}"
-            )
+            torch.save(dict(tensors), temporary)
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Google's files: vision_transformer, big_vision and big_transfer (.npz, and BiT in PyTorch).
+"""Google's files: vision_transformer, big_vision and big_transfer (.npz).
 
 The same weights exist in several layouts. `normalize` converts all of them to the current one, so
 that each model family needs one table:
@@ -9,7 +9,7 @@ that each model family needs one table:
     Transformer/posembed_input/pos_embedding, Transformer/pos_embedding, pos_embedding
     N + 1 or N position rows                   with or without one for the class token
     probe, MlpBlock_0, …                       MAP head without a prefix
-    root_block/…, block1/unit01/conv1/…        BiT in big_vision
+    root_block/…, block1/unit01/conv1/…        BiT in big_vision (bit.py)
     Mixer/encoderblock_0/…                     older MLP-Mixer
 
 Shapes: D width, H heads, K channels per head, P patch, I and O input and output channels. JAX
@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import torch
 
+from vitrail.checkpoints import bit
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.rules import (
     Format,
@@ -29,22 +30,17 @@ from vitrail.checkpoints.rules import (
     Table,
     Tensors,
     applicable,
-    conv_head,
-    count,
     is_square,
-    modules,
-    resnet_units,
+    jax_conv,
     same,
-    shape_of,
-    size_of,
     square_image,
-    units_per_stage,
+    substitute,
     unsupported_features,
     unsupported_numerics,
     without_batch,
 )
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, BitConfig, MixerConfig, VitConfig, resnet_stride
+from vitrail.models.config import NUMERICS, MixerConfig, VitConfig, resnet_stride
 from vitrail.models.resnet import ROOT_WIDTH
 
 PREFIXES = ("params/img/", "params/", "opt/target/img/", "opt/target/", "target/", "")
@@ -57,21 +53,6 @@ PRE_2021_NAMES = {
     "/LayerNorm_2/": "/LayerNorm_1/",
     "/MlpBlock_3/": "/MlpBlock_0/",
 }
-UNIT_PARTS = ((1, "a"), (2, "b"), (3, "c"))  # of a residual unit, in big_transfer
-BIG_VISION_BIT_NAMES = (  # big_vision → big_transfer
-    (r"^root_block/conv_root/", "resnet/root_block/standardized_conv2d/"),
-    (r"^norm-pre-head/", "resnet/group_norm/"),
-    (r"^head/", "resnet/head/conv2d/"),
-    (r"^(block\d+/unit\d+)/conv_proj/", r"resnet/\1/a/proj/standardized_conv2d/"),
-    *(
-        (rf"^(block\d+/unit\d+)/conv{i}/", rf"resnet/\1/{part}/standardized_conv2d/")
-        for i, part in UNIT_PARTS
-    ),
-    *((rf"^(block\d+/unit\d+)/gn{i}/", rf"resnet/\1/{part}/group_norm/") for i, part in UNIT_PARTS),
-    (r"group_norm/scale$", "group_norm/gamma"),
-    (r"group_norm/bias$", "group_norm/beta"),
-    (r"/standardized_conv2d_\d+/", "/standardized_conv2d/"),  # some files number their parts
-)
 OLD_MIXER_NAMES = (
     (r"/LayerNorm_[1-9]\d*/", "/LayerNorm_1/"),
     (r"^embedding/", "stem/"),
@@ -98,7 +79,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     if others := len(checkpoint.tensors) - len(tensors):
         skipped["other"] = f"{others} arrays outside the prefix {prefix}"
     if any(name.startswith(("resnet/", "root_block/")) for name in tensors):
-        tensors = normalize_bit(tensors)
+        tensors = bit.normalize(tensors)
     elif any(name.startswith("Mixer/") for name in tensors):
         tensors = {substitute(name, OLD_MIXER_NAMES): t for name, t in tensors.items()}
         tensors = {  # the old kernels may have axes of length 1
@@ -108,12 +89,6 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     else:
         tensors = normalize_vit(tensors)
     return replace(checkpoint, tensors=tensors, skipped=skipped)
-
-
-def substitute(name: str, patterns: tuple[tuple[str, str], ...]) -> str:
-    for pattern, replacement in patterns:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def pre_2021_name(name: str) -> str:
@@ -133,17 +108,6 @@ def dense(ours: str, theirs: str) -> Iterator[Rule]:
 
 def norm(ours: str, theirs: str) -> Iterator[Rule]:
     yield same(f"{ours}.weight", f"{theirs}/scale")
-    yield same(f"{ours}.bias", f"{theirs}/bias")
-
-
-def conv(ours: str, theirs: str) -> Iterator[Rule]:
-    """Map a kernel (P, P, I, O) to a weight (O, I, P, P)."""
-    yield Rule(
-        f"{ours}.weight",
-        (f"{theirs}/kernel",),
-        lambda kernel: kernel.permute(3, 2, 0, 1),
-        lambda weight: (weight.permute(2, 3, 1, 0),),
-    )
     yield same(f"{ours}.bias", f"{theirs}/bias")
 
 
@@ -191,8 +155,7 @@ def heads(ours: str, theirs: str, count: int) -> Iterator[Rule]:
 def normalize_vit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
     tensors = unstack_layers(tensors)
     if any("/MultiHeadDotProductAttention_1/" in name for name in tensors):
-        old_names = tuple(PRE_2021_NAMES.items())
-        tensors = {substitute(name, old_names): tensor for name, tensor in tensors.items()}
+        tensors = {substitute(name, PRE_2021_NAMES.items()): t for name, t in tensors.items()}
     for name in ("Transformer/pos_embedding", "pos_embedding"):
         if name in tensors:
             tensors[POSITION] = tensors.pop(name)
@@ -267,14 +230,14 @@ def vit_unsupported(config: VitConfig) -> list[str]:
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
     tensors, block = checkpoint.tensors, "Transformer/encoderblock_0"
-    patch_height, patch_width, _, width = shape_of(tensors, "embedding/kernel", 4)
+    patch_height, patch_width, _, width = checkpoint.shape("embedding/kernel", 4)
     query = f"{block}/MultiHeadDotProductAttention_0/query/kernel"
-    _, heads, _ = shape_of(tensors, query, 3)
-    _, mlp_width = shape_of(tensors, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
+    _, heads, _ = checkpoint.shape(query, 3)
+    _, mlp_width = checkpoint.shape(f"{block}/MlpBlock_0/Dense_0/kernel", 2)
     hybrid = "conv_root/kernel" in tensors
     root = "conv_root/kernel" if hybrid else "embedding/kernel"
-    _, _, channels, root_width = shape_of(tensors, root, 4)
-    blocks = units_per_stage(tensors, r"block(\d+)/unit(\d+)/") if hybrid else ()
+    _, _, channels, root_width = checkpoint.shape(root, 4)
+    blocks = checkpoint.units(r"block(\d+)/unit(\d+)/") if hybrid else ()
     shrink = resnet_stride(blocks) if hybrid else 1
     stride = patch_height * shrink, patch_width * shrink
     if POSITION in tensors:
@@ -284,27 +247,27 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         rows, columns = (max(1, DEFAULT_SIZE // step) for step in stride)
         image_size = rows * stride[0], columns * stride[1]
     return VitConfig(
-        depth=count(tensors, r"Transformer/encoderblock_(\d+)/"),
+        depth=checkpoint.count(r"Transformer/encoderblock_(\d+)/"),
         width=width,
         mlp_width=mlp_width,
         heads=heads,
         patch_size=(patch_height, patch_width),
         image_size=image_size,
         channels=channels,
-        num_classes=size_of(tensors, "head/bias"),
+        num_classes=checkpoint.size("head/bias"),
         stem="resnet" if hybrid else "patches",
         resnet_blocks=blocks,
         resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
         position="learned" if POSITION in tensors else "sincos-2d",
         pool="cls" if "cls" in tensors else "map" if "MAPHead_0/probe" in tensors else "mean",
-        representation=size_of(tensors, "pre_logits/bias"),
+        representation=checkpoint.size("pre_logits/bias"),
         numerics=NUMERICS["google"],
     )
 
 
 def vit_templates(config: VitConfig) -> Iterator[Rule]:
     block, attention = "Transformer/encoderblock_{i}", "MultiHeadDotProductAttention_0"
-    yield from conv("stem.projection", "embedding")
+    yield from jax_conv("stem.projection", "embedding")
     yield without_batch("cls_token", "cls")
     yield without_batch("position.table", POSITION)
     yield from norm("encoder.blocks.{i}.norm1", f"{block}/LayerNorm_0")
@@ -318,90 +281,14 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
     yield from mlp("pool.mlp", "MAPHead_0/MlpBlock_0")
     yield from dense("representation", "pre_logits")
     yield from dense("head", "head")
-    yield from conv("stem.resnet.root", "conv_root")
+    yield from jax_conv("stem.resnet.root", "conv_root")
     yield from norm("stem.resnet.norm", "gn_root")
     ours, theirs = "stem.resnet.stages.{i}.{j}", "block{I}/unit{J}"
     for index in (1, 2, 3):
-        yield from conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")
+        yield from jax_conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")
         yield from norm(f"{ours}.norm{index}", f"{theirs}/gn{index}")
-    yield from conv(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
+    yield from jax_conv(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
     yield from norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj")
-
-
-# BiT, in the names of big_transfer.
-
-BIT_ROOT = "resnet/root_block/standardized_conv2d"
-BIT_HEAD = "resnet/head/conv2d"
-
-
-def normalize_bit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    normalized = {}
-    for name, tensor in tensors.items():
-        name = substitute(name, BIG_VISION_BIT_NAMES)
-        if name.endswith(("/gamma", "/beta")):
-            tensor = tensor.map(torch.flatten)  # may be (1, 1, 1, C)
-        if name == f"{BIT_HEAD}/kernel" and len(tensor.shape) == 2:
-            tensor = tensor.map(lambda kernel: kernel[None, None])  # dense → 1x1 convolution
-        normalized[name] = tensor
-    return normalized
-
-
-def bit_config(checkpoint: Checkpoint) -> BitConfig:
-    tensors = checkpoint.tensors
-    _, _, channels, width = shape_of(tensors, f"{BIT_ROOT}/kernel", 4)
-    return BitConfig(
-        blocks=units_per_stage(tensors, r"resnet/block(\d+)/unit(\d+)/"),
-        width_factor=width // ROOT_WIDTH,
-        channels=channels,
-        num_classes=size_of(tensors, f"{BIT_HEAD}/kernel", 4, axis=3),
-    )
-
-
-def bit_templates(config: BitConfig) -> Iterator[Rule]:
-    ours, theirs = "stages.{i}.{j}", "resnet/block{I}/unit{J:02d}"
-    norms = {"norm": "resnet/group_norm"}
-    yield from conv("root", BIT_ROOT)
-    for index, part in UNIT_PARTS:
-        yield from conv(f"{ours}.conv{index}", f"{theirs}/{part}/standardized_conv2d")
-        norms[f"{ours}.norm{index}"] = f"{theirs}/{part}/group_norm"
-    yield from conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")
-    for our_norm, their_norm in norms.items():
-        yield same(f"{our_norm}.weight", f"{their_norm}/gamma")
-        yield same(f"{our_norm}.bias", f"{their_norm}/beta")
-    kernel = (f"{BIT_HEAD}/kernel",)
-    yield Rule("head.weight", kernel, lambda k: k[0, 0].mT, lambda w: (w.mT[None, None],))
-    yield same("head.bias", f"{BIT_HEAD}/bias")
-
-
-# BiT as saved by big_transfer's PyTorch code.
-
-
-def pytorch_bit_unsupported(config: BitConfig) -> list[str]:
-    features = {
-        f"{len(config.blocks)} stages": len(config.blocks) != 4,
-        f"channels={config.channels}": config.channels != 3,
-        "a model without a head": not config.num_classes,
-    }
-    return applicable(features) + unsupported_numerics(config, NUMERICS["big_transfer"])
-
-
-def pytorch_bit_config(checkpoint: Checkpoint) -> BitConfig:
-    tensors = checkpoint.tensors
-    width, channels, _, _ = shape_of(tensors, "root.conv.weight", 4)
-    return BitConfig(
-        blocks=units_per_stage(tensors, r"body\.block(\d+)\.unit(\d+)\."),
-        width_factor=width // ROOT_WIDTH,
-        channels=channels,
-        num_classes=size_of(tensors, "head.conv.weight", 4),
-    )
-
-
-def pytorch_bit_templates(config: BitConfig) -> Iterator[Rule]:
-    ours, theirs = "stages.{i}.{j}", "body.block{I}.unit{J:02d}"
-    yield from modules({"root": "root.conv", "norm": "head.gn"})
-    yield from resnet_units(ours, theirs, norm="gn")
-    yield from modules({f"{ours}.shortcut": f"{theirs}.downsample"})
-    yield from conv_head("head.conv")
 
 
 # MLP-Mixer.
@@ -414,26 +301,25 @@ def mixer_unsupported(config: MixerConfig) -> list[str]:
 
 
 def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
-    tensors = checkpoint.tensors
-    patch_height, patch_width, channels, width = shape_of(tensors, "stem/kernel", 4)
-    patches, tokens_mlp = shape_of(tensors, "MixerBlock_0/token_mixing/Dense_0/kernel", 2)
-    _, channels_mlp = shape_of(tensors, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
+    patch_height, patch_width, channels, width = checkpoint.shape("stem/kernel", 4)
+    patches, tokens_mlp = checkpoint.shape("MixerBlock_0/token_mixing/Dense_0/kernel", 2)
+    _, channels_mlp = checkpoint.shape("MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
     return MixerConfig(
-        depth=count(tensors, r"MixerBlock_(\d+)/"),
+        depth=checkpoint.count(r"MixerBlock_(\d+)/"),
         width=width,
         tokens_mlp=tokens_mlp,
         channels_mlp=channels_mlp,
         patch_size=(patch_height, patch_width),
         image_size=square_image(patches, (patch_height, patch_width), SQUARE_ONLY),
         channels=channels,
-        num_classes=size_of(tensors, "head/bias"),
+        num_classes=checkpoint.size("head/bias"),
         numerics=NUMERICS["google"],
     )
 
 
 def mixer_templates(config: MixerConfig) -> Iterator[Rule]:
     ours, theirs = "blocks.{i}", "MixerBlock_{i}"
-    yield from conv("stem", "stem")
+    yield from jax_conv("stem", "stem")
     yield from norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
     yield from mlp(f"{ours}.token_mixing", f"{theirs}/token_mixing")
     yield from norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
@@ -449,13 +335,6 @@ VIT = Table(
     vit_templates,
     vit_unsupported,
 )
-BIT = Table(
-    BitConfig,
-    lambda tensors: f"{BIT_ROOT}/kernel" in tensors,
-    bit_config,
-    bit_templates,
-    lambda config: unsupported_numerics(config, NUMERICS["big_transfer"]),
-)
 MIXER = Table(
     MixerConfig,
     lambda tensors: "stem/kernel" in tensors,
@@ -463,12 +342,4 @@ MIXER = Table(
     mixer_templates,
     mixer_unsupported,
 )
-PYTORCH_BIT = Table(
-    BitConfig,
-    lambda tensors: {"root.conv.weight", "body.block1.unit01.conv1.weight"} <= tensors.keys(),
-    pytorch_bit_config,
-    pytorch_bit_templates,
-    pytorch_bit_unsupported,
-)
-FORMAT = Format("google", (BIT, MIXER, VIT), normalize)
-BIT_PYTORCH = Format("big_vision", (PYTORCH_BIT,))
+FORMAT = Format("google", (bit.GOOGLE, MIXER, VIT), normalize)

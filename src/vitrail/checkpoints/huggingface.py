@@ -26,19 +26,17 @@ from vitrail.checkpoints.rules import (
     Rule,
     Table,
     applicable,
-    count,
     infer_heads,
     modules,
     same,
-    shape_of,
-    size_of,
     square_image,
+    substitute,
     unsupported_features,
     without_batch,
 )
 from vitrail.data.preprocessing import Interpolation, Preprocessing, preset
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, Gelu, Numerics, VitConfig, normalize_size, pair
+from vitrail.models.config import NUMERICS, Gelu, VitConfig, normalize_size, pair
 
 Settings = Mapping[str, Any]
 
@@ -46,13 +44,15 @@ PROCESSOR = "preprocessor_config.json"
 MODEL_TYPES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")
 TIMM_WRAPPER = "timm_wrapper"  # a timm model saved by transformers, under timm's names
 
-PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
 PATCHES = "embeddings.patch_embeddings.projection"
 POSITION = "embeddings.position_embeddings"
 DISTILLATION = "embeddings.distillation_token"
 REGISTERS = "embeddings.register_tokens"
+GELU_MLP = ("intermediate.dense", "output.dense")
+SWIGLU_MLP = ("mlp.weights_in", "mlp.weights_out")
 HEADS = ("classifier.", "distillation_classifier.")
 RENAMES = (  # new → old
+    (r"^(?:vit|deit|dinov2|dinov2_with_registers)\.", ""),
     (r"^layers\.", "encoder.layer."),
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
     (r"\.attention\.k_proj\.", ".attention.attention.key."),
@@ -70,7 +70,6 @@ SKIPPED = {
     r"^embeddings\.mask_token$": "only used in pre-training",
     r"^decoder\.": "pre-training decoder",
 }
-SKIPPED_WITH_HEAD = {r"^pooler\.": "not used by transformers' classifier"}
 
 GELUS: dict[str, Gelu] = {
     "gelu": "exact",
@@ -94,13 +93,7 @@ IN_SHAPES = {  # settings that the shapes determine too: theirs → ours
 MAX_NUMBER = 1e30
 # Pillow's numbers. 4 is the box filter, our "area", which their tensor-based processors reject.
 RESAMPLE: dict[Interpolation, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
-FILTERS: dict[int, Interpolation] = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "area",
-}
+FILTERS = {number: name for name, number in RESAMPLE.items()} | {4: "area"}
 
 
 # Weights.
@@ -118,23 +111,18 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint  # not from transformers
     names = {}
     for name in checkpoint.tensors:
-        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-        names[name] = name.removeprefix(prefix)
-        for pattern, old in RENAMES:
-            names[name] = re.sub(pattern, old, names[name])
+        names[name] = substitute(name, RENAMES)
     if len(set(names.values())) < len(names):
         raise CheckpointError("duplicate tensors under an old and a new name")
     has_head = "classifier.weight" in names.values()
     tensors, skipped = {}, dict(checkpoint.skipped)
-    reasons = SKIPPED | (SKIPPED_WITH_HEAD if has_head else {})
+    reasons = SKIPPED | ({r"^pooler\.": "not used by transformers' classifier"} if has_head else {})
     for original, name in names.items():
-        reason = next(
-            (reason for pattern, reason in reasons.items() if re.search(pattern, name)), ""
-        )
-        if reason:
-            skipped[original] = reason
-        else:
-            tensors[name] = checkpoint.tensors[original]
+        tensors[name] = checkpoint.tensors[original]
+        for pattern, reason in reasons.items():
+            if re.search(pattern, name):
+                skipped[original] = reason
+                tensors.pop(name, None)
     prefix = "vit." if has_head else ""
     tensors = {
         name if name.startswith(HEADS) else prefix + name: tensor
@@ -177,34 +165,52 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     has_head = "classifier.weight" in tensors
     prefix = "vit." if has_head else ""
     block = f"{prefix}encoder.layer.0"
-    width, channels, *patch_size = shape_of(tensors, f"{prefix}{PATCHES}.weight", 4)
-    swiglu = f"{block}.mlp.weights_in.weight" in tensors
-    hidden = shape_of(tensors, f"{block}.{mlp_names(swiglu)[0]}.weight", 2)[0]
+    width, channels, *patch = checkpoint.shape(f"{prefix}{PATCHES}.weight", 4)
+    swiglu = f"{block}.{SWIGLU_MLP[0]}.weight" in tensors
+    fc1, _ = SWIGLU_MLP if swiglu else GELU_MLP
+    hidden = checkpoint.shape(f"{block}.{fc1}.weight", 2)[0]
     scaled = f"{block}.layer_scale1.lambda1" in tensors
     distillation = prefix + DISTILLATION in tensors
-    patches = shape_of(tensors, prefix + POSITION, 3)[1] - 1 - distillation
+    patches = checkpoint.shape(prefix + POSITION, 3)[1] - 1 - distillation
+    activation = settings.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in GELUS:
+        raise CheckpointError(
+            f"unsupported hidden_act={activation!r} in config.json; supported: {', '.join(GELUS)}"
+        )
+    default_eps = DINO_EPS if scaled else NUMERICS["transformers"].norm_eps
+    eps = number(settings, "layer_norm_eps", default_eps)
     config = VitConfig(
-        depth=count(tensors, rf"{re.escape(prefix)}encoder\.layer\.(\d+)\."),
+        depth=checkpoint.count(rf"{re.escape(prefix)}encoder\.layer\.(\d+)\."),
         width=width,
         mlp_width=hidden // 2 if swiglu else hidden,
         heads=infer_heads(width, settings.get("heads"), settings.get("num_attention_heads")),
-        patch_size=(patch_size[0], patch_size[1]),
-        image_size=infer_image_size(settings, patches, (patch_size[0], patch_size[1])),
+        patch_size=(patch[0], patch[1]),
+        image_size=infer_image_size(settings, patches, (patch[0], patch[1])),
         channels=channels,
-        num_classes=size_of(tensors, "classifier.weight", 2),
-        representation=size_of(tensors, f"{prefix}pooler.dense.bias"),
-        registers=size_of(tensors, prefix + REGISTERS, 3, axis=1),
+        num_classes=checkpoint.size("classifier.weight", 2),
+        representation=checkpoint.size(f"{prefix}pooler.dense.bias"),
+        registers=checkpoint.size(prefix + REGISTERS, 3, axis=1),
         distillation=distillation,
         layer_scale=number(settings, "layerscale_value", 1.0) if scaled else None,
         qkv_bias=f"{block}.attention.attention.query.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         dropout=number(settings, "hidden_dropout_prob", 0.0),
-        numerics=infer_numerics(
-            settings, DINO_EPS if scaled else NUMERICS["transformers"].norm_eps
-        ),
+        numerics=replace(NUMERICS["transformers"], gelu=GELUS[activation], norm_eps=eps),
     )
-    check_settings(settings, config)
-    if has_head and shape_of(tensors, "classifier.weight", 2)[1] == 2 * config.width:
+    for theirs, ours in IN_SHAPES.items():
+        stated, actual = settings.get(theirs), getattr(config, ours)
+        if stated is not None and theirs == "patch_size":
+            stated = normalize_size(theirs, stated)
+        if stated is not None and stated != actual:
+            raise CheckpointError(
+                f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
+            )
+    activation = settings.get("pooler_act", "tanh")
+    if config.representation and activation != "tanh":
+        raise CheckpointError(
+            f"unsupported pooler_act={activation!r} in config.json; supported: tanh"
+        )
+    if has_head and checkpoint.shape("classifier.weight", 2)[1] == 2 * config.width:
         raise CheckpointError(
             "unsupported classifier on the concatenated class token and patch mean, as in "
             "DINOv2; a DINOv2 without classifier can be loaded"
@@ -215,7 +221,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
 def vit_templates(config: VitConfig) -> Iterator[Rule]:
     prefix = "vit." if config.num_classes else ""
     ours, theirs = "encoder.blocks.{i}", prefix + "encoder.layer.{i}"
-    fc1, fc2 = mlp_names(config.mlp == "swiglu")
+    fc1, fc2 = SWIGLU_MLP if config.mlp == "swiglu" else GELU_MLP
     names = {
         "stem.projection": prefix + PATCHES,
         f"{ours}.norm1": f"{theirs}.layernorm_before",
@@ -243,12 +249,6 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
     yield without_batch("distillation_token", prefix + DISTILLATION)
     yield without_batch("registers", prefix + REGISTERS)
     yield without_batch("position.table", prefix + POSITION)
-
-
-def mlp_names(swiglu: bool) -> tuple[str, str]:
-    if swiglu:
-        return "mlp.weights_in", "mlp.weights_out"
-    return "intermediate.dense", "output.dense"
 
 
 def vit_unsupported(config: VitConfig) -> list[str]:
@@ -289,23 +289,6 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
     return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
 
 
-def check_settings(settings: Settings, config: VitConfig) -> None:
-    """Reject a config.json that contradicts the weights or that no model can follow."""
-    for theirs, ours in IN_SHAPES.items():
-        stated, actual = settings.get(theirs), getattr(config, ours)
-        if stated is not None and theirs == "patch_size":
-            stated = normalize_size(theirs, stated)
-        if stated is not None and stated != actual:
-            raise CheckpointError(
-                f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
-            )
-    activation = settings.get("pooler_act", "tanh")
-    if config.representation and activation != "tanh":
-        raise CheckpointError(
-            f"unsupported pooler_act={activation!r} in config.json; supported: tanh"
-        )
-
-
 def infer_image_size(
     settings: Settings, patches: int, patch_size: tuple[int, int]
 ) -> tuple[int, int]:
@@ -320,17 +303,6 @@ def infer_image_size(
             f"{patches} patches of {patch_size[0]} x {patch_size[1]} pixels"
         )
     return height, width
-
-
-def infer_numerics(settings: Settings, default_eps: float) -> Numerics:
-    """Return transformers' numerics with the GELU and epsilon of config.json."""
-    activation = settings.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in GELUS:
-        raise CheckpointError(
-            f"unsupported hidden_act={activation!r} in config.json; supported: {', '.join(GELUS)}"
-        )
-    eps = number(settings, "layer_norm_eps", default_eps)
-    return replace(NUMERICS["transformers"], gelu=GELUS[activation], norm_eps=eps)
 
 
 def number(settings: Settings, name: str, default: float) -> float:
@@ -364,16 +336,16 @@ def read_metadata(settings: Settings, config: VitConfig) -> Metadata | None:
 def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
     """Return the closest image processor; `unsupported_preprocessing` lists what differs."""
 
-    def sides(size: tuple[int, int]) -> dict[str, int]:
-        return {"height": size[0], "width": size[1]}
-
     before = preprocessing.resize_to or preprocessing.size
+    resized, cropped = (
+        dict(zip(("height", "width"), size, strict=True)) for size in (before, preprocessing.size)
+    )
     short = preprocessing.resize == "short-side"
     settings: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": len(preprocessing.mean) == 3,
         "do_resize": True,
-        "size": {"shortest_edge": max(before)} if short else sides(before),
+        "size": {"shortest_edge": max(before)} if short else resized,
         "resample": RESAMPLE.get(preprocessing.interpolation, RESAMPLE["bilinear"]),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -382,7 +354,7 @@ def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
         "image_std": list(preprocessing.std),
     }
     if short or preprocessing.resize_to is not None:
-        settings |= {"do_center_crop": True, "crop_size": sides(preprocessing.size)}
+        settings |= {"do_center_crop": True, "crop_size": cropped}
     return settings
 
 
@@ -413,17 +385,25 @@ def read_processor(values: Settings, image_size: tuple[int, int], channels: int)
     scale = 1.0 if math.isclose(255 * factor, 1) else 255 * factor
     if scale <= 0:
         raise CheckpointError(f"{PROCESSOR}: rescale_factor={factor} must be positive")
-    mean, std = (0.0,) * channels, (1.0,) * channels
-    if values.get("do_normalize", True):
-        mean = per_channel(values, "image_mean", channels)
-        std = per_channel(values, "image_std", channels)
+    statistics = [(0.0,) * channels, (1.0,) * channels]
+    for index, name in enumerate(("image_mean", "image_std")):
+        if values.get("do_normalize", True):
+            stated = values.get(name, 0.5)
+            parts = stated if isinstance(stated, list) else [stated]
+            numbers = tuple(number({name: part}, name, 0) for part in parts)
+            if len(numbers) != channels and len(set(numbers)) != 1:
+                raise CheckpointError(
+                    f"{PROCESSOR}: {name}={stated!r} does not fit {channels} channels"
+                )
+            statistics[index] = numbers if len(numbers) == channels else numbers[:1] * channels
+    mean, std = (tuple(value / scale for value in numbers) for numbers in statistics)
     return Preprocessing(
         size=read_size("crop_size", values["crop_size"])[0] if crop else size,
         resize="short-side" if short else "direct",
         resize_to=size if short or crop else None,
         interpolation=FILTERS[resample],
-        mean=tuple(value / scale for value in mean),
-        std=tuple(value / scale for value in std),
+        mean=mean,
+        std=std,
     )
 
 
@@ -437,19 +417,6 @@ def read_size(name: str, value: Any) -> tuple[tuple[int, int], bool]:
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise CheckpointError(f"{PROCESSOR}: {name}={value!r} is not a height and width")
     return (sides[0], sides[1]), short
-
-
-def per_channel(values: Settings, name: str, channels: int) -> tuple[float, ...]:
-    """Return one number per channel; a single number applies to all."""
-    stated = values.get(name, 0.5)
-    numbers = [
-        number({name: x}, name, 0) for x in (stated if isinstance(stated, list) else [stated])
-    ]
-    if len(numbers) == channels:
-        return tuple(numbers)
-    if len(set(numbers)) != 1:
-        raise CheckpointError(f"{PROCESSOR}: {name}={stated!r} does not fit {channels} channels")
-    return (numbers[0],) * channels
 
 
 VIT = Table(

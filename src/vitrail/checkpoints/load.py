@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import bundle, google, hub, huggingface, timm, torchvision
+from vitrail.checkpoints import bit, bundle, google, hub, huggingface, timm, torchvision
 from vitrail.checkpoints.files import (
     INDEX,
     SUFFIXES,
@@ -52,7 +52,7 @@ FORMATS = {
     "huggingface": huggingface.FORMAT,
     "torchvision": torchvision.FORMAT,
     "timm": timm.FORMAT,
-    "bit_pytorch": google.BIT_PYTORCH,
+    "bit_pytorch": bit.FORMAT,
 }
 ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # all their models share one
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.compile
@@ -133,8 +133,18 @@ def open_reference(
         )
     path = hub.fetch(text) if text.startswith(hub.PREFIX) else Path(reference)
     with readable_errors(path):
+        if not path.exists() and is_name(text):
+            raise CheckpointError(
+                f"{text!r} is an architecture without weights; vitrail.create({text!r}) builds an "
+                f"untrained model, trained ones have addresses such as {EXAMPLE}"
+            )
         if not path.exists():
-            raise not_found(text)
+            try:
+                configuration(text)
+                hint = ""
+            except ConfigError as error:
+                hint = "" if path.suffix in SUFFIXES else f"; {error}"
+            raise CheckpointError(f"file not found: {text}{hint}")
         if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
             path = path.parent
         if path.is_dir():
@@ -154,18 +164,6 @@ def open_reference(
     changes = [(name, "skipped", reason) for name, reason in normalized.skipped.items()]
     changes += [(part, "ambiguous", guess) for part, guess in normalized.guesses.items()]
     return model, format, changes, family
-
-
-def not_found(reference: str) -> CheckpointError:
-    try:
-        configuration(reference)
-    except ConfigError as error:
-        hint = "" if Path(reference).suffix in SUFFIXES else f"; {error}"
-        return CheckpointError(f"file not found: {reference}{hint}")
-    return CheckpointError(
-        f"{reference!r} is an architecture without weights; vitrail.create({reference!r}) builds "
-        f"an untrained model, trained ones have addresses such as {EXAMPLE}"
-    )
 
 
 def is_name(reference: str) -> bool:
@@ -209,30 +207,24 @@ def read_foreign(checkpoint: Checkpoint, format: str | None) -> tuple[Model, str
     """Return the model, its format, and the checkpoint in the format's current layout."""
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    checkpoint = replace(checkpoint, tensors=strip_wrappers(checkpoint.tensors))
+    tensors = checkpoint.tensors
+    while tensors and all(name.startswith(WRAPPERS) for name in tensors):
+        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
+    checkpoint = replace(checkpoint, tensors=tensors)
     for name in FORMATS if format is None else [format]:
         normalized = FORMATS[name].normalize(checkpoint)
         for table in FORMATS[name].tables:
             if table.matches(normalized.tensors):
+                ours = read_our_metadata(checkpoint.settings)
                 try:
-                    ours = read_our_metadata(normalized.settings)
-                    config = (
-                        table.infer_config(normalized) if ours is None else from_dict(ours["model"])
-                    )
+                    config = from_dict(ours["model"]) if ours else table.infer_config(normalized)
                 except ConfigError as error:
                     raise CheckpointError(f"invalid model config in the file: {error}") from None
                 check_layers(config, normalized.tensors)
                 return read(normalized.tensors, table.rules(config), config), name, normalized
     expected = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"
-    names = ", ".join(sorted(checkpoint.tensors)[:3]) or "none"
+    names = ", ".join(sorted(tensors)[:3]) or "none"
     raise CheckpointError(f"unknown checkpoint format, not {expected}; tensors: {names} …")
-
-
-def strip_wrappers(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Remove prefixes that all names have from torch.compile and data parallelism."""
-    while tensors and all(name.startswith(WRAPPERS) for name in tensors):
-        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
-    return tensors
 
 
 def read_our_metadata(settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -287,11 +279,7 @@ def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str)
         if metadata.assumes_preprocessing:
             family = recognize_family(checkpoint, format, Path(name).name)
         if family is not None:
-            preprocessing, provenance = (
-                preset(family.preset, size, channels),
-                metadata.stated_provenance(),
-            )
-            metadata = replace(metadata, preprocessing=preprocessing, provenance=provenance)
+            metadata = metadata.with_preprocessing(preset(family.preset, size, channels))
     names = metadata.class_names if len(metadata.class_names) == config.num_classes else ()
     provenance = dict(metadata.provenance) | {"source": name or source, "format": format}
     model.metadata = replace(metadata, class_names=names, provenance=provenance)
@@ -328,8 +316,7 @@ def set_preprocessing(model: Model, preprocessing: str | Preprocessing) -> None:
             f"preprocessing for {len(preprocessing.mean)} channels does not fit a model of "
             f"{config.channels}"
         )
-    provenance = metadata.stated_provenance()
-    model.metadata = replace(metadata, preprocessing=preprocessing, provenance=provenance)
+    model.metadata = metadata.with_preprocessing(preprocessing)
 
 
 # Adapt a model to another task. Weights that still fit are kept; the others are derived from the
@@ -370,8 +357,7 @@ def adapt(
         return model, []
     state: dict[str, Tensor] = dict(model.state_dict())
     changes = [
-        *adapt_patches(state, old, new),
-        *adapt_channels(state, old, new),
+        *adapt_kernels(state, old, new),
         *adapt_positions(state, model, new),
         *adapt_head(state, old, new),
     ]
@@ -474,40 +460,35 @@ def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Ch
     return [("positions", sizes, detail)]
 
 
-def adapt_channels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
-    """Sum the kernels over channels, or repeat and rescale them to the same total."""
-    if old.channels == new.channels:
-        return []
-    name = first_kernel(state)
-    weight = state[name]  # (D, C, P, P)
-    if new.channels == 1:
-        state[name] = weight.sum(dim=1, keepdim=True)
-        detail = "kernels summed"
-    else:
-        order = torch.arange(new.channels) % old.channels
-        state[name] = weight[:, order] * (old.channels / new.channels)
-        more = new.channels > old.channels
-        detail = "kernels repeated and rescaled" if more else "first channels, rescaled"
-    return [("channels", f"{old.channels} -> {new.channels}", detail)]
+def adapt_kernels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
+    """Fit the kernels that read the image to other patches and channels.
 
-
-def adapt_patches(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
-    """Resize the patch kernels by pseudo-inverse (FlexiViT, arXiv:2212.08013).
-
-    If a patch is resized by y = B x, the kernel v for y with <v, B x> = <w, x> is the
-    pseudo-inverse of B's transpose times w.
+    Patches are resized by pseudo-inverse (FlexiViT, arXiv:2212.08013): if a patch is resized by
+    y = B x, the kernel v for y with <v, B x> = <w, x> is the pseudo-inverse of B's transpose times
+    w. Channels are summed, or repeated and rescaled to the same total.
     """
+    changes, name = [], first_kernel(state)
     sizes = getattr(old, "patch_size", 0), getattr(new, "patch_size", 0)
-    if isinstance(old, MixerConfig) or sizes[0] == sizes[1]:
-        return []
-    name = first_kernel(state)
-    weight = state[name].double()
-    for axis, (before, after) in enumerate(zip(*map(pair, sizes), strict=True), start=2):
-        resize = interpolation_matrix(before, after, "flexivit", like=weight)  # (after, before)
-        inverse = torch.linalg.pinv(resize.mT)  # (after, before)
-        weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
-    state[name] = weight.float().contiguous()
-    return [("patches", f"{sizes[0]} -> {sizes[1]} pixels", "resized (pseudo-inverse)")]
+    if sizes[0] != sizes[1]:
+        weight = state[name].double()  # (D, C, P, P)
+        for axis, (before, after) in enumerate(zip(*map(pair, sizes), strict=True), start=2):
+            resize = interpolation_matrix(before, after, "flexivit", like=weight)  # (after, before)
+            inverse = torch.linalg.pinv(resize.mT)  # (after, before)
+            weight = (weight.movedim(axis, -1) @ inverse.mT).movedim(-1, axis)
+        state[name] = weight.float().contiguous()
+        change = f"{sizes[0]} -> {sizes[1]} pixels"
+        changes.append(("patches", change, "resized (pseudo-inverse)"))
+    if old.channels != new.channels:
+        weight, detail = state[name], "kernels summed"
+        if new.channels == 1:
+            state[name] = weight.sum(dim=1, keepdim=True)
+        else:
+            order = torch.arange(new.channels) % old.channels
+            state[name] = weight[:, order] * (old.channels / new.channels)
+            more = new.channels > old.channels
+            detail = "kernels repeated and rescaled" if more else "first channels, rescaled"
+        changes.append(("channels", f"{old.channels} -> {new.channels}", detail))
+    return changes
 
 
 def first_kernel(state: dict[str, Tensor]) -> str:

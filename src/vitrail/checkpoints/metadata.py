@@ -8,7 +8,7 @@ only one of them has, by the layout of the file, or by the file name.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -76,9 +76,10 @@ class Metadata:
         """Whether the preprocessing is a guess, because the checkpoint does not state it."""
         return self.provenance.get("preprocessing") == ASSUMED["preprocessing"]
 
-    def stated_provenance(self) -> dict[str, Any]:
-        """Return the provenance without the note that the preprocessing is assumed."""
-        return {key: value for key, value in self.provenance.items() if key not in ASSUMED}
+    def with_preprocessing(self, preprocessing: Preprocessing) -> "Metadata":
+        """Return a copy with preprocessing that is stated, not assumed."""
+        stated = {key: value for key, value in self.provenance.items() if key not in ASSUMED}
+        return replace(self, preprocessing=preprocessing, provenance=stated)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""

@@ -3,7 +3,7 @@
 Reading and writing cannot drift apart. Every tensor must be used and every weight must be set; a
 partial load is an error, never a warning. A format is a `Format` with one `Table` per model family.
 
-A table has one template per kind of tensor; `expand` makes a rule of it for each tensor of a model:
+A table has one template per kind of tensor, and makes a rule of it for each tensor of a model:
 
     encoder.blocks.{i}.norm1.weight  <->  blocks.{i}.norm1.weight
     stages.{i}.{j}.conv1.weight      <->  body.block{I}.unit{J:02d}.conv1.weight
@@ -62,7 +62,20 @@ class Table:
             raise CheckpointError(
                 f"a {type(config).__name__} does not fit the tensors of a {self.family.__name__}"
             )
-        return expand(self.templates(config), config)
+        by_name = {template.ours: template for template in self.templates(config)}
+        rules = []
+        for name in meta_state_dict(config):
+            template_name, numbers = name, {}
+            for letter in "ij":
+                if match := re.search(r"\.(\d+)\.", template_name):
+                    template_name = template_name.replace(match[0], f".{{{letter}}}.", 1)
+                    numbers |= {letter: int(match[1]), letter.upper(): int(match[1]) + 1}
+            if template_name not in by_name:
+                raise CheckpointError(f"the format has no tensor for {name} of the model")
+            template = by_name[template_name]
+            theirs = tuple(their.format(**numbers) for their in template.theirs)
+            rules.append(template._replace(ours=name, theirs=theirs))
+        return rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +114,23 @@ def resnet_units(ours: str, theirs: str, norm: str = "norm") -> Iterator[Rule]:
         yield from modules(names)
 
 
+def jax_conv(ours: str, theirs: str) -> Iterator[Rule]:
+    """Map a kernel (P, P, I, O) of JAX to a weight (O, I, P, P)."""
+    kernel = (f"{theirs}/kernel",)
+    yield Rule(
+        f"{ours}.weight",
+        kernel,
+        lambda k: k.permute(3, 2, 0, 1),
+        lambda w: (w.permute(2, 3, 1, 0),),
+    )
+    yield same(f"{ours}.bias", f"{theirs}/bias")
+
+
 def conv_head(theirs: str) -> Iterator[Rule]:
     """Map a head that is a 1x1 convolution (K, C, 1, 1) to a weight (K, C)."""
     kernel = (f"{theirs}.weight",)
     yield Rule("head.weight", kernel, lambda k: k[:, :, 0, 0], lambda w: (w[:, :, None, None],))
     yield same("head.bias", f"{theirs}.bias")
-
-
-def expand(templates: Iterable[Rule], config: Config) -> list[Rule]:
-    """Return one rule for each tensor of a model."""
-    by_name = {template.ours: template for template in templates}
-    rules = []
-    for name in meta_state_dict(config):
-        template_name, numbers = name, {}
-        for letter in "ij":
-            if match := re.search(r"\.(\d+)\.", template_name):
-                template_name = template_name.replace(match[0], f".{{{letter}}}.", 1)
-                numbers |= {letter: int(match[1]), letter.upper(): int(match[1]) + 1}
-        if template_name not in by_name:
-            raise CheckpointError(f"the format has no tensor for {name} of the model")
-        template = by_name[template_name]
-        theirs = tuple(their.format(**numbers) for their in template.theirs)
-        rules.append(template._replace(ours=name, theirs=theirs))
-    return rules
 
 
 @lru_cache(maxsize=16)
@@ -205,46 +212,20 @@ def unwrap_model(model: Any) -> Model:
 # Reading a config from names and shapes.
 
 
-def shape_of(tensors: Tensors, name: str, ndim: int) -> tuple[int, ...]:
-    """Return the shape of a required tensor."""
-    if name not in tensors:
-        raise CheckpointError(f"missing tensors: {name}")
-    shape = tensors[name].shape
-    if len(shape) != ndim or 0 in shape:
-        raise CheckpointError(f"shape mismatch: {name} is {shape}, expected {ndim} non-empty axes")
-    return shape
-
-
-def size_of(tensors: Tensors, name: str, ndim: int = 1, axis: int = 0) -> int:
-    """Return one dimension of an optional tensor; 0 if it is absent."""
-    return shape_of(tensors, name, ndim)[axis] if name in tensors else 0
-
-
-def count(tensors: Tensors, pattern: str) -> int:
-    """Count the distinct values of the pattern's group."""
-    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
-
-
-def units_per_stage(tensors: Tensors, pattern: str) -> tuple[int, ...]:
-    """Count the units of each stage of a ResNet; the pattern's groups are stage and unit."""
-    stages: dict[int, set[str]] = {}
-    for name in tensors:
-        if match := re.match(pattern, name):
-            stages.setdefault(int(match[1]), set()).add(match[2])
-    return tuple(len(units) for _, units in sorted(stages.items()))
-
-
 def check_layers(config: Config, tensors: Tensors) -> None:
     """Reject a stated config with more layers than tensors before it is built."""
-    match config:
-        case VitConfig():
-            layers = config.depth + sum(config.resnet_blocks)
-        case BitConfig():
-            layers = sum(config.blocks)
-        case MixerConfig():
-            layers = config.depth
+    layers = sum(config.blocks) if isinstance(config, BitConfig) else config.depth
+    if isinstance(config, VitConfig):
+        layers += sum(config.resnet_blocks)
     if layers > len(tensors):
         raise CheckpointError(f"the config has {layers} layers, the file {len(tensors)} tensors")
+
+
+def substitute(name: str, patterns: Iterable[tuple[str, str]]) -> str:
+    """Apply regular expressions and their replacements in order."""
+    for pattern, replacement in patterns:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def is_square(number: int) -> bool:

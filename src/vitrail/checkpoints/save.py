@@ -1,26 +1,41 @@
-"""Save a model as a bundle or in another library's format."""
+"""Save a model as a bundle or in another library's format; convert and verify checkpoints."""
 
 import json
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints import google, hub
-from vitrail.checkpoints.bundle import check_class_names, save_bundle
+import torch
+
+from vitrail.checkpoints import bundle, google, hub
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
-from vitrail.checkpoints.load import OUR_METADATA, table_for
+from vitrail.checkpoints.huggingface import unsupported_preprocessing
+from vitrail.checkpoints.load import (
+    OUR_METADATA,
+    Reference,
+    describe_preprocessing,
+    open_reference,
+    preprocessing_notice,
+    set_preprocessing,
+    table_for,
+)
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap_model, write
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, to_dict
+from vitrail.models.config import NUMERICS, pair, to_dict
+from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
 FOLDERS = ("bundle", "timm", "huggingface")  # formats with settings next to the weights
 OLDER = "google-older"  # vision_transformer's names before 2021
+NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
+TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits
 
 
 def save(
@@ -52,13 +67,12 @@ def save(
     if class_names is not None:
         metadata = replace(metadata, class_names=tuple(class_names))
     if preprocessing is not None:
-        stated = metadata.stated_provenance()
-        metadata = replace(metadata, preprocessing=preprocessing, provenance=stated)
+        metadata = metadata.with_preprocessing(preprocessing)
     if provenance is not None:
         metadata = replace(metadata, provenance=dict(metadata.provenance) | dict(provenance))
-    check_class_names(metadata, model.config)
+    bundle.check_class_names(metadata, model.config)
     if format == "bundle":
-        save_bundle(model, destination, metadata)
+        bundle.save_bundle(model, destination, metadata)
         return
     losses = check_losses(model, format, destination, allow_loss)
     table = table_for(model.config, table_name(format))
@@ -130,6 +144,180 @@ def push(model: Model, name: str, *, private: bool = False) -> str:
     """Upload a model to the hub as a bundle; return its address."""
     repository, _ = hub.parse(name, destination=True)  # before anything is written
     with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder) / repository.split("/")[-1]
-        save_bundle(model, bundle)
-        return hub.push(bundle, name, private=private)
+        path = Path(folder) / repository.split("/")[-1]
+        bundle.save_bundle(model, path)
+        return hub.push(path, name, private=private)
+
+
+# Conversion: the result is written to a temporary path and loaded again; it is moved into place
+# only if weights and logits match the source.
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The plan or the result of a conversion."""
+
+    model: str
+    source_format: str
+    target_format: str
+    tensors: list[tuple[list[str], list[str]]]  # names before and after
+    changes: list[str]
+    lost: list[str]
+    notes: list[str]  # what the target cannot store besides weights and numerics
+    notice: str = ""  # how the preprocessing was determined, if the source does not state it
+    difference: float | None = None  # of the logits, relative to the largest; None: not written
+
+
+def convert(
+    source: Reference,
+    destination: Path,
+    to: str,
+    *,
+    from_format: str | None = None,
+    heads: int | None = None,
+    preprocessing: str | Preprocessing | None = None,
+    allow_loss: bool = False,
+    dry_run: bool = False,
+) -> Conversion:
+    """Write the source in another format and verify that it is the same model."""
+    weights_path(destination, to)  # reject a wrong destination before any work
+    model, source_format, changes, family = open_reference(source, format=from_format, heads=heads)
+    notice = ""
+    if preprocessing is not None:
+        set_preprocessing(model, preprocessing)
+    else:
+        notice = preprocessing_notice(model, family, source)
+    lost = check_losses(model, to, destination, allow_loss)
+    before, after = their_names(model, source_format), their_names(model, to)
+    conversion = Conversion(
+        name_of(model.config),
+        source_format,
+        to,
+        [(before[name], after[name]) for name in before],
+        [f"{part}: {change} ({detail})" for part, change, detail in changes],
+        lost,
+        storage_notes(model, destination, to),
+        notice,
+    )
+    if dry_run:
+        return conversion
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=destination.parent, prefix=f".{destination.name}.", ignore_cleanup_errors=True
+        ) as folder:
+            temporary = Path(folder) / destination.name
+            save(model, temporary, to, allow_loss=allow_loss)
+            reloaded, notes = reload(temporary, to, model)
+            difference = max_difference(model, reloaded)
+            first, second = model.state_dict(), reloaded.state_dict()
+            same = first.keys() == second.keys() and all(
+                torch.equal(first[n], second[n]) for n in first
+            )
+            if not same or not (difference <= TOLERANCE or lost):
+                raise CheckpointError(
+                    f"verification failed: {'logits' if same else 'weights'} differ (logits by "
+                    f"{difference:.1e} of the largest); nothing was written to {destination}"
+                )
+            if temporary.is_file():
+                temporary.replace(destination)
+                files = []
+            else:  # the weights first; hand-written cards are kept
+                destination.mkdir(exist_ok=True)
+                files = sorted(temporary.iterdir(), key=lambda path: path.name != bundle.WEIGHTS)
+            for path in files:
+                if path.name != bundle.CARD or bundle.is_generated_card(destination / path.name):
+                    path.replace(destination / path.name)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None
+    return replace(conversion, difference=difference, notes=[*conversion.notes, *notes])
+
+
+def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
+    """Load the result without hints; if it needs the number of heads, return a note."""
+    heads = getattr(model.config, "heads", None)
+    try:
+        reloaded = open_reference(path, format=table_name(format))[0]
+        if getattr(reloaded.config, "heads", None) == heads:
+            return reloaded, []
+    except CheckpointError:
+        if heads is None:
+            raise
+    reloaded = open_reference(path, format=table_name(format), heads=heads)[0]
+    return reloaded, [f"the file does not store the number of heads: load it with heads={heads}"]
+
+
+def storage_notes(model: Model, destination: Path, to: str) -> list[str]:
+    """Return what the target cannot store besides weights and numerics."""
+    metadata = get_metadata(model)
+    folder = destination.suffix not in SUFFIXES
+    if to == "huggingface" and folder:
+        unsupported = unsupported_preprocessing(metadata.preprocessing)
+        return [f"{feature} is replaced by the closest setting" for feature in unsupported]
+    if to == "timm" and folder and not metadata.preprocessing.antialias:
+        return ["timm always resizes with antialiasing; this model's preprocessing does not"]
+    if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
+        return []
+    notes = [f"the file does not store the preprocessing: {describe_preprocessing(model)}"]
+    if metadata.class_names:
+        notes.append(f"the file does not store the {len(metadata.class_names)} class names")
+    return notes
+
+
+def their_names(model: Model, format: str) -> dict[str, list[str]]:
+    """Return the names in a format of each of our tensors."""
+    table = bundle if format == "bundle" else table_for(model.config, table_name(format))
+    names = {rule.ours: list(rule.theirs) for rule in table.rules(model.config)}
+    if format == OLDER:
+        names = {ours: [google.pre_2021_name(n) for n in theirs] for ours, theirs in names.items()}
+    return names
+
+
+def summarize(tensors: list[tuple[list[str], list[str]]]) -> list[str]:
+    """Summarize the renaming: two lines per module, with layers and parameters folded."""
+    kinds: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for before, after in tensors:
+        # the module, with its separator, and the last component
+        parts = [re.split(r"([^./]+)$", fold(names))[:2] for names in (before, after)]
+        modules, leaf = (parts[0][0], parts[1][0]), (parts[0][1], parts[1][1])
+        leaves = kinds.setdefault(modules, [])
+        if leaf not in leaves:
+            leaves.append(leaf)
+        counts[modules] += 1
+    lines = []
+    for (source, target), leaves in kinds.items():
+        old, new = (fold([*dict.fromkeys(side)]) for side in zip(*leaves, strict=True))
+        lines += [f"{counts[source, target]:4d}  {source}{old}", f"      -> {target}{new}"]
+    return lines
+
+
+def fold(names: list[str]) -> str:
+    """Fold names that differ in one component: `layer.*.{query,key,value}.weight`.
+
+    The numbers of layers, stages and units become stars; other numbers stay.
+    """
+    names = [re.sub(rf"((?:{NUMBERED})[._]?)\d+(?=[./])", r"\1*", name) for name in names]
+    if len(names) == 1:
+        return names[0]
+    components = [re.split(r"([./])", name) for name in names]
+    if len({len(each) for each in components}) > 1:
+        return "{" + ",".join(names) + "}"
+    columns = zip(*components, strict=True)
+    return "".join(c[0] if len(set(c)) == 1 else "{" + ",".join(c) + "}" for c in columns)
+
+
+@torch.no_grad()
+def max_difference(one: Model, other: Model) -> float:
+    """Return the maximum relative difference of logits and features on a random image."""
+    generator = torch.Generator().manual_seed(0)
+    height, width = pair(one.config.image_size)
+    image = torch.randn(1, one.config.channels, height, width, generator=generator)
+    differences = []
+    for method in ("forward", "features"):
+        first, second = (getattr(model.eval(), method)(image) for model in (one, other))
+        if first.shape != second.shape:
+            return float("inf")
+        difference = (first - second).abs().max() / first.abs().max().clamp(min=1e-30)
+        differences.append(difference.item())
+    return max(differences, key=lambda value: (value != value, value))  # NaN is the largest

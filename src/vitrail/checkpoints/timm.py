@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,19 +36,15 @@ from vitrail.checkpoints.rules import (
     Format,
     Rule,
     Table,
-    Tensors,
     applicable,
     conv_head,
-    count,
     infer_heads,
     is_square,
     modules,
     resnet_units,
     same,
-    shape_of,
-    size_of,
     square_image,
-    units_per_stage,
+    substitute,
     unsupported_numerics,
     without_batch,
 )
@@ -60,15 +56,12 @@ from vitrail.models.config import (
     Config,
     Gelu,
     MixerConfig,
-    Numerics,
     Pool,
     VitConfig,
     pair,
     resnet_stride,
 )
 from vitrail.models.resnet import EXPANSION, ROOT_WIDTH
-
-Settings = Mapping[str, Any]
 
 WRAPPERS = r"^(?:(?:module|model|backbone|_orig_mod)\.)+"
 VARIANT_NAMES = (
@@ -85,6 +78,7 @@ SKIPPED = (
 )
 PATCHES = "patch_embed.proj.weight"
 BACKBONE = "patch_embed.backbone."  # the ResNet of a hybrid
+BACKBONE_UNIT = r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
 OURS = "vitrail"  # prefix of the metadata keys in files written by vitrail
 
 DEFAULT_SIZE = 224  # if neither positions nor settings state the image size
@@ -133,127 +127,116 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         names = {name: name for name in names}  # stripping would merge two tensors
     tensors, skipped = {}, dict(checkpoint.skipped)
     for original, name in names.items():
-        skip = next(
-            ((pattern, reason) for pattern, reason in SKIPPED if re.match(pattern, name)), None
-        )
+        skip = next((pair for pair in SKIPPED if re.match(pair[0], name)), None)
         if skip is not None:
             skipped[re.sub(rf"({skip[0]}).+", r"\1*", name)] = skip[1]  # one line per module
             continue
-        current = name
-        for pattern, replacement in VARIANT_NAMES:
-            current = re.sub(pattern, replacement, current)
+        current = substitute(name, VARIANT_NAMES)
         # A second tensor of the same name keeps its own, and `read` reports it as unexpected.
         tensors[name if current in tensors else current] = checkpoint.tensors[original]
-    guesses = dict(checkpoint.guesses)
+    normalized = replace(checkpoint, tensors=tensors, skipped=skipped)
     ours = any(key.startswith(OURS) for key in checkpoint.settings)
-    if not ours and {PATCHES, "pos_embed"} <= tensors.keys():
-        rows = tensors["pos_embed"].shape
-        tensors = complete_position_table(tensors, checkpoint.settings)
-        grids = grid_sizes(checkpoint.settings, token_stride(tensors))
-        if tensors["pos_embed"].shape != rows and not grids:
-            guesses["positions"] = f"all {rows[1]} rows are assumed to be patch positions"
-    return replace(checkpoint, tensors=tensors, skipped=skipped, guesses=guesses)
+    if ours or not {PATCHES, "pos_embed"} <= tensors.keys():
+        return normalized
+    return complete_position_table(normalized)
 
 
-def complete_position_table(
-    tensors: dict[str, LazyTensor], settings: Settings
-) -> dict[str, LazyTensor]:
+def complete_position_table(checkpoint: Checkpoint) -> Checkpoint:
     """Give every token a row in the position table."""
+    tensors = checkpoint.tensors
     table, registers = tensors["pos_embed"], tensors.get("reg_token")
     if len(table.shape) != 3 or (registers is not None and len(registers.shape) != 3):
-        return tensors  # `read` reports the shape
+        return checkpoint  # `read` reports the shape
     start = ("cls_token" in tensors) + ("dist_token" in tensors)
     stop = start + (registers.shape[1] if registers is not None else 0)
-    sizes = {height * width for height, width in grid_sizes(settings, token_stride(tensors))}
+    stride, sizes = token_stride(checkpoint), parse_settings(checkpoint.settings).image_sizes
+    grids = {(height // stride[0]) * (width // stride[1]) for height, width in sizes}
     candidates = [  # numbers of rows before the patches such that the rest forms a grid
         rows
-        for is_grid in (sizes.__contains__, is_square)
+        for is_grid in (grids.__contains__, is_square)
         for rows in (stop, start, 0)
         if is_grid(table.shape[1] - rows)
     ]
     rows = candidates[0] if candidates else stop
+
+    def with_zeros(table: Tensor, start: int, stop: int, count: int) -> Tensor:
+        """Replace the rows from `start` to `stop` of a table (1, T + N, D) by rows of zeros."""
+        zeros = table.new_zeros(table.shape[0], count, table.shape[2])
+        return torch.cat([table[:, :start], zeros, table[:, stop:]], dim=1)
+
     if rows < stop:
-        return tensors | {"pos_embed": table.map(lambda t: with_zeros(t, rows, rows, stop - rows))}
+        completed = table.map(lambda table: with_zeros(table, rows, rows, stop - rows))
+        guess = {"positions": f"all {table.shape[1]} rows are assumed to be patch positions"}
+        guesses = checkpoint.guesses | ({} if grids else guess)
+        return replace(checkpoint, tensors=tensors | {"pos_embed": completed}, guesses=guesses)
     if registers is None:
-        return tensors
+        return checkpoint
     # Registers with positions: our registers have none, so add the two.
     sums = LazyTensor(
         registers.shape, lambda: registers.read().float() + table.read()[:, start:stop].float()
     )
-    rest = table.map(lambda t: with_zeros(t, start, stop, stop - start))
-    return tensors | {"reg_token": sums, "pos_embed": rest}
+    rest = table.map(lambda table: with_zeros(table, start, stop, stop - start))
+    return replace(checkpoint, tensors=tensors | {"reg_token": sums, "pos_embed": rest})
 
 
-def with_zeros(table: Tensor, start: int, stop: int, rows: int) -> Tensor:
-    """Replace the rows from `start` to `stop` of a table (1, T + N, D) by `rows` rows of zeros."""
-    zeros = table.new_zeros(table.shape[0], rows, table.shape[2])
-    return torch.cat([table[:, :start], zeros, table[:, stop:]], dim=1)
-
-
-def token_stride(tensors: Tensors) -> tuple[int, int]:
+def token_stride(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the distance between neighboring tokens in pixels."""
-    _, _, height, width = shape_of(tensors, PATCHES, 4)
-    is_hybrid = any(name.startswith(BACKBONE) for name in tensors)
-    shrink = resnet_stride(resnet_blocks(tensors)) if is_hybrid else 1
-    return max(1, height) * shrink, max(1, width) * shrink
-
-
-def resnet_blocks(tensors: Tensors) -> tuple[int, ...]:
-    return units_per_stage(tensors, rf"{re.escape(BACKBONE)}stages\.(\d+)\.blocks\.(\d+)\.")
+    _, _, height, width = checkpoint.shape(PATCHES, 4)
+    is_hybrid = any(name.startswith(BACKBONE) for name in checkpoint.tensors)
+    shrink = resnet_stride(checkpoint.units(BACKBONE_UNIT)) if is_hybrid else 1
+    return height * shrink, width * shrink
 
 
 # config.json.
 
 
-def model_args(settings: Settings) -> Settings:
-    args = settings.get("model_args")
-    return args if isinstance(args, Mapping) else {}
+class TimmSettings(NamedTuple):
+    """The parts of config.json that describe the model; empty if absent or invalid."""
+
+    architecture: str
+    model_args: Mapping[str, Any]
+    pretrained_cfg: Mapping[str, Any]
+    image_sizes: list[tuple[int, int]]  # most specific first
 
 
-def pretrained_cfg(settings: Settings) -> Settings:
-    """Return `pretrained_cfg`; older files are flat."""
-    cfg = settings.get("pretrained_cfg", settings if "architecture" in settings else {})
-    return cfg if isinstance(cfg, Mapping) else {}
-
-
-def architecture(settings: Settings) -> str:
-    name = settings.get("architecture")
-    return name.split(".")[0] if isinstance(name, str) else ""
-
-
-def image_sizes(settings: Settings) -> list[tuple[int, int]]:
-    """Return the image sizes in the settings, most specific first."""
-    size = model_args(settings).get("img_size")
-    input_size = pretrained_cfg(settings).get("input_size")
+def parse_settings(settings: Mapping[str, Any]) -> TimmSettings:
+    name, args = settings.get("architecture"), settings.get("model_args")
+    cfg = settings.get(
+        "pretrained_cfg", settings if "architecture" in settings else {}
+    )  # old: flat
+    args, cfg = (values if isinstance(values, Mapping) else {} for values in (args, cfg))
+    size, input_size = args.get("img_size"), cfg.get("input_size")
     candidates = [(size, size) if isinstance(size, int) else size]
     if isinstance(input_size, Sequence):
         candidates.append(input_size[1:])  # (C, H, W)
-    return [
+    sizes = [
         (sides[0], sides[1])
         for sides in candidates
         if isinstance(sides, Sequence)
         and len(sides) == 2
         and all(isinstance(side, int) and side > 0 for side in sides)
     ]
+    return TimmSettings(name.split(".")[0] if isinstance(name, str) else "", args, cfg, sizes)
 
 
-def grid_sizes(settings: Settings, stride: tuple[int, int]) -> list[tuple[int, int]]:
-    return [(height // stride[0], width // stride[1]) for height, width in image_sizes(settings)]
+def infer_image_size(
+    patches: int | None, stride: tuple[int, int], settings: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Return the image size with this many patches: from the settings, or a square.
 
-
-def infer_image_size(patches: int, stride: tuple[int, int], settings: Settings) -> tuple[int, int]:
-    """Return the image size that gives this many patches: from the settings, or a square."""
-    for height, width in grid_sizes(settings, stride):
-        if height * width == patches:
-            return height * stride[0], width * stride[1]  # timm ignores an incomplete patch
+    None: the weights do not depend on it.
+    """
+    sizes = parse_settings(settings).image_sizes
+    if patches is None:
+        sizes = [*sizes, (DEFAULT_SIZE, DEFAULT_SIZE)]
+    for height, width in sizes:  # timm ignores an incomplete patch
+        rows, columns = height // stride[0], width // stride[1]
+        if patches is None:
+            rows, columns = max(1, rows), max(1, columns)
+        if patches in (None, rows * columns):
+            return rows * stride[0], columns * stride[1]
     hint = "model_args.img_size in a config.json next to the weights states other grids"
-    return square_image(patches, stride, hint)
-
-
-def default_image_size(stride: tuple[int, int], settings: Settings) -> tuple[int, int]:
-    """Return the image size of a model whose weights do not depend on it."""
-    height, width = next(iter(image_sizes(settings)), (DEFAULT_SIZE, DEFAULT_SIZE))
-    return max(1, height // stride[0]) * stride[0], max(1, width // stride[1]) * stride[1]
+    return square_image(patches or 0, stride, hint)
 
 
 def mlp_ratio(hidden: int, width: int) -> float:
@@ -308,13 +291,29 @@ def crop_pct(before: tuple[int, int], after: tuple[int, int]) -> float:
     return math.nextafter(largest, 0)
 
 
-def read_metadata(settings: Settings, config: Config) -> Metadata | None:
-    """Read preprocessing and class names; None if absent or for other channels."""
-    cfg = pretrained_cfg(settings)
+def read_metadata(settings: Mapping[str, Any], config: Config) -> Metadata | None:
+    """Read preprocessing and class names; None if absent or for other channels.
+
+    Absent parts of the preprocessing are the defaults of timm's evaluation transform.
+    """
+    cfg = parse_settings(settings).pretrained_cfg
     if not cfg:
         return None
+    size = pair(config.image_size)
+    mode, name = cfg.get("crop_mode", "center"), cfg.get("interpolation", "bicubic")
     try:
-        preprocessing = read_preprocessing(cfg, pair(config.image_size))
+        if mode not in ("center", "squash"):
+            raise ConfigError(f"unknown crop_mode {mode!r}; known: center, squash")
+        share = float(cfg.get("crop_pct") or 0.875)
+        before = math.floor(size[0] / share), math.floor(size[1] / share)
+        preprocessing = Preprocessing(
+            size=size,
+            resize="short-side" if mode == "center" else "direct",
+            resize_to=None if mode == "squash" and before == size else before,  # no crop
+            interpolation=INTERPOLATIONS.get(name, name),  # pyright: ignore[reportArgumentType]: checked there
+            mean=tuple(map(float, cfg.get("mean", IMAGENET_MEAN))),
+            std=tuple(map(float, cfg.get("std", IMAGENET_STD))),
+        )
     except (TypeError, ValueError, ArithmeticError, ConfigError) as error:
         raise CheckpointError(f"invalid preprocessing in config.json: {error}") from None
     if len(preprocessing.mean) != config.channels:
@@ -330,114 +329,83 @@ def read_metadata(settings: Settings, config: Config) -> Metadata | None:
     )
 
 
-def read_preprocessing(cfg: Settings, size: tuple[int, int]) -> Preprocessing:
-    """Read timm's evaluation transform, with its defaults."""
-    mode = cfg.get("crop_mode", "center")
-    if mode not in ("center", "squash"):
-        raise ConfigError(f"unknown crop_mode {mode!r}; known: center, squash")
-    share = float(cfg.get("crop_pct") or 0.875)
-    name = cfg.get("interpolation", "bicubic")
-    before = math.floor(size[0] / share), math.floor(size[1] / share)
-    return Preprocessing(
-        size=size,
-        resize="short-side" if mode == "center" else "direct",
-        resize_to=None if mode == "squash" and before == size else before,  # no crop
-        interpolation=INTERPOLATIONS.get(name, name),  # pyright: ignore[reportArgumentType]: checked there
-        mean=tuple(map(float, cfg.get("mean", IMAGENET_MEAN))),
-        std=tuple(map(float, cfg.get("std", IMAGENET_STD))),
-    )
-
-
 # ViT and hybrid.
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
     """Infer the config from names and shapes, and from config.json where shapes are ambiguous."""
     tensors, settings = checkpoint.tensors, checkpoint.settings
-    args = model_args(settings)
-    reject_unknown_vits(tensors, settings)
-    width, _, patch_height, patch_width = shape_of(tensors, PATCHES, 4)
+    name, args, _, _ = parse_settings(settings)
+    reject_unknown_vits(checkpoint)
+    width, _, patch_height, patch_width = checkpoint.shape(PATCHES, 4)
     hybrid = any(name.startswith(BACKBONE) for name in tensors)
     roots = [f"{BACKBONE}{name}conv.weight" for name in ("stem.", "")] if hybrid else [PATCHES]
     root = next((name for name in roots if name in tensors), roots[0])
-    root_width, channels, _, _ = shape_of(tensors, root, 4)
-    hidden, _ = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)
-    _, mlp_width = shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)
+    root_width, channels, _, _ = checkpoint.shape(root, 4)
+    hidden, _ = checkpoint.shape("blocks.0.mlp.fc1.weight", 2)
+    _, mlp_width = checkpoint.shape("blocks.0.mlp.fc2.weight", 2)
     swiglu = hidden == 2 * mlp_width
-    stride = token_stride(tensors)
-    image_size = default_image_size(stride, settings)
+    patches = None
     if "pos_embed" in tensors:
         tokens = ("cls_token", "dist_token", "reg_token")
-        prefix = sum(size_of(tensors, name, 3, axis=1) for name in tokens)
-        patches = shape_of(tensors, "pos_embed", 3)[1] - prefix
-        image_size = infer_image_size(patches, stride, settings)
-    name = f"{architecture(settings)}_"
-    known_heads = [heads for prefix, heads in HEADS.items() if name.startswith(f"{prefix}_")]
+        prefix = sum(checkpoint.size(name, 3, axis=1) for name in tokens)
+        patches = checkpoint.shape("pos_embed", 3)[1] - prefix
+    known_heads = [n for prefix, n in HEADS.items() if f"{name}_".startswith(f"{prefix}_")]
     layer_scale = args.get("init_values")
     if not isinstance(layer_scale, float) or layer_scale <= 0:
         layer_scale = LAYER_SCALE_INIT
+    default = "silu" if swiglu else "gelu_tanh" if name.startswith(TANH_GELU) else "gelu"
+    activation = args.get("act_layer") or default
+    gelus: dict[str, Gelu] = {"silu": NUMERICS["timm"].gelu} if swiglu else ACTIVATIONS
+    if not isinstance(activation, str) or activation not in gelus:
+        raise CheckpointError(
+            f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(gelus)}"
+        )
+    pool: Pool = "cls" if "cls_token" in tensors else "mean"
     return VitConfig(
-        depth=count(tensors, r"blocks\.(\d+)\."),
+        depth=checkpoint.count(r"blocks\.(\d+)\."),
         width=width,
         mlp_width=mlp_width,
         heads=infer_heads(width, settings.get("heads"), args.get("num_heads"), *known_heads),
         patch_size=(patch_height, patch_width),
-        image_size=image_size,
+        image_size=infer_image_size(patches, token_stride(checkpoint), settings),
         channels=channels,
-        num_classes=size_of(tensors, "head.weight", 2),
+        num_classes=checkpoint.size("head.weight", 2),
         stem="resnet" if hybrid else "patches",
-        resnet_blocks=resnet_blocks(tensors) if hybrid else (),
+        resnet_blocks=checkpoint.units(BACKBONE_UNIT),
         resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
         position="learned" if "pos_embed" in tensors else "none",
-        pool="map"
-        if "attn_pool.latent" in tensors
-        else "cls"
-        if "cls_token" in tensors
-        else "mean",
-        representation=size_of(tensors, "pre_logits.fc.weight", 2),
-        registers=size_of(tensors, "reg_token", 3, axis=1),
+        pool="map" if "attn_pool.latent" in tensors else pool,
+        representation=checkpoint.size("pre_logits.fc.weight", 2),
+        registers=checkpoint.size("reg_token", 3, axis=1),
         distillation="dist_token" in tensors,
         layer_scale=layer_scale if "blocks.0.ls1.gamma" in tensors else None,
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
-        numerics=infer_numerics(settings, swiglu),
+        numerics=replace(NUMERICS["timm"], gelu=gelus[activation]),
     )
 
 
-def reject_unknown_vits(tensors: Tensors, settings: Settings) -> None:
+def reject_unknown_vits(checkpoint: Checkpoint) -> None:
     """Raise for timm models that no vitrail model can represent."""
-    sections = (model_args(settings), settings, pretrained_cfg(settings))
-    pools = [section.get("global_pool") for section in sections]
+    names = checkpoint.tensors.keys()
+    _, args, cfg, _ = parse_settings(checkpoint.settings)
+    pools = [section.get("global_pool") for section in (args, checkpoint.settings, cfg)]
     pool = next((pool for pool in pools if isinstance(pool, str)), None)
     features = {
-        "a norm before the encoder (norm_pre), as in CLIP": "norm_pre.weight" in tensors,
-        "no bias in patch_embed.proj": "patch_embed.proj.bias" not in tensors,
+        "a norm before the encoder (norm_pre), as in CLIP": "norm_pre.weight" in names,
+        "no bias in patch_embed.proj": "patch_embed.proj.bias" not in names,
         "a norm after average pooling (fc_norm); only fc_norm=False is supported": "fc_norm.weight"
-        in tensors,
+        in names,
         f"global_pool={pool!r}": pool not in (None, "", *POOLS.values()),
-        "pool_include_prefix=True with registers": "reg_token" in tensors
-        and model_args(settings).get("pool_include_prefix"),
-        "both a class token and attention pooling": {"cls_token", "attn_pool.latent"}
-        <= tensors.keys(),
+        "pool_include_prefix=True with registers": "reg_token" in names
+        and args.get("pool_include_prefix"),
+        "both a class token and attention pooling": {"cls_token", "attn_pool.latent"} <= names,
         "an unused class token (global_pool='avg' in config.json); without config.json the weights "
-        "load as a model with class-token pooling": "cls_token" in tensors and pool == "avg",
+        "load as a model with class-token pooling": "cls_token" in names and pool == "avg",
     }
     for feature in applicable(features):
         raise CheckpointError(f"unsupported timm model: {feature}")
-
-
-def infer_numerics(settings: Settings, swiglu: bool) -> Numerics:
-    """Return timm's numerics with the GELU of config.json or of the architecture."""
-    tanh = architecture(settings).startswith(TANH_GELU)
-    default = "silu" if swiglu else "gelu_tanh" if tanh else "gelu"
-    activation = model_args(settings).get("act_layer") or default
-    supported: dict[str, Gelu] = {"silu": NUMERICS["timm"].gelu} if swiglu else ACTIVATIONS
-    for name, gelu in supported.items():
-        if activation == name:
-            return replace(NUMERICS["timm"], gelu=gelu)
-    raise CheckpointError(
-        f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(supported)}"
-    )
 
 
 VIT_MODULES = {
@@ -549,14 +517,13 @@ def bit_architecture(config: BitConfig) -> tuple[str, int] | None:
 
 
 def bit_config(checkpoint: Checkpoint) -> BitConfig:
-    tensors = checkpoint.tensors
-    width, channels, _, _ = shape_of(tensors, "stem.conv.weight", 4)
+    width, channels, _, _ = checkpoint.shape("stem.conv.weight", 4)
     return BitConfig(
-        blocks=units_per_stage(tensors, r"stages\.(\d+)\.blocks\.(\d+)\."),
+        blocks=checkpoint.units(r"stages\.(\d+)\.blocks\.(\d+)\."),
         width_factor=width // ROOT_WIDTH,
-        image_size=default_image_size((1, 1), checkpoint.settings),
+        image_size=infer_image_size(None, (1, 1), checkpoint.settings),
         channels=channels,
-        num_classes=size_of(tensors, "head.fc.weight", 4),
+        num_classes=checkpoint.size("head.fc.weight", 4),
         numerics=NUMERICS["timm"],
     )
 
@@ -586,20 +553,18 @@ def bit_json(config: BitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
 
 
 def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
-    tensors = checkpoint.tensors
-    width, channels, patch_height, patch_width = shape_of(tensors, "stem.proj.weight", 4)
-    tokens_mlp, patches = shape_of(tensors, "blocks.0.mlp_tokens.fc1.weight", 2)
-    channels_mlp, _ = shape_of(tensors, "blocks.0.mlp_channels.fc1.weight", 2)
-    stride = max(1, patch_height), max(1, patch_width)
+    width, channels, patch_height, patch_width = checkpoint.shape("stem.proj.weight", 4)
+    tokens_mlp, patches = checkpoint.shape("blocks.0.mlp_tokens.fc1.weight", 2)
+    channels_mlp, _ = checkpoint.shape("blocks.0.mlp_channels.fc1.weight", 2)
     return MixerConfig(
-        depth=count(tensors, r"blocks\.(\d+)\."),
+        depth=checkpoint.count(r"blocks\.(\d+)\."),
         width=width,
         tokens_mlp=tokens_mlp,
         channels_mlp=channels_mlp,
         patch_size=(patch_height, patch_width),
-        image_size=infer_image_size(patches, stride, checkpoint.settings),
+        image_size=infer_image_size(patches, (patch_height, patch_width), checkpoint.settings),
         channels=channels,
-        num_classes=size_of(tensors, "head.weight", 2),
+        num_classes=checkpoint.size("head.weight", 2),
         numerics=NUMERICS["timm"],
     )
 

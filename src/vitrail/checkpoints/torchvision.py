@@ -15,12 +15,9 @@ from vitrail.checkpoints.rules import (
     Table,
     Tensors,
     applicable,
-    count,
     infer_heads,
     modules,
     same,
-    shape_of,
-    size_of,
     square_image,
     unsupported_features,
     unsupported_numerics,
@@ -70,20 +67,20 @@ def infer_config(checkpoint: Checkpoint) -> VitConfig:
         raise CheckpointError(
             "torchvision's convolutional stem is not supported, only plain patches"
         )
-    width, channels, patch_height, patch_width = shape_of(tensors, "conv_proj.weight", 4)
-    mlp_width, _ = shape_of(tensors, f"{LAYER}0.mlp.0.weight", 2)
-    patches = shape_of(tensors, POSITION, 3)[1] - 1
+    width, channels, patch_height, patch_width = checkpoint.shape("conv_proj.weight", 4)
+    mlp_width, _ = checkpoint.shape(f"{LAYER}0.mlp.0.weight", 2)
+    patches = checkpoint.shape(POSITION, 3)[1] - 1
     patch_size = (patch_height, patch_width)
     return VitConfig(
-        depth=count(tensors, rf"{re.escape(LAYER)}(\d+)\."),
+        depth=checkpoint.count(rf"{re.escape(LAYER)}(\d+)\."),
         width=width,
         mlp_width=mlp_width,
         heads=infer_heads(width, checkpoint.settings.get("heads")),
         patch_size=patch_size,
         image_size=square_image(patches, patch_size, "torchvision has square grids only"),
         channels=channels,
-        num_classes=size_of(tensors, "heads.head.bias"),
-        representation=size_of(tensors, "heads.pre_logits.bias"),
+        num_classes=checkpoint.size("heads.head.bias"),
+        representation=checkpoint.size("heads.pre_logits.bias"),
         numerics=NUMERICS["torchvision"],
     )
 

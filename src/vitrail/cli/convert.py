@@ -36,7 +36,7 @@ class Convert:
     json: Json = False
 
     def run(self) -> None:
-        from vitrail.checkpoints.convert import convert, summarize
+        from vitrail.checkpoints.save import convert, summarize
 
         done = convert(
             self.source,

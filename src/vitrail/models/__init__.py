@@ -5,10 +5,9 @@
     vit.py            the Vision Transformer; `create` and `build` models of every family
     patch_embed.py    images → patch embeddings
     pos_embed.py      position embeddings and their interpolation
-    encoder.py        the Transformer encoder: blocks, MLPs and GELU
+    encoder.py        the Transformer encoder: blocks, MLPs, GELU and token merging
     attention.py      multi-head self-attention
     pooling.py        tokens → features
-    token_merging.py  merging of similar tokens at inference
     resnet.py         the hybrid's ResNet stem, and BiT
     mixer.py          MLP-Mixer
     init.py           weight initialization

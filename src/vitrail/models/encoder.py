@@ -1,12 +1,13 @@
-"""The Transformer encoder: pre-norm blocks of self-attention and MLP.
+"""The Transformer encoder: pre-norm blocks of self-attention and MLP, and token merging.
 
 Equations 2 and 3 of Dosovitskiy et al. 2021. `Block` is the only implementation of a block's
 forward pass; token merging and inspection reuse its two halves and its `attend` argument.
 
-Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q queries.
+Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q queries, M merged.
 """
 
 import math
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -147,7 +148,7 @@ class Encoder(nn.Module):
         self.relative = config.position == "relative"
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
         self.checkpointing = False  # activation checkpointing
-        self.merge = 0  # pairs of patches merged per block, see token_merging.py
+        self.merge = 0  # pairs of patches merged per block, at inference
 
     def forward(self, tokens: Tensor, grid: Grid, num_queries: int | None = None) -> Tensor:
         """Return all tokens after the final norm, or the first `num_queries`.
@@ -158,6 +159,39 @@ class Encoder(nn.Module):
         for index in range(len(self.blocks)):
             tokens = self.run_layer(index, tokens, grid, num_queries if index == last else None)
         return self.norm(tokens)
+
+    def forward_merging(
+        self, tokens: Tensor, num_prefix: int, num_queries: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Like `forward`, merging similar patches; also return the sizes of the tokens (B, N).
+
+        Token merging (Bolya et al. 2023, arXiv:2210.09461): in each block, between attention and
+        MLP, the most similar pairs of patches are replaced by their mean, weighted by the number of
+        patches each represents, and attention counts a token once for each of these patches. There
+        is nothing to train. The first `num_prefix` tokens are never merged; with `num_queries` the
+        last block merges nothing.
+        """
+        if self.training:
+            raise ConfigError(
+                f"merge={self.merge} is for inference, and this model is in training mode; "
+                "call model.eval(), or set model.merge = 0"
+            )
+        keys: list[Tensor] = []  # (B, H, N, K), of the current block
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None) -> Tensor:
+            keys[:] = [key]
+            return F.scaled_dot_product_attention(query, key, value, size_bias(sizes, query.dtype))
+
+        sizes, last = None, len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            if index == last and num_queries is not None:
+                bias = size_bias(sizes, tokens.dtype)
+                tokens = block.add_attention(tokens, num_queries=num_queries, bias=bias)
+            else:
+                tokens = block.add_attention(tokens, attend=attend)
+                tokens, sizes = merge_similar(tokens, keys[0], sizes, self.merge, num_prefix)
+            tokens = block.add_mlp(tokens)
+        return self.norm(tokens), sizes
 
     def run_layer(
         self, index: int, tokens: Tensor, grid: Grid, num_queries: int | None = None
@@ -196,6 +230,49 @@ def can_overwrite(output: Tensor, *modules: nn.Module) -> bool:
     if is_tracing() or (torch.is_grad_enabled() and output.requires_grad):
         return False
     return not GLOBAL_HOOKS and not any(module._forward_hooks for module in modules)
+
+
+def size_bias(sizes: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Attention bias (B, 1, 1, N) that counts each token as often as its size."""
+    return None if sizes is None else sizes.log().to(dtype)[:, None, None]
+
+
+def merge_similar(
+    tokens: Tensor, keys: Tensor, sizes: Tensor | None, pairs: int, num_prefix: int
+) -> tuple[Tensor, Tensor | None]:
+    """Merge up to `pairs` pairs of patches, at most half of them; return tokens and sizes.
+
+    Bipartite soft matching: of every other patch, the `pairs` most similar to one of the rest are
+    merged into it. The similarity is the cosine of the keys (B, H, N, K), summed over heads.
+    """
+    images, count, _ = tokens.shape
+    pairs = min(pairs, (count - num_prefix) // 2)
+    if not pairs:
+        return tokens, sizes
+    if sizes is None:
+        exact = torch.promote_types(tokens.dtype, torch.float32)  # bfloat16 cannot count to 257
+        sizes = torch.ones(tokens.shape[:2], dtype=exact, device=tokens.device)
+    summed = reduce(torch.add, keys[:, :, num_prefix:].float().unbind(1))  # faster than keys.sum(1)
+    directions = F.normalize(summed, dim=-1)  # (B, N - num_prefix, K)
+    best, partner = (directions[:, 0::2] @ directions[:, 1::2].mT).max(dim=-1)
+    order = best.argsort(dim=-1, descending=True)
+    chosen, rest = order[:, :pairs], order[:, pairs:]
+    indices = torch.arange(count, device=keys.device).expand(images, -1)
+    kept = [indices[:, :num_prefix], num_prefix + 2 * rest, indices[:, num_prefix + 1 :: 2]]
+    image = torch.arange(images, device=keys.device)[:, None]  # (B, 1)
+    kept = image * count + torch.cat(kept, dim=1)  # (B, N - M), into the flattened batch
+    merged = image * count + num_prefix + 2 * chosen  # (B, M)
+    target = num_prefix + rest.shape[1] + partner.gather(1, chosen)
+    target = image * (count - pairs) + target  # (B, M), into the flattened `kept`
+
+    kept_sizes, merged_sizes = sizes.take(kept), sizes.take(merged)
+    new_sizes = kept_sizes.put(target, merged_sizes, accumulate=True)  # (B, N - M)
+    table = tokens.flatten(0, 1)  # (B * N, D)
+    means = F.embedding(kept, table).mul_((kept_sizes / new_sizes)[..., None])
+    weights = merged_sizes / new_sizes.take(target)
+    additions = F.embedding(merged, table).mul_(weights[..., None])
+    means.flatten(0, 1).index_add_(0, target.flatten(), additions.flatten(0, 1))
+    return means, new_sizes  # (B, N - M, D), (B, N - M)
 
 
 # GELU (Hendrycks & Gimpel 2016) with a fast CPU path. The tanh approximation,

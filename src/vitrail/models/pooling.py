@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.models.attention import attend_without_kv, attention_weights, is_plain_linear
 from vitrail.models.config import Pool, VitConfig
-from vitrail.models.encoder import Mlp
-from vitrail.models.token_merging import size_bias
+from vitrail.models.encoder import Mlp, size_bias
 
 
 class ClassToken(nn.Module):

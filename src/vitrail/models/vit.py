@@ -21,6 +21,7 @@ from vitrail.models.config import (
     MixerConfig,
     StemKind,
     VitConfig,
+    as_int,
 )
 from vitrail.models.encoder import Encoder
 from vitrail.models.init import initialize
@@ -30,7 +31,6 @@ from vitrail.models.pooling import POOLS
 from vitrail.models.pos_embed import POS_EMBEDS, Grid, NoPosEmbed
 from vitrail.models.registry import configuration
 from vitrail.models.resnet import BiT, ResNetStem
-from vitrail.models.token_merging import check_merge, encode_merging
 
 STEMS: dict[StemKind, type[nn.Module]] = {
     "patches": PatchStem,
@@ -96,7 +96,7 @@ class VisionTransformer(nn.Module):
     def run_encoder(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
         """Return the tokens that the head reads, and with token merging their sizes (B, N)."""
         if self.merge:
-            return encode_merging(self.encoder, tokens, self.config.num_prefix, self.head_tokens)
+            return self.encoder.forward_merging(tokens, self.config.num_prefix, self.head_tokens)
         return self.encoder(tokens, grid, self.head_tokens), None
 
     def run_head(self, tokens: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -189,7 +189,16 @@ class VisionTransformer(nn.Module):
 
     @merge.setter
     def merge(self, pairs: int) -> None:
-        self.encoder.merge = check_merge(pairs, self.config)
+        merge = as_int(pairs)
+        if merge is None or merge < 0:
+            raise ConfigError(f"merge={pairs!r} must be an integer >= 0, pairs per block; 0 is off")
+        if merge and self.config.num_layer_positions:
+            raise ConfigError(
+                f"merge={merge} removes tokens from the grid that position="
+                f"{self.config.position!r} in the encoder layers needs; only models with "
+                "position_place='stem' can merge"
+            )
+        self.encoder.merge = merge
 
 
 def resolve_indices(name: str, indices: Sequence[int] | None, count: int) -> list[int]:
