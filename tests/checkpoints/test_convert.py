@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -117,28 +115,11 @@ def test_wrong_destination_raises(tmp_path, destination, to, message):
         convert(tmp_path / "source", tmp_path / destination, to)
 
 
-def test_convert_help_does_not_import_torch():
-    code = (
-        "import sys\nfrom vitrail.cli import main\n"
-        "try: main(['convert', '--help'])\nexcept SystemExit: pass\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--allow-loss" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "Transformer/encoderblock_11/MlpBlock_0/Dense_1/bias",
-            "encoderblock_*/MlpBlock_0/Dense_1",
-        ),
-        ("blocks.3.norm1.weight", "blocks.*.norm1.weight"),
-        ("encoder.layers.encoder_layer_7.ln_1.bias", "encoder_layer_*.ln_1.bias"),
-        ("stem.resnet.stages.0.1.conv2.weight", "stages.*.1.conv2"),
-    ],
-)
-def test_fold_stars_layers(name, expected):
-    assert expected in fold([name])
+def test_fold_stars_the_numbers_of_layers_only():
+    for name, expected in {
+        "Transformer/encoderblock_11/MlpBlock_0/Dense_1/bias": "encoderblock_*/MlpBlock_0/Dense_1",
+        "blocks.3.norm1.weight": "blocks.*.norm1.weight",
+        "encoder.layers.encoder_layer_7.ln_1.bias": "encoder_layer_*.ln_1.bias",
+        "stem.resnet.stages.0.1.conv2.weight": "stages.*.1.conv2",
+    }.items():
+        assert expected in fold([name])

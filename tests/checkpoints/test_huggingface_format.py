@@ -8,13 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VIT, as_checkpoint, random_model, same_weights
+from small_models import VIT, as_checkpoint, load_tensors, random_model, same_weights
 
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
-from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.files import Checkpoint
 from vitrail.checkpoints.huggingface import unsupported_preprocessing
-from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
@@ -40,8 +39,12 @@ DINO_NAMES = {
 }
 
 
-def weights_of(model, stated):
-    return as_checkpoint(write(model, huggingface.VIT.rules(model.config)), stated)
+def tensors_of(config, names=()):
+    """The tensors of a random model, with parts of their names replaced."""
+    tensors = write(random_model(config), huggingface.VIT.rules(config))
+    for old, new in dict(names).items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def config_json(config, names=()):
@@ -50,23 +53,14 @@ def config_json(config, names=()):
     return json.loads(json.dumps(huggingface.VIT.json_files(config, metadata)["config.json"]))
 
 
-def renamed(weights, change):
-    return Checkpoint(
-        {change(name): entry for name, entry in weights.tensors.items()}, weights.settings
-    )
+def load(tensors, stated):
+    return load_tensors("huggingface", tensors, stated)[0]
 
 
-def replacing(table):
-    def change(name):
-        for old, new in table.items():
-            name = name.replace(old, new)
-        return name
-
-    return change
-
-
-def load(weights):
-    return read_foreign(weights, "huggingface")[0]
+def assert_loads(tensors, stated, config):
+    again = load(tensors, stated)
+    assert again.config == config
+    assert same_weights(again, random_model(config))
 
 
 @st.composite
@@ -95,149 +89,116 @@ def configs(draw):
 @given(config=configs(), new=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_round_trip_of_random_configs(config, new):
-    model = random_model(config)
-    weights = weights_of(model, config_json(config))
-    if new:
-        weights = renamed(weights, replacing(NEW_NAMES))
-    again = load(weights)
-    expected = config.change(numerics=again.config.numerics)
-    assert again.config == expected
-    assert again.config.numerics.gelu == config.numerics.gelu
-    assert again.config.numerics.norm_eps == config.numerics.norm_eps
-    assert same_weights(again, model)
     assert huggingface.VIT.unsupported(config) == []
+    tensors = tensors_of(config, NEW_NAMES if new else {})
+    again = load(tensors, config_json(config))
+    numerics = again.config.numerics
+    assert again.config == config.change(numerics=numerics)
+    assert (numerics.gelu, numerics.norm_eps) == (config.numerics.gelu, config.numerics.norm_eps)
+    assert same_weights(again, random_model(config))
 
 
 def test_config_is_inferred_from_shapes():
-    model = random_model(THEIRS)
-    assert load(weights_of(model, {"heads": 2})).config == THEIRS
+    assert load(tensors_of(THEIRS), {"heads": 2}).config == THEIRS
     with pytest.raises(CheckpointError, match="heads"):
-        load(weights_of(model, {}))
-    usual = random_model(THEIRS.change(width=128, heads=2))
-    assert load(weights_of(usual, {})).config == usual.config
+        load(tensors_of(THEIRS), {})
+    usual = THEIRS.change(width=128, heads=2)
+    assert load(tensors_of(usual), {}).config == usual
+    oblong = THEIRS.change(image_size=(8, 12))
+    assert load(tensors_of(oblong), config_json(oblong)).config == oblong
+    with pytest.raises(CheckpointError, match="6 patch positions"):
+        load(tensors_of(oblong), {"heads": 2})
 
 
 @pytest.mark.parametrize("representation", [0, 5])
 @pytest.mark.parametrize("prefix", ["", "vit."])
 def test_pooler_becomes_representation(representation, prefix):
-    model = random_model(THEIRS.change(num_classes=0, representation=representation))
-    weights = weights_of(model, config_json(model.config))
-    assert not any(name.startswith("vit.") for name in weights.tensors)
-    again = load(renamed(weights, lambda name: prefix + name))
-    assert again.config == model.config
-    assert same_weights(again, model)
+    config = THEIRS.change(num_classes=0, representation=representation)
+    tensors = tensors_of(config)
+    assert not any(name.startswith("vit.") for name in tensors)
+    prefixed = {prefix + name: tensor for name, tensor in tensors.items()}
+    assert_loads(prefixed, config_json(config), config)
+    if representation:
+        with pytest.raises(CheckpointError, match="tanh"):
+            load(prefixed, config_json(config) | {"pooler_act": "relu"})
 
 
-def test_pre_training_tensors_are_skipped():
-    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
-    for name in ("vit.embeddings.mask_token", "decoder.0.weight", "vit.pooler.dense.bias"):
-        weights.tensors[name] = LazyTensor((8,), lambda: torch.zeros(8))
-    normalized = huggingface.normalize(weights)
-    assert normalized.skipped == {
+def test_pre_training_tensors_are_skipped_and_others_raise():
+    tensors, stated = tensors_of(THEIRS), config_json(THEIRS)
+    reasons = {
         "vit.embeddings.mask_token": "only used in pre-training",
         "decoder.0.weight": "pre-training decoder",
         "vit.pooler.dense.bias": "not used by transformers' classifier",
     }
-    assert same_weights(load(weights), random_model(THEIRS))
-
-
-def test_unexpected_tensor_raises():
-    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
-    weights.tensors["vit.embeddings.surprise"] = LazyTensor((8,), lambda: torch.zeros(8))
+    more = tensors | dict.fromkeys(reasons, torch.zeros(8))
+    again, skipped = load_tensors("huggingface", more, stated)
+    assert skipped == reasons
+    assert same_weights(again, random_model(THEIRS))
     with pytest.raises(CheckpointError, match=r"unexpected tensors: vit\.embeddings\.surprise"):
-        load(weights)
-
-
-def test_duplicate_tensor_raises():
-    weights = weights_of(random_model(THEIRS), config_json(THEIRS))
-    weights.tensors.update(renamed(weights, replacing(NEW_NAMES)).tensors)
+        load(tensors | {"vit.embeddings.surprise": torch.zeros(8)}, stated)
     with pytest.raises(CheckpointError, match="duplicate tensors"):
-        load(weights)
+        load(tensors | tensors_of(THEIRS, NEW_NAMES), stated)
 
 
 def test_deit_distillation_head():
-    model = random_model(THEIRS.change(distillation=True))
-    stated = config_json(THEIRS) | {"model_type": "deit"}
-    names = {"vit.": "deit."}
-    weights = renamed(weights_of(model, stated), replacing(names))
-    weights = renamed(weights, lambda name: re.sub(r"^classifier", "cls_classifier", name))
-    assert "cls_classifier.weight" in weights.tensors
-    again = load(weights)
-    assert again.config == model.config
-    assert same_weights(again, model)
+    config = THEIRS.change(distillation=True)
+    tensors = tensors_of(config, {"vit.": "deit."})
+    tensors = {re.sub(r"^classifier", "cls_classifier", name): t for name, t in tensors.items()}
+    assert "cls_classifier.weight" in tensors
+    assert_loads(tensors, config_json(THEIRS) | {"model_type": "deit"}, config)
 
 
 @pytest.mark.parametrize("classes", [0, 3])
 def test_headless_distillation_token_becomes_a_register(classes):
     model = random_model(THEIRS.change(num_classes=classes, registers=1))
-    weights = weights_of(model, config_json(THEIRS) | {"model_type": "deit"})
-    start = "vit." if classes else ""
-    token = torch.randn(1, 1, 8)
-    where = model.registers.detach()[None] - token
-    table = model.position.table.detach()[None]
-    table = torch.cat([table[:, :1], where, table[:, 1:]], dim=1)
-    del weights.tensors[f"{start}embeddings.register_tokens"]
-    for name, value in (("distillation_token", token), ("position_embeddings", table)):
-        weights.tensors[f"{start}embeddings.{name}"] = LazyTensor(
-            tuple(value.shape), lambda value=value: value
-        )
-    again = load(weights)
+    start = "vit.embeddings." if classes else "embeddings."
+    tensors, token = tensors_of(model.config), torch.randn(1, 1, 8)
+    table, register = tensors[f"{start}position_embeddings"], tensors.pop(f"{start}register_tokens")
+    tensors[f"{start}distillation_token"] = token
+    tensors[f"{start}position_embeddings"] = torch.cat(
+        [table[:, :1], register - token, table[:, 1:]], dim=1
+    )
+    again = load(tensors, config_json(THEIRS) | {"model_type": "deit"})
     assert again.config == model.config
     torch.testing.assert_close(again.registers, model.registers)
     assert torch.equal(again.position.table, model.position.table)
 
 
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu", "split swiglu"])
 @pytest.mark.parametrize("registers", [0, 2])
 def test_dinov2(mlp, registers):
-    config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp=mlp, registers=registers)
+    kind = mlp.removeprefix("split ")
+    config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp=kind, registers=registers)
     config = config.change(numerics=replace(config.numerics, norm_eps=1e-6))
-    model = random_model(config)
-    weights = renamed(weights_of(model, {"heads": 2}), replacing(DINO_NAMES))
-    assert "encoder.layer.0.norm1.weight" in weights.tensors
-    again = load(weights)
-    assert again.config == config
-    assert same_weights(again, model)
+    tensors = tensors_of(config, DINO_NAMES)
+    assert "encoder.layer.0.norm1.weight" in tensors
     assert huggingface.VIT.unsupported(config)
-
-
-def test_split_gates_are_joined():
-    config = THEIRS.change(num_classes=0, layer_scale=1.0, mlp="swiglu")
-    weights = weights_of(random_model(config), {"heads": 2})
-    for name in [name for name in weights.tensors if "weights_in" in name]:
-        whole = weights.tensors.pop(name).read()
-        for part, value in zip(("gate_proj", "up_proj"), whole.chunk(2), strict=True):
-            weights.tensors[name.replace("weights_in", part)] = LazyTensor(
-                tuple(value.shape), lambda value=value: value
-            )
-    names = {"weights_out": "down_proj"}
-    assert same_weights(load(renamed(weights, replacing(names))), random_model(config))
-    gate = weights.tensors.pop("encoder.layer.0.mlp.gate_proj.weight")
-    assert gate.shape == (16, 8)
-    with pytest.raises(CheckpointError):
-        load(renamed(weights, replacing(names)))
+    if mlp == "split swiglu":
+        for name in [name for name in tensors if "weights_in" in name]:
+            for part, value in zip(("gate", "up"), tensors.pop(name).chunk(2), strict=True):
+                tensors[name.replace("weights_in", f"{part}_proj")] = value
+        tensors = {name.replace("weights_out", "down_proj"): t for name, t in tensors.items()}
+        incomplete = tensors.keys() - {"encoder.layer.0.mlp.gate_proj.weight"}
+        with pytest.raises(CheckpointError):
+            load({name: tensors[name] for name in incomplete}, {"heads": 2})
+    assert_loads(tensors, {"heads": 2}, config)
 
 
 def test_dinov2_classifier_raises():
-    model = random_model(THEIRS.change(layer_scale=1.0))
-    weights = weights_of(model, {"heads": 2})
-    weights.tensors["classifier.weight"] = LazyTensor((3, 16), lambda: torch.zeros(3, 16))
+    tensors = tensors_of(THEIRS.change(layer_scale=1.0)) | {"classifier.weight": torch.zeros(3, 16)}
     with pytest.raises(CheckpointError, match="concatenated class token"):
-        load(weights)
+        load(tensors, {"heads": 2})
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "swin", 7, ["vit"]])
 def test_unsupported_model_type_raises(kind):
-    weights = Checkpoint({}, {"model_type": kind})
     with pytest.raises(CheckpointError, match=re.escape(f"model_type={kind!r}")):
-        huggingface.normalize(weights)
+        huggingface.normalize(Checkpoint({}, {"model_type": kind}))
 
 
 def test_normalize_ignores_other_formats():
     for stated in ({}, {"architecture": "vit_base_patch16_224"}, {"model_type": "timm_wrapper"}):
-        weights = Checkpoint(
-            {"patch_embed.proj.weight": LazyTensor((8, 3, 4, 4), torch.empty)}, stated
-        )
+        weights = as_checkpoint({"patch_embed.proj.weight": torch.empty(8, 3, 4, 4)}, stated)
         assert huggingface.normalize(weights) is weights
         assert not huggingface.VIT.matches(weights.tensors)
 
@@ -267,29 +228,14 @@ def test_normalize_ignores_other_formats():
     ],
 )
 def test_contradicting_config_json_raises(name, value, message):
-    weights = weights_of(random_model(THEIRS), config_json(THEIRS) | {name: value})
-    with pytest.raises((CheckpointError, ConfigError), match=re.escape(message)):
-        load(weights)
-
-
-def test_pooler_without_tanh_raises():
-    model = random_model(THEIRS.change(num_classes=0, representation=5))
-    weights = weights_of(model, config_json(model.config) | {"pooler_act": "relu"})
-    with pytest.raises(CheckpointError, match="tanh"):
-        load(weights)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load(tensors_of(THEIRS), config_json(THEIRS) | {name: value})
 
 
 @pytest.mark.parametrize("act", ["gelu_new", "gelu_fast", "gelu_pytorch_tanh"])
 def test_tanh_gelu_names(act):
-    weights = weights_of(random_model(THEIRS), config_json(THEIRS) | {"hidden_act": act})
-    assert load(weights).config.numerics.gelu == "tanh"
-
-
-def test_non_square_grid_needs_config_json():
-    model = random_model(THEIRS.change(image_size=(8, 12)))
-    assert load(weights_of(model, config_json(model.config))).config == model.config
-    with pytest.raises(CheckpointError, match="6 patch positions"):
-        load(weights_of(model, {"heads": 2}))
+    again = load(tensors_of(THEIRS), config_json(THEIRS) | {"hidden_act": act})
+    assert again.config.numerics.gelu == "tanh"
 
 
 def metadata_again(metadata, config=THEIRS):
@@ -315,10 +261,8 @@ def test_preprocessing_round_trip(how):
 
 
 def test_unsupported_preprocessing():
-    unsupported = unsupported_preprocessing(preset("google", (8, 8))) + unsupported_preprocessing(
-        preset("big_vision", (8, 12))
-    )
-    assert unsupported == [
+    google, big_vision = preset("google", (8, 8)), preset("big_vision", (8, 12))
+    assert unsupported_preprocessing(google) + unsupported_preprocessing(big_vision) == [
         "antialias=False",
         "interpolation='area'",
         "a short side of 9 or 13 pixels",
@@ -334,10 +278,6 @@ def test_class_names_round_trip_without_placeholders():
     bare = huggingface.read_metadata({"model_type": "vit", "id2label": {"0": "cat"}}, THEIRS)
     assert bare is not None
     assert bare.class_names == ()
-
-
-def test_bare_file_has_no_metadata():
-    assert huggingface.read_metadata({}, THEIRS) is None
     assert huggingface.read_metadata({"format": "pt", "heads": 2}, THEIRS) is None
 
 
@@ -363,14 +303,9 @@ def test_processor_variants():
 @pytest.mark.parametrize(
     "values",
     [
-        {"size": {"longest_edge": 8}},
-        {"size": [8, 8, 8]},
-        {"size": "large"},
-        {"resample": 5},
-        {"resample": [2]},
-        {"image_mean": [0.1, 0.2]},
-        {"image_mean": ["a", "b", "c"]},
-        {"image_mean": []},
+        *({"size": size} for size in ({"longest_edge": 8}, [8, 8, 8], "large")),
+        *({"resample": resample} for resample in (5, [2])),
+        *({"image_mean": mean} for mean in ([0.1, 0.2], ["a", "b", "c"], [])),
         {"image_std": 0},
         {"rescale_factor": 0},
     ],

@@ -4,23 +4,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VIT, as_checkpoint, random_model, same_weights
+from small_models import VIT, as_checkpoint, load_tensors, random_model, same_weights
 
 from vitrail import NUMERICS, CheckpointError, VitConfig
 from vitrail.checkpoints import torchvision
-from vitrail.checkpoints.files import Checkpoint, LazyTensor
-from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import write
 
 THEIRS = VIT.change(numerics="torchvision")
 
 
-def weights_of(model, **stated):
-    return as_checkpoint(write(model, torchvision.VIT.rules(model.config)), stated)
+def tensors_of(config):
+    return write(random_model(config), torchvision.VIT.rules(config))
 
 
-def load(weights):
-    return read_foreign(weights, "torchvision")[0]
+def with_old_names(tensors):
+    """The names before torchvision 0.13."""
+    for late, early in {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}.items():
+        tensors = {name.replace(late, early): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def load(tensors, **settings):
+    return load_tensors("torchvision", tensors, settings)[0]
 
 
 @st.composite
@@ -44,86 +49,62 @@ def configs(draw):
 @given(config=configs(), early=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_round_trip_of_random_configs(config, early):
-    model = random_model(config)
-    weights = weights_of(model, heads=config.heads)
-    if early:
-        weights = with_old_names(weights)
-    again = load(weights)
+    tensors = tensors_of(config)
+    again = load(with_old_names(tensors) if early else tensors, heads=config.heads)
     assert again.config == config
-    assert same_weights(again, model)
+    assert same_weights(again, random_model(config))
     assert torchvision.VIT.unsupported(config) == []
 
 
-def with_old_names(weights):
-    """The names before torchvision 0.13."""
-    names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
-    entries = {}
-    for name, entry in weights.tensors.items():
-        for late, early in names.items():
-            name = name.replace(late, early)
-        entries[name] = entry
-    assert entries.keys() != weights.tensors.keys()
-    return Checkpoint(entries, weights.settings)
-
-
-def test_duplicate_tensor_raises():
-    weights = weights_of(random_model(THEIRS), heads=2)
-    weights.tensors.update(with_old_names(weights).tensors)
-    with pytest.raises(CheckpointError, match="duplicate tensors"):
-        load(weights)
-
-
 def test_default_heads_and_override():
-    usual = random_model(THEIRS.change(width=192, heads=3))
-    assert load(weights_of(usual)).config == usual.config
-    assert load(weights_of(usual, heads=6)).config.heads == 6
-    with pytest.raises(CheckpointError, match="heads"):
-        load(weights_of(random_model(THEIRS)))
+    usual = THEIRS.change(width=192, heads=3)
+    assert load(tensors_of(usual)).config == usual
+    assert load(tensors_of(usual), heads=6).config.heads == 6
 
 
 def test_headless_file():
-    model = random_model(THEIRS.change(num_classes=0))  # after `model.heads = nn.Identity()`
-    again = load(weights_of(model, heads=2))
-    assert again.config == model.config
-    assert same_weights(again, model)
-    assert torchvision.VIT.unsupported(model.config) == ["a model without a head"]
+    config = THEIRS.change(num_classes=0)  # after `model.heads = nn.Identity()`
+    assert same_weights(load(tensors_of(config), heads=2), random_model(config))
+    assert torchvision.VIT.unsupported(config) == ["a model without a head"]
 
 
-def test_conv_stem_raises():
-    weights = weights_of(random_model(THEIRS), heads=2)
-    for kind in ("weight", "bias"):
-        weights.tensors[f"conv_proj.conv_last.{kind}"] = weights.tensors.pop(f"conv_proj.{kind}")
-    with pytest.raises(CheckpointError, match="convolutional stem"):
-        load(weights)
+def conv_stem(tensors):
+    return {name.replace("conv_proj.", "conv_proj.conv_last."): t for name, t in tensors.items()}
 
 
-def test_non_square_grid_raises():
-    weights = weights_of(random_model(THEIRS.change(image_size=(8, 12))), heads=2)
-    with pytest.raises(CheckpointError, match="square"):
-        load(weights)
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (THEIRS, dict, "does not state the number of heads"),
+        (THEIRS.change(width=64), lambda t: t | with_old_names(t), "duplicate tensors"),
+        (THEIRS.change(width=64), conv_stem, "convolutional stem"),
+        (THEIRS.change(width=64, image_size=(8, 12)), dict, "not a square grid"),
+    ],
+)
+def test_unsupported_files_raise(config, change, message):
+    tensors = change(tensors_of(config))
+    with pytest.raises(CheckpointError, match=message):
+        load(tensors)
 
 
 def test_normalize_ignores_other_formats():
-    weights = Checkpoint({"cls_token": LazyTensor((1, 1, 8), torch.empty)})
+    weights = as_checkpoint({"cls_token": torch.empty(1, 1, 8)})
     assert torchvision.normalize(weights) is weights
     assert not torchvision.VIT.matches(weights.tensors)
 
 
 @pytest.mark.parametrize(
-    ("changes", "features"),
+    ("changes", "feature"),
     [
-        ({"numerics": "google"}, ["gelu='tanh' (it uses 'exact')"]),
-        ({"numerics": "transformers"}, ["norm_eps=1e-12 (it uses 1e-06)"]),
-        ({"channels": 1}, ["channels=1 (it uses 3)"]),
-        ({"image_size": (8, 12)}, ["non-square 8 x 12 images"]),
-        (
-            {"image_size": 8, "patch_size": (4, 8)},
-            ["non-square 4 x 8 patches"],
-        ),
-        ({"qkv_bias": False}, ["qkv_bias=False"]),
-        ({"pool": "mean"}, ["pool='mean'"]),
+        ({"numerics": "google"}, "gelu='tanh' (it uses 'exact')"),
+        ({"numerics": "transformers"}, "norm_eps=1e-12 (it uses 1e-06)"),
+        ({"channels": 1}, "channels=1 (it uses 3)"),
+        ({"image_size": (8, 12)}, "non-square 8 x 12 images"),
+        ({"image_size": 8, "patch_size": (4, 8)}, "non-square 4 x 8 patches"),
+        ({"qkv_bias": False}, "qkv_bias=False"),
+        ({"pool": "mean"}, "pool='mean'"),
     ],
     ids=str,
 )
-def test_unsupported_features(changes, features):
-    assert torchvision.VIT.unsupported(THEIRS.change(**changes)) == features
+def test_unsupported_features(changes, feature):
+    assert torchvision.VIT.unsupported(THEIRS.change(**changes)) == [feature]

@@ -93,7 +93,7 @@ IN_SHAPES = {  # settings that the shapes determine too: theirs → ours
 MAX_NUMBER = 1e30
 # Pillow's numbers. 4 is the box filter, our "area", which their tensor-based processors reject.
 RESAMPLE: dict[Interpolation, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
-FILTERS: dict[int, Interpolation] = {n: name for name, n in RESAMPLE.items()} | {4: "area"}
+FILTERS: dict[int, Interpolation] = {4: "area", **{n: name for name, n in RESAMPLE.items()}}
 
 
 # Weights.
