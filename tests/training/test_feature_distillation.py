@@ -110,6 +110,12 @@ def test_teacher_runs_at_a_given_size(teacher, tmp_path, monkeypatch):
     assert shapes == {(24, 24)}
 
 
+def test_time_budget(teacher, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
+    assert tiny_run(data, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
+
+
 def test_features_exclude_mixing(teacher, tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     with pytest.raises(ConfigError, match="excludes mixup and CutMix"):

@@ -150,6 +150,9 @@ def time_step(trainer: "Trainer", size: int) -> float:
     targets = torch.zeros(micro, dtype=torch.long, device=device)
     if train.multi_label:
         targets = torch.zeros(micro, len(train.classes), device=device)
+    if trainer.teacher is not None:  # the label, then the teacher's features
+        features = trainer.teacher.teacher.model.config.num_features
+        targets = torch.zeros(micro, 1 + features, device=device)
     times = []
     for _ in range(TRIALS):
         started = time.monotonic()
