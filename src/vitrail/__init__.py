@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitrail.errors import DataError as DataError
     from vitrail.errors import TrainingError as TrainingError
     from vitrail.errors import VitrailError as VitrailError
+    from vitrail.evaluation.conformal import calibrate as calibrate
     from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.inspect import inspect_model as inspect_model
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 MODULE_OF = {
     "allow_outside": "data.storage",
+    "calibrate": "evaluation.conformal",
     "create": "models.vit",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.api",

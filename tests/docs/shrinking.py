@@ -14,6 +14,7 @@ LESS = {
     "--batch-size": "4",
     "--seeds": "2",
     "--port": "0",
+    "--error-rate": "0.4",
 }
 # Options that a fresh model is made small by, given or not.
 SMALL = {"--model.depth": "1", "--model.width": "32", "--model.mlp-width": "64"}

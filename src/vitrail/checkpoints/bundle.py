@@ -40,7 +40,8 @@ CONFIG = "config.json"
 CARD = "README.md"
 HEADER = "vitrail-bundle"  # the key of config.json in the safetensors header
 VERSION = 1
-KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "multi_label", "weights")
+KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "multi_label")
+KEYS += ("conformal", "weights")
 GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"
 MAX_CARD_CLASSES = 20
 

@@ -36,6 +36,7 @@ class Metadata:
     class_names: tuple[str, ...] = ()  # in the order of the logits; empty if unknown
     provenance: Mapping[str, Any] = field(default_factory=dict)
     multi_label: bool = False  # independent sigmoid per class instead of a softmax
+    conformal: Mapping[str, Any] = field(default_factory=dict)  # of evaluation/conformal.py
 
     def names(self, num_classes: int) -> tuple[str, ...]:
         """Return the class names, or the class indices if there are none."""
@@ -88,6 +89,7 @@ class Metadata:
             "class_names": list(self.class_names),
             "provenance": dict(self.provenance),
             **({"multi_label": True} if self.multi_label else {}),
+            **({"conformal": dict(self.conformal)} if self.conformal else {}),
         }
 
     @classmethod
@@ -95,10 +97,12 @@ class Metadata:
         """Undo `to_dict`; other keys are ignored."""
         class_names, provenance = values.get("class_names", []), values.get("provenance", {})
         preprocessing, multi_label = values.get("preprocessing"), values.get("multi_label", False)
+        conformal = values.get("conformal", {})
         if (
             not isinstance(class_names, list)
             or not isinstance(provenance, Mapping)
             or not isinstance(multi_label, bool)
+            or not isinstance(conformal, Mapping)
             or not isinstance(preprocessing, Mapping)
         ):
             raise CheckpointError(
@@ -109,6 +113,7 @@ class Metadata:
             class_names=tuple(map(str, class_names)),
             provenance=provenance,
             multi_label=multi_label,
+            conformal=conformal,
         )
 
 

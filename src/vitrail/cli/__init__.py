@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from vitrail import __version__
+from vitrail.cli.calibrate import Calibrate
 from vitrail.cli.check import Check
 from vitrail.cli.completion import Completion
 from vitrail.cli.console import VERBOSITY, verbosity
@@ -57,6 +58,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     },
     "Evaluation": {
         "evaluate": (Evaluate, "accuracy, calibration, per-class metrics, mistakes"),
+        "calibrate": (Calibrate, "guarantee an error rate: prediction sets, abstention"),
         "inspect": (Inspect, "attention, filters, position embeddings, explanations"),
         "vtab": (Vtab, "transfer to many small tasks (VTAB-1k protocol)"),
         "reproduce": (Reproduce, "the paper's tables and figures at laptop scale"),

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class Predict(DataOptions):
     top: int = 5
     """Number of classes per image."""
     threshold: float | None = None
-    """Abstain below this probability. For a multi-label model: the probability from which a class
-    applies (default: 0.5)."""
+    """Abstain below this probability (default: that of vitrail calibrate). For a multi-label model:
+    the probability from which a class applies (default: 0.5)."""
     csv: bool = False
     """Print CSV."""
     json: bool = False
@@ -113,6 +114,8 @@ class Predict(DataOptions):
         sys.stdout.flush()
         for line in counter.summary(predictor.engine.name):
             print(line, file=sys.stderr if self.csv or self.json else sys.stdout)
+        if predictor.conformal and (drift := predictor.conformal.drift(counter.confidences)):
+            print(f"warning: {drift}", file=sys.stderr)
         return UNMET if counter.errors else 0
 
     def write_features(
@@ -149,11 +152,14 @@ class Counter:
         self.total, self.progress = total, progress
         self.images = self.errors = self.abstained = 0
         self.messages: list[str] = []  # of the first errors
+        self.confidences = array("d")  # of the top classes, for the drift check
         self.begun = time.monotonic()
 
     def count_all(self, predictions: Iterable["Prediction"]) -> Iterator["Prediction"]:
         for prediction in predictions:
             self.count(prediction.name, prediction.error, abstained=not prediction.labels)
+            if not prediction.error:
+                self.confidences.append(prediction.probability)
             yield prediction
 
     def count(self, name: str, error: str, *, abstained: bool = False) -> None:
@@ -205,6 +211,8 @@ def csv_line(values: Iterable[str]) -> str:
 def json_line(prediction: "Prediction") -> str:
     guesses = [{"label": label, "probability": p} for label, p in prediction.guesses]
     values = {"picture": prediction.name, "labels": list(prediction.labels), "guesses": guesses}
+    if prediction.prediction_set:
+        values["set"] = list(prediction.prediction_set)
     return json.dumps(values | {"error": prediction.error or None})
 
 
@@ -214,6 +222,8 @@ def bar_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
         if one.error:
             continue
         yield printable(f"{one.name}{'' if one.labels else '   (abstained)'}")
+        if one.prediction_set:
+            yield printable(f"  prediction set: {', '.join(one.prediction_set)}")
         width = min(NAME_WIDTH, max(len(guess.label) for guess in one.guesses))
         for label, p in one.guesses:
             bar = "█" * round(BAR_WIDTH * p) or "▏"

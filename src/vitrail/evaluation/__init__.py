@@ -4,5 +4,6 @@ evaluate.py      `vitrail.evaluate`, the quick evaluation during training, and i
 dataset.py       choice of split, overlap with the training data, class matching, ImageNet-ReaL
 metrics.py       accuracy, F1, average precision, selective accuracy, and 95 % CIs (bootstrap)
 calibration.py   reliability diagram, ECE, Brier score, temperature scaling
+conformal.py     prediction sets and abstention with a guaranteed error rate
 results.py       the result types, and their accumulation over batches and processes
 """

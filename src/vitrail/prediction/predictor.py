@@ -37,6 +37,7 @@ from vitrail.data.transforms import (
     read_image,
 )
 from vitrail.errors import ConfigError, DataError, renamed_attribute, renamed_keyword
+from vitrail.evaluation.conformal import load_conformal
 from vitrail.evaluation.evaluate import Runner
 from vitrail.models.vit import Model
 from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
@@ -122,6 +123,7 @@ class Predictor:
             self.metadata = get_metadata(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
+        self.conformal = load_conformal(self.metadata, self.num_classes, self.model)
         self.classes = self.metadata.names(self.num_classes)
         self.transform = EvalTransform(
             preprocessing=self.metadata.preprocessing, channels=self.channels
@@ -191,7 +193,14 @@ class Predictor:
         for names, errors, logits in self.run_batches(images, batch_size=batch_size):
             readable = [name for name, error in zip(names, errors, strict=True) if not error]
             decoded = iter(
-                decode_logits(logits, readable, self.metadata, top=top, threshold=threshold)
+                decode_logits(
+                    logits,
+                    readable,
+                    self.metadata,
+                    top=top,
+                    threshold=threshold,
+                    conformal=self.conformal,
+                )
                 if logits is not None
                 else ()
             )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import Metadata
+from vitrail.evaluation.conformal import Conformal
 
 DEFAULT_TOP = 5
 MULTI_LABEL_THRESHOLD = 0.5  # probability from which a class applies to a multi-label model's image
@@ -29,6 +30,7 @@ class Prediction:
     name: str  # path of the image, or its position
     guesses: tuple[Guess, ...] = ()  # top classes, most probable first
     labels: tuple[str, ...] = ()  # one class, several if multi-label, none below the threshold
+    prediction_set: tuple[str, ...] = ()  # of a calibrated model: contains the true class
     error: str = ""
 
     @property
@@ -49,25 +51,43 @@ def decode_logits(
     *,
     top: int = DEFAULT_TOP,
     threshold: float | None = None,
+    conformal: Conformal | None = None,
 ) -> list[Prediction]:
     """Return one prediction per row of logits (B, K); `names` are those of the images.
 
-    Below `threshold` no label is assigned; the default is 0, or 0.5 per class if multi-label.
+    Below `threshold` no label is assigned; the default is that of `conformal`, else 0, or 0.5 per
+    class if multi-label.
     """
+    probabilities = metadata.probabilities(logits.double())
+    accepted, sets = [True] * len(probabilities), [()] * len(probabilities)
+    if conformal is not None and len(probabilities):
+        table = probabilities.numpy()
+        if threshold is None:
+            accepted = conformal.accepts(table).tolist()
+        ranked = zip(conformal.sets(table), table, strict=True)
+        sets = [sorted(inside.nonzero()[0], key=lambda k: -row[k]) for inside, row in ranked]
     if threshold is None:
         threshold = MULTI_LABEL_THRESHOLD if metadata.multi_label else 0.0
-    probabilities = metadata.probabilities(logits.double())
     best = probabilities.topk(min(top, probabilities.shape[1]))
     classes = metadata.names(probabilities.shape[1])
     predictions = []
-    for name, row, values, indices in zip(
-        names, probabilities, best.values.tolist(), best.indices.tolist(), strict=True
+    for name, row, values, indices, accept, inside in zip(
+        names,
+        probabilities,
+        best.values.tolist(),
+        best.indices.tolist(),
+        accepted,
+        sets,
+        strict=True,
     ):
         guesses = tuple(Guess(classes[i], p) for i, p in zip(indices, values, strict=True))
         if metadata.multi_label:
             order = row.argsort(descending=True)
             labels = tuple(classes[i] for i in order[row[order] >= threshold].tolist())
         else:
-            labels = (guesses[0].label,) if values[0] >= threshold else ()
-        predictions.append(Prediction(name=name, guesses=guesses, labels=labels))
+            labels = (guesses[0].label,) if accept and values[0] >= threshold else ()
+        members = tuple(classes[k] for k in inside)
+        predictions.append(
+            Prediction(name=name, guesses=guesses, labels=labels, prediction_set=members)
+        )
     return predictions

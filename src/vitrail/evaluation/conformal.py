@@ -1,0 +1,316 @@
+"""Conformal prediction sets and a risk-controlled abstention threshold: `vitrail.calibrate`.
+
+A prediction set contains the true class with probability at least 1 - error rate (split conformal
+prediction). A class is in the set if its score is at most a threshold, which is a quantile of the
+scores of the true classes of n calibration images:
+
+    lac     1 - p                                     Sadinle et al. 2019 (arXiv:1609.00451)
+    aps     sum of p down to this class               Romano et al. 2020 (arXiv:2006.02544)
+    raps    aps + 0.1 for each class above it         Angelopoulos et al. 2021 (arXiv:2009.14193)
+
+The scores are not randomized, so that an image always gets the same set. The abstention threshold
+is found by fixed-sequence testing (Angelopoulos et al. 2021, arXiv:2110.01052) with exact binomial
+p-values. Both assume that new images are exchangeable with the calibration images: drawn from the
+same distribution, and not used for training. `Conformal.drift` compares the confidences.
+
+Shapes: N images, K classes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+
+from vitrail.checkpoints.bundle import digest
+from vitrail.checkpoints.load import HEADS, Reference, load
+from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.evaluation.calibration import probabilities
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.results import EvaluationResult
+from vitrail.formatting import comma_list, percent
+from vitrail.models.vit import Model
+
+Method = Literal["lac", "aps", "raps"]
+METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
+RAPS_PENALTY = 0.1  # for each class that ranks above, without tuning on further images
+CONFIDENCE = 0.95  # of the statement about accepted predictions
+GUIDE = 5  # one image in five chooses the order of tests, the others are tested
+CANDIDATES = 50  # thresholds that are tested
+ALWAYS_ABSTAIN = 2.0  # a threshold above every probability
+DRIFT_BINS = 10  # deciles of the confidence on the calibration images
+DRIFT_Z = 3.09  # one false warning in 1,000
+MIN_DRIFT_IMAGES = 50
+MIN_DRIFT = 0.1  # total variation distance below which a difference does not matter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformal:
+    """Thresholds from calibration images; `model.metadata.conformal` holds its `to_dict()`."""
+
+    method: Method
+    error_rate: float
+    samples: int  # calibration images
+    thresholds: tuple[float, ...]  # of the scores, one or one for each class
+    abstain: tuple[float, ...] = ()  # of the confidence, one or one for each class; () if none
+    edges: tuple[float, ...] = ()  # of the bins of the drift check
+    shares: tuple[float, ...] = ()  # of the calibration images in each bin
+    head: str = ""  # digest of the head that was calibrated
+    data: str = ""
+
+    def sets(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return which classes are in each prediction set: bool (N, K).
+
+        The top class is always in it, so that no set is empty; this can only raise the coverage.
+        """
+        inside = class_scores(probabilities, self.method) <= np.array(self.thresholds)
+        inside[np.arange(len(inside)), probabilities.argmax(axis=1)] = True
+        return inside
+
+    def accepts(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return whether the top class is probable enough not to abstain: bool (N,)."""
+        thresholds = np.broadcast_to(self.abstain or 0.0, probabilities.shape[1])
+        return probabilities.max(axis=1) >= thresholds[probabilities.argmax(axis=1)]
+
+    def drift(self, confidence: Sequence[float] | np.ndarray) -> str:
+        """Return a warning if confidences (N,) are distributed unlike those of the calibration.
+
+        Chi-squared test of two samples, at a level of 0.1 %, and a distance that matters.
+        """
+        shares = np.array(self.shares)
+        if len(confidence) < MIN_DRIFT_IMAGES or len(shares) < 2:
+            return ""
+        counts = np.bincount(np.searchsorted(self.edges, confidence), minlength=len(shares))
+        observed = counts / len(confidence)
+        distance = np.abs(observed - shares).sum() / 2
+        variance = shares * (1 / len(confidence) + 1 / self.samples)
+        statistic = ((observed - shares) ** 2 / variance).sum()
+        spread = 2 / (9 * (len(shares) - 1))  # Wilson and Hilferty's approximation
+        limit = (len(shares) - 1) * (1 - spread + DRIFT_Z * math.sqrt(spread)) ** 3
+        if statistic <= limit or distance < MIN_DRIFT:
+            return ""
+        return (
+            f"the confidences of {len(confidence):,} images differ from those of the calibration "
+            f"images (total variation distance {distance:.2f}); the error rate of "
+            f"{percent(self.error_rate)} is not guaranteed for such images; calibrate again"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], classes: int) -> "Conformal":
+        """Undo `to_dict` for a model with this many classes; other keys are ignored."""
+        try:
+            known = {field.name: values[field.name] for field in fields(cls)}
+            numbers = ("thresholds", "abstain", "edges", "shares")
+            known |= {name: tuple(map(float, known[name])) for name in numbers}
+            conformal = cls(**known)
+            lengths = len(conformal.thresholds), len(conformal.abstain)
+            valid = (
+                conformal.method in METHODS
+                and lengths[0] in (1, classes)
+                and lengths[1] in (0, 1, classes)
+                and len(conformal.shares) == len(conformal.edges) + 1
+                and isinstance(conformal.error_rate, float)
+                and isinstance(conformal.samples, int)
+                and conformal.samples > 0
+            )
+        except (KeyError, TypeError, ValueError):
+            valid, conformal = False, None
+        if not valid or conformal is None:
+            raise CheckpointError("invalid conformal thresholds in the metadata; calibrate again")
+        return conformal
+
+
+def calibrate(
+    model: Model | Reference,
+    data: Any,
+    split: str | None = None,
+    *,
+    error_rate: float = 0.05,
+    method: Method = "lac",
+    per_class: bool = False,
+    **options: Any,
+) -> tuple[Model, Conformal, EvaluationResult]:
+    """Return the model with thresholds in its metadata, the thresholds, and the evaluation.
+
+    >>> model, conformal, result = calibrate("runs/first", "photos", error_rate=0.05)
+    >>> vitrail.save(model, "runs/calibrated")
+
+    `per_class` holds the error rate for each class instead of on average. `options` are those of
+    `evaluate`. `DataError` if there are too few images for the error rate.
+    """
+    check_error_rate(error_rate)
+    model = load(model) if isinstance(model, str | PathLike) else model
+    result = evaluate(model, data, split, **options)
+    predictions = result.predictions
+    assert predictions is not None
+    if predictions.multi_label or predictions.loss == "sigmoid":
+        raise DataError("prediction sets need single-label data; these images have several labels")
+    for note in result.notes:
+        if note.startswith("the model was trained on"):
+            raise DataError(f"{note}; calibrate with held-out images, which the guarantee needs")
+    p, labels = probabilities(predictions.logits, "softmax"), predictions.labels
+    classes = get_metadata(model).class_names or predictions.classes
+    if classes != predictions.classes:  # the dataset's order
+        columns = [predictions.classes.index(name) for name in classes]
+        p, labels = p[:, columns], np.argsort(columns)[labels]
+    confidence, correct = p.max(axis=1), p.argmax(axis=1) == labels
+    edges = np.unique(np.quantile(confidence, np.linspace(0, 1, DRIFT_BINS + 1)[1:-1]))
+    bins = np.searchsorted(edges, confidence)
+    scores = np.take_along_axis(class_scores(p, method), labels[:, None], axis=1)[:, 0]
+    groups = class_rows(labels, classes, error_rate) if per_class else [...]
+    abstain = [
+        abstention_threshold(confidence[rows], correct[rows], error_rate)
+        for rows in ([p.argmax(axis=1) == k for k in range(p.shape[1])] if per_class else [...])
+    ]
+    conformal = Conformal(
+        method=method,
+        error_rate=error_rate,
+        samples=len(labels),
+        thresholds=tuple(conformal_quantile(scores[rows], error_rate) for rows in groups),
+        abstain=tuple(ALWAYS_ABSTAIN if t is None else t for t in abstain)
+        if any(t is not None for t in abstain)
+        else (),
+        edges=tuple(edges.tolist()),
+        shares=tuple((np.bincount(bins, minlength=len(edges) + 1) / len(labels)).tolist()),
+        head=head_digest(model),
+        data=str(data) if isinstance(data, str | PathLike) else "",
+    )
+    model.metadata = replace(get_metadata(model), conformal=conformal.to_dict())
+    return model, conformal, result
+
+
+def load_conformal(metadata: Metadata, classes: int, model: Model | None) -> Conformal | None:
+    """Return a model's thresholds; None without any, or if the head has changed since."""
+    if not metadata.conformal:
+        return None
+    conformal = Conformal.from_dict(metadata.conformal, classes)
+    return conformal if model is None or head_digest(model) == conformal.head else None
+
+
+def head_digest(model: Model) -> str:
+    """Return a digest of the head and the preprocessing, which decide the probabilities."""
+    tensors = {n: x for n, x in model.state_dict().items() if n.split(".")[0] in HEADS}
+    return digest(tensors, get_metadata(model).preprocessing.to_dict())
+
+
+def class_scores(probabilities: np.ndarray, method: Method) -> np.ndarray:
+    """Return the nonconformity score of each class. (N, K)"""
+    if method == "lac":
+        return 1 - probabilities
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    ordered = np.take_along_axis(probabilities, order, axis=1).cumsum(axis=1)
+    if method == "raps":
+        ordered += RAPS_PENALTY * np.arange(probabilities.shape[1])
+    scores = np.empty_like(ordered)
+    np.put_along_axis(scores, order, ordered, axis=1)
+    return scores
+
+
+def conformal_quantile(scores: np.ndarray, error_rate: float) -> float:
+    """Return the ceil((n + 1)(1 - error rate))-th smallest score; `DataError` if n is too small."""
+    rank = math.ceil(round((len(scores) + 1) * (1 - error_rate), 9))
+    if rank > len(scores):
+        raise DataError(
+            f"an error rate of {percent(error_rate)} needs at least {images_needed(error_rate):,} "
+            f"calibration images, got {len(scores):,}; add images, or allow a higher error rate"
+        )
+    return float(np.partition(scores, rank - 1)[rank - 1])
+
+
+def class_rows(labels: np.ndarray, classes: tuple[str, ...], error_rate: float) -> list[Any]:
+    """Return the images of each class; `DataError` if one has too few."""
+    needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
+    if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
+        raise DataError(
+            f"an error rate of {percent(error_rate)} for each class needs at least {needed:,} "
+            f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add images, "
+            "or leave per-class out"
+        )
+    return [labels == k for k in range(len(classes))]
+
+
+def images_needed(error_rate: float) -> int:
+    """Return the least number of calibration images for a prediction set."""
+    return math.ceil(round(1 / error_rate, 9)) - 1
+
+
+def coverage_range(samples: int, error_rate: float) -> tuple[float, float]:
+    """Return the 5th and 95th percentile of the coverage over draws of calibration images.
+
+    It is distributed as Beta(k, n + 1 - k), k = ceil((n + 1)(1 - error rate)) (Vovk 2012), which is
+    below x with the probability that a binomial of n and x is at least k.
+    """
+    k = math.ceil(round((samples + 1) * (1 - error_rate), 9))
+    low, high = (
+        bisect(lambda x, p=p: 1 - binomial_cdf(k - 1, samples, x) < p) for p in (0.05, 0.95)
+    )
+    return low, high
+
+
+def abstention_threshold(
+    confidence: np.ndarray, correct: np.ndarray, error_rate: float, level: float = CONFIDENCE
+) -> float | None:
+    """Return a confidence from which on at most `error_rate` of the predictions are wrong.
+
+    This holds with probability `level` over draws of the calibration images. One image in five
+    proposes thresholds and the one to begin with; the others test them, from there on downwards,
+    until the first that is not shown to keep the error rate. None if it is the first.
+    """
+    order = np.random.default_rng(0).permutation(len(confidence))
+    guide, rest = order[::GUIDE], np.delete(order, slice(None, None, GUIDE))
+    if not len(rest):
+        return None
+    candidates = np.quantile(confidence[guide], np.linspace(1, 0, CANDIDATES))
+    candidates = np.unique(np.append(candidates, 0.0))[::-1]  # 0: never abstain
+
+    def p_value(
+        threshold: float, rows: np.ndarray, scale: float = 1.0, extra: float = 0.0
+    ) -> float:
+        accepted = rows[confidence[rows] >= threshold]
+        errors = np.count_nonzero(~correct[accepted]) + extra
+        return binomial_cdf(round(scale * errors), round(scale * len(accepted)), error_rate)
+
+    expected = [p_value(t, guide, len(rest) / len(guide), 0.5) for t in candidates]
+    best = None
+    for threshold in candidates[int(np.argmin(expected)) :].tolist():
+        if p_value(threshold, rest) > 1 - level:
+            break
+        best = threshold
+    return best
+
+
+def binomial_cdf(k: int, n: int, p: float) -> float:
+    """Return the probability of at most k successes in n trials."""
+    if k >= n or p <= 0:
+        return 1.0
+    if p >= 1 or k < 0:
+        return 0.0
+    logs = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])  # log factorials
+    i = np.arange(k + 1)
+    terms = logs[n] - logs[i] - logs[n - i] + i * math.log(p) + (n - i) * math.log1p(-p)
+    return min(1.0, float(np.exp(terms).sum()))
+
+
+def clopper_pearson(errors: int, samples: int, level: float = CONFIDENCE) -> float:
+    """Return the exact one-sided upper bound of an error rate."""
+    return bisect(lambda x: binomial_cdf(errors, samples, x) > 1 - level) if samples else 1.0
+
+
+def bisect(below: Any) -> float:
+    """Return where `below` changes from True to False between 0 and 1."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def check_error_rate(error_rate: float) -> None:
+    if not 0 < error_rate < 1:
+        raise ConfigError(f"error_rate={error_rate} must be between 0 and 1, such as 0.05")

@@ -1,0 +1,214 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tiny_models import awake
+from tiny_runs import CLASSES, write_colors
+from vitrail.checkpoints.metadata import get_metadata
+from vitrail.cli import main
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.evaluation.conformal import (
+    METHODS,
+    Conformal,
+    abstention_threshold,
+    binomial_cdf,
+    class_scores,
+    clopper_pearson,
+    conformal_quantile,
+    coverage_range,
+    images_needed,
+)
+from vitrail.probing import ridge
+from vitrail.probing.features import features_of
+
+# Sets of TorchCP 1.2.1 (randomized=False, RAPS with penalty=0.1 and kreg=0) for 60 images, at error
+# rates of 10 % and 20 %: bool (60, 6), packed. MAPIE 1.6.0 gives the same for lac.
+TORCHCP = {
+    "lac": (
+        "084c03610d1932044f16a822225421984dd3bca0e58261f84dc32098870d856057a846108e4452426c85705725",
+        "084c0361010932040a1628022244219849831ca0c58220f0498120888305854052a846108a4450426c81704725",
+    ),
+    "aps": (
+        "08fe13611d5b12074f96f872335431b84dd33fa1f58261f84dcb22d8879d8566d6a876148f6c52466d81704325",
+        "004803200d0910064e16e8222250209809c33ea0f50221f049c10088070d054256a862108e6450406c81304305",
+    ),
+    "raps": (
+        "0cde13651d19b3864e96e972725c719a49d33ea1e5c261f84dcb2698a70d856656a877348e6c72c66c85707725",
+        "08cc0361050912044e16a8223244219849831ca0e58220f049832088830d054252a062148a4452406c01304305",
+    ),
+}
+
+
+def draw(rng, samples, classes, scale=2):
+    """Probabilities, and labels drawn from them."""
+    logits = scale * rng.normal(size=(samples, classes))
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return p, (rng.random((samples, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(0, classes - 1)
+
+
+def true_scores(p, labels, method):
+    return class_scores(p, method)[np.arange(len(labels)), labels]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_sets_equal_torchcp(method, number):
+    rng = np.random.default_rng(7)
+    (p, labels), (new, _) = draw(rng, 150, 6), draw(rng, 60, 6)
+    threshold = conformal_quantile(true_scores(p, labels, method), (0.1, 0.2)[number])
+    expected = np.unpackbits(np.frombuffer(bytes.fromhex(TORCHCP[method][number]), np.uint8))
+    np.testing.assert_array_equal(class_scores(new, method) <= threshold, expected.reshape(60, 6))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_coverage_is_exact_over_many_calibrations(method):
+    """Mean coverage k / (n + 1) to 4 standard errors, and the spread of a beta distribution."""
+    rng = np.random.default_rng(0)
+    scores = true_scores(*draw(rng, 40_000, 5), method).reshape(200, 200)
+    covered = []
+    for row in scores:
+        threshold = conformal_quantile(row[:100], 0.1)
+        covered.append((row[100:] <= threshold).mean())
+    expected = math.ceil(101 * 0.9) / 101
+    spread = math.sqrt(2 * expected * (1 - expected) / 100)  # of calibration and test images
+    assert abs(np.mean(covered) - expected) < 4 * spread / math.sqrt(200)
+    assert np.std(covered) == pytest.approx(spread, rel=0.2)
+
+
+def test_abstention_keeps_the_error_rate_and_accepts_what_it_can():
+    rng = np.random.default_rng(0)
+    population = draw(rng, 20_000, 4, scale=6)[0].max(axis=1)
+    violated, accepted = 0, []
+    for _ in range(200):
+        p, labels = draw(rng, 400, 4, scale=6)
+        correct = p.argmax(axis=1) == labels
+        confidence = p.max(axis=1)
+        threshold = abstention_threshold(confidence, correct, 0.1)
+        # Labels are drawn from p, so the risk is the mean of 1 - confidence.
+        answered = population >= (2 if threshold is None else threshold)
+        violated += answered.any() and 1 - population[answered].mean() > 0.1
+        accepted.append(answered.mean())
+    assert violated <= 10 + 3 * math.sqrt(10)
+    assert np.mean(accepted) > 0.75
+    assert abstention_threshold(np.linspace(0, 1, 400), np.zeros(400, bool), 0.1) is None
+    assert abstention_threshold(np.linspace(0, 1, 400), np.ones(400, bool), 0.1) == 0
+
+
+def test_too_few_images_are_refused():
+    assert images_needed(0.05) == 19
+    assert conformal_quantile(np.arange(19.0), 0.05) == 18
+    with pytest.raises(DataError, match="needs at least 19 calibration images, got 18"):
+        conformal_quantile(np.arange(18.0), 0.05)
+    assert abstention_threshold(np.ones(50), np.ones(50, bool), 0.05) is None  # 59 are needed
+
+
+def test_binomial_bounds_equal_published_values():
+    assert binomial_cdf(3, 10, 0.5) == pytest.approx(176 / 1024)
+    assert binomial_cdf(10, 10, 0.3) == 1
+    assert clopper_pearson(0, 59) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert clopper_pearson(3, 100) == pytest.approx(0.0757, abs=1e-4)
+    low, high = coverage_range(1000, 0.1)  # Angelopoulos & Bates 2021, figure 11
+    assert (low, high) == pytest.approx((0.884, 0.915), abs=2e-3)
+
+
+def test_drift_warns_only_if_confidences_change():
+    rng = np.random.default_rng(0)
+    p, _ = draw(rng, 1000, 4)
+    confidence = p.max(axis=1)
+    edges = np.quantile(confidence, np.linspace(0, 1, 11)[1:-1])
+    conformal = Conformal(
+        method="lac",
+        error_rate=0.1,
+        samples=1000,
+        thresholds=(0.9,),
+        edges=tuple(edges),
+        shares=(0.1,) * 10,
+    )
+    same = [conformal.drift(draw(rng, 300, 4)[0].max(axis=1)) for _ in range(200)]
+    assert sum(map(bool, same)) <= 2
+    assert "calibrate again" in conformal.drift(confidence[:300] ** 1.5)
+    assert not conformal.drift(confidence[:40] ** 9)  # too few to tell
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A model that is right on most images of a dataset, and its bundle."""
+    folder = tmp_path_factory.mktemp("conformal")
+    data = write_colors(folder / "colors.npz", test=240)
+    config = vitrail.VitConfig(
+        depth=1, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3
+    )
+    model = awake(config)
+    vitrail.save(model, folder / "raw", class_names=CLASSES)
+    source = vitrail.open_dataset(data, "train")
+    model = vitrail.load(folder / "raw")
+    features = features_of(model, source, cache=False)
+    path = ridge.fit_path(features.values, features.labels)
+    weight, bias = path.probes[path.best].linear(path.scale)
+    model.head.weight.data, model.head.bias.data = weight.float(), bias.float()
+    vitrail.save(model, folder / "model")
+    return folder, data
+
+
+def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
+    folder, data = calibrated
+    out = folder / "calibrated"
+    command = ["calibrate", str(folder / "model"), str(data), "--out", str(out)]
+    assert main([*command, "--error-rate", "0.1", "--method", "raps", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["samples"] == 240
+    assert values["images_needed"] == 9
+    assert values["accepted_error_bound"] <= 0.1
+    predictor = vitrail.Predictor(out)
+    assert predictor.conformal is not None
+    test = vitrail.open_dataset(data, "test")
+    predictions = predictor([test[i].data for i in range(240)], top=3)
+    covered = [
+        test.classes[test[i].label] in one.prediction_set for i, one in enumerate(predictions)
+    ]
+    assert np.mean(covered) >= 0.9
+    for one in predictions:
+        assert one.prediction_set[0] == one.guesses[0].label
+        assert bool(one.labels) == (one.probability >= values["abstain"][0])
+    assert predictor(test[0].data, threshold=0.0).labels  # an explicit threshold wins
+    assert main(["calibrate", str(out), str(data), "--error-rate", "0.1", "--per-class"]) == 0
+    text = capsys.readouterr().out
+    assert "per class" in text
+    assert "exchangeability" in text
+
+
+def test_thresholds_are_dropped_when_the_head_changes(calibrated):
+    folder, data = calibrated
+    model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)
+    assert vitrail.Predictor(model).conformal == conformal
+    with torch.no_grad():
+        model.head.weight *= 2
+    assert vitrail.Predictor(model).conformal is None
+
+
+def test_targets_that_the_data_cannot_support_are_refused(calibrated):
+    folder, data = calibrated
+    with pytest.raises(DataError, match=r"0\.1 %.* at least 999 calibration images, got 240"):
+        vitrail.calibrate(folder / "model", data, error_rate=0.001)
+    with pytest.raises(DataError, match="at least 99 calibration images of each; 'red'"):
+        vitrail.calibrate(folder / "model", data, error_rate=0.01, per_class=True)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        vitrail.calibrate(folder / "model", data, error_rate=5)
+
+
+@pytest.mark.parametrize(
+    "change", [{"method": "x"}, {"thresholds": [1, 2]}, {"samples": "9"}, {"edges": None}]
+)
+def test_broken_thresholds_are_a_checkpoint_error(calibrated, change):
+    folder, data = calibrated
+    model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)
+    broken = conformal.to_dict() | change
+    model.metadata = replace(get_metadata(model), conformal=broken)
+    with pytest.raises(CheckpointError, match="calibrate again"):
+        vitrail.Predictor(model)
