@@ -27,7 +27,7 @@ import result_cache
 from timing import claim
 from vitrail.cli import SPIN, main
 from vitrail.errors import VitrailError
-from vitrail.planning.timing import resident_bytes
+from vitrail.planning.request import resident_bytes
 from vitrail.training.recipes import METRICS
 
 GIB = 2**30

@@ -25,8 +25,7 @@ from timing import machine
 from vitrail.models.registry import configuration
 from vitrail.planning.memory import FRAGMENTATION, PROCESS
 from vitrail.planning.plan import make_plan
-from vitrail.planning.request import PlanRequest
-from vitrail.planning.timing import resident_bytes
+from vitrail.planning.request import PlanRequest, resident_bytes
 from vitrail.training.config import RunConfig
 from vitrail.training.trainer import run
 

@@ -73,15 +73,6 @@ def test_the_worst_mistake_is_explained(pictures, tmp_path, capsys):
     assert (tmp_path / "out" / "inspection" / "report.html").exists()
 
 
-def test_arrays_have_mistakes_too(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16), np.uint8)
-    labels = np.arange(24) % 2
-    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": 1 - labels}
-    np.savez(tmp_path / "noise.npz", **arrays)
-    data = str(tmp_path / "noise.npz")
-    assert script("explain_a_mistake")["main"](data, tmp_path / "out", MOMENT) is not None
-
-
 def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
     script("serve_and_call")["main"](out=tmp_path / "out", minutes=MOMENT)
     said = capfd.readouterr().out

@@ -20,20 +20,16 @@ pytestmark = pytest.mark.slow
 COMMANDS = [case.command for group in memory.GROUPS for case in group.cases]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("finetune")])
-def test_trainings_have_settings_that_exist(command, capsys):
-    assert main([*command.split(), "--print-settings"]) == 0
-    assert "steps = " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fewshot")])
-def test_probes_have_options_that_exist(command):
-    options = tyro.cli(Fewshot, args=command.split()[1:])
-    assert not options.cache  # or only the first measurement would be one
-
-
-def test_every_command_is_one_of_these():
-    assert {command.split()[0] for command in COMMANDS} == {"finetune", "fewshot", "look"}
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_of_commands_exist(command, capsys):
+    verb, *words = command.split()
+    if verb == "finetune":
+        assert main([verb, *words, "--print-settings"]) == 0
+        assert "steps = " in capsys.readouterr().out
+    elif verb == "fewshot":
+        assert not tyro.cli(Fewshot, args=words).cache  # or only the first would be measured
+    else:
+        assert verb == "look"
 
 
 def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
@@ -51,11 +47,6 @@ def test_the_page_tells_the_largest_peak_of_each_claim(monkeypatch, tmp_path):
     }
     assert page.count(" | 2.50 |") == len(COMMANDS)
     assert memory.report() == page  # kept
-
-
-def test_a_system_that_does_not_tell_is_not_measured(monkeypatch):
-    monkeypatch.setattr(memory, "resident_bytes", lambda field: 0)
-    assert memory.report().split("\n\n")[1].startswith("Not measured: ")
 
 
 def test_seconds_are_those_of_a_step_for_each_picture_without_the_first(tmp_path):

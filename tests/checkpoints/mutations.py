@@ -24,7 +24,7 @@ from small_models import FAMILIES, VIT, random_model
 
 from vitrail import VitrailError, load, save
 from vitrail.checkpoints.files import read_file
-from vitrail.planning.timing import resident_bytes
+from vitrail.planning.request import resident_bytes
 
 KINDS = ("flip", "flip", "cut", "grow", "noise", "tensors", "tensors", "pickle", "json", "empty")
 ADDRESS_SPACE = 6 * 2**30  # torch alone maps some of it

@@ -11,7 +11,7 @@ from vitrail.cli.check import Check
 from vitrail.cli.check import report as report_lines
 from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
 from vitrail.errors import ConfigError, DataError
-from vitrail.reports.dataset_check import write_dataset_check
+from vitrail.reports.pages import write_dataset_check
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import pytest
 from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.results import EvaluationResult, Predictions
-from vitrail.reports import evaluation
-from vitrail.reports.evaluation import write_evaluation
+from vitrail.reports import pages
+from vitrail.reports.pages import write_evaluation
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_failed_page_leaves_the_old_one(source, tmp_path, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "mistake_figures", interrupt)
+    monkeypatch.setattr(pages, "mistake_figures", interrupt)
     with pytest.raises(KeyboardInterrupt):
         written(tmp_path, result, source)
     assert (tmp_path / "evaluation.html").read_text() == old

@@ -19,7 +19,7 @@ from vitrail.evaluation.results import (
     Mistake,
     SelectiveAccuracy,
 )
-from vitrail.reports.evaluation import (
+from vitrail.reports.pages import (
     confusion_section,
     evaluation_page,
     noise_ece,

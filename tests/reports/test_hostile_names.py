@@ -13,11 +13,8 @@ from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.results import ClassMetrics, EvaluationResult, Mistake
 from vitrail.inspection.faithfulness import Faithfulness
 from vitrail.inspection.representations import Neighbor
-from vitrail.reports.dataset_check import dataset_page
-from vitrail.reports.evaluation import evaluation_page
 from vitrail.reports.inspection import inspection_page
-from vitrail.reports.run import Report
-from vitrail.reports.run import page as run_page
+from vitrail.reports.pages import Report, dataset_page, evaluation_page, run_page
 
 NAMES = [
     "<script>alert(1)</script>\"'&",

@@ -9,8 +9,8 @@ from page_reader import Reader
 from vitrail import DataError
 from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.results import EvaluationResult, Mistake
-from vitrail.reports import run as module
-from vitrail.reports.run import Report, points, write_report
+from vitrail.reports import pages as module
+from vitrail.reports.pages import Report, points, write_report
 
 pytestmark = pytest.mark.slow
 

@@ -97,35 +97,12 @@ def test_rows_and_columns_are_distinguished_from_distance_and_from_each_other():
     assert holds[1:] == [True, False]
 
 
-def test_random_positions_have_no_structure():
-    units = np.random.default_rng(1).normal(size=(SIDE * SIDE, 64))
-    units /= np.linalg.norm(units, axis=1, keepdims=True)
-    grid = inspected.grid_structure((units @ units.T).reshape(SIDE, SIDE, SIDE, SIDE))
-    assert not any(p < SIGNIFICANCE for _, p in grid.values())
-    assert abs(grid["nearness"][0]) < 0.1
-
-
-def test_a_pattern_correlates_with_itself():
-    table = similarity(lambda down, across: np.exp(-np.hypot(down, across)))
-    assert inspected.pattern_correlation(table, 2 * table + 1) == pytest.approx(1)
-    assert inspected.pattern_correlation(table, -table) == pytest.approx(-1)
-
-
-def test_equal_values_share_a_rank():
-    assert inspected.ranks(np.array([5.0, 1.0, 5.0, 2.0])).tolist() == [3.0, 0.5, 3.0, 1.5]
-
-
 def test_uniform_attention_has_the_uniform_distance():
     model = tiny_vit(0)
     for block in model.encoder.blocks:
         torch.nn.init.zeros_(block.attention.qkv.weight)
     _, percent, _ = inspected.distance_study(model, torch.rand(2, 3, 8, 8))
     np.testing.assert_allclose(percent, 100)
-
-
-def test_components_are_counted_until_they_explain_enough():
-    assert inspected.components_for(np.array([0.5, 0.25, 0.15, 0.1])) == 3
-    assert inspected.components_for(np.array([1.0])) == 1
 
 
 def test_bootstrap_interval_of_a_mean():
@@ -211,18 +188,3 @@ def test_a_grid_in_the_position_embeddings_is_detected(tmp_path, datasets):
     assert holds["so do patches in the same column"] == "yes"
     assert holds["filters form a low-dimensional basis"] == "no"  # untrained
     assert report.verdict == "holds in part"
-
-
-def test_patterns_are_only_compared_between_seeds(reports):
-    patterns = reports["figure10"].data["patterns"]
-    assert patterns.keys() == {(VIT, 0), (SHORT, 0)}
-    assert all(abs(pattern) < 0.5 for pattern in patterns.values())
-
-
-def test_inspected_models_have_a_name_and_a_seed(datasets):
-    assert list(grid_jobs("figure6", datasets)) == [(VIT, 0)]
-    assert list(grid_jobs("figure7", datasets)) == [(VIT, 0)]
-    assert list(grid_jobs("figure11", datasets)) == [(VIT, 0), (HYBRID, 0)]
-    jobs = grid_jobs("figure10", datasets)
-    assert list(jobs) == [(VIT, 0), (SHORT, 0), (f"{VIT}, low rate", 0), (SHORT, 1)]
-    assert all(job.settings.seed == seed for (_, seed), job in jobs.items())

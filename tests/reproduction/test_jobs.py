@@ -26,7 +26,7 @@ from reproduction.jobs import (
     run_job,
     shrink,
 )
-from reproduction.runner import OVERHEAD, Runner, job_name, with_starts
+from reproduction.runner import Runner
 from tiny_runs import SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.checkpoint import has_state
@@ -70,27 +70,17 @@ def finished(colors, tmp_path_factory):
 
 
 def test_equal_jobs_run_once_and_starts_run_first(finished):
-    runner, _, results, names, progress = finished
+    runner, jobs, results, names, progress = finished
+    assert runner.results(jobs) == results  # not run again
+    assert 0 <= results["fine", 1].accuracy <= 1
+    assert 0 <= results["fine", 1].fewshot <= 1
+    assert results["fine", 1].images == SETTINGS.steps * SETTINGS.batch_size
+    assert (results["fine", 1].folder / "model.safetensors").exists()
     assert names == ["first, seed 0", "fine, seed 1"]
     assert results["first", 0] == results["same", 0]
     assert len(list((runner.folder / "cells").iterdir())) == 2
     assert progress[0][:2] == (0, 2)
     assert progress[0][2] > 0
-
-
-def test_results_have_accuracy_fewshot_and_images(finished):
-    result = finished[2]["fine", 1]
-    assert 0 <= result.accuracy <= 1
-    assert 0 <= result.fewshot <= 1
-    assert result.images == SETTINGS.steps * SETTINGS.batch_size
-    assert (result.folder / "model.safetensors").exists()
-
-
-def test_finished_jobs_are_not_run_again(finished):
-    runner, jobs, results, names, _ = finished
-    before = list(names)
-    assert runner.results(jobs) == results
-    assert names == before
 
 
 def test_digest_depends_on_everything(job, tmp_path):
@@ -281,16 +271,3 @@ def workers_of(session):
 
 def folders(path):
     return list(path.iterdir()) if path.exists() else []
-
-
-def test_remaining_time_is_estimated_from_finished_jobs(tmp_path):
-    runner = Runner(tmp_path, 1)
-    assert runner.estimate(25e9) == pytest.approx(OVERHEAD + 1)
-    runner.flops, runner.seconds = 100e9, 10.0
-    assert runner.estimate(100e9) == pytest.approx(OVERHEAD + 10)
-
-
-def test_job_names_have_their_seed(job):
-    assert job_name(("learned", "stem", 2)) == "learned, stem, seed 2"
-    named = with_starts({"fine": replace(job, start=job)})
-    assert [name for name, _ in named.values()] == ["fine", "fine: pre-training"]

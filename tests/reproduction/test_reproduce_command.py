@@ -113,12 +113,6 @@ def test_errors_are_one_line(words, message, tmp_path, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
-def test_too_few_classes_cannot_be_split(colors, tmp_path, capsys):
-    words = ["reproduce", "transfer", "--data", str(colors), "--out", str(tmp_path)]
-    assert main(words) == 2
-    assert "3 classes are too few to split in half; give --target" in capsys.readouterr().err
-
-
 def test_datasets_have_short_names():
     assert Datasets("../data/fashion_mnist.npz").names["pretrain"] == "fashion_mnist"
     assert Datasets("builtin:sign-digits").names["source"] == "every other class of sign-digits"
@@ -135,10 +129,3 @@ def test_an_installed_package_refers_to_the_checkout(tmp_path, capsys, monkeypat
     error = capsys.readouterr().err
     assert "run `vitrail reproduce` from a checkout" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["table1", "table2", "figure5"])
-def test_wide_tables_fit_the_terminal(name, capsys):
-    assert main(["reproduce", name, "--scale", "full"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80

@@ -12,7 +12,7 @@ from vitrail import ConfigError, DataError
 from vitrail.cli import main
 from vitrail.data.check import check_dataset
 from vitrail.data.tar_shards import pack
-from vitrail.reports.dataset_check import write_dataset_check
+from vitrail.reports.pages import write_dataset_check
 from vitrail.serving.server import load_model
 from vitrail.training.config import ModelSettings
 

@@ -39,7 +39,7 @@ class Check(DataOptions):
             result = check_dataset(self.data, limit=self.limit, progress=progress)
         page = None
         if self.out is not None:
-            from vitrail.reports.dataset_check import write_dataset_check
+            from vitrail.reports.pages import write_dataset_check
 
             page = write_dataset_check(result, self.out)
         if self.json:

@@ -156,7 +156,7 @@ class Evaluate(DataOptions):
         """Write the files of --out; yields their paths."""
         from vitrail.evaluation.dataset import open_evaluation_split
         from vitrail.models.registry import name_of
-        from vitrail.reports.evaluation import write_evaluation
+        from vitrail.reports.pages import write_evaluation
 
         if self.out is not None:
             source, _ = open_evaluation_split(self.data, self.split, predictor.metadata)
@@ -197,7 +197,7 @@ class Evaluate(DataOptions):
 
 def report(result: "EvaluationResult", title: str) -> Iterator[str]:
     """The metrics as text, in 80 columns."""
-    from vitrail.reports.evaluation import MIN_SUPPORT, loss_name, summary, weakest_classes
+    from vitrail.reports.pages import MIN_SUPPORT, loss_name, summary, weakest_classes
 
     yield from paragraph(f"{title}: {result.samples:,} images")
     for note in result.notes:

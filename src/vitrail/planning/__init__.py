@@ -1,9 +1,8 @@
 """What a training run will cost, and what this machine can do: `vitrail plan` and `doctor`.
 
-request.py   what is to be planned
+request.py   what is to be planned; a few real steps in a subprocess: time, and memory
 flops.py     FLOPs of an image and of a whole run; published peaks of accelerators
 memory.py    every allocation of a training step, recorded without computing it
-timing.py    a few real steps in a subprocess: time, and memory around the tensors
 plan.py      all of it: `make_plan(request)`
 doctor.py    this machine: packages, hardware, disks, measured speed, problems
 """

@@ -12,7 +12,7 @@ heap. Torch asks the C library for each tensor; glibc takes blocks below a thres
 from one heap, looks for a hole a little larger than the block (it must be aligned to 64 bytes), and
 gives what is left at its edges to small objects. While those live, the next tensor of the same size
 does not fit there. How much is lost depends on the order of everything, so a few real steps measure
-it (`timing.py`); without them there is an estimate. With MALLOC_MMAP_THRESHOLD_=65536 in the
+it (`request.py`); without them there is an estimate. With MALLOC_MMAP_THRESHOLD_=65536 in the
 environment tensors are mapped one by one, and none is lost.
 """
 

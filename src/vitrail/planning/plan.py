@@ -27,8 +27,7 @@ from vitrail.planning.memory import (
     trace_evaluation,
     trace_step,
 )
-from vitrail.planning.request import PlanRequest
-from vitrail.planning.timing import StepTiming, time_steps
+from vitrail.planning.request import PlanRequest, StepTiming, time_steps
 from vitrail.training.auto_config import choose_accumulation, choose_precision, dataset_stats
 from vitrail.training.data_module import DataSplits, open_splits
 from vitrail.training.evaluator import MAX_BATCH

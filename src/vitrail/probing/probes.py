@@ -142,18 +142,15 @@ class Probe:
         The scores of all rows, which may not fit in memory, are never held at once.
         """
         check_features(features, self.width)
-        predictions = torch.empty(len(features), dtype=torch.int64)
-        for rows, x in chunks(features, self.chunk_size()):
-            predictions[rows] = self.score(x).argmax(1)
-        return predictions
+        parts = [self.score(x).argmax(1) for _, x in chunks(features, self.chunk_size())]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 class NeighborProbe(Probe):
-    """k nearest neighbors by cosine similarity, each voting exp(cosine / temperature)."""
+    """Nearest neighbors by cosine similarity, each voting exp(cosine / temperature)."""
 
-    def __init__(self, rows: Rows, k: int, temperature: float) -> None:
-        self.width, self.classes = rows.width, rows.classes
-        self.labels, self.k, self.temperature = rows.labels, min(k, len(rows)), temperature
+    def __init__(self, rows: Rows) -> None:
+        self.width, self.classes, self.labels = rows.width, rows.classes, rows.labels
         self.directions = torch.empty(len(rows), rows.width)  # (n, D), unit length
         for chunk, x in chunks(rows.features):
             self.directions[chunk] = F.normalize(x, dim=1).float()
@@ -163,8 +160,8 @@ class NeighborProbe(Probe):
 
     def score(self, x: Tensor) -> Tensor:
         cosines = F.normalize(x, dim=1).float() @ self.directions.T  # (m, n)
-        nearest, indices = cosines.topk(self.k, dim=1)
-        votes = (nearest.double() / self.temperature).exp()
+        nearest, indices = cosines.topk(min(NEIGHBORS, len(self.labels)), dim=1)
+        votes = (nearest.double() / TEMPERATURE).exp()
         zeros = torch.zeros(len(x), self.classes, dtype=torch.float64)
         return zeros.scatter_add_(1, self.labels[indices], votes)
 
@@ -184,20 +181,9 @@ class LinearProbe(Probe):
         return self.weight, self.bias
 
 
-def fit_neighbors(
-    features: Array,
-    labels: Array,
-    classes: int | None = None,
-    *,
-    k: int = NEIGHBORS,
-    temperature: float = TEMPERATURE,
-) -> NeighborProbe:
-    """Return the classifier by the k nearest of these rows (by all, if there are fewer)."""
-    if k < 1:
-        raise ConfigError(f"k={k} must be 1 or more")
-    if not temperature > 0:
-        raise ConfigError(f"temperature={temperature} must be above 0, such as {TEMPERATURE}")
-    return NeighborProbe(Rows(features, labels, classes), k, temperature)
+def fit_neighbors(features: Array, labels: Array, classes: int | None = None) -> NeighborProbe:
+    """Return the classifier by the 20 nearest of these rows (by all, if there are fewer)."""
+    return NeighborProbe(Rows(features, labels, classes))
 
 
 def fit_logistic(

@@ -5,8 +5,6 @@ templates/        page layout, stylesheet, shared macros, one template per page,
                   attention browser
 figures.py        static plots by matplotlib, as inline SVG, .svg and .png
 images.py         images as data URLs, heat maps, figures of image tiles
-evaluation.py     the page, JSON and CSV of `vitrail evaluate --out`
-run.py            the report of a training run
+pages.py          the pages of `vitrail evaluate --out`, of a training run, of `vitrail check --out`
 inspection.py     the page, figures and arrays of `vitrail inspect`
-dataset_check.py  the page of `vitrail check --out`
 """

@@ -27,7 +27,7 @@ from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
 from vitrail.models.vit import build as build_empty
-from vitrail.reports.run import Report, write_report
+from vitrail.reports.pages import Report, write_report
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_accumulation, image_size_stages
 from vitrail.training.budget import (

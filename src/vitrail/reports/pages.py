@@ -1,36 +1,43 @@
-"""The report of an evaluation: page, JSON, CSV, and a summary in sentences.
+"""The pages of `vitrail evaluate --out`, of a training run, and of `vitrail check --out`.
 
-evaluation.html    metrics, confusion matrix, calibration, mistakes
-evaluation.json    the same numbers
-predictions.csv    one line per image
+write_evaluation     evaluation.html: metrics, confusion matrix, calibration, mistakes;
+                     evaluation.json, the same numbers; predictions.csv, one line per image
+write_report         report.html: results, curves, mistakes, settings
+write_dataset_check  index.html: recommendations, counts, problems; a contact sheet per class
 
-The folder may be that of a run, whose own page is report.html.
+The folder of an evaluation may be that of a run, whose own page is report.html.
 """
 
 import csv
 import json
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from vitrail.data.datasets import Dataset
+from vitrail.data.check import DatasetReport, SampleInfo
+from vitrail.data.datasets import Dataset, ImageDataset, LabelSets, open_splits
+from vitrail.data.decode import thumbnail, to_png
 from vitrail.data.storage import atomic_path, write_atomic
-from vitrail.evaluation.metrics import most_confused
+from vitrail.evaluation.metrics import Estimate, most_confused, wilson_interval
 from vitrail.evaluation.results import (
+    MAX_MISTAKES,
     Calibration,
     ClassMetrics,
-    Estimate,
     EvaluationResult,
     Mistake,
 )
-from vitrail.formatting import ABSENT, percent
+from vitrail.formatting import ABSENT, duration, percent
 from vitrail.reports import figures
-from vitrail.reports.figures import inline_svg
+from vitrail.reports.figures import Points, inline_svg, line_chart
 from vitrail.reports.html import NBSP, compact_number, interval, render
-from vitrail.reports.images import thumbnail_url
+from vitrail.reports.images import data_url, thumbnail_url
 
 TILES = {  # estimate → name and explanation on the page
     "accuracy": ("top-1 accuracy", ""),
@@ -53,6 +60,14 @@ MAX_RECALL_BARS = 30
 CONFUSED_PAIRS = 5
 COMPACT = 14  # classes up to which the matrix fills half the page's width
 THUMBNAIL = 144  # pixels of a mistake's longer side
+HEADLINES = ("time", "parameters")  # facts shown as large as the accuracy
+LOG_RATIO = 30  # largest loss to smallest from which on the axis is logarithmic
+SHEET_SIDE = 96  # pixels of a thumbnail on a contact sheet
+SHEET_GAP = 4
+SHEET_COLUMNS = 8
+IMAGES_PER_CLASS = 24
+MAX_SHEETS = 60  # on the page; those of other classes are files only
+MAX_SHOWN = 30  # of each problem; the rest is counted
 
 
 def write_evaluation(
@@ -150,16 +165,19 @@ def tiles(result: EvaluationResult) -> Iterator[dict[str, Any]]:
         name, explanation = names[key]
         lines = [f"95 % CI {interval(low, high)}"] if math.isfinite(low + high) else []
         if key == "accuracy":
-            explanation = (
-                f"{round(result.accuracy * result.samples):,} of {result.samples:,} correct"
-            )
+            correct = round(result.accuracy * result.samples)
+            explanation = f"{correct:,} of {result.samples:,} correct"
         lines += [explanation] if explanation else []
-        yield {
-            "name": name,
-            "value": percent(value).replace(" ", NBSP),
-            "lines": [line.replace(" %", f"{NBSP}%") for line in lines],
-            "first": not number,
-        }
+        yield metric_tile(name, value, lines, first=not number)
+
+
+def metric_tile(name: str, value: float, lines: Sequence[str], *, first: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": percent(value).replace(" ", NBSP),
+        "lines": [line.replace(" %", f"{NBSP}%") for line in lines],
+        "first": first,
+    }
 
 
 def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dict[str, Any] | None:
@@ -302,3 +320,194 @@ def noise_ece(calibration: Calibration) -> float:
     spread = np.sqrt(mean * (1 - mean) / counts) * counts / counts.sum()
     expected = math.sqrt(2 / math.pi) * spread.sum()
     return float(expected + 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything shown on the page of a training run."""
+
+    title: str
+    facts: Mapping[str, str]  # model, parameters, data, time, …
+    rows: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    choices: Sequence[str] = ()  # automatic settings, "what: reason"
+    outcomes: Mapping[str, EvaluationResult] = field(default_factory=dict)  # by split
+    sources: Mapping[str, Dataset] = field(default_factory=dict)  # for the images of mistakes
+    class_names: Sequence[str] = ()
+    settings_toml: str = ""
+    timings: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable files, and why
+    next_steps: Sequence[str] = ()  # commands, or sentences with `commands`
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write the page whole, or leave the old one."""
+    write_atomic(path, run_page(report))
+
+
+def run_page(report: Report) -> str:
+    headlines = [name for name in HEADLINES if name in report.facts]
+    shown_mistakes = max(MAX_MISTAKES // max(1, len(report.outcomes)), 6)
+    skipped, tiles, splits = dict(report.skipped), [], []
+    for name, result in report.outcomes.items():
+        correct = round(result.accuracy * result.samples)
+        lines = [f"95 % CI {interval(*wilson_interval(correct, result.samples))}"]
+        lines += [f"{correct:,} of {result.samples:,} correct"]
+        lines += [] if result.top5 is None else [f"top-5: {percent(result.top5)}"]
+        tiles.append(metric_tile(f"{name} accuracy", result.accuracy, lines, first=True))
+        mistakes, source = [], report.sources.get(name)
+        if source is not None:
+            shown = result.mistakes[:shown_mistakes]
+            mistakes = mistake_figures(shown, source, report.class_names)
+        confusion = confusion_section(result.confusion, report.class_names)
+        splits.append({"name": name, "confusion": confusion, "mistakes": mistakes})
+        skipped |= result.skipped
+    for name in headlines:
+        tiles.append({"name": name, "value": report.facts[name], "lines": [], "first": False})
+    total = sum(report.timings.values())
+    return render(
+        "run.html",
+        report.title,
+        report.facts,
+        tiles=tiles,
+        other_facts={k: v for k, v in report.facts.items() if k not in headlines},
+        curves=dict(curves(report.rows)),
+        splits=splits,
+        choices=[choice.partition(": ")[::2] for choice in report.choices],
+        skipped=skipped,
+        timings=[
+            {"name": name, "share": seconds / total, "text": duration(seconds), "low": False}
+            for name, seconds in report.timings.items()
+            if total > 0
+        ],
+        next_steps=report.next_steps,
+        settings=report.settings_toml.strip(),
+    )
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Charts of loss, accuracy, learning rate and throughput by step."""
+
+    def by_split(metric: str) -> dict[str, Points]:
+        names = dict.fromkeys(key for row in rows for key in row if key.endswith(f"/{metric}"))
+        return {name.rpartition("/")[0]: points(rows, name) for name in names}
+
+    loss = {"train": points(rows, "loss"), **by_split("loss")}
+    values = [y for line in loss.values() for _, y in line if math.isfinite(y)] or [0.0]
+    log = min(values) > 0 and max(values) > LOG_RATIO * min(values)
+    accuracy = {"train": [], **by_split("accuracy")}  # colors as in the loss
+    rate = {"learning rate": points(rows, "learning_rate")}
+    speed = {"images per second": points(rows, "images_per_second")}
+    charts = {
+        "Loss": line_chart(loss, label="loss", noisy=["train"], log=log),
+        "Accuracy": line_chart(accuracy, label="accuracy", percentages=True),
+        "Learning rate": line_chart(rate, label="learning rate"),
+        "Images per second": line_chart(speed, label="images per second", noisy=speed),
+    }
+    for name, figure in charts.items():
+        if figure is not None:
+            yield name, inline_svg(figure)
+
+
+def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
+    """Values by step; a step that was repeated, as after a rollback, counts once."""
+    series: list[tuple[float, float]] = []
+    for row in rows:
+        if key in row:
+            while series and series[-1][0] >= row["step"]:
+                series.pop()
+            value = row[key]
+            series.append((row["step"], math.nan if value is None else float(value)))
+    return series
+
+
+def write_dataset_check(report: DatasetReport, folder: str | os.PathLike[str]) -> Path:
+    """Write `index.html` and a contact sheet for each class; return the path of the page."""
+    folder = Path(folder)
+    datasets = open_splits(report.reference)
+    sheets = []
+    for number, name in enumerate(report.classes):
+        png = contact_sheet(class_thumbnails(datasets, name))
+        slug = re.sub(r"[^\w-]+", "-", name)[:60]
+        write_atomic(folder / "sheets" / f"{number:04}-{slug}.png", png)
+        if number < MAX_SHEETS:
+            total = sum(report.counts[name].values())
+            sheets.append({"name": name, "total": total, "image": data_url(png)})
+    write_atomic(folder / "index.html", dataset_page(report, datasets, sheets))
+    return folder / "index.html"
+
+
+def dataset_page(
+    report: DatasetReport,
+    datasets: Mapping[str, ImageDataset],
+    sheets: Sequence[Mapping[str, Any]],
+) -> str:
+    def shown(samples: Sequence[SampleInfo]) -> list[dict[str, Any]]:
+        shown_samples = []
+        for sample in samples[:MAX_SHOWN]:
+            image = thumbnail(datasets[sample.split], sample.index, SHEET_SIDE)
+            url = None if image is None else data_url(to_png(image))
+            shown_samples.append({"sample": sample, "image": url})
+        return shown_samples
+
+    groups = report.duplicates + report.near_duplicates
+    duplicates = {
+        "In more than one split": report.leaks,
+        "With more than one label": [g for g in groups if g.conflict and not g.leak],
+        "More than once in a split": [g for g in groups if not (g.leak or g.conflict)],
+    }
+    odd = {
+        "Blank images": report.blank,
+        "Much smaller than the others": report.small,
+        "Gray among color images": report.gray,
+    }
+    facts = {"images": f"{report.images:,}", "classes": f"{len(report.classes):,}"}
+    for name, sides in (("width", report.width), ("height", report.height)):
+        if sides is not None:
+            facts[name] = f"{sides.least} to {sides.most} (median {sides.median})"
+    if report.kinds:
+        facts["kinds"] = ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items())
+    return render(
+        "dataset_check.html",
+        f"Dataset check: {Path(report.reference).name or report.reference}",
+        facts,
+        report=report,
+        duplicates=[
+            (title, len(groups), [(group, shown(group.members)) for group in groups[:MAX_SHOWN]])
+            for title, groups in duplicates.items()
+        ],
+        odd=[(title, len(samples), shown(samples)) for title, samples in odd.items()],
+        sheets=sheets,
+        max_shown=MAX_SHOWN,
+    )
+
+
+def contact_sheet(images: Sequence[Image.Image]) -> bytes:
+    """Return a PNG with thumbnails in rows, transparent between them."""
+    step = SHEET_SIDE + SHEET_GAP
+    columns = min(SHEET_COLUMNS, max(len(images), 1))
+    rows = max(-(-len(images) // SHEET_COLUMNS), 1)
+    sheet = Image.new("RGBA", (columns * step - SHEET_GAP, rows * step - SHEET_GAP))
+    for number, image in enumerate(images):
+        left = number % SHEET_COLUMNS * step + (SHEET_SIDE - image.width) // 2
+        top = number // SHEET_COLUMNS * step + (SHEET_SIDE - image.height) // 2
+        sheet.paste(image, (left, top))
+    return to_png(sheet)
+
+
+def class_thumbnails(datasets: Mapping[str, ImageDataset], name: str) -> list[Image.Image]:
+    """Return thumbnails of a class, evenly spaced over all splits; unreadable ones are skipped."""
+    locations = []
+    for dataset in datasets.values():
+        if name in dataset.classes:
+            number, labels = dataset.classes.index(name), dataset.labels()
+            if isinstance(labels, LabelSets):
+                indices = [row for row, classes in enumerate(labels) if number in classes]
+            else:
+                indices = np.flatnonzero(labels == number).tolist()
+            locations += [(dataset, index) for index in indices]
+    if not locations:
+        return []
+    chosen = np.unique(np.linspace(0, len(locations) - 1, IMAGES_PER_CLASS).astype(int))
+    picked = [locations[position] for position in chosen]
+    images = [thumbnail(dataset, index, SHEET_SIDE) for dataset, index in picked]
+    return [image for image in images if image is not None]
