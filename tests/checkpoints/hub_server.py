@@ -1,6 +1,6 @@
 """A local Hugging Face hub: the part of its protocol that fetching and pushing models needs.
 
-Small files come from the hub itself. Checkpoint are in large file storage, which is another server:
+Small files come from the hub itself. Weights are in large file storage, which is another server:
 the hub redirects to it with size and sha256. Faults are injected through attributes of `Hub`.
 """
 
@@ -92,6 +92,10 @@ def git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+class HubError(Exception):
+    """An error response: status and error code of the hub."""
+
+
 class Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
@@ -116,23 +120,23 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         self.body = self.read_body()
-        if self.hub.status is not None:
-            return self.send_failure(self.hub.status)
-        for commands, pattern, method in self.ROUTES:
-            found = re.fullmatch(pattern, path)
-            if found and self.command in commands.split("|"):
-                return getattr(self, method)(**found.groupdict())
-        return self.send_failure(404)
+        try:
+            if self.hub.status is not None:
+                raise HubError(self.hub.status)
+            for commands, pattern, method in self.ROUTES:
+                match = re.fullmatch(pattern, path)
+                if match and self.command in commands.split("|"):
+                    return getattr(self, method)(**match.groupdict())
+            raise HubError(404)
+        except HubError as error:
+            status, code = (*error.args, "")[:2]
+            headers = {"X-Error-Code": code, "X-Error-Message": f"refused: {code or status}"}
+            self.answer(status, headers=headers if code else {})
 
     do_GET = do_HEAD = do_POST = do_PUT = route  # noqa: N815
 
-    # Fetching
-
     def info(self, name: str, revision: str = "main") -> None:
-        found = self.find(name, revision)
-        if found is None:
-            return
-        repository, commit = found
+        repository, commit = self.find(name, revision)
         siblings = [
             {"rfilename": file, **(describe(file, content) if "blobs=" in self.path else {})}
             for file, content in repository.commits[commit].items()
@@ -141,10 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer_json(answer)
 
     def tree(self, name: str, revision: str) -> None:
-        found = self.find(name, revision)
-        if found is None:
-            return
-        repository, commit = found
+        repository, commit = self.find(name, revision)
         entries = []
         for file, content in repository.commits[commit].items():
             info = describe(file, content)
@@ -155,15 +156,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer_json(entries)
 
     def resolve(self, name: str, revision: str, file: str) -> None:
-        found = self.find(name, revision)
-        if found is None:
-            return
-        repository, commit = found
+        repository, commit = self.find(name, revision)
         if repository.gated and not self.is_known():
-            return self.send_failure(401, "GatedRepo")
+            raise HubError(401, "GatedRepo")
         content = repository.commits[commit].get(file)
         if content is None:
-            return self.send_failure(404, "EntryNotFound")
+            raise HubError(404, "EntryNotFound")
         info = describe(file, content)
         if "lfs" not in info:
             headers = {"X-Repo-Commit": commit, "ETag": f'"{info["blobId"]}"'}
@@ -184,11 +182,9 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.leaked_token |= "Authorization" in self.headers
         self.answer_file(file, self.hub.uploads[sha256], {"ETag": '"of-the-storage"'})
 
-    # Pushing
-
     def create(self) -> None:
         if not self.is_known():
-            return self.send_failure(401)
+            raise HubError(401)
         wanted = json.loads(self.body)
         name = f"{wanted['organization'] or 'me'}/{wanted['name']}"
         answer = {"url": f"{self.hub.url}/{name}"}
@@ -216,17 +212,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def upload(self, sha256: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != sha256:
-            return self.send_failure(400)
+            raise HubError(400)
         self.hub.uploads[sha256] = self.body
         self.answer(200)
 
     def commit(self, name: str, revision: str) -> None:
-        found = self.find(name, revision)
-        if found is None:
-            return
-        repository, parent = found
+        repository, parent = self.find(name, revision)
         if not self.is_known():
-            return self.send_failure(403)
+            raise HubError(403)
         files = dict(repository.commits[parent])
         for line in self.body.splitlines():
             item = json.loads(line)
@@ -237,18 +230,13 @@ class Handler(BaseHTTPRequestHandler):
         oid = repository.commit(files, revision)
         self.answer_json({"commitUrl": f"{self.hub.url}/{name}/commit/{oid}", "commitOid": oid})
 
-    # What they share
-
-    def find(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """Return repository and commit; None if an error was sent."""
+    def find(self, name: str, revision: str) -> tuple[Repository, str]:
         repository = self.hub.repositories.get(name)
         if repository is None or (repository.private and not self.is_known()):
-            self.send_failure(404 if self.is_known() else 401, "RepoNotFound")
-            return None
+            raise HubError(404 if self.is_known() else 401, "RepoNotFound")
         commit = repository.find(revision)
         if commit is None:
-            self.send_failure(404, "RevisionNotFound")
-            return None
+            raise HubError(404, "RevisionNotFound")
         return repository, commit
 
     def is_known(self) -> bool:
@@ -278,10 +266,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer_json(self, answer: object) -> None:
         self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
-
-    def send_failure(self, status: int, code: str = "") -> None:
-        error = {"X-Error-Code": code, "X-Error-Message": f"refused: {code or status}"}
-        self.answer(status, headers=error if code else {})
 
     def answer(
         self,

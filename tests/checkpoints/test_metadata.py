@@ -11,15 +11,7 @@ from PIL import Image
 from small_models import FAMILIES, VIT, random_model
 
 import vitrail
-from vitrail import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    Metadata,
-    Preprocessing,
-    load,
-    save,
-)
+from vitrail import CheckpointError, ConfigError, DataError, Metadata, Preprocessing, load, save
 from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
 from vitrail.checkpoints.save import convert
@@ -98,7 +90,7 @@ WEIGHTS = {
     "timm": ({}, "timm", "warning"),
     "timm, headless": ({"config": HEADLESS}, "timm", "warning"),
     "timm, Mixer": ({"config": MIXER}, "timm", "warning"),
-    "timm, BiT": ({"config": BIT}, "timm", "recognized BiT by its tensor stages.0.blocks.0."),
+    "timm, BiT": ({"config": BIT}, "timm", "BiT by its tensor stages.0.blocks.0."),
     "big_transfer's BiT": (
         {"config": BIT.change(numerics="big_transfer"), "format": "bit_pytorch"},
         "big_vision",
@@ -107,49 +99,45 @@ WEIGHTS = {
     "timm, hybrid": (
         {"config": HYBRID},
         "timm",
-        "recognized AugReg hybrid by its tensor patch_embed.backbone.",
+        "AugReg hybrid by its tensor patch_embed.backbone.",
     ),
     "timm, distilled DeiT": (
         {"config": TIMM.change(distillation=True)},
         "deit",
-        "recognized DeiT by its tensor dist_token",
+        "DeiT by its tensor dist_token",
     ),
-    "DeiT's layout": (
-        {"layout": model_only},
-        "deit",
-        "recognized DeiT by its layout {'model': …}",
-    ),
+    "DeiT's layout": ({"layout": model_only}, "deit", "DeiT by its layout {'model': …}"),
     "another training state": ({"layout": training_state}, "timm", "warning"),
-    "DeiT's file name": ({"name": DEIT_FILE}, "deit", f"recognized DeiT by its name {DEIT_FILE}"),
+    "DeiT's file name": ({"name": DEIT_FILE}, "deit", f"DeiT by its name {DEIT_FILE}"),
     "DeiT III": (
         {"config": SCALED, "rename": lambda n: n.replace("ls1.gamma", "gamma_1")},
         "deit",
-        "recognized DeiT III by its tensor blocks.0.gamma_1",
+        "DeiT III by its tensor blocks.0.gamma_1",
     ),
     "DeiT III in timm's names": (
         {"config": SCALED},
         "deit",
-        "recognized DeiT III by its tensor blocks.0.ls1.gamma and a head",
+        "DeiT III by its tensor blocks.0.ls1.gamma and a head",
     ),
     "DINO's training state": (
         {"config": HEADLESS, "rename": lambda n: f"backbone.{n}", "layout": teacher},
         "dino",
-        "recognized DINO by its state dict 'teacher'",
+        "DINO by its state dict 'teacher'",
     ),
     "DINO with its projection": (
         {"config": HEADLESS, "extra": ["head.mlp.0.weight"]},
         "dino",
-        "recognized DINO by its tensor head.mlp.0.weight",
+        "DINO by its tensor head.mlp.0.weight",
     ),
     "DINO's file name": (
         {"config": HEADLESS, "name": "dino_deitsmall16_pretrain.pth"},
         "dino",
-        "recognized DINO by its name",
+        "DINO by its name",
     ),
     "DINOv2": (
         {"config": DINOV2, "extra": ["mask_token"]},
         "dino",
-        "recognized DINOv2 by its tensor mask_token",
+        "DINOv2 by its tensor mask_token",
     ),
     "DINOv2 with registers": (
         {
@@ -157,23 +145,19 @@ WEIGHTS = {
             "rename": lambda n: n.replace("reg_token", "register_tokens"),
         },
         "dino",
-        "recognized DINOv2 by its tensor register_tokens",
+        "DINOv2 by its tensor register_tokens",
     ),
     "DINOv2 in timm's names": (
         {"config": DINOV2},
         "dino",
-        "recognized DINOv2 by its tensor blocks.0.ls1.gamma and no head",
+        "DINOv2 by its tensor blocks.0.ls1.gamma and no head",
     ),
     "MAE": (
         {"config": HEADLESS, "extra": MAE_DECODER},
         "dino",
-        "recognized MAE by its tensor decoder_embed.weight",
+        "MAE by its tensor decoder_embed.weight",
     ),
-    "MAE's encoder": (
-        {"config": HEADLESS, "layout": model_only},
-        "dino",
-        "recognized MAE by its layout",
-    ),
+    "MAE's encoder": ({"config": HEADLESS, "layout": model_only}, "dino", "MAE by its layout"),
     "torchvision": (
         {"config": WIDE.change(numerics="torchvision"), "format": "torchvision"},
         "torchvision",
@@ -198,17 +182,17 @@ ORIGINS = {  # how other checkpoints are made, their preprocessing, the line tha
     "Hugging Face folder, DeiT": (
         lambda f: hf_folder(f, **NO_PROCESSOR, model_type="deit"),
         "dino",
-        "recognized DeiT by model_type='deit' in config.json",
+        "DeiT by model_type='deit' in config.json",
     ),
     "Hugging Face folder, MAE": (
         lambda f: hf_folder(f, **NO_PROCESSOR, model_type="vit_mae"),
         "dino",
-        "recognized MAE by model_type='vit_mae' in config.json",
+        "MAE by model_type='vit_mae' in config.json",
     ),
     "Hugging Face folder, DINO's name": (
         lambda f: hf_folder(f, **NO_PROCESSOR, name="dino-vits16"),
         "dino",
-        "recognized DINO by its name dino-vits16",
+        "DINO by its name dino-vits16",
     ),
     "bundle": (lambda f: our_file(f, "bundle", "bundle"), OWN, ""),
     "our file in timm's format": (lambda f: our_file(f, "model.safetensors"), OWN, ""),
@@ -232,7 +216,7 @@ def test_preprocessing_of_every_origin(tmp_path, origin):
         assert model.metadata.preprocessing == expected
     about = [line for line in lines if line.startswith(("warning: ", "recognized "))]
     assert len(about) == bool(logged)
-    assert all(line.startswith(logged) for line in about)
+    assert all(line.removeprefix("recognized ").startswith(logged) for line in about)
     assumed = model.metadata.provenance.get("preprocessing") == "assumed"
     assert assumed == (logged == "warning")
 

@@ -17,34 +17,22 @@ def assert_uniform(weight, bound):
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03)
 
 
-def test_qkv_are_initialized_separately(model):
+def test_google_init(model):
     for block in model.encoder.blocks:
-        for part in block.attention.qkv.weight.chunk(3):
+        for part in (*block.attention.qkv.weight.chunk(3), block.attention.merge.weight):
             assert_uniform(part, (6 / (192 + 192)) ** 0.5)
         assert not block.attention.qkv.bias.any()
-        assert_uniform(block.attention.merge.weight, (6 / (192 + 192)) ** 0.5)
-
-
-def test_mlp_init(model):
     mlp = model.encoder.blocks[0].mlp
     assert_uniform(mlp.fc1.weight, (6 / (192 + 768)) ** 0.5)
     assert mlp.fc1.bias.std().item() == pytest.approx(1e-6, rel=0.1)
-
-
-def test_stem_and_representation_init(model):
     weight = model.stem.projection.weight
     std = (3 * 16 * 16) ** -0.5
     assert weight.std().item() == pytest.approx(std, rel=0.02)
     assert weight.abs().max().item() <= 2 * std / 0.8796 * 1.001
-    assert not model.stem.projection.bias.any()
     assert model.representation.weight.std().item() == pytest.approx(192**-0.5, rel=0.02)
-
-
-def test_position_class_token_and_head_init(model):
     assert model.position.table.std().item() == pytest.approx(0.02, rel=0.02)
-    assert not model.cls_token.any()
-    assert not model.head.weight.any()
-    assert not model.head.bias.any()
+    zero = (model.stem.projection.bias, model.cls_token, model.head.weight, model.head.bias)
+    assert not any(parameter.any() for parameter in zero)
 
 
 def test_head_bias():
@@ -162,6 +150,7 @@ def test_whitening_filters_have_both_signs():
     assert filters.shape == (16, 3, 3, 3)
     assert torch.equal(filters[8:], -filters[:8])
     assert whitening_filters(smooth_images(channels=1), 40, 3).shape == (18, 1, 3, 3)
+    assert whitening_filters(torch.ones(4, 3, 16, 16), 48, 3).isfinite().all()  # constant images
 
 
 def test_whiten_keeps_surplus_filters():
@@ -172,8 +161,3 @@ def test_whiten_keeps_surplus_filters():
     assert len(after) == 32
     assert torch.equal(after[18:], before[18:])
     assert after[:18].std().item() == pytest.approx(before.std().item(), rel=1e-4)
-
-
-def test_whitening_constant_images_is_finite():
-    filters = whitening_filters(torch.ones(4, 3, 16, 16), 48, 3)
-    assert filters.isfinite().all()

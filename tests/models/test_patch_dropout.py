@@ -1,7 +1,5 @@
 """Patch dropout in training."""
 
-import json
-
 import pytest
 import torch
 
@@ -29,18 +27,12 @@ def test_number_of_kept_patches(config16, rate, kept):
     assert model.tokens(torch.randn(2, 3, 16, 16)).shape == (2, 1 + kept, 8)
 
 
-def test_order_is_kept_and_images_differ():
-    torch.manual_seed(0)
-    numbers = torch.arange(20.0)[None, :, None].expand(64, 20, 3)
-    kept = drop_patches(numbers, 0.5)[..., 0]
-    assert (kept.diff(dim=1) > 0).all()
-    assert len(kept.unique(dim=0)) > 32
-
-
-def test_patches_are_dropped_uniformly():
+def test_patches_are_dropped_uniformly_in_order():
     torch.manual_seed(0)
     numbers = torch.arange(10)[None, :, None].expand(20_000, 10, 1)
-    counts = drop_patches(numbers, 0.3).flatten().bincount() / 20_000
+    kept = drop_patches(numbers, 0.3)[..., 0]
+    assert (kept.diff(dim=1) > 0).all()
+    counts = kept.flatten().bincount() / 20_000
     torch.testing.assert_close(counts, torch.full((10,), 0.7), atol=0.02, rtol=0)
 
 
@@ -74,18 +66,10 @@ def test_every_parameter_gets_a_gradient_with_patch_dropout(config16, stem, pool
 
 
 def test_eval_mode_drops_nothing(config16):
-    with_it, without = (
-        random_model(config16.change(patch_dropout=0.5)).eval(),
-        random_model(config16).eval(),
-    )
+    dropping, plain = random_model(config16.change(patch_dropout=0.5)), random_model(config16)
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(with_it(images), without(images))
-    assert torch.equal(with_it.encode(images), without.encode(images))
-    for ours, theirs in zip(with_it.layers(images), without.layers(images), strict=True):
-        assert torch.equal(ours, theirs)
-    for ours, theirs in zip(
-        with_it.attention_maps(images), without.attention_maps(images), strict=True
-    ):
+    assert torch.equal(dropping.eval()(images), plain.eval()(images))
+    for ours, theirs in zip(dropping.layers(images), plain.layers(images), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -114,12 +98,6 @@ def test_patch_dropout_compiles_without_graph_breaks(config16):
         assert compiled(torch.randn(2, 3, 16, 16)).isfinite().all()
 
 
-def test_configs_without_the_field_load(tiny):
-    values = json.loads(json.dumps(to_dict(tiny)))
-    del values["patch_dropout"]
-    assert from_dict(values) == tiny
-
-
 def test_saving_with_patch_dropout(tiny, tmp_path):
     model = random_model(tiny.change(patch_dropout=0.5, numerics="timm"))
     images = torch.randn(2, 3, 8, 8)
@@ -127,3 +105,6 @@ def test_saving_with_patch_dropout(tiny, tmp_path):
     assert load(tmp_path / "bundle").config == model.config
     save(model, tmp_path / "timm", "timm")
     torch.testing.assert_close(load(tmp_path / "timm").eval()(images), model(images))
+    values = to_dict(tiny)
+    del values["patch_dropout"]  # as in bundles from before it existed
+    assert from_dict(values) == tiny

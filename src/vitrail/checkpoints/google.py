@@ -19,6 +19,7 @@ multiplies from the right: kernels are (in, out), convolutions (P, P, I, O).
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -119,25 +120,18 @@ def mlp(ours: str, theirs: str) -> Iterator[Rule]:
 def heads(ours: str, theirs: str, count: int) -> Iterator[Rule]:
     """Map the projections of multi-head attention.
 
-    Kernels (D, H, K) of query, key and value are joined into weights (n * D, D); `out`, after
-    attention, is a kernel (H, K, D).
+    Kernels (D, H, K) and biases (H, K) of query, key and value are joined into weights (n * D, D)
+    and biases (n * D,); `out`, after attention, is a kernel (H, K, D).
     """
     joined = {"qkv": ("query", "key", "value"), "query": ("query",), "key_value": ("key", "value")}
-    for name, parts in joined.items():
+    kinds = {"weight": "kernel", "bias": "bias"}
+    for (name, parts), (kind, their_kind) in product(joined.items(), kinds.items()):
         yield Rule(
-            f"{ours}.{name}.weight",
-            tuple(f"{theirs}/{part}/kernel" for part in parts),
-            lambda *kernels: torch.cat([kernel.flatten(1).mT for kernel in kernels]),
-            lambda weight, parts=parts: tuple(
-                part.mT.unflatten(1, (count, -1)) for part in weight.chunk(len(parts))
-            ),
-        )
-        yield Rule(
-            f"{ours}.{name}.bias",
-            tuple(f"{theirs}/{part}/bias" for part in parts),
-            lambda *biases: torch.cat([bias.flatten() for bias in biases]),
-            lambda bias, parts=parts: tuple(
-                part.unflatten(0, (count, -1)) for part in bias.chunk(len(parts))
+            f"{ours}.{name}.{kind}",
+            tuple(f"{theirs}/{part}/{their_kind}" for part in parts),
+            lambda *arrays: torch.cat([array.flatten(-2).t() for array in arrays]),
+            lambda tensor, parts=parts: tuple(
+                part.t().unflatten(-1, (count, -1)) for part in tensor.chunk(len(parts))
             ),
         )
     yield Rule(

@@ -325,26 +325,15 @@ def set_preprocessing(model: Model, preprocessing: str | Preprocessing) -> None:
 
 @torch.no_grad()
 def adapt(
-    model: Model,
-    *,
-    num_classes: int | None = None,
-    image_size: Size | None = None,
-    channels: int | None = None,
-    patch_size: Size | None = None,
-    keep_representation: bool = False,
+    model: Model, *, keep_representation: bool = False, **fields: Any
 ) -> tuple[Model, list[Change]]:
-    """Return the adapted model and the list of changes. None keeps a field as it is."""
+    """Return the model adapted to other num_classes, image_size, channels or patch_size, and the
+    list of changes. None keeps a field as it is."""
     old = model.config
-    fields = {
-        "num_classes": num_classes,
-        "image_size": image_size,
-        "channels": channels,
-        "patch_size": patch_size,
-    }
     fields = {name: value for name, value in fields.items() if value is not None}
-    if patch_size is not None and (not isinstance(old, VitConfig) or old.stem != "patches"):
+    if "patch_size" in fields and (not isinstance(old, VitConfig) or old.stem != "patches"):
         raise ConfigError("patch_size can only be changed for a ViT with stem='patches'")
-    has_new_head = num_classes not in (None, 0, old.num_classes)
+    has_new_head = fields.get("num_classes", 0) not in (0, old.num_classes)
     if isinstance(old, VitConfig) and has_new_head and not keep_representation:
         fields["representation"] = 0
     new = old.change(**fields)

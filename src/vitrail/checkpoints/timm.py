@@ -127,7 +127,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         names = {name: name for name in names}  # stripping would merge two tensors
     tensors, skipped = {}, dict(checkpoint.skipped)
     for original, name in names.items():
-        skip = next((pair for pair in SKIPPED if re.match(pair[0], name)), None)
+        skip = next((rule for rule in SKIPPED if re.match(rule[0], name)), None)
         if skip is not None:
             skipped[re.sub(rf"({skip[0]}).+", r"\1*", name)] = skip[1]  # one line per module
             continue

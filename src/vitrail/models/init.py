@@ -26,12 +26,7 @@ from vitrail.models.config import InitScheme
 from vitrail.models.encoder import Branch, Mlp, SwiGlu
 from vitrail.models.patch_embed import ConvStem, PatchProjection
 from vitrail.models.pooling import AttentionPool
-from vitrail.models.pos_embed import (
-    Learned2dPosEmbed,
-    LearnedPosEmbed,
-    RelativePosEmbed,
-    sincos_2d,
-)
+from vitrail.models.pos_embed import Learned2dPosEmbed, LearnedPosEmbed, RelativePosEmbed, sincos_2d
 
 Generator = torch.Generator | None
 
