@@ -12,7 +12,6 @@ from vitrail.extras import EXTRAS
 from vitrail.formatting import GIB
 from vitrail.planning.doctor import (
     Machine,
-    Processor,
     Speeds,
     cpu_quota,
     draw_conclusions,
@@ -31,16 +30,16 @@ def package(name, least, version):
     return {"name": name, "least": least, "version": version}
 
 
-PROCESSOR = Processor(
-    model="A Processor",
-    cores=8,
-    allowed=4,
-    quota=None,
-    load=0.3,
-    threads=4,
-    capability="AVX2",
-    able={"AVX2": True, "AVX-512": False},
-)
+PROCESSOR = {
+    "model": "A Processor",
+    "cores": 8,
+    "allowed": 4,
+    "quota": None,
+    "load": 0.3,
+    "threads": 4,
+    "capability": "AVX2",
+    "able": {"AVX2": True, "AVX-512": False},
+}
 HEALTHY = Machine(
     vitrail="1.0",
     python="3.12.1",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.evaluation.metrics import LossKind, Statistic, safe_divide
+from vitrail.evaluation.metrics import LossKind, safe_divide
 from vitrail.evaluation.results import Calibration
 
 BINS = 15
@@ -68,16 +68,14 @@ def expected_calibration_error(
     return float(safe_divide(gaps @ counts, counts.sum()))
 
 
-def ece_statistic(confidence: np.ndarray, correct: np.ndarray) -> Statistic:
-    """ECE over images with finite confidence (N,), for the bootstrap."""
+def ece_by_weights(
+    confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """ECE over images with finite confidence (N,), for weights (R, N) of the bootstrap."""
     known = np.isfinite(confidence)
     gaps = np.zeros((len(known), BINS))
     gaps[known, bin_of(confidence[known])] = correct[known] - confidence[known]
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        return {"ece": safe_divide(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
-
-    return statistic
+    return {"ece": safe_divide(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
 
 
 def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> np.ndarray:

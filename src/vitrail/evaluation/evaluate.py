@@ -9,6 +9,7 @@ Shapes: N images, B images of a batch, V views, K classes, h x w pixels of a vie
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,14 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import metrics
-from vitrail.evaluation.calibration import calibrate, ece_statistic
+from vitrail.evaluation.calibration import calibrate, ece_by_weights
 from vitrail.evaluation.dataset import (
     match_classes,
     open_evaluation_split,
     read_real_labels,
     real_correct,
 )
-from vitrail.evaluation.metrics import LossKind
+from vitrail.evaluation.metrics import LossKind, Statistic
 from vitrail.evaluation.results import (
     ClassMetrics,
     EvaluationResult,
@@ -145,7 +146,7 @@ def evaluate(
     result = compute_metrics(predictions, source, [*notes, *match.notes])
     if real_labels is not None:
         correct = real_correct(real_labels, match, predictions)
-        statistic = metrics.means({"real_accuracy": correct})
+        statistic = partial(metrics.means, {"real_accuracy": correct})
         result.estimates.update(metrics.estimate([statistic], len(correct)))
     return result
 
@@ -345,7 +346,8 @@ def compute_metrics(
             f"{broken:,} of {samples:,} images have logits that are not finite: they have no "
             "confidence, and the loss is undefined",
         )
-    statistics, resamples = [metrics.means(columns)], metrics.RESAMPLES
+    statistics: list[Statistic] = [partial(metrics.means, columns)]
+    resamples = metrics.RESAMPLES
     exact = {"loss": result.loss}
     calibration = selective = precisions = None
     if multi_label:
@@ -353,8 +355,12 @@ def compute_metrics(
         counts = [x.sum(axis=0) for x in (predicted & truth, truth, predicted)]
         precisions = metrics.average_precisions(logits, truth, np.ones((1, samples)))[0]
         statistics += [
-            metrics.mean_average_precision(logits, truth),
-            metrics.f1_averages(predicted, truth),
+            lambda weights: {
+                "mean_average_precision": metrics.nan_mean(
+                    metrics.average_precisions(logits, truth, weights)
+                )
+            },
+            partial(metrics.f1_averages, predicted, truth),
         ]
         resamples = metrics.num_resamples(samples, classes)
     else:
@@ -367,9 +373,9 @@ def compute_metrics(
         selective = SelectiveAccuracy(*metrics.selective_curve(confidence, correct))
         exact["ece"] = calibration.ece
         statistics += [
-            metrics.balanced_accuracy(labels, correct, classes),
-            ece_statistic(confidence, correct),
-            metrics.accuracy_at_80(confidence, correct),
+            partial(metrics.balanced_accuracy, labels, correct, classes),
+            partial(ece_by_weights, confidence, correct),
+            partial(metrics.accuracy_at_80, confidence, correct),
         ]
     hits, support, predicted = counts
     table = zip(

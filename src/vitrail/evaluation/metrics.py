@@ -1,7 +1,8 @@
 """Classification metrics and their 95 % confidence intervals.
 
-A `Statistic` maps weights (R, N), how often each image counts, to named values (R,). Weights of one
-give the metric itself; `estimate` also resamples images (bootstrap, the same draws on every run).
+The last argument of most metrics is `weights` (R, N), how often each image counts; they return
+named values (R,). Weights of one give the metric itself, and `estimate` also resamples images for
+the interval (bootstrap, the same draws on every run).
 An undefined value, such as the recall of a class without images, is NaN and left out of means.
 
 Shapes: N images, B images of a batch, K classes, R resamples.
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LossKind = Literal["softmax", "sigmoid"]
-Statistic = Callable[[np.ndarray], dict[str, np.ndarray]]
+Statistic = Callable[[np.ndarray], dict[str, np.ndarray]]  # weights (R, N) → values (R,) by name
 
 COVERAGE = 0.8  # of `accuracy_at_80`
 MAX_CURVE_POINTS = 200
@@ -148,46 +149,37 @@ def wilson_interval(correct: int, samples: int) -> tuple[float, float]:
     return low if correct else 0.0, high if correct < samples else 1.0
 
 
-def means(columns: Mapping[str, np.ndarray]) -> Statistic:
+def means(columns: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
     """Mean of each column (N,); NaN for a column with a value that is not finite."""
     table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)  # (N, C)
     finite = np.isfinite(table).all(axis=0)
-    table = np.where(finite, table, 0.0)
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        values = weights @ table / weights.sum(axis=1, keepdims=True)  # (R, C)
-        return dict(zip(columns, np.where(finite, values, np.nan).T, strict=True))
-
-    return statistic
+    values = weights @ np.where(finite, table, 0.0) / weights.sum(axis=1, keepdims=True)  # (R, C)
+    return dict(zip(columns, np.where(finite, values, np.nan).T, strict=True))
 
 
-def balanced_accuracy(labels: np.ndarray, correct: np.ndarray, classes: int) -> Statistic:
+def balanced_accuracy(
+    labels: np.ndarray, correct: np.ndarray, classes: int, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """Mean recall over the classes that occur; labels (N,)."""
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        support = sum_by_group(weights, labels, classes)
-        hits = sum_by_group(weights[:, correct], labels[correct], classes)
-        return {"balanced_accuracy": nan_mean(safe_divide(hits, support))}
-
-    return statistic
+    support = sum_by_group(weights, labels, classes)
+    hits = sum_by_group(weights[:, correct], labels[correct], classes)
+    return {"balanced_accuracy": nan_mean(safe_divide(hits, support))}
 
 
-def accuracy_at_80(confidence: np.ndarray, correct: np.ndarray) -> Statistic:
+def accuracy_at_80(
+    confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """Accuracy on the 80 % of the images with the most confident predictions; NaN comes last."""
     order = np.argsort(-confidence, kind="stable")
     ordered, count = correct[order].astype(np.float64), num_covered(len(order))
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        hits = np.empty(len(weights))
-        for row, times in enumerate(weights):
-            drawn = times[order]
-            total = np.cumsum(drawn)
-            last = np.searchsorted(total, count)  # may be drawn more often than still needed
-            needed = count - (total[last] - drawn[last])
-            hits[row] = (drawn * ordered)[:last].sum() + needed * ordered[last]
-        return {"accuracy_at_80": hits / count}
-
-    return statistic
+    hits = np.empty(len(weights))
+    for row, times in enumerate(weights):
+        drawn = times[order]
+        total = np.cumsum(drawn)
+        last = np.searchsorted(total, count)  # may be drawn more often than still needed
+        needed = count - (total[last] - drawn[last])
+        hits[row] = (drawn * ordered)[:last].sum() + needed * ordered[last]
+    return {"accuracy_at_80": hits / count}
 
 
 def num_covered(samples: int) -> int:
@@ -203,22 +195,19 @@ def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.nda
     return counts / samples, hits[counts - 1] / counts
 
 
-def f1_averages(predicted: np.ndarray, truth: np.ndarray) -> Statistic:
+def f1_averages(
+    predicted: np.ndarray, truth: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """Micro and macro F1 of bool (N, K) each; macro over the classes present or predicted."""
-    classes = truth.shape[1]
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        weights = weights.astype(np.float32)  # integers: exact
-        hits, support, assigned = np.empty((3, len(weights), classes))
-        for start in range(0, classes, CLASSES):
-            part = slice(start, start + CLASSES)
-            hits[:, part] = weights @ (predicted[:, part] & truth[:, part]).astype(np.float32)
-            support[:, part] = weights @ truth[:, part].astype(np.float32)
-            assigned[:, part] = weights @ predicted[:, part].astype(np.float32)
-        micro = f1(*(counts.sum(axis=1) for counts in (hits, support, assigned)))
-        return {"f1_micro": micro, "f1_macro": nan_mean(f1(hits, support, assigned))}
-
-    return statistic
+    weights = weights.astype(np.float32)  # integers: exact
+    hits, support, assigned = np.empty((3, len(weights), truth.shape[1]))
+    for start in range(0, truth.shape[1], CLASSES):
+        part = slice(start, start + CLASSES)
+        hits[:, part] = weights @ (predicted[:, part] & truth[:, part]).astype(np.float32)
+        support[:, part] = weights @ truth[:, part].astype(np.float32)
+        assigned[:, part] = weights @ predicted[:, part].astype(np.float32)
+    micro = f1(*(counts.sum(axis=1) for counts in (hits, support, assigned)))
+    return {"f1_micro": micro, "f1_macro": nan_mean(f1(hits, support, assigned))}
 
 
 def f1(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -227,16 +216,6 @@ def f1(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> np.ndarr
     NaN for a class that is neither present nor predicted.
     """
     return safe_divide(2 * hits, support + predicted)
-
-
-def mean_average_precision(scores: np.ndarray, truth: np.ndarray) -> Statistic:
-    """mAP over the classes with a positive; scores (N, K) and bool (N, K)."""
-
-    def statistic(weights: np.ndarray) -> dict[str, np.ndarray]:
-        values = average_precisions(scores, truth, weights)
-        return {"mean_average_precision": nan_mean(values)}
-
-    return statistic
 
 
 def average_precisions(scores: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from math import ceil
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from vitrail import __version__
 from vitrail.extras import EXTRAS
@@ -39,6 +39,12 @@ VARIABLES = {
     "HF_ENDPOINT": "address of another hub",
     "NO_COLOR": "no colors in a terminal",
 }
+REMEDIES = {  # of a disk that is full or not writable
+    "runs": "give --out, or work in {}",
+    "features and engines": "set VITRAIL_CACHE to {}",
+    "models of the hub": "set HF_HOME to {}",
+    "temporary files": "set TMPDIR to {}",
+}
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
 REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
 CGROUP = Path("/sys/fs/cgroup")
@@ -53,85 +59,29 @@ SIDE = 480  # pixels of the measured JPEG
 SAMPLE = "builtin:sign-digits"  # where that JPEG's image comes from
 
 
-class Package(TypedDict):
-    name: str
-    least: str  # oldest version that works; empty if any does
-    version: str | None  # None: not installed
-
-
-class Processor(TypedDict):
-    model: str
-    cores: int  # of the machine
-    allowed: int  # that this process may use
-    quota: float | None  # CPU limit of the container, in cores
-    load: float | None  # load average over the last minute
-    threads: int | None  # of torch; None if it cannot be imported
-    capability: str  # instruction set that torch uses
-    able: dict[str, bool]
-
-
-class MemoryBytes(TypedDict):
-    total: int
-    limit: int | None  # of the container
-    free: int | None  # for this process; None if torch cannot be imported
-
-
-class Disk(TypedDict):
-    what: str
-    path: str
-    free: int  # bytes
-    writable: bool
-
-
-class Machine(TypedDict):
-    vitrail: str
-    python: str
-    system: str
-    packages: list[Package]
-    extras: dict[str, list[Package]]
-    broken: str  # why torch cannot be imported; empty if it can
-    whole: bool  # torch and all required packages are installed
-    processor: Processor
-    memory: MemoryBytes
-    accelerators: list[str]
-    disks: list[Disk]
-    environment: dict[str, str]
-
-
-class Problem(TypedDict):
-    what: str
-    remedy: str
-    fatal: bool  # vitrail fails where it is met, rather than being slow
-
-
-class Speeds(TypedDict):
-    threads: int
-    float32: float  # FLOP/s of matrix products, all threads
-    float32_alone: float  # one thread
-    bfloat16: float  # all threads
-    jpeg_simplejpeg: float | None  # images of SIDE x SIDE per second; None: not installed
-    jpeg_pillow: float
-    precision: str  # that training chooses here
-    reason: str
-    parts: int  # shards of a batch (CPU data parallelism) when ViT-S/16 is trained
+# JSON values. A package has a name, the least version that works, and its version, or None.
+Package = dict[str, Any]
+Machine = dict[str, Any]  # of `inspect_machine`
+Problem = dict[str, Any]  # what, remedy, and whether it is fatal, rather than slow
+Speeds = dict[str, Any]  # of `measure_speeds`
 
 
 def inspect_machine() -> Machine:
     """Describe this machine as it is now."""
     required, broken = requirements(), ""
     cores = os.cpu_count() or 1
-    processor: Processor = {
+    processor: dict[str, Any] = {
         "model": cpu_model(),
-        "cores": cores,
+        "cores": cores,  # of the machine
         "allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
-        "quota": cpu_quota(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "threads": None,
-        "capability": "",
+        "quota": cpu_quota(),  # CPU limit of the container, in cores
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # of the last minute
+        "threads": None,  # of torch; None if it cannot be imported
+        "capability": "",  # instruction set that torch uses
         "able": {},
     }
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory: MemoryBytes = {"total": total, "limit": None, "free": None}
+    memory: dict[str, int | None] = {"total": total, "limit": None, "free": None}
     accelerators: list[str] = []
     try:
         import torch
@@ -160,8 +110,8 @@ def inspect_machine() -> Machine:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "packages": required.get("", []),
         "extras": {name: required.get(name, []) for name in EXTRAS},
-        "broken": broken,
-        "whole": whole,
+        "broken": broken,  # why torch cannot be imported; empty if it can
+        "whole": whole,  # torch and all required packages are installed
         "processor": processor,
         "memory": memory,
         "accelerators": accelerators,
@@ -222,7 +172,7 @@ def memory_limit(names: list[str], total: int, cgroup: Path = CGROUP) -> int | N
     return min(limits) if min(limits) < total else None
 
 
-def disks() -> Iterator[Disk]:
+def disks() -> Iterator[dict[str, Any]]:
     """Yield the folders that commands write to by default."""
     from vitrail.checkpoints.hub import cache_dir
     from vitrail.data.storage import cache_folder
@@ -254,8 +204,8 @@ def version_key(version: str) -> tuple[int, ...]:
 
 def find_problems(machine: Machine) -> list[Problem]:
     """Return what to fix, fatal problems first."""
-    problems = [*package_problems(machine), *disk_problems(machine), *resource_problems(machine)]
-    rows: list[Problem] = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in problems]
+    problems = [*package_problems(machine), *resource_problems(machine)]
+    rows = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in problems]
     return sorted(rows, key=lambda problem: not problem["fatal"])
 
 
@@ -265,63 +215,43 @@ def package_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
             name, least, version = package["name"], package["least"], package["version"]
             state = f"is {version}" if version else "is missing"
             pinned = f"'{name}>={least}'" if least else name
-            yield (
-                f"{name} {state}, and vitrail needs {least or 'it'}",
-                f"pip install {pinned}",
-                True,
-            )
+            what = f"{name} {state}, and vitrail needs {least or 'it'}"
+            yield what, f"pip install {pinned}", True
     for extra, packages in machine["extras"].items():
         for package in packages:
             if package["version"] and not version_fits(package):
-                yield (
-                    f"{package['name']} {package['version']} is older than {package['least']}, "
-                    f"which vitrail[{extra}] needs",
-                    f"pip install --upgrade 'vitrail[{extra}]'",
-                    False,
-                )
+                what = f"{package['name']} {package['version']} is older than {package['least']}"
+                remedy = f"pip install --upgrade 'vitrail[{extra}]'"
+                yield f"{what}, which vitrail[{extra}] needs", remedy, False
     if machine["broken"]:
         yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
 
 
-def disk_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+def resource_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+    """Yield problems of disks, threads, load and memory."""
     for disk in machine["disks"]:
-        remedy = {
-            "runs": "give --out, or work in {}",
-            "features and engines": "set VITRAIL_CACHE to {}",
-            "models of the hub": "set HF_HOME to {}",
-            "temporary files": "set TMPDIR to {}",
-        }[disk["what"]]
-        where, free = f"{disk['path']} ({disk['what']})", disk["free"]
+        remedy, free = REMEDIES[disk["what"]], disk["free"]
+        where = f"{disk['path']} ({disk['what']})"
         if not disk["writable"]:
             yield f"not writable: {where}", remedy.format("a writable folder"), True
         elif free < LOW_DISK:
             remedy = f"free up space, or {remedy.format('a folder with more space')}"
             yield f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK
-
-
-def resource_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
     processor, free = machine["processor"], machine["memory"]["free"]
     threads, load, quota = processor["threads"], processor["load"], processor["quota"]
     cores = processor["allowed"]
     if quota is not None:
         cores = max(1, min(cores, ceil(quota)))
     if threads is not None and threads > cores:
-        yield (
-            f"torch uses {threads} threads, and this process may use {cores} of the cores: threads "
-            "wait for each other",
-            f"set OMP_NUM_THREADS={cores}",
-            False,
-        )
+        what = f"torch uses {threads} threads, and this process may use {cores} of the cores"
+        yield f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False
     if threads == 1 < cores:
         text = f"torch uses one thread, and this process may use {cores} cores"
         yield text, "unset OMP_NUM_THREADS", False
     if load is not None and load > processor["cores"] + BUSY_CORES:
-        yield (
-            f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and "
-            "speeds measured here are too low",
-            "wait for other processes, or stop them",
-            False,
-        )
+        what = f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and"
+        remedy = "wait for other processes, or stop them"
+        yield f"{what} speeds measured here are too low", remedy, False
     if free is not None and free < LOW_MEMORY:
         remedy = "close other programs; `vitrail plan MODEL` reports what a training run needs"
         yield f"{free / MIB:,.0f} MiB of memory free", remedy, False
@@ -364,13 +294,14 @@ def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SID
     precision, reason = choose_precision("auto", device, model)
     return {
         "threads": torch.get_num_threads(),
-        "float32": matmul_flops(torch.float32),
-        "float32_alone": alone,
+        "float32": matmul_flops(torch.float32),  # FLOP/s with all threads
+        "float32_alone": alone,  # with one
         "bfloat16": matmul_flops(torch.bfloat16),
-        "jpeg_simplejpeg": fast,
+        "jpeg_simplejpeg": fast,  # images per second; None: not installed
         "jpeg_pillow": 1 / best_time(lambda: decode(jpeg, backend="pillow")),
         "precision": str(precision).removeprefix("torch."),
         "reason": reason,
+        # Shards of a batch (CPU data parallelism) when ViT-S/16 is trained.
         "parts": choose_shards(model, Settings(), precision, device),
     }
 

@@ -142,7 +142,16 @@ def make_plan(
     config = resolve_config(request, splits)
     if request.checkpointing and not hasattr(build(config), "checkpointing"):
         raise ConfigError(f"{name_of(config)} has no checkpointing; leave it out")
-    request = complete(request, config, splits)
+    images, epochs = request.images, request.epochs
+    if images is None and splits is not None:
+        images = float(len(splits.train))
+    if epochs is not None and images is None:
+        raise ConfigError(f"epochs={epochs:g} needs the number of images; pass images or data")
+    if request.images is not None and epochs is None:
+        epochs = 1.0
+    size = pair(config.image_size)[0]
+    filled = {"image_size": size, "classes": config.num_classes, "images": images}
+    request = replace(request, **filled, epochs=epochs)
     micro_batch, checkpointing = choose_micro_batch(request, config, device)
     request = replace(request, checkpointing=checkpointing)
     precision, _ = choose_precision(request.precision, device, config)
@@ -197,21 +206,6 @@ def resolve_config(request: PlanRequest, splits: DataSplits | None) -> Config:
     else:
         config = load(request.model, log=lambda _: None, **changes).config
     return config.change(num_classes=classes or config.num_classes or HEADLESS)
-
-
-def complete(request: PlanRequest, config: Config, splits: DataSplits | None) -> PlanRequest:
-    """Fill in what the model and the data determine."""
-    images, epochs = request.images, request.epochs
-    if images is None and splits is not None:
-        images = float(len(splits.train))
-    if epochs is not None and images is None:
-        raise ConfigError(f"epochs={epochs:g} needs the number of images; pass images or data")
-    if request.images is not None and epochs is None:
-        epochs = 1.0
-    size = pair(config.image_size)[0]
-    return replace(
-        request, image_size=size, classes=config.num_classes, images=images, epochs=epochs
-    )
 
 
 def choose_micro_batch(
