@@ -29,10 +29,12 @@ from timing import claim
 from vitrail.data.datasets import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-from load_server import offline, pictures_of
 from raw_client import Results, closed_loop, milliseconds, raw, run
 from server_process import Server, serving, wait
+
+from load_server import offline, pictures_of
 
 MODEL = "ViT-Ti/16"
 CLIENTS = (1, 8, 32)

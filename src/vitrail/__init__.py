@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from vitrail.models.vit import VisionTransformer as VisionTransformer
     from vitrail.models.vit import create as create
     from vitrail.prediction.engines import AccuracyGuard as AccuracyGuard
+    from vitrail.prediction.predictor import Prediction as Prediction
     from vitrail.prediction.predictor import Predictor as Predictor
-    from vitrail.prediction.results import Prediction as Prediction
     from vitrail.probing.fewshot import fewshot as fewshot
     from vitrail.probing.teach import teach as teach
     from vitrail.training.callbacks import Callback as Callback
@@ -56,7 +56,7 @@ MODULE_OF = {
     "train": "training.trainer",
     "AccuracyGuard": "prediction.engines",
     "Metadata": "checkpoints.metadata",
-    "Prediction": "prediction.results",
+    "Prediction": "prediction.predictor",
     "Predictor": "prediction.predictor",
     "Preprocessing": "data.preprocessing",
     "NUMERICS": "models.config",
@@ -76,7 +76,7 @@ MODULE_OF = {
     "TrainingError": "errors",
 }
 RENAMED = {  # names of 0.1
-    "Answer": ("Prediction", "prediction.results", "Prediction"),
+    "Answer": ("Prediction", "prediction.predictor", "Prediction"),
     "Facts": ("Metadata", "checkpoints.metadata", "Metadata"),
     "Guard": ("AccuracyGuard", "prediction.engines", "AccuracyGuard"),
     "Watch": ("Callback", "training.callbacks", "Watch"),

@@ -19,8 +19,6 @@ from vitrail.planning.doctor import (
     measure_speeds,
     memory_limit,
     requirements,
-    version_fits,
-    version_key,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -125,23 +123,16 @@ def test_fatal_problems_are_status_1(machine, what, monkeypatch, capsys):
     assert what in capsys.readouterr().out.partition("Problems")[2]
 
 
-def test_versions_compare_as_numbers():
-    assert version_key("2.13.0+cpu") > version_key("2.9")
-    assert version_fits(package("torch", "", "1.0"))
-
-
 def test_container_limits(tmp_path):
     assert cpu_quota(tmp_path) is None
     (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
-    assert cpu_quota(tmp_path) == 0.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert cpu_quota(tmp_path) == 2.5
+    for text, quota in (("-1", None), ("50000", 0.5)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{text}\n")
+        assert cpu_quota(tmp_path) == quota
+    for text, quota in (("max 100000", None), ("250000 100000", 2.5)):
+        (tmp_path / "cpu.max").write_text(f"{text}\n")
+        assert cpu_quota(tmp_path) == quota
     assert memory_limit(["memory.max"], GIB, tmp_path) is None
     (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
     assert memory_limit(["memory.max"], GIB, tmp_path) == GIB // 2
@@ -161,10 +152,6 @@ def test_conclusions():
     assert "install vitrail[fast]" in words
     assert "compute device: cuda:0 X, 80 GiB" in words
     assert "threads are" not in words
-    assert "shards" not in words
-    busy = SPEEDS | {"float32": 50e9}
-    assert "4 threads are no faster than one" in "".join(draw_conclusions(HEALTHY, busy))
-    assert "equally fast" in "".join(draw_conclusions(HEALTHY, SPEEDS | {"bfloat16": 200e9}))
 
 
 def test_report_fits_80_columns():

@@ -8,7 +8,6 @@ import tyro
 
 import vitrail
 from tiny_runs import write_colors
-from vitrail import ConfigError
 from vitrail.cli.export import Export
 
 pytestmark = pytest.mark.slow
@@ -37,20 +36,12 @@ def test_export_reports_the_verified_difference(bundle, tmp_path, capsys):
     assert (tmp_path / "model.onnx").exists()
 
 
-def test_json_holds_both_accuracies(bundle, tmp_path, capsys):
-    words = ("--int8", "--max-drop", "1", "--with-preprocessing", "--json")
-    run(bundle, "--out", tmp_path / "model.onnx", *words)
-    told = json.loads(capsys.readouterr().out)
-    assert told["cost"]["pictures"] == 12
-    assert told["cost"].keys() >= {"accuracy", "int8_accuracy", "data"}
-    assert told["path"] == str(tmp_path / "model.onnx")
-
-
-def test_int8_reports_its_accuracy(bundle, tmp_path, capsys):
-    run(bundle, "--out", tmp_path / "model.onnx", "--int8", "--max-drop", "1")
+def test_int8_reports_both_accuracies(bundle, tmp_path, capsys):
+    words = ("--out", tmp_path / "model.onnx", "--int8", "--max-drop", "1", "--with-preprocessing")
+    run(bundle, *words, "--json")
+    values = json.loads(capsys.readouterr().out)
+    assert values["cost"]["pictures"] == 12
+    assert values["cost"].keys() >= {"accuracy", "int8_accuracy", "data"}
+    assert values["path"] == str(tmp_path / "model.onnx")
+    run(bundle, *words, "--overwrite")
     assert "(n=12," in capsys.readouterr().out
-
-
-def test_wrong_suffix_raises(bundle, tmp_path):
-    with pytest.raises(ConfigError, match=r"try .*model\.pt2"):
-        run(bundle, "--out", tmp_path / "model.onnx", "--to", "torch")

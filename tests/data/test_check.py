@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from tiny_sets import shared
 
-from vitrail.cli.check import Check
-from vitrail.cli.check import report as report_lines
+from vitrail.cli.dataset import Check
+from vitrail.cli.dataset import report as report_lines
 from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
 from vitrail.errors import ConfigError, DataError
 from vitrail.reports.pages import write_dataset_check

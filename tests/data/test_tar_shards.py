@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tiny_sets import make_folder, pixels, png, same_samples, shared
 
-from vitrail.cli.pack import Pack
+from vitrail.cli.dataset import Pack
 from vitrail.data.datasets import Sample, open_dataset, split_counts
 from vitrail.data.provenance import fingerprint
 from vitrail.data.tar_shards import MAX_SHARD_BYTES, build_index, expand_braces, pack, write_shards

@@ -18,7 +18,7 @@ from tiny_models import awake
 from tiny_runs import write_colors
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.export.api import SUFFIXES, Target, export_model, get_args
+from vitrail.export.api import export_model
 from vitrail.export.onnx import OPERATIONS, to_onnx
 from vitrail.export.session import OnnxEngine, open_session
 from vitrail.export.torch_program import METADATA_FILE
@@ -168,10 +168,6 @@ def test_aotinductor_package_is_verified(tmp_path):
         done = export_model(model, tmp_path / "model.pt2", to="aotinductor")
     assert done.difference < 1e-5
     assert zipfile.is_zipfile(done.path)
-
-
-def test_every_target_has_a_suffix():
-    assert SUFFIXES.keys() == set(get_args(Target))
 
 
 # int8: never without measuring its accuracy

@@ -10,8 +10,7 @@ from tiny_models import awake
 from vitrail import ConfigError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvalTransform, normalize
-from vitrail.export.onnx import to_onnx
-from vitrail.export.pixels import Preprocess
+from vitrail.export.onnx import Preprocess, to_onnx
 from vitrail.export.session import open_session
 
 pytestmark = pytest.mark.slow

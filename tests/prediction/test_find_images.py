@@ -1,6 +1,7 @@
 """Image arguments: files, folders, patterns, and standard input."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -26,46 +27,27 @@ def find(*places, stdin=b""):
     return list(find_images(map(str, places), lambda: stream))
 
 
-def test_folder_is_searched_recursively_in_order(folder):
-    assert find(folder) == [folder / "a.png", folder / "b.jpg", folder / "more/c.jpg"]
-
-
-def test_named_file_is_yielded_whatever_its_name(folder):
-    assert find(folder / "notes.txt", folder / "gone.jpg") == [
-        folder / "notes.txt",
-        folder / "gone.jpg",
-    ]
-
-
-def test_pattern_yields_matches(folder):
-    assert find(folder / "*.jpg") == [folder / "b.jpg"]
-    assert find(folder / "**/*.jpg") == [folder / "b.jpg", folder / "more/c.jpg"]
-    assert find(folder / "m*") == [folder / "more/c.jpg"]
-
-
-def test_existing_file_is_not_treated_as_a_pattern(folder):
-    odd = folder / "a[1].jpg"
-    odd.write_bytes(b"x")
-    assert find(odd) == [odd]
-
-
-@pytest.mark.parametrize("name", ["*.gif", "empty"])
-def test_no_match_is_an_error_with_the_path(folder, name):
+def test_files_folders_and_patterns(folder):
+    (folder / "a[1].jpg").write_bytes(b"x")
+    for arguments, paths in {
+        ("",): ["a.png", "a[1].jpg", "b.jpg", "more/c.jpg"],  # the folder, recursively
+        ("notes.txt", "gone.jpg"): ["notes.txt", "gone.jpg"],  # named, so whatever they are
+        ("b*",): ["b.jpg"],
+        ("**/*b.jpg", "m*"): ["b.jpg", "more/c.jpg"],
+        ("a[1].jpg",): ["a[1].jpg"],  # exists, so no pattern
+    }.items():
+        assert find(*(folder / x for x in arguments)) == [folder / path for path in paths]
     (folder / "empty").mkdir()
-    with pytest.raises(DataError, match=str(folder / name).replace("*", r"\*")):
-        find(folder / name)
+    for name in ("*.gif", "empty"):
+        with pytest.raises(DataError, match=re.escape(str(folder / name))):
+            find(folder / name)
 
 
-@pytest.mark.parametrize("between", [b"\n", b"\r\n", b"\0"])
-def test_paths_from_standard_input(between):
-    assert find("-", stdin=between.join([b"a.jpg", b"with space.jpg", b""])) == [
-        Path("a.jpg"),
-        Path("with space.jpg"),
-    ]
-
-
-def test_image_from_standard_input():
+def test_standard_input_is_an_image_or_paths():
     assert find("-", stdin=PNG) == [NamedImage("standard input", PNG)]
+    for between in (b"\n", b"\r\n", b"\0"):
+        paths = find("-", stdin=between.join([b"a.jpg", b"with space.jpg", b""]))
+        assert paths == [Path("a.jpg"), Path("with space.jpg")]
 
 
 def test_standard_input_is_read_lazily():

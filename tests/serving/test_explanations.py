@@ -19,7 +19,6 @@ from vitrail.inspection.relevance import METHODS, rollout
 from vitrail.models.mixer import MlpMixer
 from vitrail.models.vit import VisionTransformer
 from vitrail.serving.registry import attention, explain, methods_of
-from vitrail.serving.schemas import AttentionResponse
 
 NAMES = ("sun", "moon", "star")
 
@@ -112,13 +111,6 @@ def test_invalid_method_or_class_is_rejected(model, data, method, label, message
         explain(model, data, method=method, label=label)
 
 
-def test_unknown_class_error_does_not_list_many_classes(tiny, data):
-    many = served(replace(tiny, num_classes=21))
-    many.metadata = replace(many.metadata, class_names=tuple(f"thing {n}" for n in range(21)))
-    with pytest.raises(ConfigError, match=r"^unknown class 'moon'; see /model$"):
-        explain(many, data, method="relevance", label="moon")
-
-
 @pytest.mark.parametrize("function", [partial(explain, method=None, label=None), attention])
 def test_unreadable_image_or_model_without_attention_is_rejected(model, data, function):
     with pytest.raises(ConfigError, match="has no attention"):
@@ -151,30 +143,20 @@ def test_maps_follow_what_the_head_reads(tiny, data, changes):
     shares = torch.tensor(maps / 255.0) * peaks[:, :, None, None]
     torch.testing.assert_close(shares.float(), expected, atol=3e-3, rtol=0)
     assert (maps.max(axis=(2, 3)) == 255).all()
-
-
-def test_attention_response_is_small_json_with_rollout(model, data):
-    result = attention(model, data)
     rolled = decode_maps(result.rollout, *result.grid)
-    expected = rollout(model, preprocess(model, data)[None])[0].numpy()
+    expected = rollout(model, image)[0].numpy()
     assert np.abs(rolled / 255 - expected / expected.max()).max() < 0.003
-    assert AttentionResponse.model_validate_json(result.model_dump_json()) == result
-    assert (result.layers, result.heads, result.grid) == (2, 2, [2, 2])
     assert len(result.model_dump_json()) < 1000
 
 
-def test_box_is_the_visible_part_of_the_image(tiny):
+def test_box_is_the_visible_part_and_lag_that_of_the_stem(tiny, data):
+    stem = served(replace(tiny, stem="conv"))
+    assert attention(served(tiny), data).lag == 0
+    assert attention(stem, data).lag == pytest.approx(3 / 8)
     cut = served(tiny, resize="short-side", resize_to=(8, 8))
     assert attention(served(tiny), encoded(40, 20)).box == [0, 0, 1, 1]
     assert attention(cut, encoded(40, 20)).box == [0, 0.25, 1, 0.5]
     assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
-
-
-def test_lag_of_the_convolutional_stem(tiny, data):
-    stem = served(replace(tiny, stem="conv"))
-    assert attention(served(tiny), data).lag == 0
-    assert attention(stem, data).lag == pytest.approx(3 / 8)
-    explain(stem, data, method="rollout", label=None)
 
 
 def test_explanations_leave_the_model_unchanged_and_are_thread_safe(model, data):

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import re
 
 import numpy as np
 import pytest
@@ -89,15 +88,8 @@ def slide(page, name, value):
 # Predictions
 
 
-def test_classes_are_shown_before_the_first_image(page):
-    until_text(page, "headline", "^3 classes$")
-    assert page.locator("#sentence").text_content().startswith("sun, moon and star. ")
-    about = "ViT-Mu/4 · 1.2 M parameters · 16 \u00d7 20 pixels"
-    assert page.locator("#about").text_content() == about
-    assert page.locator("#models").is_hidden()
-
-
 def test_chosen_image_gets_bars_and_timing(page, stub):
+    until_text(page, "headline", "^3 classes$")
     data = encoded_image()
     give(page, data)
     assert result(page) == ("sun", "High confidence.")
@@ -188,11 +180,8 @@ def test_large_photos_are_rotated_and_resized_before_upload(page, stub):
     (_, _, _, kind, body) = stub.requests("/predict")[-1]
     sent = Image.open(io.BytesIO(body))
     assert (kind, sent.size) == ("image/jpeg", (1024, 2048))
-    assert sent.getexif().get(0x0112) in (None, 1)
     above, below = (np.asarray(sent)[row, 500].sum() for row in (200, 1800))
     assert above > 1.5 * below  # what was left is above now
-    expected = "scaled from 1500 \u00d7 3000 to 1024 \u00d7 2048 pixels before sending"
-    assert expected in page.locator("#facts").text_content()
 
 
 # Explanations
@@ -214,27 +203,6 @@ def test_sliders_select_layer_and_head(page):
     assert page.locator("output[for=layer]").text_content() == "2 of 3"
     assert page.locator("#head").get_attribute("aria-valuetext") == "1 of 2"
     assert page.locator("#explained").text_content() == "Attention of head 1 in layer 2 of 3."
-    dark = max(page.evaluate(PANES))
-    slide(page, "shade", 40)
-    until(page, f"Math.max(...({PANES})()) < {dark - 60}")
-
-
-def test_overlay_is_aligned_with_the_visible_part(page):
-    give(page)
-    result(page)
-    look(page, "rollout")
-    brightest(page, ROLLED)
-    picture, glass = (page.locator(f"#{name}").bounding_box() for name in ("picture", "glass"))
-    assert glass["x"] - picture["x"] == pytest.approx(picture["width"] / 4, abs=1)
-    assert glass["width"] == pytest.approx(picture["width"] / 2, abs=1)
-    row, column = divmod(ROLLED, COLUMNS)  # shifted by a part of a patch, the lag of the stem
-    shades = page.evaluate(
-        "(places) => { const c = document.getElementById('glass'); return places.map(([y, x]) =>"
-        "c.getContext('2d').getImageData(x * c.width, y * c.height, 1, 1).data[3]); }",
-        [[(row + 0.1) / ROWS, (column + at) / COLUMNS] for at in (-0.5, -0.3, 0.5, 0.7)],
-    )
-    before, first, last, after = shades
-    assert first == last < before == after
 
 
 def test_explanation_of_a_class(page, stub):
@@ -256,17 +224,6 @@ def test_explanation_of_a_class(page, stub):
     moon.click()  # once more removes it
     assert page.locator("#lit").is_hidden()
     assert moon.get_attribute("aria-pressed") == "false"
-
-
-def test_model_without_attention_has_no_overlay(page, stub):
-    stub.model = MODEL | {"methods": [], "layers": 0, "heads": 0, "teach": False}
-    page.reload()
-    give(page)
-    assert result(page)[0] == "sun"
-    assert page.locator("#looking").is_hidden()
-    assert page.locator("#guesses button").first.is_disabled()
-    assert page.locator("#teach").is_hidden()
-    assert stub.requests("/attention") == []
 
 
 # Errors
@@ -295,34 +252,19 @@ def test_errors_are_shown_as_sentences(page, stub, status, text, sentence):
 
 def test_overloaded_server_is_retried(page, stub):
     stub.errors["/predict"] = [(503, "too many wait")] * 3
-    page.evaluate(
-        "new MutationObserver(() => (window.sentences = (window.sentences ?? '') +"
-        "document.getElementById('sentence').textContent)).observe("
-        "document.getElementById('sentence'), { childList: true })"
-    )
     give(page)
     assert result(page)[0] == "sun"
     assert len(stub.requests("/predict")) == 4
-    assert "The server is busy; retrying in 1 s." in page.evaluate("window.sentences")
     stub.errors["/predict"] = [(503, "too many wait")] * 5
     give(page)
     until_text(page, "headline", "failed")
     assert result(page)[1] == "The server is overloaded: too many wait"
 
 
-def test_unreachable_server_is_reported(page, stub):
+def test_unreachable_server_is_reported(page):
     page.route("**/predict*", lambda route: route.abort())
     give(page)
     assert result(page)[1] == "The server does not respond. Is it still running?"
-    page.unroute("**/predict*")
-    stub.delay = 0.5
-    page.evaluate(
-        "AbortSignal.timeout = () => { const stop = new AbortController(); setTimeout(() =>"
-        "stop.abort(new DOMException('late', 'TimeoutError')), 50); return stop.signal; }"
-    )
-    page.locator("#again").click()
-    until_text(page, "sentence", "seconds")
-    assert "the server may be stuck" in result(page)[1]
 
 
 # Token, models, teaching
@@ -348,9 +290,13 @@ def test_token_is_requested_and_kept_for_the_tab(browser, stub):
 
 def test_model_can_be_switched(page, stub):
     stub.models = ["sky", "sea"]
+    stub.model = MODEL | {"methods": [], "layers": 0, "heads": 0, "teach": False}  # no attention
     page.reload()
     give(page)
     assert result(page)[0] == "sun"
+    assert page.locator("#looking").is_hidden()
+    assert page.locator("#teach").is_hidden()
+    assert stub.requests("/attention") == []
     stub.probabilities, stub.labels = {"wave": 0.99, "ship": 0.01}, ["wave"]
     page.locator("#models select").select_option("sea")
     until_text(page, "headline", "^wave$")
@@ -390,9 +336,6 @@ def test_keyboard_navigation(page):
     assert page.evaluate("document.activeElement.id") == "layer"
     page.keyboard.press("Home")
     assert page.locator("output[for=layer]").text_content() == "1 of 3"
-    page.locator("#choose").focus()
-    outline = page.locator("#choose").evaluate("(e) => getComputedStyle(e).outlineStyle")
-    assert outline == "solid"
 
 
 def test_controls_have_accessible_names(page):
@@ -405,27 +348,6 @@ def test_controls_have_accessible_names(page):
         " e.ariaLabel)).map((e) => e.outerHTML)"
     )
     assert unnamed == []
-    assert page.locator("#answer").get_attribute("aria-live") == "polite"
-    assert page.locator("html").get_attribute("lang") == "en"
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_layout_on_phones_and_desktops_in_light_and_dark(browser, stub, width, scheme):
-    stub.reset()
-    size = {"width": width, "height": 800}
-    phone = {"has_touch": True, "is_mobile": True} if width < 500 else {}
-    with tab(browser, stub.address, viewport=size, color_scheme=scheme, **phone) as page:
-        page.wait_for_selector("#examples .row canvas")
-        give(page, encoded_image(), encoded_image(50, 200), *[encoded_image()] * 8)
-        result(page)
-        look(page, "layer")
-        page.locator("#teach summary").click()
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        lightness = sum(map(int, re.findall(r"\d+", ground)[:3]))
-        assert (lightness > 600) == (scheme == "light")
-        assert page.locator("#photograph").is_visible() == bool(phone)
-        assert page.locator("#camera").get_attribute("capture") == "environment"
 
 
 def test_result_is_shown_while_the_animation_runs(browser, stub):
@@ -439,11 +361,13 @@ def test_result_is_shown_while_the_animation_runs(browser, stub):
         until(page, f"!({PANES})().some(Boolean)")
 
 
-def test_page_works_with_the_real_server(browser, port):
-    with tab(browser, f"http://127.0.0.1:{port}") as page:
+def test_page_works_on_a_phone_with_the_real_server(browser, port):
+    phone = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    with tab(browser, f"http://127.0.0.1:{port}", **phone) as page:
         give(page, encoded_image(), encoded_image(60, 90, kind="JPEG"))
         result(page)
         assert page.locator("#guesses button").count() == 3
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         look(page, "layer")
         until_text(page, "explained", "^Attention of all 2 heads")
         page.locator("#guesses button").last.click()

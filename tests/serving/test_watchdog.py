@@ -14,13 +14,13 @@ from serving_helpers import (
     Gate,
     encoded_image,
     is_idle,
-    make_state,
-    running_server,
+    served,
     tiny_model,
     wait_for,
 )
 
 import vitrail
+from vitrail.data.decode import open_image
 from vitrail.data.image_headers import read_header
 from vitrail.errors import ConfigError
 from vitrail.serving import batching, protocol
@@ -69,6 +69,10 @@ def status(port, path):
     return reply.status, reply.body.decode()
 
 
+def counts(port, requests, clients=4):
+    return run(closed_loop(port, requests, clients=clients)).counts()
+
+
 def in_background(port, requests):
     """Send requests in a thread, one connection each; return the thread and the statuses."""
     statuses = []
@@ -106,7 +110,7 @@ def test_spare_threads_replace_stuck_decoders(state, port, monkeypatch, release)
     thread, _ = in_background(port, [raw("/predict", STUCK)] * count)
     for _ in range(count):
         assert started.acquire(timeout=20)
-    assert run(closed_loop(port, [PREDICT] * 10, clients=2)).counts() == {200: 10}
+    assert counts(port, [PREDICT] * 10, clients=2) == {200: 10}
     release.set()
     thread.join(20)
     # The surplus threads end as they finish an image.
@@ -119,24 +123,23 @@ def test_stuck_image_of_a_heavy_request_does_not_block_the_batch_thread(
 ):
     started = threading.Semaphore(0)
 
-    def count_slowly(data):
+    def open_slowly(data, **options):
         if data == STUCK:
             started.release()
             assert release.wait(60)
-        return 0
+        return open_image(data, **options)
 
-    monkeypatch.setattr(state.pool, "count_pixels", count_slowly)
+    monkeypatch.setattr(batching, "open_image", open_slowly)
     monkeypatch.setattr(state.registry.get(None), "memory", object() if "teach" in path else None)
     thread, _ = in_background(port, [form(path, [STUCK])])
     assert started.acquire(timeout=20)
-    assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
+    assert counts(port, [PREDICT] * 20) == {200: 20}
     release.set()
     thread.join(20)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("path", ["/predict", "/features", "/explain", "/attention"])
-def test_images_are_never_decoded_in_the_batch_thread(port, monkeypatch, path):
+def test_images_are_never_decoded_in_the_batch_thread(port, monkeypatch):
     threads = []
 
     def record(data):
@@ -144,8 +147,10 @@ def test_images_are_never_decoded_in_the_batch_thread(port, monkeypatch, path):
         return read_header(data)
 
     monkeypatch.setattr("vitrail.data.decode.read_header", record)
-    assert run(closed_loop(port, [raw(path, encoded_image())], clients=1)).counts() == {200: 1}
-    assert threads
+    for path in ("/predict", "/features", "/explain", "/attention"):
+        before = len(threads)
+        assert counts(port, [raw(path, encoded_image())], clients=1) == {200: 1}
+        assert len(threads) > before
     assert all(name.startswith("decoder") for name in threads)
 
 
@@ -154,10 +159,7 @@ def test_concurrent_decoding_shares_a_pixel_budget(monkeypatch):
     monkeypatch.setattr(batching, "available_cores", lambda: 8)
     limits, lock, now, most = Limits(pixels=100 * 100), threading.Lock(), 0, 0
     budget = batching.BUDGET_IMAGES * limits.pixels
-    with (
-        make_state(limits=limits, batch_size=32) as state,
-        running_server(state) as (_, port),
-    ):
+    with served(limits=limits, batch_size=32) as (state, _, port):
         predictor = state.registry.get(None).predictor
         preprocess = predictor.preprocess
 
@@ -183,7 +185,7 @@ def test_concurrent_decoding_shares_a_pixel_budget(monkeypatch):
 
 
 def test_image_waiting_for_pixels_is_not_rejected(monkeypatch, release):
-    with make_state(limits=Limits(pixels=64)) as state, running_server(state) as (_, port):
+    with served(limits=Limits(pixels=64)) as (state, _, port):
         started = block_decoding(monkeypatch, state, release)
         thread, statuses = in_background(port, [raw("/predict", STUCK)] * 2)
         assert started.acquire(timeout=20)
@@ -191,7 +193,7 @@ def test_image_waiting_for_pixels_is_not_rejected(monkeypatch, release):
         waiting, answered = in_background(port, [PREDICT] * 20)
         wait_for(lambda: len(state.pool.parked) == 21)
         small = raw("/predict", encoded_image(size=(2, 2)), "image/png")  # is not delayed
-        assert run(closed_loop(port, [small] * 20, clients=4)).counts() == {200: 20}
+        assert counts(port, [small] * 20) == {200: 20}
         assert not answered
         release.set()
         thread.join(20)
@@ -203,23 +205,20 @@ def test_image_waiting_for_pixels_is_not_rejected(monkeypatch, release):
 
 
 def test_stuck_batch_thread_fails_readiness_and_is_replaced(gate, release, capfd):
-    with (
-        make_state(limits=Limits(timeout=0.3), watchdog=3600) as state,
-        running_server(state) as (_, port),
-    ):
+    with served(limits=Limits(timeout=0.3), watchdog=3600) as (state, _, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
-        served = state.registry.get(None)
-        answering, served.predict = served.predict, gate
-        assert run(closed_loop(port, [PREDICT], clients=1)).counts() == {504: 1}
-        served.predict = answering
-        assert run(closed_loop(port, [PREDICT], clients=1)).counts() == {504: 1}
+        model = state.registry.get(None)
+        answering, model.predict = model.predict, gate
+        assert counts(port, [PREDICT], clients=1) == {504: 1}
+        model.predict = answering
+        assert counts(port, [PREDICT], clients=1) == {504: 1}
         code, text = status(port, "/ready")
         assert code == 503
         assert "stuck" in text
         assert status(port, "/health")[0] == 200
         object.__setattr__(state.config, "watchdog", 0.4)
         wait_for(lambda: status(port, "/ready")[0] == 200)  # another thread has taken over
-        assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
+        assert counts(port, [PREDICT] * 20) == {200: 20}
         assert "vitrail_stuck_threads 1.0\n" in status(port, "/metrics")[1]
         assert "abandoned; another thread takes over" in capfd.readouterr().err
         (thread,) = state.batcher.abandoned
@@ -227,22 +226,19 @@ def test_stuck_batch_thread_fails_readiness_and_is_replaced(gate, release, capfd
         thread.join(20)  # the abandoned thread ends when its work returns
         assert not thread.is_alive()
         assert "vitrail_stuck_threads 0.0\n" in status(port, "/metrics")[1]
-        assert run(closed_loop(port, [PREDICT] * 20, clients=4)).counts() == {200: 20}
+        assert counts(port, [PREDICT] * 20) == {200: 20}
         assert is_idle(state)
 
 
 def test_abandoned_batch_is_503_and_later_requests_succeed(gate):
     """Slow work within the limit is not abandoned."""
-    with (
-        make_state(limits=Limits(timeout=20), watchdog=20) as state,
-        running_server(state) as (_, port),
-    ):
+    with served(limits=Limits(timeout=20), watchdog=20) as (state, _, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
-        served = state.registry.get(None)
-        answering, served.predict = served.predict, gate
+        model = state.registry.get(None)
+        answering, model.predict = model.predict, gate
         first, stuck = in_background(port, [PREDICT])
         assert gate.started.acquire(timeout=20)
-        served.predict = answering
+        model.predict = answering
         second, behind = in_background(port, [PREDICT] * 5)
         wait_for(lambda: len(state.batcher.waiting) == 5)
         batch_thread = state.batcher.thread
@@ -263,10 +259,7 @@ def test_abandoned_batch_is_503_and_later_requests_succeed(gate):
 def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, release, capfd):
     monkeypatch.setattr(batching, "available_cores", lambda: 4)
     monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)
-    with (
-        make_state(limits=Limits(timeout=0.3), watchdog=0.4) as state,
-        running_server(state) as (server, port),
-    ):
+    with served(limits=Limits(timeout=0.3), watchdog=0.4) as (state, server, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         block_decoding(monkeypatch, state, release)
 
@@ -286,10 +279,7 @@ def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, r
 
 
 def test_one_thread_stuck_for_very_long_stops_the_server(monkeypatch, release):
-    with (
-        make_state(limits=Limits(timeout=0.1), watchdog=0.1) as state,
-        running_server(state) as (server, port),
-    ):
+    with served(limits=Limits(timeout=0.1), watchdog=0.1) as (state, server, port):
         block_decoding(monkeypatch, state, release)
         run(closed_loop(port, [raw("/predict", STUCK)], clients=1))
         wait_for(lambda: state.unrecoverable and server.should_exit)

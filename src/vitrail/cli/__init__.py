@@ -1,4 +1,4 @@
-"""The command `vitrail`: one thin file per command.
+"""The command `vitrail`: one thin file per command, or per pair of small ones.
 
 options.py has the options that commands share, console.py what they print with, live.py the view of
 a training run. Options are dataclasses, and nothing here imports torch until a command runs, so
@@ -17,25 +17,21 @@ import tyro
 
 from vitrail import __version__
 from vitrail.cli.calibrate import Calibrate
-from vitrail.cli.check import Check
 from vitrail.cli.completion import Completion
 from vitrail.cli.console import VERBOSITY, verbosity
-from vitrail.cli.convert import Convert
+from vitrail.cli.dataset import Check, Pack
 from vitrail.cli.demo import Demo
 from vitrail.cli.doctor import Doctor
 from vitrail.cli.evaluate import Evaluate
-from vitrail.cli.export import Export
-from vitrail.cli.fewshot import Fewshot
+from vitrail.cli.export import Convert, Export
+from vitrail.cli.fewshot import Fewshot, Teach
 from vitrail.cli.inspect import Inspect
-from vitrail.cli.models import Models
+from vitrail.cli.listing import Models, Recipes
 from vitrail.cli.options import REFUSED, STOPPED, UNMET, UnmetError, parse_options
-from vitrail.cli.pack import Pack
 from vitrail.cli.plan import Plan
 from vitrail.cli.predict import Predict
-from vitrail.cli.recipes import Recipes
 from vitrail.cli.reproduce import Reproduce
 from vitrail.cli.serve import Serve
-from vitrail.cli.teach import Teach
 from vitrail.cli.train import Finetune, Train, TrainingOptions
 from vitrail.cli.vtab import Vtab
 from vitrail.data.storage import allow_outside
@@ -84,7 +80,7 @@ Get started
   vitrail train images/                  your own data: one subfolder per class
   vitrail predict runs/images cat.jpg    classify an image
 """
-EPILOG = """\
+EPILOG = """
 vitrail COMMAND --help lists the options of a command. Every command has --quiet
 and --verbose; most have --json."""
 # Spellings of 0.1, which are not in the help.
@@ -116,21 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vitrail {__version__}")
         return 0
     if not argv or argv[0] in ("--help", "-h", "help"):
-        print(welcome())
+        print(WELCOME)
+        for group, commands in GROUPS.items():
+            for number, (name, (_, summary)) in enumerate(commands.items()):
+                print(f"{'' if number else group:12}{name:12}{summary}")
+        print(EPILOG)
         return 0
     if quiet:  # before huggingface_hub is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with verbosity(quiet=quiet, verbose=verbose):
         return run(argv)
-
-
-def welcome() -> str:
-    """Return the help of `vitrail` itself: all commands by group."""
-    lines = [WELCOME]
-    for group, commands in GROUPS.items():
-        for number, (name, (_, summary)) in enumerate(commands.items()):
-            lines.append(f"{'' if number else group:12}{name:12}{summary}")
-    return "\n".join([*lines, "", EPILOG])
 
 
 def run(argv: Sequence[str]) -> int:

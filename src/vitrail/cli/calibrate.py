@@ -1,13 +1,21 @@
 """`vitrail calibrate`: prediction sets and an abstention threshold with a guaranteed error rate."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.cli.console import Progress, log, paragraph, print_lines, table
-from vitrail.cli.options import DataOptions, DataReference, Device, Json, ModelReference, Preset
+from vitrail.cli.console import Progress, log, note_lines, paragraph, print_json, print_lines, table
+from vitrail.cli.options import (
+    BatchSize,
+    DataOptions,
+    DataReference,
+    Device,
+    Json,
+    ModelReference,
+    Preset,
+    options_of,
+)
 from vitrail.formatting import percent
 
 if TYPE_CHECKING:
@@ -36,8 +44,7 @@ class Calibrate(DataOptions):
     out: Path | None = None
     """Bundle to write, which may be the model's own."""
     preprocessing: Preset = None
-    batch_size: int = 64
-    """Images per batch."""
+    batch_size: BatchSize = 64
     device: Device = ""
     json: Json = False
 
@@ -56,12 +63,8 @@ class Calibrate(DataOptions):
                 load(self.model, preprocessing=self.preprocessing),
                 self.data,
                 self.split,
-                error_rate=self.error_rate,
-                method=self.method,
-                per_class=self.per_class,
-                batch_size=self.batch_size,
-                device=self.device,
                 progress=progress,
+                **options_of(self, "error_rate", "method", "per_class", "batch_size", "device"),
             )
         if self.out is not None:
             memory = load_memory(Path(self.model), model)
@@ -73,7 +76,7 @@ class Calibrate(DataOptions):
         values = summarize(conformal, result)
         if self.json:
             values["written"] = self.out and str(self.out)
-            print(json.dumps({"model": self.model, "data": self.data} | values, indent=1))
+            print_json({"model": self.model, "data": self.data} | values)
             return
         print_lines(report(conformal, values, list(result.notes)))
         if self.out is None:
@@ -113,8 +116,7 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     """The thresholds in sentences."""
     rate, per_class = percent(conformal.error_rate), len(conformal.thresholds) > 1
     yield f"{conformal.samples:,} calibration images, accuracy {percent(values['accuracy'])}"
-    for note in notes:
-        yield from paragraph(f"  note: {note}", 4)
+    yield from note_lines(notes)
     yield ""
     low, high = map(percent, values["coverage_range"])
     rows = [

@@ -4,11 +4,12 @@ Results and errors are printed; everything else goes through `log`, `log_stderr`
 which print nothing with --quiet.
 """
 
+import json
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from textwrap import wrap
@@ -53,6 +54,19 @@ def log_stderr(line: str) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         print(printable(line))
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def note_lines(notes: Iterable[str], skipped: Mapping[str, str] = {}) -> Iterator[str]:
+    """The notes of a result, and how many images could not be read."""
+    for note in notes:
+        yield from paragraph(f"  note: {note}", 4)
+    if skipped:
+        name, reason = next(iter(skipped.items()))
+        yield from paragraph(f"  {len(skipped):,} unreadable images, such as {name}: {reason}", 4)
 
 
 def printable(text: str) -> str:

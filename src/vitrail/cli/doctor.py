@@ -1,11 +1,9 @@
 """`vitrail doctor`: hardware, packages, speed and problems of this machine."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from vitrail.cli.console import paragraph, print_lines, table
+from vitrail.cli.console import paragraph, print_json, print_lines, table
 from vitrail.cli.options import UNMET, Json
 from vitrail.extras import EXTRAS
 from vitrail.formatting import byte_size
@@ -37,26 +35,28 @@ class Doctor:
         speeds = measure_speeds() if self.measure and machine["whole"] else None
         problems = find_problems(machine)
         if self.json:
-            print(json.dumps(as_json(machine, speeds, problems), indent=1))
+            conclusions = [*draw_conclusions(machine, speeds)] if speeds else []
+            print_json(
+                machine | {"measured": speeds, "conclusions": conclusions, "problems": problems}
+            )
         else:
             print_lines(report(machine, speeds, problems))
         return UNMET if any(problem["fatal"] for problem in problems) else 0
-
-
-def as_json(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem]) -> dict[str, Any]:
-    return {
-        **machine,
-        "measured": speeds,
-        "conclusions": [*draw_conclusions(machine, speeds)] if speeds else [],
-        "problems": [*problems],
-    }
 
 
 def report(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem]) -> Iterator[str]:
     yield from paragraph(
         f"vitrail {machine['vitrail']}, Python {machine['python']}, {machine['system']}"
     )
-    yield from section("Packages", package_rows(machine))
+    required = ", ".join(map(package_text, machine["packages"]))
+    rows = [("required", required or "unknown: vitrail is not installed as a package")]
+    for name, packages in machine["extras"].items():
+        if all(package["version"] for package in packages):
+            rows.append((f"vitrail[{name}]", ", ".join(map(package_text, packages)) or "unknown"))
+        else:
+            rows.append((f"vitrail[{name}]", f"not installed: {EXTRAS[name]}"))
+            rows.append(("", f"pip install 'vitrail[{name}]'"))
+    yield from section("Packages", rows)
     yield from section("Machine", machine_rows(machine))
     disks = [
         (disk["what"], f"{byte_size(disk['free'])} at {disk['path']}") for disk in machine["disks"]
@@ -79,18 +79,6 @@ def section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield from table([(f"{name:20}", text) for name, text in rows], "lw", indent=2)
 
 
-def package_rows(machine: Machine) -> list[tuple[str, str]]:
-    required = ", ".join(map(package_text, machine["packages"]))
-    rows = [("required", required or "unknown: vitrail is not installed as a package")]
-    for name, packages in machine["extras"].items():
-        if all(package["version"] for package in packages):
-            rows.append((f"vitrail[{name}]", ", ".join(map(package_text, packages)) or "unknown"))
-        else:
-            rows.append((f"vitrail[{name}]", f"not installed: {EXTRAS[name]}"))
-            rows.append(("", f"pip install 'vitrail[{name}]'"))
-    return rows
-
-
 def package_text(package: Package) -> str:
     return f"{package['name']} {package['version'] or 'missing'}"
 
@@ -105,7 +93,8 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     if processor["quota"] is not None:
         cores.append(f"container limit {processor['quota']:g} cores")
     if processor["threads"] is not None:
-        cores.append(f"{thread_text(processor['threads'])} in torch")
+        threads = processor["threads"]
+        cores.append(f"{threads} thread{'s' * (threads != 1)} in torch")
     if processor["load"] is not None:
         cores.append(f"load {processor['load']:.1f}")
     rows.append(("cores", ", ".join(cores)))
@@ -117,7 +106,7 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
 
 
 def speed_report(machine: Machine, speeds: Speeds) -> Iterator[str]:
-    threads = thread_text(speeds["threads"])
+    threads = f"{speeds['threads']} thread{'s' * (speeds['threads'] != 1)}"
     products = {
         f"float32, {threads}": speeds["float32"],
         f"bfloat16, {threads}": speeds["bfloat16"],
@@ -139,7 +128,3 @@ def speed_report(machine: Machine, speeds: Speeds) -> Iterator[str]:
     yield from table(rows, "lrl", indent=2)
     for sentence in draw_conclusions(machine, speeds):
         yield from paragraph(f"- {sentence}")
-
-
-def thread_text(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"

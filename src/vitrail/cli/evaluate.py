@@ -1,15 +1,31 @@
 """`vitrail evaluate`: accuracy, calibration, per-class metrics and mistakes of a model."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitrail.cli.console import Progress, log, log_stderr, paragraph, print_lines, table
-from vitrail.cli.options import DataOptions, DataReference, Device, Json, Preset, RunnableModel
+from vitrail.cli.console import (
+    Progress,
+    log,
+    log_stderr,
+    note_lines,
+    paragraph,
+    print_json,
+    print_lines,
+    table,
+)
+from vitrail.cli.options import (
+    BatchSize,
+    DataReference,
+    EngineOptions,
+    Json,
+    RunnableModel,
+    Workers,
+    options_of,
+)
 from vitrail.errors import ConfigError
-from vitrail.export import MAX_DROP, EngineKind
+from vitrail.export import MAX_DROP
 from vitrail.formatting import percent
 
 if TYPE_CHECKING:
@@ -33,7 +49,7 @@ METRICS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(DataOptions):
+class Evaluate(EngineOptions):
     """Evaluate a model: accuracy, calibration, per-class metrics, mistakes."""
 
     model: RunnableModel
@@ -57,20 +73,12 @@ class Evaluate(DataOptions):
     """sigmoid for a model trained with a sigmoid loss."""
     save_temperature: Path | None = None
     """Write the model with temperature-scaled logits to this bundle, which may be the model's."""
-    preprocessing: Preset = None
-    engine: EngineKind | None = None
-    """Inference engine (default: torch); auto benchmarks for two seconds and takes the fastest."""
-    merge: int = 0
-    """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate."""
-    batch_size: int = 64
-    """Images per batch."""
-    workers: int | None = None
-    """Data loading processes."""
+    batch_size: BatchSize = 64
+    workers: Workers = None
     backend: Literal["torch", "pillow"] = "torch"
     """pillow resizes as published results did; torch is faster."""
     strict: bool = False
     """Fail on the first unreadable image."""
-    device: Device = ""
     json: Json = False
 
     def run(self) -> None:
@@ -85,8 +93,6 @@ class Evaluate(DataOptions):
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.evaluation.evaluate import evaluate
-        from vitrail.prediction.engines import AccuracyGuard
-        from vitrail.prediction.predictor import Predictor
 
         if self.save_temperature is not None:
             if self.flip or self.crops > 1 or self.restrict or self.engine or self.merge:
@@ -100,46 +106,26 @@ class Evaluate(DataOptions):
                     "pass the model it was exported from"
                 )
             in_place = self.save_temperature == Path(self.model)
-            check_overwrite(
-                self.save_temperature,
-                overwrite=in_place,
-                hint="use another --save-temperature",
-            )
+            hint = "use another --save-temperature"
+            check_overwrite(self.save_temperature, overwrite=in_place, hint=hint)
         distributed.init(self.device)
-        guard = AccuracyGuard(data=self.data, max_drop=MAX_DROP if self.engine == "auto" else 1.0)
-        predictor = Predictor(
-            self.model,
-            engine=self.engine or "",
-            merge=self.merge,
-            preprocessing=self.preprocessing,
-            guard=guard,
-            device=self.device,
-            log=log_stderr,
+        max_drop = MAX_DROP if self.engine == "auto" else 1.0
+        predictor = self.open_predictor(
+            self.model, data=self.data, max_drop=max_drop, log=log_stderr
         )
+        protocol = options_of(self, "flip", "crops", "restrict", "by_order", "real", "loss")
+        loading = options_of(self, "batch_size", "workers", "backend", "strict", "device")
         with Progress() as progress:
+            shown = progress if distributed.is_main() else None
             result = evaluate(
-                predictor.runner,
-                self.data,
-                self.split,
-                flip=self.flip,
-                crops=self.crops,
-                restrict=self.restrict,
-                by_order=self.by_order,
-                real=self.real,
-                loss=self.loss,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                backend=self.backend,
-                strict=self.strict,
-                device=self.device,
-                progress=progress if distributed.is_main() else None,
+                predictor.runner, self.data, self.split, **protocol, **loading, progress=shown
             )
         if not distributed.is_main():
             return
         written = [str(path) for path in self.write(predictor, result)]
         if self.json:
             about = {"model": self.model, "data": self.data}
-            print(json.dumps(about | result.to_dict() | {"written": written}, indent=1))
+            print_json(about | result.to_dict() | {"written": written})
         else:
             print_lines(report(result, f"{self.model} on {self.data}"))
             for path in written:
@@ -170,8 +156,6 @@ class Evaluate(DataOptions):
 
     def calibrate(self, model: "Model", result: "EvaluationResult", out: Path) -> None:
         """Write the model with its logits divided by the temperature."""
-        from dataclasses import replace
-
         from vitrail.checkpoints.load import with_temperature
         from vitrail.checkpoints.save import save
         from vitrail.probing.teach import load_memory, saving_memory
@@ -200,13 +184,7 @@ def report(result: "EvaluationResult", title: str) -> Iterator[str]:
     from vitrail.reports.pages import MIN_SUPPORT, loss_name, summary, weakest_classes
 
     yield from paragraph(f"{title}: {result.samples:,} images")
-    for note in result.notes:
-        yield from paragraph(f"  note: {note}", 4)
-    if result.skipped:
-        name, reason = next(iter(result.skipped.items()))
-        yield from paragraph(
-            f"  {len(result.skipped):,} unreadable images, such as {name}: {reason}", 4
-        )
+    yield from note_lines(result.notes, result.skipped)
     rows = []
     for key, label in METRICS.items():
         if key in result.estimates:

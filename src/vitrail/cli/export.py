@@ -1,22 +1,27 @@
-"""`vitrail export`: a model as a file that runs without vitrail."""
+"""`vitrail export`: a model as a file that runs without vitrail. `vitrail convert`: as a checkpoint
+of another format, with the same logits."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-from vitrail.cli.console import Progress, log_stderr, paragraph, print_lines
-from vitrail.cli.options import DataOptions, Json, ModelReference, Preset
-from vitrail.export import MAX_DROP, Target
+import tyro
+
+from vitrail.cli.console import (
+    Progress,
+    log_stderr,
+    note_lines,
+    paragraph,
+    print_json,
+    print_lines,
+)
+from vitrail.cli.options import FileToWrite, Int8Options, Json, ModelReference, Preset, options_of
+from vitrail.export import Target
 from vitrail.formatting import byte_size, duration
-
-if TYPE_CHECKING:
-    from vitrail.export.api import Exported
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(DataOptions):
+class Export(Int8Options):
     """Export a model to ONNX or torch.export, and verify its outputs."""
 
     model: ModelReference
@@ -26,10 +31,6 @@ class Export(DataOptions):
     """ONNX, a torch.export program, or that program compiled with AOTInductor."""
     int8: bool = False
     """Quantize weights to 8 bits: smaller and faster; the accuracy is measured."""
-    data: str | None = None
-    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MAX_DROP
-    """int8: fail if the accuracy drops by more than this fraction."""
     preprocessing: Preset = None
     with_preprocessing: bool = False
     """Include preprocessing: the file takes uint8 pixels of any size."""
@@ -48,28 +49,72 @@ class Export(DataOptions):
             done = export_model(
                 model,
                 self.out,
-                to=self.to,
-                int8=self.int8,
-                data=self.data,
-                max_drop=self.max_drop,
                 preprocessing=self.with_preprocessing,
-                overwrite=self.overwrite,
                 progress=progress,
+                **options_of(self, "to", "int8", "data", "max_drop", "overwrite"),
             )
         if self.json:
             values: dict[str, Any] = asdict(done) | {"path": str(done.path)}
             if done.cost is not None:
                 values["cost"]["pictures"] = values["cost"].pop("images")  # the key of 0.1
-            print(json.dumps(values, indent=1))
-        else:
-            print_lines(report(done))
+            print_json(values)
+            return
+        print(f"{done.model} -> {done.to}, {byte_size(done.bytes)}")
+        if done.cost is not None:
+            print_lines(paragraph(f"  {done.cost}", 4))
+        print_lines(note_lines(done.notes))
+        print("verified: largest relative difference of logits and features", end=" ")
+        print(f"{done.difference:.1e}\ndone in {duration(done.seconds)}: {done.path}")
 
 
-def report(done: "Exported") -> Iterator[str]:
-    yield f"{done.model} -> {done.to}, {byte_size(done.bytes)}"
-    if (cost := done.cost) is not None:
-        yield from paragraph(f"  {cost}", 4)
-    for note in done.notes:
-        yield from paragraph(f"  note: {note}", 4)
-    yield f"verified: largest relative difference of logits and features {done.difference:.1e}"
-    yield f"done in {duration(done.seconds)}: {done.path}"
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Convert a checkpoint to another format, and verify that the logits are equal."""
+
+    source: ModelReference
+    destination: FileToWrite
+    """The file or folder to write, depending on the format."""
+    to: Literal[
+        "bundle", "google", "google-older", "timm", "huggingface", "torchvision", "bit_pytorch"
+    ]
+    """Output format."""
+    source_format: Annotated[
+        Literal["bundle", "google", "timm", "huggingface", "torchvision", "bit_pytorch"] | None,
+        tyro.conf.arg(name="from"),
+    ] = None
+    """Input format, if it is not detected."""
+    heads: int | None = None
+    """Number of attention heads, if the checkpoint does not state it."""
+    preprocessing: Preset = None
+    allow_loss: bool = False
+    """Drop numerics that the format cannot express. Weights are never dropped."""
+    dry_run: bool = False
+    """Print what would be done, and write nothing."""
+    json: Json = False
+
+    def run(self) -> None:
+        from vitrail.checkpoints.save import convert, summarize
+
+        done = convert(
+            self.source,
+            self.destination,
+            self.to,
+            from_format=self.source_format,
+            **options_of(self, "heads", "preprocessing", "allow_loss", "dry_run"),
+        )
+        if done.notice:
+            log_stderr(done.notice)
+        if self.json:
+            print_json(asdict(done) | {"destination": str(self.destination)})
+            return
+        print(f"{done.model}: {self.source} ({done.source_format}) -> {self.to}")
+        for line in summarize(done.tensors):
+            print(f"  {line}")
+        for kind, lines in (("changed", done.changes), ("lost", done.lost), ("note", done.notes)):
+            for line in lines:
+                print(f"  {kind}: {line}")
+        if done.difference is None:
+            print(f"dry run: nothing written; without --dry-run this writes {self.destination}")
+            return
+        print(f"verified: logits on a probe image differ by {done.difference:.1e}")
+        print(f"done: {self.destination}")

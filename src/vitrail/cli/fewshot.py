@@ -1,14 +1,37 @@
-"""`vitrail fewshot`: accuracy of closed-form classifiers that see a few images per class."""
+"""`vitrail fewshot`: accuracy of closed-form classifiers that see a few images per class.
+`vitrail teach`: add classes from a few images, in seconds."""
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from vitrail.cli.console import Progress, log, log_stderr, paragraph, print_lines, table
-from vitrail.cli.options import DataOptions, DataReference, Device, Json, ModelReference, Preset
-from vitrail.formatting import percent
+import tyro
+
+from vitrail.cli.console import (
+    Progress,
+    log,
+    log_stderr,
+    note_lines,
+    paragraph,
+    print_json,
+    print_lines,
+    table,
+)
+from vitrail.cli.options import (
+    BatchSize,
+    DataOptions,
+    DataReference,
+    Device,
+    Json,
+    ModelReference,
+    Overwrite,
+    Preset,
+    Workers,
+    options_of,
+)
+from vitrail.errors import ConfigError
+from vitrail.formatting import duration, percent
 
 if TYPE_CHECKING:
     from vitrail.data.datasets import ImageDataset
@@ -38,14 +61,11 @@ class Fewshot(DataOptions):
     preprocessing: Preset = None
     out: Path | None = None
     """Write a bundle whose head is ridge with the best penalty, for the largest number of shots."""
-    overwrite: bool = False
-    """Replace the model in --out."""
+    overwrite: Overwrite = False
     cache: bool = True
     """Cache the features on disk."""
-    batch_size: int = 64
-    """Images per batch."""
-    workers: int | None = None
-    """Data loading processes."""
+    batch_size: BatchSize = 64
+    workers: Workers = None
     device: Device = ""
     json: Json = False
 
@@ -62,25 +82,13 @@ class Fewshot(DataOptions):
         try:
             sources = open_pair(self.data)
             device = distributed.init(self.device)
-            model = load(
-                self.model,
-                image_size=self.image_size,
-                preprocessing=self.preprocessing,
-                log=log_stderr,
-            ).to(device)
-            features = []
+            chosen = options_of(self, "image_size", "preprocessing")
+            model = load(self.model, log=log_stderr, **chosen).to(device)
+            loading, features = options_of(self, "cache", "batch_size", "workers"), []
             for split, source in zip(("training", "test"), sources, strict=True):
                 with Progress(f"{split} images") as progress:
-                    features.append(
-                        features_of(
-                            model,
-                            source,
-                            cache=self.cache,
-                            batch_size=self.batch_size,
-                            workers=self.workers,
-                            progress=progress if distributed.is_main() else None,
-                        )
-                    )
+                    shown = progress if distributed.is_main() else None
+                    features.append(features_of(model, source, progress=shown, **loading))
             train, test = features
             protocol = {"shots": self.shots, "seeds": self.seeds}
             trials = list(try_shots(train, test, **protocol, probes=self.probes, l2=self.l2))
@@ -92,7 +100,13 @@ class Fewshot(DataOptions):
                 for row, baseline in zip(trials, try_shots(*pixels, **protocol), strict=True):
                     row.append(replace(baseline[-1], probe="raw pixels"))
             if distributed.is_main():
-                notes = [*sources[0].notes, *few_images_note(train, self.shots)]
+                notes = list(sources[0].notes)
+                most = max((n for n in self.shots if isinstance(n, int)), default=0)
+                counts = {x: int((train.labels == n).sum()) for n, x in enumerate(train.classes)}
+                fewest = min(counts, key=lambda name: counts[name])
+                if counts[fewest] < most:
+                    few = f"{fewest!r} has only {counts[fewest]:,} training images"
+                    notes.append(f"{few}; all of them are used")
                 if self.out is not None:
                     notes += self.write(model, train, self.out, sources[0])
                 self.print_results(train, test, trials, notes)
@@ -135,7 +149,7 @@ class Fewshot(DataOptions):
                 "notes": list(notes),
                 "bundle": self.out and str(self.out),
             }
-            print(json.dumps(result, indent=1))
+            print_json(result)
             return
         counts = f"{len(train):,} training images, {len(test):,} test images"
         print_lines(paragraph(f"{self.model} on {self.data}: {counts}"))
@@ -151,11 +165,7 @@ def report(
 ) -> Iterator[str]:
     origin = "cached" if train.cached and test.cached else "computed"
     yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features ({origin})"
-    for note in notes:
-        yield from paragraph(f"  note: {note}", 4)
-    if skipped := train.skipped | test.skipped:
-        name, reason = next(iter(skipped.items()))
-        yield from paragraph(f"  {len(skipped):,} unreadable images, such as {name}: {reason}", 4)
+    yield from note_lines(notes, train.skipped | test.skipped)
     yield ""
     rows = [[str(row[0].shots), *map(accuracy_text, row)] for row in trials]
     head = ["shots", *(trial.probe for trial in trials[0])]
@@ -170,18 +180,60 @@ def report(
                 yield f"  best l2 by leave-one-out, shots={trial.shots}: {values}"
 
 
-def few_images_note(train: "Features", shots: Sequence[int | str]) -> Iterator[str]:
-    """Yield a note if a class has fewer images than shots."""
-    most = max((count for count in shots if isinstance(count, int)), default=0)
-    counts = {name: int((train.labels == n).sum()) for n, name in enumerate(train.classes)}
-    fewest = min(counts, key=lambda name: counts[name])
-    if counts[fewest] < most:
-        yield f"{fewest!r} has only {counts[fewest]:,} training images; all of them are used"
-
-
 def accuracy_text(trial: "Trial") -> str:
     """`81.3 ± 2.0 %`"""
     if trial.interval is None:
         return percent(trial.mean)
     half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
     return f"{100 * trial.mean:.1f} ± {100 * half:.1f} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teach(DataOptions):
+    """Add classes to a model, or replace classes, from a few images of each."""
+
+    model: ModelReference
+    classes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CLASS=IMAGES")]
+    """thumb=folder or thumb=image.jpg; repeat a class to add more images."""
+    out: Path | None = None
+    """Bundle to write. Without it, a bundle that stores its training statistics is updated."""
+    using: str | None = None
+    """Dataset with images of the model's existing classes, if it stores no statistics of them."""
+    only: bool = False
+    """Drop the model's existing classes."""
+    preprocessing: Preset = None
+    overwrite: Overwrite = False
+    device: Device = ""
+    json: Json = False
+
+    def run(self) -> None:
+        from vitrail.probing.teach import teach
+
+        images: dict[str, list[str]] = {}
+        for word in self.classes:
+            name, equals, path = word.partition("=")
+            if not (name.strip() and equals and path):
+                raise ConfigError(f"{word!r} is not CLASS=IMAGES, such as thumb=folder")
+            images.setdefault(name.strip(), []).append(path)
+        with Progress() as progress:
+            taught = teach(
+                self.model,
+                images,
+                self.out,
+                progress=progress,
+                **options_of(self, "using", "only", "preprocessing", "overwrite", "device"),
+            )
+        if self.json:
+            print_json(asdict(taught) | {"folder": str(taught.folder)})
+            return
+        for name, count in taught.pictures.items():
+            verb = "replaced" if name in taught.replaced else "added"
+            print_lines([f"{name}: {verb}, {count:,} image{'s' * (count != 1)}"])
+        print_lines(note_lines(taught.notes))
+        for name, reason in taught.skipped.items():
+            print_lines(paragraph(f"  unreadable: {name}: {reason}", 4))
+        accuracy = ""
+        if taught.accuracy is not None:
+            accuracy = f", leave-one-out accuracy {percent(taught.accuracy)}"
+        print(f"{len(taught.classes):,} classes{accuracy}")
+        print(f"done in {duration(taught.seconds)}: {taught.folder}")

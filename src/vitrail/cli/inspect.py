@@ -1,21 +1,28 @@
 """`vitrail inspect`: attention, filters, position embeddings and explanations of a model."""
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitrail.cli.console import Progress, log_stderr, paragraph, print_lines, table
-from vitrail.cli.options import DataOptions, Json, ModelReference, Preset
-from vitrail.errors import ConfigError
+from vitrail.cli.console import (
+    Progress,
+    log_stderr,
+    note_lines,
+    paragraph,
+    print_json,
+    print_lines,
+    table,
+)
+from vitrail.cli.options import DataOptions, Json, ModelReference, Preset, options_of
+from vitrail.errors import ConfigError, DataError
 from vitrail.training.recipes import is_run
 
 if TYPE_CHECKING:
     from vitrail.inspection.inspect import Inspection
-    from vitrail.models.vit import Model
 
 Method = Literal["rollout", "last layer", "gradient rollout", "relevance"]
 
@@ -54,6 +61,8 @@ class Inspect(DataOptions):
     def run(self) -> None:
         from vitrail.checkpoints.bundle import contains_model
         from vitrail.checkpoints.load import load
+        from vitrail.checkpoints.metadata import get_metadata
+        from vitrail.data.datasets import evaluation_split
         from vitrail.inspection.inspect import inspect_model
         from vitrail.reports.inspection import write_inspection
 
@@ -62,7 +71,13 @@ class Inspect(DataOptions):
                 f"{self.out} contains a model with its own report; pass another --out"
             )
         model = load(self.model, preprocessing=self.preprocessing, log=log_stderr)
-        data, note = (self.data, "") if self.data else training_data(model)
+        data, notes = self.data, []
+        recorded = get_metadata(model).provenance.get("data")
+        if data is None and isinstance(recorded, str):
+            with suppress(DataError):  # it may not be here
+                evaluation_split(recorded)
+                data = recorded
+                notes = [f"images are from {recorded}, the model's training data"]
         progress = Progress()
 
         def show_progress(what: str, done: int, total: int) -> None:
@@ -74,43 +89,21 @@ class Inspect(DataOptions):
                 model,
                 self.pictures,
                 data=data,
-                images=self.images,
-                methods=self.methods,
-                classes=self.classes,
-                layers=self.layers,
-                fuse=self.fuse,
-                discard=self.discard,
-                score=self.score,
                 progress=show_progress,
+                **options_of(self, "images", "methods", "classes", "layers"),
+                **options_of(self, "fuse", "discard", "score"),
             )
         written = write_inspection(self.out, result)
         if self.json:
-            print(json.dumps(as_json(result) | {"written": [str(p) for p in written]}, indent=1))
+            print_json(as_json(result) | {"written": [str(p) for p in written]})
             return
-        print_lines(report(result, [note] if note else []))
+        print_lines(report(result, notes))
         print(f"done: {written[-1]}")
-
-
-def training_data(model: "Model") -> tuple[str | None, str]:
-    """Return the dataset that a bundle was trained on, if it can be opened, and a note."""
-    from vitrail.checkpoints.metadata import get_metadata
-    from vitrail.data.datasets import evaluation_split
-    from vitrail.errors import DataError
-
-    reference = get_metadata(model).provenance.get("data")
-    try:
-        if isinstance(reference, str):
-            evaluation_split(reference)
-            return reference, f"images are from {reference}, the model's training data"
-    except DataError:
-        pass
-    return None, ""
 
 
 def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
     yield result.title
-    for note in (*notes, *result.notes):
-        yield from paragraph(f"  note: {note}", 4)
+    yield from note_lines((*notes, *result.notes))
     for image in result.images:
         classes = ", ".join(f"{name} {100 * p:.0f} %" for name, p in image.predictions[:3])
         label = f" ({image.label})" if image.label else ""

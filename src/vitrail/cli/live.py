@@ -67,7 +67,10 @@ class Live(Callback):
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         self.row = row
-        self.losses = shorten([*self.losses, row["loss"]])
+        self.losses.append(row["loss"])
+        if len(self.losses) >= MAX_LOSSES:
+            pairs = zip(self.losses[::2], self.losses[1::2], strict=False)
+            self.losses = [(a + b) / 2 for a, b in pairs]
         now = time.monotonic()
         if self.view is not None:
             if now - self.shown >= 1 / REFRESH_RATE:
@@ -154,10 +157,3 @@ def curve(values: list[float], columns: int = CURVE_WIDTH) -> str:
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
-
-
-def shorten(values: list[float]) -> list[float]:
-    """Average pairs of values once there are many."""
-    if len(values) < MAX_LOSSES:
-        return values
-    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]

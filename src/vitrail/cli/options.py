@@ -7,7 +7,7 @@ from inspect import getdoc
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.constructors import (
@@ -21,6 +21,10 @@ from tyro.constructors import (
 from vitrail.cli.console import WIDTH
 from vitrail.data.preprocessing import Preset as PresetName
 from vitrail.errors import ConfigError, DataError
+from vitrail.export import MAX_DROP, EngineKind
+
+if TYPE_CHECKING:
+    from vitrail.prediction.predictor import Predictor
 
 # Exit statuses; docs/commands.md has the table.
 UNMET = 1  # the command ran, and the requested condition does not hold
@@ -31,7 +35,10 @@ DATA_HELP = (
     "A folder with one subfolder per class, a CSV list, .tar or .npz files, hf:owner/name, or "
     "builtin:sign-digits."
 )
-COMMON = ("allow_outside", "json", "quiet", "verbose")  # options that help lists last
+LAST = (  # options of several commands, which help lists last
+    *("preprocessing", "engine", "merge", "data", "max_drop", "device"),
+    *("allow_outside", "json", "quiet", "verbose"),
+)
 PRESET_HELP = "How images are resized and normalized, instead of as the model states."
 MODEL_HELP = "A bundle, a weights file, or hf:owner/name."
 RUNNABLE_HELP = "A bundle, a weights file, hf:owner/name, or an exported .onnx file."
@@ -47,6 +54,9 @@ FolderToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOL
 Preset = Annotated[PresetName | None, tyro.conf.arg(help=PRESET_HELP)]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda or mps (default: the best available).")]
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object instead of text.")]
+BatchSize = Annotated[int, tyro.conf.arg(help="Images per batch.")]
+Workers = Annotated[int | None, tyro.conf.arg(help="Data loading processes.")]
+Overwrite = Annotated[bool, tyro.conf.arg(help="Replace the model in --out.")]
 
 
 class UnmetError(DataError):
@@ -59,6 +69,45 @@ class DataOptions:
 
     allow_outside: bool = False
     """Read listed files outside the list's own folder; only for lists you trust."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Options(DataOptions):
+    """Options of commands that may quantize a model."""
+
+    data: str | None = None
+    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
+    max_drop: float = MAX_DROP
+    """int8: largest accepted drop in accuracy, as a fraction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(DataOptions):
+    """Options of commands that run a model in an inference engine."""
+
+    preprocessing: Preset = None
+    engine: EngineKind | None = None
+    """Inference engine (default: torch); auto benchmarks for two seconds and takes the fastest."""
+    merge: int = 0
+    """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate;
+    torch only."""
+    device: Device = ""
+
+    def open_predictor(
+        self, model: str, *, data: str | None, max_drop: float, log: Any
+    ) -> "Predictor":
+        """Load a model for inference; `data` and `max_drop` limit what int8 may cost."""
+        from vitrail.prediction.engines import AccuracyGuard
+        from vitrail.prediction.predictor import Predictor
+
+        guard = AccuracyGuard(data=data, max_drop=max_drop)
+        chosen = options_of(self, "merge", "preprocessing", "device")
+        return Predictor(model, engine=self.engine or "", guard=guard, log=log, **chosen)
+
+
+def options_of(command: object, *names: str) -> dict[str, Any]:
+    """Return some options of a command as keyword arguments of the same names."""
+    return {name: getattr(command, name) for name in names}
 
 
 def parse_options(command: type, argv: list[str], *, prog: str, default: Any) -> Any:
@@ -131,9 +180,10 @@ class HelpRegistry(ConstructorRegistry):
         if not isinstance(spec, StructConstructorSpec):
             return None
         hint = tyro.conf.arg(help_behavior_hint=default_hint)
+        order = {name: number for number, name in enumerate(LAST)}
         fields = [
             replace(field, type=Annotated[field.type, hint], helptext=one_paragraph(field.helptext))
-            for field in sorted(spec.fields, key=lambda field: field.name in COMMON)
+            for field in sorted(spec.fields, key=lambda field: order.get(field.name, -1))
         ]
         return replace(spec, fields=tuple(fields))
 

@@ -1,13 +1,12 @@
 """`vitrail plan`: FLOPs, memory and time of a training run, before it starts."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.console import paragraph, table
+from vitrail.cli.console import paragraph, print_json, table
 from vitrail.cli.options import Json
 from vitrail.formatting import byte_size, number
 from vitrail.planning.request import PlanRequest
@@ -47,7 +46,7 @@ class Plan(PlanRequest):
         request = PlanRequest(**options)
         plan = make_plan(request, measure=self.probe, utilization=self.utilization)
         if self.json:
-            print(json.dumps(plan.to_dict(), indent=1))
+            print_json(plan.to_dict())
         else:
             print(*report(plan), sep="\n")
 

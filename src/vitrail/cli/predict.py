@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 
 from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log_stderr, printable
-from vitrail.cli.options import UNMET, DataOptions, Device, Preset, RunnableModel
+from vitrail.cli.options import UNMET, BatchSize, EngineOptions, Int8Options, RunnableModel
 from vitrail.errors import ConfigError, DataError
-from vitrail.export import MAX_DROP, EngineKind
 from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
-    from vitrail.prediction.predictor import Predictor
-    from vitrail.prediction.results import Prediction
+    from vitrail.prediction.predictor import Prediction, Predictor
 
 MAX_BAR_IMAGES = 3  # images up to which each prediction is shown as bars
 BAR_WIDTH = 24
@@ -32,7 +30,7 @@ MAX_ERRORS = 20  # that are named; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(DataOptions):
+class Predict(EngineOptions, Int8Options):
     """Classify images: files, folders, glob patterns, or a list on standard input."""
 
     model: RunnableModel
@@ -50,22 +48,10 @@ class Predict(DataOptions):
     """Print one JSON object per image and line."""
     features: Path | None = None
     """Write the feature vectors to this .npz file instead of predicting classes."""
-    preprocessing: Preset = None
-    engine: EngineKind | None = None
-    """Inference engine (default: torch); auto benchmarks for two seconds and takes the fastest."""
-    merge: int = 0
-    """Tokens merged per layer of a Vision Transformer (ToMe): faster, slightly less accurate."""
-    data: str | None = None
-    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MAX_DROP
-    """int8: largest accepted drop in accuracy, as a fraction."""
-    batch_size: int = 16
-    """Images per batch."""
-    device: Device = ""
+    batch_size: BatchSize = 16
 
     def run(self) -> int:
-        from vitrail.prediction.engines import AccuracyGuard
-        from vitrail.prediction.predictor import Predictor, find_images
+        from vitrail.prediction.predictor import find_images
 
         if not self.pictures:
             raise ConfigError("no images given; pass files, folders, or - for a list")
@@ -75,14 +61,8 @@ class Predict(DataOptions):
             raise ConfigError(f"--features {self.features} must end in .npz")
         if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
             sys.stdout.reconfigure(errors="surrogateescape")
-        predictor = Predictor(
-            self.model,
-            engine=self.engine or "",
-            merge=self.merge,
-            preprocessing=self.preprocessing,
-            guard=AccuracyGuard(data=self.data, max_drop=self.max_drop),
-            device=self.device,
-            log=log_stderr,
+        predictor = self.open_predictor(
+            self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
         )
         images: Iterable[Any] = find_images(self.pictures, standard_input)
         total = None  # unknown for standard input

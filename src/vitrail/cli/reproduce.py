@@ -9,16 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import vitrail
-from vitrail.cli.console import (
-    VERBOSITY,
-    WIDTH,
-    clock,
-    log,
-    log_stderr,
-    paragraph,
-    printable,
-    table,
-)
+from vitrail.cli import console
+from vitrail.cli.console import VERBOSITY, WIDTH, clock, paragraph, printable, table
 from vitrail.cli.options import DataOptions
 from vitrail.errors import ConfigError, unknown
 from vitrail.formatting import percent
@@ -126,8 +118,7 @@ class Reproduce(DataOptions):
         if self.json:
             print(json.dumps(to_dict(report)))
             return
-        blocks = [heading(report), f"Paper: {report.claim}", f"Method: {report.method}"]
-        for block in blocks:
+        for block in (heading(report), f"Paper: {report.claim}", f"Method: {report.method}"):
             print(*paragraph(block), sep="\n")
         for content in report.tables:
             print("", *paragraph(content.caption), "", sep="\n")
@@ -142,7 +133,7 @@ class Reproduce(DataOptions):
         if result.accuracy is not None:
             text = f"test {percent(result.accuracy)}, {text}"
         line = f"  {printable(name)}: {text}, {result.seconds:.0f} s"
-        (log_stderr if self.json else log)(line)
+        (console.log_stderr if self.json else console.log)(line)
 
 
 class ProgressLine:

@@ -2,15 +2,15 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from vitrail.cli.console import VERBOSITY, log
-from vitrail.cli.options import DataOptions, Device, Preset
+from vitrail.cli.options import EngineOptions, Int8Options, options_of
 from vitrail.errors import ConfigError
-from vitrail.export import MAX_DROP, EngineKind
 from vitrail.formatting import MIB
 from vitrail.serving.config import MAX_PIXELS
 
@@ -18,7 +18,7 @@ TOKEN = "VITRAIL_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(DataOptions):
+class Serve(EngineOptions, Int8Options):
     """Serve models over HTTP; open the address in a browser to try them."""
 
     models: Annotated[
@@ -29,16 +29,6 @@ class Serve(DataOptions):
     """Address to bind; 0.0.0.0 allows access from other machines: set a --token."""
     port: int = 8000
     """Port; 0 selects a free one."""
-    preprocessing: Preset = None
-    engine: EngineKind | None = None
-    """Inference engine (default: torch); auto benchmarks and takes the fastest."""
-    merge: int = 0
-    """Tokens merged per layer (ToMe): faster, slightly less accurate; torch only."""
-    data: str | None = None
-    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MAX_DROP
-    """int8: largest accepted drop in accuracy, as a fraction."""
-    device: Device = ""
     batch: int = 0
     """Maximum batch size; 0 tunes it at startup."""
     queue: int = 256
@@ -83,24 +73,16 @@ class Serve(DataOptions):
                 "--merge changes the features that classes are taught from; omit --merge or "
                 "--allow-teach"
             )
-        from vitrail.prediction.engines import AccuracyGuard
-        from vitrail.prediction.predictor import Predictor
         from vitrail.serving.config import Limits, ServerConfig, parse_models
         from vitrail.serving.server import serve
 
         config = ServerConfig(
-            host=self.host,
-            port=self.port,
+            **options_of(self, "host", "port", "allow_teach", "teach_to", "using", "examples"),
+            **options_of(self, "grace", "watchdog"),
             token=os.environ.get(TOKEN, "") if self.token is None else self.token,
             allow_origins=self.allow_origin,
             allow_hosts=self.allow_host,
-            allow_teach=self.allow_teach,
-            teach_to=self.teach_to,
-            using=self.using,
-            examples=self.examples,
             batch_size=self.batch,
-            grace=self.grace,
-            watchdog=self.watchdog,
             log="off" if VERBOSITY.quiet else self.log,
             limits=Limits(
                 body=round(self.max_megabytes * MIB),
@@ -110,21 +92,6 @@ class Serve(DataOptions):
                 timeout=self.timeout,
             ),
         )
-        guard = AccuracyGuard(data=self.data, max_drop=self.max_drop)
-
-        def open_predictor(reference: str) -> Predictor:
-            return Predictor(
-                reference,
-                engine=self.engine or "",
-                merge=self.merge,
-                preprocessing=self.preprocessing,
-                guard=guard,
-                device=self.device,
-                log=log,
-            )
-
-        serve(parse_models(self.models), config, predictor=open_predictor, log=print_now)
-
-
-def print_now(line: str) -> None:
-    print(line, flush=True)
+        load = partial(self.open_predictor, data=self.data, max_drop=self.max_drop, log=log)
+        references = parse_models(self.models)
+        serve(references, config, predictor=load, log=partial(print, flush=True))

@@ -1,6 +1,5 @@
 """`vitrail train` and `vitrail finetune`: a dataset → a bundle."""
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import tyro
 
-from vitrail.cli.console import VERBOSITY, accuracy_line, paragraph, print_lines, table
-from vitrail.cli.options import STOPPED, DataOptions, DataReference
+from vitrail.cli.console import (
+    VERBOSITY,
+    accuracy_line,
+    paragraph,
+    print_json,
+    print_lines,
+    table,
+)
+from vitrail.cli.options import STOPPED, DataOptions, DataReference, options_of
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent
@@ -74,8 +80,20 @@ class TrainingOptions(DataOptions):
         if self.print_settings:
             print(to_toml(self.settings), end="")
             return 0
-        if self.resume:
-            self.check_resume()
+        if self.resume:  # options may change how a run continues, but not what it computes
+            if self.out is None:
+                raise ConfigError("--resume needs --out with the folder of the run")
+            before, data, start = read_run(self.out)
+            if not same_location(data, self.data):
+                raise ConfigError(
+                    f"{self.out} was trained on {data}, not {self.data}; omit the dataset to resume"
+                )
+            if start != self.start:
+                command = "finetune" if start else "train"
+                raise ConfigError(
+                    f"{self.out} is a run of `vitrail {command}`; resume it with that command"
+                )
+            check_same_run(before, self.settings)
         if not self.data:
             raise ConfigError(
                 "no dataset given; pass a folder with one subfolder per class, or "
@@ -105,7 +123,9 @@ class TrainingOptions(DataOptions):
         with Live(stderr=self.json) as live:
             result = run(config, live, started=START_TIME)
         if self.json:
-            print(json.dumps(as_json(result), indent=1))
+            results = {split: outcome.to_dict() for split, outcome in result.outcomes.items()}
+            values = {"folder": str(result.folder), **options_of(result, "finished", "step")}
+            print_json(values | {"seconds": round(result.seconds, 1), "results": results})
         else:
             print_lines(report(result, self))
         return result.finished
@@ -114,22 +134,6 @@ class TrainingOptions(DataOptions):
     def start(self) -> str:
         """The model to start from; empty for random initialization."""
         return ""
-
-    def check_resume(self) -> None:
-        """Options may change how a run continues, but not what it computes."""
-        if self.out is None:
-            raise ConfigError("--resume needs --out with the folder of the run")
-        before, data, start = read_run(self.out)
-        if not same_location(data, self.data):
-            raise ConfigError(
-                f"{self.out} was trained on {data}, not {self.data}; omit the dataset to resume"
-            )
-        if start != self.start:
-            command = "finetune" if start else "train"
-            raise ConfigError(
-                f"{self.out} is a run of `vitrail {command}`; resume it with that command"
-            )
-        check_same_run(before, self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,7 @@ class Finetune(TrainingOptions):
         with Live(stderr=self.json) as live:
             result = search(config, live, rate=rate, started=START_TIME)
         if self.json:
-            print(json.dumps(result.to_dict(), indent=1))
+            print_json(result.to_dict())
         else:
             print_lines(search_report(result))
         return result.finished
@@ -193,16 +197,6 @@ def option(argv: Sequence[str], name: str) -> str | None:
         if word.startswith(f"{name}="):
             return word.removeprefix(f"{name}=")
     return None
-
-
-def as_json(result: "Result") -> dict[str, Any]:
-    return {
-        "folder": str(result.folder),
-        "finished": result.finished,
-        "step": result.step,
-        "seconds": round(result.seconds, 1),
-        "results": {split: outcome.to_dict() for split, outcome in result.outcomes.items()},
-    }
 
 
 def report(result: "Result", command: TrainingOptions) -> Iterator[str]:
@@ -229,17 +223,12 @@ def search_report(result: "SearchResult") -> Iterator[str]:
     rows = []
     for candidate in result.candidates:
         gain = result.gain(candidate)
-        finished = [trial for trial in candidate.trials if trial.accuracy is not None]
+        gained = "" if gain is None else f"{100 * gain:+.1f}"
+        finished = sum(trial.accuracy is not None for trial in candidate.trials)
         rate = f"{candidate.learning_rate:g}" if finished else ""
-        rows.append(
-            [
-                candidate.name,
-                percent(candidate.accuracy),
-                "" if gain is None else f"{100 * gain:+.1f}",
-                duration(candidate.seconds),
-                rate + (f" (best of {len(finished)})" if len(finished) > 1 else ""),
-            ]
-        )
+        rate += f" (best of {finished})" if finished > 1 else ""
+        accuracy, seconds = percent(candidate.accuracy), duration(candidate.seconds)
+        rows.append([candidate.name, accuracy, gained, seconds, rate])
     yield ""
     yield from table(rows, "lrrrl", ["candidate", "dev", "gain", "time", "learning rate"])
     for candidate in result.candidates:

@@ -1,6 +1,5 @@
 """`vitrail vtab`: transfer to many small tasks, and the mean accuracy."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,11 +13,12 @@ from vitrail.cli.console import (
     log,
     log_stderr,
     paragraph,
+    print_json,
     print_lines,
     printable,
     table,
 )
-from vitrail.cli.options import DataOptions, ModelReference
+from vitrail.cli.options import DataOptions, ModelReference, options_of
 from vitrail.errors import ConfigError
 from vitrail.formatting import percent, truncate
 from vitrail.training.config import MachineSettings
@@ -72,11 +72,7 @@ class Vtab(DataOptions):
         bench = Benchmark(
             reference=self.model,
             out=self.out or Path("runs") / f"vtab-{name}-{self.method}",
-            method=self.method,
-            learning_rates=self.learning_rates,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            image_size=self.image_size,
+            **options_of(self, "method", "learning_rates", "steps", "batch_size", "image_size"),
             machine=self.machine,
             log=log_line,
             make_callback=lambda: Live(stderr=self.json),
@@ -88,7 +84,7 @@ class Vtab(DataOptions):
         with progress:
             result = bench.measure(tasks, self.seeds)
         if self.json:
-            print(json.dumps(result | {"written": str(bench.out)}, indent=1))
+            print_json(result | {"written": str(bench.out)})
             return
         print_lines(report(result))
         print(f"\ndone: {bench.out / 'results.json'}")
@@ -98,19 +94,12 @@ def report(result: dict[str, Any]) -> Iterator[str]:
     rows = []
     for task in result["tasks"]:
         first = task["scores"][0]
+        counts = [f"{n:,}" for n in (first["learned"], first["judged"], task["classes"])]
         settings = list(dict.fromkeys(f"{score['setting']:g}" for score in task["scores"]))
+        setting = settings[0] if len(settings) == 1 else "several"
         deviation = "" if task["deviation"] is None else f" ± {100 * task['deviation']:.1f}"
-        rows.append(
-            [
-                task["name"],
-                truncate(task["group"], MAX_GROUP),
-                f"{first['learned']:,}",
-                f"{first['judged']:,}",
-                f"{task['classes']:,}",
-                settings[0] if len(settings) == 1 else "several",
-                f"{percent(task['accuracy'])}{deviation}",
-            ]
-        )
+        accuracy = f"{percent(task['accuracy'])}{deviation}"
+        rows.append([task["name"], truncate(task["group"], MAX_GROUP), *counts, setting, accuracy])
     yield ""
     yield from paragraph(f"{result['model']}, {result['method']}: top-1 accuracy")
     yield ""

@@ -1,8 +1,8 @@
 """A model to files that run without vitrail.
 
 api.py             `export_model`: check the options, write the file, verify it
-onnx.py            ONNX: the traced forward pass, translated operation by operation; int8
-pixels.py          preprocessing in the graph
+onnx.py            ONNX: the traced forward pass, translated operation by operation; int8;
+                   preprocessing in the graph
 torch_program.py   torch.export and AOTInductor
 verify.py          an export compared with its model; the accuracy that int8 costs
 session.py         onnxruntime as an inference engine

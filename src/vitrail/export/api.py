@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.evaluate import Progress
 from vitrail.export import MAX_DROP, Target
 from vitrail.export.session import OnnxEngine, open_session, run_session
-from vitrail.export.torch_program import save_compiled, save_program
+from vitrail.export.torch_program import save_program
 from vitrail.export.verify import (
     INT8_TOLERANCE,
     TOLERANCE,
@@ -72,7 +72,19 @@ def export_model(
     """
     start = time.perf_counter()
     path = Path(out)
-    check_options(path, to, int8=int8, preprocessing=preprocessing, data=data, max_drop=max_drop)
+    if to not in get_args(Target):
+        raise unknown("target", to, get_args(Target))
+    if path.suffix != SUFFIXES[to]:
+        raise ConfigError(
+            f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
+        )
+    if to != "onnx" and (int8 or preprocessing):
+        option = "int8" if int8 else "preprocessing"
+        raise ConfigError(f"{option} is for --to onnx, not {to}; leave one out")
+    if data is not None and not int8:
+        raise ConfigError("data is for measuring int8; add --int8, or leave it out")
+    if not 0 <= max_drop <= 1:
+        raise ConfigError(f"max_drop={max_drop} must be a fraction of the images, such as 0.01")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists; choose another --out, or use --overwrite")
     model = prepare_model(model if isinstance(model, nn.Module) else load(model))
@@ -98,8 +110,8 @@ def export_model(
             )
             temporary.write_bytes(content)
         else:
-            save = save_program if to == "torch" else save_compiled
-            difference = verify_images(model, save(model, temporary), any_size=False)
+            program = save_program(model, temporary, compiled=to == "aotinductor")
+            difference = verify_images(model, program, any_size=False)
         size = temporary.stat().st_size
     height, width = pair(model.config.image_size)
     if to != "onnx":
@@ -116,22 +128,3 @@ def export_model(
         notes=notes,
         seconds=time.perf_counter() - start,
     )
-
-
-def check_options(
-    path: Path, to: Target, *, int8: bool, preprocessing: bool, data: object, max_drop: float
-) -> None:
-    """Reject incompatible options before any work is done."""
-    if to not in get_args(Target):
-        raise unknown("target", to, get_args(Target))
-    if path.suffix != SUFFIXES[to]:
-        raise ConfigError(
-            f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
-        )
-    if to != "onnx" and (int8 or preprocessing):
-        option = "int8" if int8 else "preprocessing"
-        raise ConfigError(f"{option} is for --to onnx, not {to}; leave one out")
-    if data is not None and not int8:
-        raise ConfigError("data is for measuring int8; add --int8, or leave it out")
-    if not 0 <= max_drop <= 1:
-        raise ConfigError(f"max_drop={max_drop} must be a fraction of the images, such as 0.01")

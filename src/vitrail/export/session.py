@@ -7,7 +7,7 @@ may be deleted at any time. Where it cannot be written, nothing is cached.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -26,11 +26,15 @@ from vitrail.export import OnnxKind
 from vitrail.export.torch_program import Outputs, describe_model
 from vitrail.export.verify import prepare_model, verify_images
 from vitrail.extras import require
-from vitrail.models.config import Config, MixerConfig, VitConfig, from_dict, pair
+from vitrail.models.config import MixerConfig, VitConfig, from_dict, pair
 from vitrail.models.patch_embed import check_images
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
+INVALID_METADATA = (
+    *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    ConfigError,
+)
 File = str | PathLike[str] | bytes  # a path, or the content
 
 
@@ -41,8 +45,19 @@ class OnnxEngine:
         self.name = name
         self.session = open_session(file, threads)
         where = "the model" if isinstance(file, bytes) else os.fspath(file)
-        metadata = self.session.get_modelmeta().custom_metadata_map
-        self.config, self.metadata, self.int8 = parse_metadata(metadata, where)
+        texts = self.session.get_modelmeta().custom_metadata_map
+        if "vitrail" not in texts:
+            raise CheckpointError(
+                f"{where} is an ONNX file without vitrail's metadata: preprocessing and class "
+                "names are unknown; make one with `vitrail export`"
+            )
+        try:
+            values = {key: json.loads(text) for key, text in texts.items()}
+            self.config = from_dict(values["model"])
+            self.metadata = Metadata.from_dict(values)
+            self.int8 = bool(values["int8"])
+        except INVALID_METADATA as error:
+            raise CheckpointError(f"{where} has invalid metadata: {error}") from None
         if self.session.get_inputs()[0].name != "images":
             raise CheckpointError(
                 f"{where} includes preprocessing, and this engine takes preprocessed images; "
@@ -99,27 +114,6 @@ def run_session(session: Any, inputs: Tensor, outputs: list[str] | None = None) 
     names = outputs or [output.name for output in session.get_outputs()]
     results = session.run(names, {session.get_inputs()[0].name: inputs.numpy()})
     return {name: torch.from_numpy(x) for name, x in zip(names, results, strict=True)}
-
-
-def parse_metadata(texts: Mapping[str, str], where: str) -> tuple[Config, Metadata, bool]:
-    """Return the configuration, the metadata and whether it is int8, from JSON in a file."""
-    if "vitrail" not in texts:
-        raise CheckpointError(
-            f"{where} is an ONNX file without vitrail's metadata: preprocessing and class names "
-            "are unknown; make one with `vitrail export`"
-        )
-    try:
-        values = {key: json.loads(text) for key, text in texts.items()}
-        return from_dict(values["model"]), Metadata.from_dict(values), bool(values["int8"])
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        ConfigError,
-    ) as error:
-        raise CheckpointError(f"{where} has invalid metadata: {error}") from None
 
 
 def engine_for(

@@ -66,36 +66,29 @@ def trace(module: nn.Module, example: Tensor, dims: Mapping[int, Any]) -> Export
         return torch.export.export(module, (example,), dynamic_shapes=(dict(dims),), strict=False)
 
 
-def trace_at_own_size(model: Model) -> ExportedProgram:
+def save_program(model: Model, path: Path, *, compiled: bool) -> Any:
+    """Write a torch.export program, or an AOTInductor package for this type of CPU.
+
+    Returns it as loaded from the file.
+    """
+    if compiled:
+        check_compiler("AOTInductor", "export --to torch")
     images = torch.zeros(2, model.config.channels, *pair(model.config.image_size))
-    return trace(ModelOutputs(model), images, {0: Dim("batch", min=1, max=MAX_BATCH)})
-
-
-def save_program(model: Model, path: Path) -> Any:
-    """Write a torch.export program, and return it as loaded from the file."""
-    program = trace_at_own_size(model)
-    with warnings.catch_warnings(), path.open("wb") as file:
-        warnings.simplefilter("ignore")
-        extra_files = {METADATA_FILE: json.dumps(describe_model(model))}
-        torch.export.save(program, file, extra_files=extra_files)
-    with warnings.catch_warnings(), path.open("rb") as file:
-        warnings.simplefilter("ignore")
-        return torch.export.load(file).module()
-
-
-def save_compiled(model: Model, path: Path) -> Any:
-    """Write an AOTInductor package for this type of CPU, and return it as loaded."""
-    check_compiler("AOTInductor", "export --to torch")
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
-
-    metadata = {"vitrail": json.dumps(describe_model(model))}
-    program = trace_at_own_size(model)
+    program = trace(ModelOutputs(model), images, {0: Dim("batch", min=1, max=MAX_BATCH)})
+    metadata = json.dumps(describe_model(model))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        package = aoti_compile_and_package(
-            program,
-            package_path=str(Path(folder) / "model.pt2"),
-            inductor_configs={"aot_inductor.metadata": metadata},
-        )
-        path.write_bytes(Path(package).read_bytes())
-        return aoti_load_package(package)
+        if compiled:
+            from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+            package = aoti_compile_and_package(
+                program,
+                package_path=str(Path(folder) / "model.pt2"),
+                inductor_configs={"aot_inductor.metadata": {"vitrail": metadata}},
+            )
+            path.write_bytes(Path(package).read_bytes())
+            return aoti_load_package(package)
+        with path.open("wb") as file:
+            torch.export.save(program, file, extra_files={METADATA_FILE: metadata})
+        with path.open("rb") as file:
+            return torch.export.load(file).module()

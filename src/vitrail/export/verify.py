@@ -155,10 +155,24 @@ def measure_int8(
     progress: Progress | None = None,
 ) -> Int8Accuracy:
     """Evaluate both on the test split of `data`, or of the training data, or on part of it."""
-    source, name, notes = open_labeled_images(model, data)
+    metadata = get_metadata(model)
+    hint = "give --data, labeled images that the model was not trained on"
+    recorded = metadata.provenance.get("data")
+    if data is not None:
+        name = fspath(data) if isinstance(data, str | PathLike) else "the given images"
+        source, notes = open_evaluation_split(data, None, metadata)
+    elif isinstance(recorded, str) and recorded:
+        name = recorded
+        try:
+            source, notes = open_evaluation_split(name, None, metadata)
+        except VitrailError as error:
+            raise ConfigError(
+                f"int8 must be measured, and the training data cannot be opened: {error}; {hint}"
+            ) from None
+    else:
+        raise ConfigError(f"int8 rounds weights, and its accuracy must be measured; {hint}")
     if max_images and isinstance(source, ImageDataset) and len(source) > max_images:
         source = source.subset(np.linspace(0, len(source) - 1, max_images).astype(np.int64))
-    metadata = get_metadata(model)
     matched = match_classes(metadata.class_names, model.config.num_classes, source)
     accumulators = [
         ResultAccumulator(len(matched.source.classes), multi_label=matched.source.multi_label)
@@ -191,23 +205,3 @@ def measure_int8(
         data=name,
         notes=(*notes, *matched.notes),
     )
-
-
-def open_labeled_images(model: Model, data: Data | None) -> tuple[Dataset, str, list[str]]:
-    """Return the dataset on which int8 is measured, its name and notes about it."""
-    metadata = get_metadata(model)
-    if data is not None:
-        name = fspath(data) if isinstance(data, str | PathLike) else "the given images"
-        source, notes = open_evaluation_split(data, None, metadata)
-        return source, name, notes
-    name = metadata.provenance.get("data")
-    hint = "give --data, labeled images that the model was not trained on"
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"int8 rounds weights, and its accuracy must be measured; {hint}")
-    try:
-        source, notes = open_evaluation_split(name, None, metadata)
-    except VitrailError as error:
-        raise ConfigError(
-            f"int8 must be measured, and the training data cannot be opened: {error}; {hint}"
-        ) from None
-    return source, name, notes

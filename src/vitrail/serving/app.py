@@ -24,7 +24,6 @@ from vitrail.errors import VitrailError
 from vitrail.inspection.images import load_image
 from vitrail.models.vit import Model
 from vitrail.prediction.predictor import Predictor
-from vitrail.prediction.results import Prediction
 from vitrail.probing.teach import ProbeMemory
 from vitrail.reports.html import csp_hash
 from vitrail.serving import registry, schemas
@@ -32,7 +31,6 @@ from vitrail.serving.batching import (
     MAX_SPARES,
     Batcher,
     DecodePool,
-    FeatureVector,
     ImageItem,
     SingleWork,
     Work,
@@ -50,9 +48,8 @@ from vitrail.serving.limits import (
     RequestRecord,
     check_request,
     read_uploads,
-    record_of,
-    request_id,
     shutting_down,
+    start_record,
 )
 from vitrail.serving.metrics import Metrics, log_event, log_exception, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
@@ -96,33 +93,32 @@ class AppState:
         self.unrecoverable = False  # so many threads are stuck that only a restart helps
 
     def add_model(self, name: str, predictor: Predictor, memory: ProbeMemory | None = None) -> None:
-        served = ServedModel(name, predictor, self.pool, self.metrics, memory=memory)
-        self.registry.models[name] = served
+        self.registry.models[name] = ServedModel(
+            name, predictor, self.pool, self.metrics, memory=memory
+        )
 
     async def warm_up(self) -> None:
         """Run every model once, tune its batch size if none is set, and find example images."""
-        models = list(self.registry.models.values())
-        results = [await self.warm_up_model(served) for served in models]
-        self.warm, self.warm_up_failed = all(results), not all(results)
+        able, models, size = set(), list(self.registry.models.values()), self.config.batch_size
+        for served in models:
+            run = partial(run_blank, served.predictor)
+            full = partial(run, size) if size else partial(tune_batch_size, served.predictor)
+            for attempt in (full, partial(run, 1)):
+                try:
+                    (batch_size,) = await self.batcher.submit(SingleWork(attempt), [None]).done
+                except Exception as error:
+                    log_exception("warm-up", served.name, error, self.config.log)
+                    continue
+                able.add(served)
+                if attempt is full:  # else the default is as good as any
+                    served.batch_size = batch_size
+                break
+        self.warm_up_failed = len(able) < len(models)
+        self.warm = not self.warm_up_failed
         for name, served in list(self.registry.models.items()):
             if name not in self.examples:
                 metadata, data = served.predictor.metadata, self.config.examples
                 self.examples[name] = await asyncio.to_thread(find_examples, metadata, data)
-
-    async def warm_up_model(self, served: ServedModel) -> bool:
-        """Return whether the model can run; errors are logged."""
-        size, predictor = self.config.batch_size, served.predictor
-        full = partial(run_blank, predictor, size) if size else partial(tune_batch_size, predictor)
-        for attempt in (full, partial(run_blank, predictor, 1)):
-            try:
-                (batch_size,) = await self.batcher.submit(SingleWork(attempt), [None]).done
-            except Exception as error:
-                log_exception("warm-up", served.name, error, self.config.log)
-            else:
-                if attempt is full:  # else the default is as good as any
-                    served.batch_size = batch_size
-                return True
-        return False
 
     @property
     def is_stalled(self) -> bool:
@@ -143,7 +139,7 @@ class AppState:
     def check_threads(self) -> bool:
         """Replace stuck threads; return whether the process must be restarted."""
         limit = self.config.watchdog
-        self.pool.add_spares()
+        self.pool.add_threads()
         if self.batcher.batch_seconds > limit and (self.warm or self.warm_up_failed):
             text = f"the work took longer than {limit:g} s and was abandoned"
             log_event(f"{text}; another thread takes over", self.config.log)
@@ -165,12 +161,23 @@ class AppState:
     async def run(self, request: Request, work: Work, items: Sequence[Any]) -> list[Any]:
         """Run work on items; give up on timeout or when the client disconnects."""
         job = self.batcher.submit(work, items)
-        seconds = self.limits.timeout
+        loop, seconds = asyncio.get_running_loop(), self.limits.timeout
+        deadline = loop.time() + seconds
         try:
             await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
-            if not job.done.done():
-                await wait_while_connected(request, job.done, seconds - POLL_SECONDS)
-            record_of(request.scope).batch = job.batch if work.batch_size > 1 else 0
+            while not job.done.done() and (left := deadline - loop.time()) > 0:
+                message = asyncio.ensure_future(request.receive())
+                try:
+                    await asyncio.wait(
+                        [job.done, message], timeout=left, return_when="FIRST_COMPLETED"
+                    )
+                    if message.done() and message.result()["type"] == "http.disconnect":
+                        raise ClientDisconnectedError
+                finally:
+                    message.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await message
+            request.scope[RECORD].batch = job.batch if work.batch_size > 1 else 0
             if job.done.done():
                 return job.done.result()
             raise ApiError(504, f"no result within {seconds:g} s", reason="timeout")
@@ -180,26 +187,6 @@ class AppState:
             for image in work.images if isinstance(work, SingleWork) else images:
                 if image is not None:
                     image.cancel()
-
-
-async def wait_while_connected(
-    request: Request, done: "asyncio.Future[list[Any]]", seconds: float
-) -> None:
-    """Wait for a result or a timeout; raise if the client disconnects first."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not done.done():
-        message = asyncio.ensure_future(request.receive())
-        try:
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait([done, message], timeout=left, return_when="FIRST_COMPLETED")
-            if done.done() or not message.done():
-                return
-            if message.result()["type"] == "http.disconnect":
-                raise ClientDisconnectedError
-        finally:
-            message.cancel()
-            with suppress(asyncio.CancelledError):
-                await message
 
 
 def make_app(state: AppState) -> ASGIApp:
@@ -238,7 +225,7 @@ def make_app(state: AppState) -> ASGIApp:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Return every error as one line of JSON; what the request reserved is released first."""
-    if (reservation := record_of(request.scope).reservation) is not None:
+    if (reservation := request.scope[RECORD].reservation) is not None:
         reservation.release()
     match error:
         case ApiError():
@@ -274,7 +261,7 @@ class RequestMiddleware:
             return
         state = self.state
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        record = scope[RECORD] = RequestRecord(request_id(headers), scope["method"])
+        record = start_record(scope, headers)
         send = partial(self.send, record, send)
         state.in_flight += 1
         try:
@@ -360,12 +347,8 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
     served = state.registry.get(query.model)
     if not (classes := len(served.predictor.classes)):
         raise ApiError(422, "the model has no classes; use /features, or teach it some")
-    uploads = await read_uploads(request, state.limits, state.admission)
-    start = time.perf_counter()
-    items = [ImageItem(*upload, query.top, query.threshold) for upload in uploads]
-    predictions = await state.run(request, served.predict, items)
-    check_readable(predictions)
-    header = served.header(time.perf_counter() - start)
+    options = (query.top, query.threshold)
+    predictions, header = await run_on_images(state, request, served, served.predict, *options)
     make = partial(schemas.PredictResponse, **header, answers=predictions)
     return await json_response(make, len(predictions) * min(query.top, classes))
 
@@ -373,11 +356,7 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
 @route(upload, "/features", "Extract features", schemas.FeaturesResponse)
 async def features(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
     served = state.registry.get(query.model)
-    uploads = await read_uploads(request, state.limits, state.admission)
-    start = time.perf_counter()
-    vectors = await state.run(request, served.features, [ImageItem(*x) for x in uploads])
-    check_readable(vectors)
-    header = served.header(time.perf_counter() - start)
+    vectors, header = await run_on_images(state, request, served, served.features)
 
     def make() -> schemas.FeaturesResponse:
         rows = [None if vector.values is None else vector.values.tolist() for vector in vectors]
@@ -434,6 +413,22 @@ async def teach(state: AppState, request: Request, query: schemas.TeachQuery) ->
     return await json_response(lambda: response)
 
 
+async def run_on_images(
+    state: AppState, request: Request, served: ServedModel, work: Work, *options: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Run a model on the images of a request; return the results and the response's header."""
+    uploads = await read_uploads(request, state.limits, state.admission)
+    start = time.perf_counter()
+    results = await state.run(request, work, [ImageItem(*x, *options) for x in uploads])
+    if all(result.error for result in results):
+        first = results[0].error
+        text = f"none of {len(results)} images could be read: {first}"
+        raise ApiError(422, first if len(results) == 1 else text, reason="unreadable")
+    seconds = round(time.perf_counter() - start, 5)
+    engine = served.predictor.engine.name
+    return results, {"model": served.name, "engine": engine, "seconds": seconds}
+
+
 async def run_on_one_image(
     state: AppState,
     request: Request,
@@ -452,14 +447,6 @@ async def run_on_one_image(
     work = SingleWork(lambda: function(model, image.result()), [image])
     (result,) = await state.run(request, work, [None])
     return result
-
-
-def check_readable(results: Sequence[Prediction] | Sequence[FeatureVector]) -> None:
-    """Reject a request of which no image can be read."""
-    if all(result.error for result in results):
-        first = results[0].error
-        text = f"none of {len(results)} images could be read: {first}"
-        raise ApiError(422, first if len(results) == 1 else text, reason="unreadable")
 
 
 async def json_response(make: Callable[[], BaseModel], size: int = SMALL_RESPONSE + 1) -> Response:
@@ -519,10 +506,8 @@ async def examples(state: AppState, _: Request, query: schemas.ModelQuery) -> sc
 
 @route(lookup, "/examples/{id}", "Get an example image", tuple(MEDIA_TYPES.values()))
 async def example(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
-    known, id = (
-        state.examples.get(state.registry.get(query.model).name, []),
-        request.path_params["id"],
-    )
+    known = state.examples.get(state.registry.get(query.model).name, [])
+    id = request.path_params["id"]
     if not (id.isascii() and id.isdigit() and len(id) < 4 and int(id) < len(known)):
         raise ApiError(404, f"no such example; there are {len(known)}")
     return Response(known[int(id)].data, media_type=known[int(id)].media_type)

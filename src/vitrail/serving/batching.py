@@ -35,8 +35,7 @@ from torch import Tensor
 from vitrail.data.decode import open_image
 from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
 from vitrail.errors import DataError
-from vitrail.prediction.predictor import Predictor
-from vitrail.prediction.results import Prediction, decode_logits
+from vitrail.prediction.predictor import Prediction, Predictor, decode_logits
 from vitrail.serving.config import MAX_PIXELS, Limits
 from vitrail.serving.metrics import Metrics
 
@@ -98,9 +97,6 @@ class Batcher:
         self.batch: list[tuple[Job, int]] = []  # what the thread is working on
         self.batch_start = 0.0  # monotonic clock
         self.abandoned: dict[Thread, float] = {}  # stuck threads, and the start of their batch
-        self.start_thread()
-
-    def start_thread(self) -> None:
         self.thread = Thread(target=self.run, name="batcher", daemon=True)
         self.thread.start()
 
@@ -131,7 +127,8 @@ class Batcher:
             if not (batch := self.batch):
                 return
             self.abandoned[self.thread], self.batch = self.batch_start, []
-            self.start_thread()
+            self.thread = Thread(target=self.run, name="batcher", daemon=True)
+            self.thread.start()
         resolve(dict.fromkeys((job for job, _ in batch), error))
 
     def stop(self) -> None:
@@ -207,18 +204,14 @@ def resolve(finished: dict[Job, BaseException | None]) -> None:
 
     def set_results(jobs: list[tuple[Job, BaseException | None]]) -> None:
         for job, error in jobs:
-            if job.done.done():
-                continue
-            if error is None:
+            if error is None and not job.done.done():
                 job.done.set_result(job.results)
-            else:
+            elif error is not None and not job.done.done():
                 job.done.set_exception(error)
 
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, BaseException | None]]] = {}
-    for job, error in finished.items():
-        by_loop.setdefault(job.loop, []).append((job, error))
-    for loop, jobs in by_loop.items():
+    for loop in {job.loop for job in finished}:
         with suppress(RuntimeError):  # the event loop is closed
+            jobs = [(job, error) for job, error in finished.items() if job.loop is loop]
             loop.call_soon_threadsafe(set_results, jobs)
 
 
@@ -249,15 +242,7 @@ class DecodePool:
         self.lock = Lock()
         self.busy: dict[Thread, float] = {}  # threads at work, and since when
         self.size, self.threads, self.closed = min(available_cores(), MAX_POOL_THREADS), 0, False
-        self.start(self.size)
-
-    def start(self, count: int) -> None:
-        with self.lock:
-            self.threads += count
-        pool = start_pool(count, torch_threads=1, name="decoder")
-        for _ in range(count):
-            pool.submit(self.run)
-        pool.shutdown(wait=False)  # its threads continue until `run` returns
+        self.add_threads()
 
     def submit(self, data: bytes, function: Callable[[bytes], Any]) -> "Future[Any]":
         """Call `function` with an encoded image in one of the threads.
@@ -280,21 +265,29 @@ class DecodePool:
         with self.lock:
             return [now - start for start in self.busy.values()]
 
+    @property
     def target_size(self) -> int:
         """Threads needed: one per core besides the slow ones, up to the spares."""
         slow = sum(age > SLOW_SECONDS for age in self.busy_seconds())
         return self.size + min(MAX_SPARES, slow)
 
-    def add_spares(self) -> None:
-        if (missing := self.target_size() - self.threads) > 0 and not self.closed:
-            self.start(missing)
+    def add_threads(self) -> None:
+        """Start the threads that are needed and missing."""
+        if (missing := self.target_size - self.threads) <= 0 or self.closed:
+            return
+        with self.lock:
+            self.threads += missing
+        pool = start_pool(missing, torch_threads=1, name="decoder")
+        for _ in range(missing):
+            pool.submit(self.run)
+        pool.shutdown(wait=False)  # its threads continue until `run` returns
 
     def run(self) -> None:
         while (task := self.tasks.get()) is not None and not self.closed:
             if not task.future.cancelled():
                 self.track(self.dispatch, task)
             del task  # frees the image while this thread waits
-            target = self.target_size()
+            target = self.target_size
             with self.lock:
                 if self.threads > target:
                     self.threads -= 1
@@ -313,7 +306,11 @@ class DecodePool:
     def dispatch(self, task: DecodeTask) -> None:
         """Run a task if the pixel budget allows it; else park it, so that smaller ones go on."""
         if task.pixels is None:
-            task.pixels = self.count_pixels(task.data)
+            try:
+                header = open_image(task.data, max_pixels=self.max_pixels)
+                task.pixels = header.height * header.width
+            except Exception:  # rejected without decoding: the task meets the same error
+                task.pixels = 0
         small = task.pixels <= self.max_pixels // SMALL_SHARE
         reserve = 0 if small else self.max_pixels // RESERVED_SHARE  # left for small images
         with self.lock:
@@ -321,18 +318,17 @@ class DecodePool:
                 self.parked.append(task)
                 return
             self.free_pixels -= task.pixels
+
+        def decode_large() -> None:
+            if sys.platform == "linux":  # elsewhere priorities belong to processes
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+            self.track(self.decode, task)
+
         if small:
             self.decode(task)
         else:  # in its own thread, since a lowered priority cannot be raised again
-            Thread(
-                target=self.decode_large, args=(task,), name="decoder-large", daemon=True
-            ).start()
-
-    def decode_large(self, task: DecodeTask) -> None:
-        if sys.platform == "linux":  # elsewhere priorities belong to processes
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
-        self.track(self.decode, task)
+            Thread(target=decode_large, name="decoder-large", daemon=True).start()
 
     def decode(self, task: DecodeTask) -> None:
         """Run a task whose pixels are reserved, and release them."""
@@ -354,14 +350,6 @@ class DecodePool:
             task.future.set_exception(error)
         elif running:
             task.future.set_result(result)
-
-    def count_pixels(self, data: bytes) -> int:
-        """Pixels according to the header; 0 if the image will be rejected without decoding."""
-        try:
-            image = open_image(data, max_pixels=self.max_pixels)
-        except Exception:  # the task meets the same error and reports it
-            return 0
-        return image.height * image.width
 
 
 # Work
@@ -406,47 +394,40 @@ class ImageWork:
         return self.served.batch_size
 
     def __call__(self, items: Sequence[ImageItem]) -> list[Any]:
-        start, metrics = time.perf_counter(), self.served.metrics
-        results: list[Any] = self.decode(items)
-        tensors = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
-        deferred = sum(isinstance(result, Future) for result in results)
-        for index, result in enumerate(results):
-            if isinstance(result, DataError):
-                results[index] = self.result_type(name=items[index].name, error=str(result))
+        start, metrics, predictor = time.perf_counter(), self.served.metrics, self.served.predictor
+        images: list[Future[Tensor]] = []
+        for item in items:
+            if item.image is None:
+                item.image = self.served.pool.submit(item.data, predictor.preprocess)
+            images.append(item.image)
+        waiting, before = {*images}, 0
+        while waiting and len(waiting) != before:  # as long as some complete
+            before = len(waiting)
+            waiting = wait(waiting, timeout=STALL_SECONDS).not_done
+        results: list[Any] = []
+        tensors: dict[int, Tensor] = {}  # of the images that can be read: uint8 (C, H, W)
+        for index, image in enumerate(images):
+            result: Any
+            if not image.done():
+                result = image  # deferred
+            elif image.cancelled():
+                result = CancelledError()  # the client has gone
+            elif isinstance(result := image.exception(), DataError):
+                result = self.result_type(name=items[index].name, error=str(result))
+            elif result is None:
+                tensors[index] = image.result()
+            results.append(result)
         decoded = time.perf_counter()
         if tensors:
             batch = torch.stack(list(tensors.values()))  # (B, C, H, W)
-            outputs = self.forward(
-                self.served.predictor, batch, [items[index] for index in tensors]
-            )
+            outputs = self.forward(predictor, batch, [items[index] for index in tensors])
             for index, output in zip(tensors, outputs, strict=True):
                 results[index] = output
         metrics.prepare_seconds.observe(decoded - start)
         metrics.run_seconds.observe(time.perf_counter() - decoded)
         metrics.images.inc(len(tensors))
+        deferred = sum(isinstance(result, Future) for result in results)
         metrics.unreadable.inc(len(items) - len(tensors) - deferred)
-        return results
-
-    def decode(self, items: Sequence[ImageItem]) -> list["Tensor | BaseException | Future[Tensor]"]:
-        """Return uint8 (C, H, W) per image, its error, or its future if it is still decoding."""
-        pool, preprocess = self.served.pool, self.served.predictor.preprocess
-        futures: list[Future[Tensor]] = []
-        for item in items:
-            if item.image is None:
-                item.image = pool.submit(item.data, preprocess)
-            futures.append(item.image)
-        waiting, before = {*futures}, 0
-        while waiting and len(waiting) != before:  # as long as some complete
-            before = len(waiting)
-            waiting = wait(waiting, timeout=STALL_SECONDS).not_done
-        results: list[Tensor | BaseException | Future[Tensor]] = []
-        for future in futures:
-            if not future.done():
-                results.append(future)
-            elif future.cancelled():
-                results.append(CancelledError())  # the client has gone
-            else:
-                results.append(future.exception() or future.result())
         return results
 
 

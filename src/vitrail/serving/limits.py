@@ -12,12 +12,13 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hmac import compare_digest
 from itertools import count
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
@@ -65,17 +66,13 @@ class RequestRecord:
     reservation: "Reservation | None" = None
 
 
-def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
-    """Return the record of a request."""
-    return scope[RECORD]
-
-
-def request_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the client's ID if it is plain and short, else a new one."""
-    client_id = headers.get(b"x-request-id", b"").decode("latin-1")
-    if VALID_REQUEST_ID.fullmatch(client_id):
-        return client_id
-    return f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
+def start_record(scope: Scope, headers: Mapping[bytes, bytes]) -> RequestRecord:
+    """Attach a record to a request; its ID is the client's if that is plain and short."""
+    id = headers.get(b"x-request-id", b"").decode("latin-1")
+    if not VALID_REQUEST_ID.fullmatch(id):
+        id = f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
+    record = scope[RECORD] = RequestRecord(id, scope["method"])
+    return record
 
 
 # Errors
@@ -112,7 +109,7 @@ class ErrorResponse(JSONResponse):
         self.reason = error.reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = record_of(scope)
+        record: RequestRecord = scope[RECORD]
         record.reason = self.reason
         headers = dict(scope["headers"])
         length = headers.get(b"content-length")
@@ -140,7 +137,7 @@ class NoResponse(Response):
     """A response that sends nothing, because the client has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record_of(scope).status = CLIENT_CLOSED_REQUEST
+        scope[RECORD].status = CLIENT_CLOSED_REQUEST
 
 
 # Access
@@ -155,7 +152,10 @@ def check_request(
 ) -> None:
     """Reject a request by its head alone."""
     path = scope["path"]
-    if not config.accepts_host(host_of(headers)):
+    # Without port. A client that sends no Host header is no browser.
+    host = headers.get(b"host", b"localhost").decode("latin-1").lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if not config.accepts_host(host):
         text = "Host header not accepted; use localhost, or start with --allow-host NAME"
         raise ApiError(403, text, reason="host")
     if draining and path not in PROBE_PATHS:
@@ -178,12 +178,6 @@ def check_request(
             raise ApiError(403, text, reason="origin")
         if admission.is_full:
             raise admission.overloaded("queue")
-
-
-def host_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the Host header without port; a client that sends none is no browser: localhost."""
-    host = headers.get(b"host", b"localhost").decode("latin-1").lower()
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 # Admission
@@ -258,7 +252,8 @@ async def read_uploads(
 
     Unsupported types and large bodies are rejected before they are read.
     """
-    record, headers = record_of(request.scope), request.headers
+    record: RequestRecord = request.scope[RECORD]
+    headers = request.headers
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not supported; send it as is", reason="type")
@@ -302,9 +297,10 @@ async def read_uploads(
 
 def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     """Return the files of the field `pictures`; other fields are ignored."""
+    invalid = partial(ApiError, 400, reason="form")
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 0 < len(boundary) <= 200:
-        raise invalid_form("no boundary in the Content-Type header")
+        raise invalid("invalid multipart form: no boundary in the Content-Type header")
     uploads, others, delimiter = [], 0, b"\r\n--" + boundary
     form = b"\r\n" + body
     position = form.find(delimiter)
@@ -314,7 +310,7 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
             return uploads
         header_end = form.find(b"\r\n\r\n", position, position + MAX_PART_HEADER)
         if not form.startswith(b"\r\n", position) or header_end < 0:
-            raise invalid_form("a part has no headers")
+            raise invalid("invalid multipart form: a part has no headers")
         end = form.find(delimiter, header_end + 4)
         if end < 0:
             break
@@ -324,7 +320,7 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
                 options = parse_options_header(value.strip())[1]
                 break
         else:
-            raise invalid_form("a part has no Content-Disposition header")
+            raise invalid("invalid multipart form: a part has no Content-Disposition header")
         if options.get(b"name", b"").decode(errors="replace") == FORM_FIELD:
             if len(uploads) == limits.images:
                 text = f"more than {limits.images} images; send fewer at once"
@@ -333,10 +329,6 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
             data = form[header_end + 4 : end]
             uploads.append(Upload(name or f"picture {len(uploads) + 1}", data))
         elif (others := others + 1) > MAX_OTHER_FIELDS:
-            raise invalid_form(f"more than {MAX_OTHER_FIELDS} other fields")
+            raise invalid(f"invalid multipart form: more than {MAX_OTHER_FIELDS} other fields")
         position = end
-    raise invalid_form("it is truncated")
-
-
-def invalid_form(reason: str) -> ApiError:
-    return ApiError(400, f"invalid multipart form: {reason}", reason="form")
+    raise invalid("invalid multipart form: it is truncated")

@@ -83,7 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not self.flow.write_paused:
             self.stop_abort_timer()
         if self.cycle.more_body:  # rejected before it was read: the rest must come soon
-            self.start_head_timer()
+            self.expect_head()
 
     def on_message_complete(self) -> None:
         self.in_message = False
@@ -112,12 +112,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def expect_head(self) -> None:
         """Limit the time and size of the next head."""
-        self.start_head_timer()
-        self.head_size = 0
-
-    def start_head_timer(self) -> None:
         self.stop_head_timer()
         self.head_timer = self.loop.call_later(HEAD_SECONDS, self.close)
+        self.head_size = 0
 
     def stop_head_timer(self) -> None:
         if self.head_timer is not None:

@@ -12,17 +12,17 @@ Shapes: L layers, H heads, h x w patches, N tokens, q queries, C channels, D fea
 """
 
 import base64
-import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,7 @@ from vitrail.inspection.relevance import (
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.prediction.engines import TorchEngine
-from vitrail.prediction.predictor import Predictor
-from vitrail.prediction.results import Prediction
+from vitrail.prediction.predictor import Prediction, Predictor
 from vitrail.probing.teach import (
     MAX_BYTES,
     MEMORY_FILE,
@@ -107,11 +106,6 @@ class ServedModel:
         self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
         self.predict = ImageWork(self, predict_batch, Prediction)
         self.features = ImageWork(self, extract_batch, FeatureVector)
-
-    def header(self, seconds: float) -> dict[str, Any]:
-        """Return the fields that the responses of all models share."""
-        engine = self.predictor.engine.name
-        return {"model": self.name, "engine": engine, "seconds": round(seconds, 5)}
 
     @cached_property
     def info(self) -> ModelInfo:
@@ -173,7 +167,7 @@ def explain(
     `method` defaults to the model's first, `label` to the predicted class. `data` may be the
     result of `inspection.images.load_image`.
     """
-    vit = without_merging(require_attention(model, "explanation"))
+    vit = with_attention(model, "explanation")
     method = method or methods_of(vit)[0]
     if method not in methods_of(vit):
         raise unknown("method", method, methods_of(vit))
@@ -203,7 +197,7 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
     The head reads the class token, the mean of the patches, or the output of attention pooling.
     `data` may be the result of `view`.
     """
-    vit = without_merging(require_attention(model, "attention map"))
+    vit = with_attention(model, "attention map")
     image, box = view(vit, data) if isinstance(data, bytes) else data
     image = image[None]  # (1, C, H, W)
     (last,) = deque(iter_layers(vit, image), maxlen=1)
@@ -241,8 +235,9 @@ def view(model: Model, data: bytes) -> View:
     return preprocess(model, data), [round(side, 5) for side in sides]
 
 
-def without_merging(vit: VisionTransformer) -> VisionTransformer:
+def with_attention(model: Model, what: str) -> VisionTransformer:
     """Return the model, or a copy that shares its weights and does not merge tokens."""
+    vit = require_attention(model, what)
     if not vit.merge:
         return vit
     with torch.device("meta"):
@@ -314,7 +309,21 @@ def teach(
     old_model, old_memory = served.predictor.model, served.memory
     assert old_model is not None
     assert old_memory is not None
-    features, errors = extract_features(served.predictor, old_model, uploads, images)
+    decoded, errors = [], []
+    for upload, image in zip(uploads, images, strict=True):
+        try:
+            decoded.append(image.result())
+        except DataError as error:
+            errors.append(ImageStatus(name=upload.name, error=str(error)))
+    if not decoded:
+        raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
+    device = next(old_model.parameters()).device
+    engine, preprocessing = (
+        TorchEngine(old_model, device=device),
+        served.predictor.metadata.preprocessing,
+    )
+    batches = torch.stack(decoded).split(FEATURE_BATCH_SIZE)
+    features = torch.cat([engine.features(normalize(x, preprocessing)) for x in batches])  # (n, D)
     memory = old_memory.with_class(label, features)
     if memory.rows.nbytes > MAX_BYTES:
         raise ApiError(413, "the model's memory for taught classes is full", reason="size")
@@ -324,7 +333,7 @@ def teach(
     else:
         earlier = () if len(old_memory.classes) > 1 else old_memory.classes  # had no head yet
         taught, memory, accuracy = fit_head(old_model, memory, taught=(*earlier, label))
-        predictor = Predictor(taught, device=str(next(old_model.parameters()).device))
+        predictor = Predictor(taught, device=str(device))
         if predictor.engine.name != served.predictor.engine.name:
             notes.append(f"engine changed from {served.predictor.engine.name} to torch")
     with registry.lock:
@@ -350,30 +359,6 @@ def teach(
     )
 
 
-def extract_features(
-    predictor: Predictor,
-    model: Model,
-    uploads: Sequence[Upload],
-    images: "Sequence[Future[torch.Tensor]]",
-) -> tuple[torch.Tensor, list[ImageStatus]]:
-    """Return features (n, D) of the images that can be read, and the errors of the others."""
-    engine = TorchEngine(model, device=next(model.parameters()).device)
-    decoded, errors = [], []
-    for upload, image in zip(uploads, images, strict=True):
-        try:
-            decoded.append(image.result())
-        except DataError as error:
-            errors.append(ImageStatus(name=upload.name, error=str(error)))
-    if not decoded:
-        raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
-    preprocessing = predictor.metadata.preprocessing
-    batches = [
-        engine.features(normalize(torch.stack(decoded[i : i + FEATURE_BATCH_SIZE]), preprocessing))
-        for i in range(0, len(decoded), FEATURE_BATCH_SIZE)
-    ]
-    return torch.cat(batches), errors
-
-
 def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
     """Save a taught model; an error leaves the folder as it was.
 
@@ -389,23 +374,18 @@ def save_taught(model: Model, memory: ProbeMemory, folder: Path) -> None:
             if not is_generated_card(folder / CARD):
                 (new / CARD).unlink()
             names = [name for name in (MEMORY_FILE, WEIGHTS, CONFIG, CARD) if (new / name).exists()]
-            for name in names:
-                if (folder / name).is_file():
-                    try:
-                        os.link(folder / name, backup / name)
-                    except OSError:  # hard links are not supported everywhere
-                        shutil.copy2(folder / name, backup / name)
             moved: list[str] = []
             try:
                 for name in names:
+                    if (folder / name).is_file():
+                        shutil.copy2(folder / name, backup / name)
                     (new / name).replace(folder / name)
                     moved.append(name)
             except OSError:
                 for name in moved:
+                    (folder / name).unlink()
                     if (backup / name).exists():
                         (backup / name).replace(folder / name)
-                    else:
-                        (folder / name).unlink()
                 raise
     except (OSError, VitrailError):
         text = "the server cannot save the taught model, and the class was not added"
@@ -459,38 +439,33 @@ def spread_rows(source: Dataset, count: int) -> list[int]:
     """Return up to `count` rows, round-robin over the classes and spread within each."""
     labels = source.labels()
     if isinstance(labels, LabelSets):
-        first = np.array([labels_of[0] if labels_of else -1 for labels_of in labels])
-    else:
-        first = np.asarray(labels)
-    classes = np.unique(first)
-    if len(classes) > count:
-        classes = classes[np.linspace(0, len(classes) - 1, count).astype(int)]
+        labels = [labels_of[0] if labels_of else -1 for labels_of in labels]
+    first = np.asarray(labels)
+    classes = spread(np.unique(first), count)
     per_class = -(-count // max(1, len(classes)))
-    rows = []
-    for number in classes:
-        class_rows = np.flatnonzero(first == number)
-        positions = np.linspace(0, len(class_rows) - 1, min(per_class, len(class_rows))).astype(int)
-        rows.append(class_rows[positions].tolist())
-    return [class_rows[n] for n in range(per_class) for class_rows in rows if n < len(class_rows)][
-        :count
-    ]
+    rows = [spread(np.flatnonzero(first == number), per_class) for number in classes]
+    turns = chain.from_iterable(zip_longest(*rows))
+    return [int(row) for row in turns if row is not None][:count]
+
+
+def spread(values: np.ndarray, count: int) -> np.ndarray:
+    """Return up to `count` values, evenly spaced."""
+    return values[np.linspace(0, len(values) - 1, min(count, len(values))).astype(int)]
 
 
 def read_example(source: Dataset, row: int) -> Example | None:
     """Return one image, unchanged if browsers can show it; None if it cannot be read."""
     try:
-        sample = source[row]
-        numbers = sample.label if isinstance(sample.label, tuple) else (sample.label,)
-        label = ", ".join(source.classes[number] for number in numbers)
-        if isinstance(sample.data, bytes) and len(sample.data) <= MAX_EXAMPLE_BYTES:
-            media_type = MEDIA_TYPES.get(read_header(sample.data).format)
-            if media_type is not None:
-                return Example(label, sample.data, media_type)
+        label, data = source[row].label, source[row].data
+        format = read_header(data).format if isinstance(data, bytes) else ""
     except DataError:
         return None
+    label = ", ".join(source.classes[n] for n in (label if isinstance(label, tuple) else [label]))
+    if isinstance(data, bytes) and len(data) <= MAX_EXAMPLE_BYTES and format in MEDIA_TYPES:
+        return Example(label, data, MEDIA_TYPES[format])
     image = thumbnail(source, row, EXAMPLE_SIDE, enlarge=False)
     if image is None:
         return None
-    if isinstance(sample.data, np.ndarray):
+    if isinstance(data, np.ndarray):
         return Example(label, to_png(image), "image/png")
     return Example(label, to_jpeg(image), "image/jpeg")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vitrail import __version__
-from vitrail.prediction.results import DEFAULT_TOP
+from vitrail.prediction.predictor import DEFAULT_TOP
 from vitrail.serving.limits import FORM_FIELD, FORM_TYPE, PUBLIC_PATHS
 
 DESCRIPTION = """Image classification with a Vision Transformer. Send one encoded image as the body,

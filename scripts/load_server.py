@@ -1,8 +1,8 @@
 """Load-test a real server from a second process.
 
-    python tests/serving/load_server.py runs/first             # several minutes
-    python tests/serving/load_server.py runs/first --quick     # a minute
-    python tests/serving/load_server.py runs/first --only hostile
+    python scripts/load_server.py runs/first             # several minutes
+    python scripts/load_server.py runs/first --quick     # a minute
+    python scripts/load_server.py runs/first --only hostile
 
     throughput   32 clients, compared with the same predictor offline on the same cores
     overload     four times the capacity: prompt 503s, bounded memory, recovery
@@ -18,7 +18,6 @@ memory are reported but not checked.
 import argparse
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -28,16 +27,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data"))
 
 from hostile_images import hostile_images
-from raw_client import BOUNDARY, Results, closed_loop, form, head, milliseconds, open_loop, raw, run
+from raw_client import Results, closed_loop, connect, malformed, milliseconds, raw, run
 from server_process import Server, serving
 
 from vitrail.cli import SPIN
@@ -65,6 +62,36 @@ for size in (4, 8, 16, 32):
     best = max(best, done / (time.perf_counter() - start))
 print(json.dumps(best))
 """
+
+
+async def open_loop(
+    port: int, requests: Iterable[bytes], *, rate: float, seconds: float, connections: int
+) -> Results:
+    """Send at a fixed rate; a request without a free connection is skipped.
+
+    Many connections, so that the server and not the client is the bottleneck.
+    """
+    results, source = Results(), itertools.cycle(requests)
+    free = [await connect(port) for _ in range(connections)]
+    tasks, start, number = set(), time.perf_counter(), 0
+
+    async def once(connection, request):
+        if connection.transport.is_closing():  # idle connections are closed
+            connection = await connect(port)
+        results.replies.append(await connection.send(request))
+        free.append(await connect(port) if connection.closed else connection)
+
+    while (now := time.perf_counter() - start) < seconds:
+        while number < now * rate:
+            number += 1
+            if free:
+                task = asyncio.ensure_future(once(free.pop(), next(source)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*tasks)
+    results.seconds = time.perf_counter() - start
+    return results
 
 
 class Report:
@@ -147,7 +174,7 @@ def overload(
 
 def garbage(report: Report, server: Server, requests: list[bytes], count: int) -> None:
     """Good requests with 5 % malformed."""
-    mixed = itertools.islice(mixture(requests, [broken(requests, random.Random(1))], 0), count)
+    mixed = itertools.islice(mixture(requests, [malformed(requests, random.Random(1))], 0), count)
     first = run(
         closed_loop(server.port, list(itertools.islice(mixed, count // 5)), clients=CLIENTS)
     )
@@ -167,47 +194,12 @@ def mixture(requests: list[bytes], pools: Sequence[Iterator[bytes]], seed: int) 
         yield next(draw.choice(pools)) if draw.random() < 0.05 else request
 
 
-def broken(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
-    """Endless malformed requests."""
-    buffer = io.BytesIO()
-    Image.new("1", (9000, 9000)).save(buffer, "PNG")  # 11 kB that decode to 81 megapixels
-    bomb = buffer.getvalue()
-    kind = f"multipart/form-data; boundary={BOUNDARY}"
-    while True:
-        body = draw.choice(requests).partition(b"\r\n\r\n")[2]
-        cut = body[: draw.randrange(1, len(body))]
-        noise = draw.randbytes(draw.randrange(1, 4000))
-        place = draw.randrange(len(body))
-        dented = body[:place] + noise[:8] + body[place + 8 :]
-        yield draw.choice(
-            (
-                raw("/predict", noise),
-                raw("/predict", cut),
-                raw("/predict", dented),
-                raw("/predict", bomb),
-                raw("/predict", b""),
-                raw("/predict", body, "application/json"),
-                raw("/predict", body, "text/plain; charset=" + "x" * 500),
-                raw("/predict?top=-1", body),
-                raw("/predict?threshold=many&model=%00", body),
-                raw("/explain?method=none", body),
-                raw("/" + noise.hex()[:50], body),
-                form("/predict", [noise, cut, bomb, body]),
-                form("/predict", [body] * 65),
-                form("/predict", [body], field="nothing"),
-                head("/predict", len(cut), kind) + cut,
-                head("/predict", len(noise), "multipart/form-data") + noise,
-                head("/features", len(dented), kind) + dented,
-            )
-        )
-
-
 def hostile(report: Report, server: Server, requests: list[bytes], seconds: float) -> None:
     """Rounds of good requests alone and with 5 % hostile ones, with the same clients."""
     good = {id(request) for request in requests}
     paths = ("/predict", "/features", "/explain", "/attention")
     pools = [  # prebuilt, so that the client is not delayed
-        itertools.cycle(itertools.islice(broken(requests, random.Random(0)), 200)),
+        itertools.cycle(itertools.islice(malformed(requests, random.Random(0)), 200)),
         itertools.cycle(raw(path, image) for image in hostile_images().values() for path in paths),
     ]
     alone, beside, before = Results(), Results(), 0

@@ -1,20 +1,30 @@
-"""`vitrail check`: find problems in a dataset and recommend fixes."""
+"""`vitrail check`: find problems in a dataset. `vitrail pack`: write it as .tar shards."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.console import Progress, paragraph, print_lines, table
-from vitrail.cli.options import DataOptions, DataReference, Json, UnmetError
+from vitrail.cli.console import (
+    Progress,
+    log,
+    paragraph,
+    print_json,
+    print_lines,
+    printable,
+    table,
+)
+from vitrail.cli.options import DataOptions, DataReference, FolderToWrite, Json, UnmetError
 from vitrail.errors import ConfigError
+from vitrail.formatting import MIB, byte_size
 
 if TYPE_CHECKING:
     from vitrail.data.check import DatasetReport, DuplicateGroup
 
 MAX_CLASSES = 40  # rows of the table
 MAX_EXAMPLES = 5  # of each problem
+MAX_BYTES = 256 * MIB  # as in data/tar_shards.py, which imports more than options should
+MAX_NAMES = 20  # of skipped files; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +53,7 @@ class Check(DataOptions):
 
             page = write_dataset_check(result, self.out)
         if self.json:
-            print(json.dumps(result.to_dict() | {"page": page and str(page)}, indent=1))
+            print_json(result.to_dict() | {"page": page and str(page)})
         else:
             print_lines(report(result))
             if page is not None:
@@ -92,20 +102,58 @@ def report(result: "DatasetReport") -> Iterator[str]:
         "Grayscale among color images": (image.name for image in result.gray),
     }
     for title, texts in problems.items():
-        yield from examples(title, list(texts))
-
-
-def examples(title: str, texts: Sequence[str]) -> Iterator[str]:
-    if not texts:
-        return
-    yield ""
-    yield f"{title} ({len(texts):,})"
-    for text in texts[:MAX_EXAMPLES]:
-        yield from paragraph(f"  {text}", 4)
-    if len(texts) > MAX_EXAMPLES:
-        yield f"  and {len(texts) - MAX_EXAMPLES:,} more; --json lists all"
+        if not (texts := list(texts)):
+            continue
+        yield ""
+        yield f"{title} ({len(texts):,})"
+        for text in texts[:MAX_EXAMPLES]:
+            yield from paragraph(f"  {text}", 4)
+        if len(texts) > MAX_EXAMPLES:
+            yield f"  and {len(texts) - MAX_EXAMPLES:,} more; --json lists all"
 
 
 def group_text(group: "DuplicateGroup") -> str:
     """`a.jpg = b.jpg`, or `a.jpg ~ b.jpg` for a near duplicate."""
     return (" = " if group.exact else " ~ ").join(image.name for image in group.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(DataOptions):
+    """Write a dataset as .tar shards (WebDataset layout); image files are unchanged.
+
+    Files that are not images are skipped and listed."""
+
+    source: DataReference
+    destination: FolderToWrite
+    """Folder for the shards."""
+    split: str | None = None
+    """Pack only this split; "all" merges all splits."""
+    max_bytes: int = MAX_BYTES
+    """Size at which the next shard begins."""
+    json: Json = False
+
+    def run(self) -> None:
+        from vitrail.data.tar_shards import pack
+
+        splits: dict[str, dict[str, int]] = {}
+        skipped: list[str] = []
+        for shard in pack(
+            self.source, self.destination, split=self.split, max_bytes=self.max_bytes
+        ):
+            counts = splits.setdefault(shard.split, {"shards": 0, "samples": 0, "bytes": 0})
+            counts["shards"] += 1
+            counts["samples"] += shard.samples
+            counts["bytes"] += shard.bytes
+            skipped += shard.skipped
+            if not self.json:
+                log(f"{shard.path}  {shard.samples:,} images  {byte_size(shard.bytes)}")
+        if self.json:
+            done = {"destination": str(self.destination), "splits": splits}
+            print_json(done | {"left_out": skipped})
+            return
+        for name in skipped[:MAX_NAMES]:
+            print(printable(f"skipped, not an image: {name}"))
+        if len(skipped) > MAX_NAMES:
+            print(f"skipped, not images: {len(skipped) - MAX_NAMES:,} more; --json lists all")
+        counted = ", ".join(f"{counts['samples']:,} {split}" for split, counts in splits.items())
+        print(f"done: {self.destination} ({counted}); use the folder wherever DATA is expected")

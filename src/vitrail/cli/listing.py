@@ -1,13 +1,14 @@
-"""`vitrail models`: the named architectures and their sizes."""
+"""`vitrail models` and `vitrail recipes`: the named architectures, and the training recipes."""
 
-import json
 from dataclasses import dataclass
+from textwrap import indent, wrap
 from typing import Any
 
-from vitrail.cli.console import table
-from vitrail.cli.options import UNMET
+from vitrail.cli.console import WIDTH, print_json, table
+from vitrail.cli.options import UNMET, Json
 from vitrail.models.config import BitConfig, Config, VitConfig
 from vitrail.models.registry import CONFIGURATIONS
+from vitrail.training.recipes import recipe_names, summary
 
 COLUMNS = ("name", "parameters", "image_size", "tokens", "depth", "width", "heads")
 
@@ -28,9 +29,13 @@ class Models:
             if self.like.lower() in name.lower()
         ]
         if self.json:
-            print(json.dumps(rows, indent=1))
+            print_json(rows)
         elif rows:
-            cells = [[cell(row.get(column)) for column in COLUMNS] for row in rows]
+            values = [[row.get(column) for column in COLUMNS] for row in rows]
+            cells = [
+                ["" if x is None else f"{x:,}" if isinstance(x, int) else str(x) for x in row]
+                for row in values
+            ]
             head = [column.replace("_", " ") for column in COLUMNS]
             print(*table(cells, "lrrrrrr", head), sep="\n")
             print("\nParameters include a head of 1000 classes, at the image size shown.")
@@ -54,5 +59,25 @@ def describe(name: str, config: Config) -> dict[str, Any]:
     return row | ({"heads": config.heads} if isinstance(config, VitConfig) else {})
 
 
-def cell(value: Any) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """List the recipes for `vitrail train` and `vitrail finetune`."""
+
+    like: str = ""
+    """Only names that contain this text, ignoring case."""
+    json: Json = False
+
+    def run(self) -> int:
+        summaries = {
+            name: summary(name) for name in recipe_names() if self.like.lower() in name.lower()
+        }
+        if self.json:
+            print_json(summaries)
+        elif not summaries:
+            print(f"no name contains {self.like!r}; `vitrail recipes` lists all")
+        else:
+            for name, text in summaries.items():
+                print(name, indent("\n".join(wrap(text, WIDTH - 4)), "    "), sep="\n")
+            print("\nUse one with: vitrail train DATA --recipe NAME")
+            print("Show its settings with: vitrail train --recipe NAME --print-settings")
+        return 0 if summaries else UNMET
