@@ -18,8 +18,7 @@ from vitrail import BitConfig, MixerConfig, VitConfig, distributed
 from vitrail.errors import CheckpointError
 from vitrail.models.vit import build
 from vitrail.training.checkpoint import load_state, save_state
-from vitrail.training.muon import Muon
-from vitrail.training.optim import Adafactor
+from vitrail.training.optim import Adafactor, Muon
 
 SIZE, CLASSES, BATCH, STEPS, HALF = 8, 3, 8, 8, 4
 VIT = VitConfig(

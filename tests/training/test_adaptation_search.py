@@ -1,4 +1,4 @@
-"""The adaptation search: data of each candidate, the choice, and the result."""
+"""The adaptation search: data of each candidate, the choice, the time budget, and the result."""
 
 import json
 import signal
@@ -17,30 +17,30 @@ from vitrail.cli import main
 from vitrail.cli.train import search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
 from vitrail.data.provenance import fingerprint
-from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.vit import create
 from vitrail.probing.teach import MEMORY_FILE, load_memory
-from vitrail.training import adapt
+from vitrail.training import adapt, budget
 from vitrail.training.adapt import (
     ATTENTION,
     FULL,
     LINEAR,
     PROBE,
-    AdaptationSearch,
     Candidate,
+    Search,
     SearchResult,
     Trial,
+    open_search,
     search,
 )
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import OptimSettings, RunConfig
-from vitrail.training.data_module import DataSplits, hold_out_dev
-from vitrail.training.optim import freeze
+from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
+from vitrail.training.optim import all_but_attention_patterns, freeze
 from vitrail.training.recipes import read_run
+from vitrail.training.trainer import Result
 
 pytestmark = pytest.mark.slow
-
-# End to end
 
 
 def test_search_compares_all_candidates_and_writes_the_best(colors, start, tmp_path):
@@ -55,7 +55,7 @@ def test_search_compares_all_candidates_and_writes_the_best(colors, start, tmp_p
     assert stored["results"]["test"]["accuracy"] == result.outcomes["test"].accuracy
     assert vitrail.evaluate(str(out), colors).accuracy == result.outcomes["test"].accuracy
     assert vitrail.load(out).metadata.class_names == CLASSES
-    assert not (out / "trials").exists()
+    assert not (out / adapt.TRIALS).exists()
     assert any("held out of train" in line for line in recorder.lines)
 
 
@@ -63,28 +63,26 @@ def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
     quick({("attention", 2e-4): 0.5, ("attention", 6e-4): 0.75}, probes=0.6)
     search(config_of(colors, tmp_path / "out", start))
     probe, linear, attention, full = map(without_times, written(tmp_path / "out")["rungs"])
-    assert probe == {
-        "name": PROBE,
-        "accuracy": 0.6,
-        "gain": None,
-        "chosen": False,
-        "learning_rate": None,
-        "problem": "",
-        "trials": [],
-    }
+    known = {"accuracy": 0.6, "gain": None, "learning_rate": None, "problem": "", "trials": []}
+    assert probe == {"name": PROBE, "chosen": False} | known
     assert linear["gain"] == 0.0
     assert attention["chosen"]
     assert attention["gain"] == pytest.approx(0.15)
     assert attention["learning_rate"] == 6e-4
-    assert [(t["learning_rate"], t["accuracy"]) for t in attention["trials"]] == [
-        (2e-4, 0.5),
-        (6e-5, 0.0),
-        (6e-4, 0.75),
-    ]
+    trials = [(t["learning_rate"], t["accuracy"]) for t in attention["trials"]]
+    assert trials == [(2e-4, 0.5), (6e-5, 0.0), (6e-4, 0.75)]
+    assert attention["trials"][0].keys() == {"learning_rate", "accuracy", "steps", "problem"}
     assert full["gain"] == -0.75
 
 
 # Choice
+
+
+def make_result(*accuracies, **changes) -> SearchResult:
+    names = zip((PROBE, LINEAR, ATTENTION, FULL), accuracies, strict=True)
+    result = tuple(Candidate(name=name, accuracy=a, seconds=190.0) for name, a in names)
+    options = {"folder": Path("out"), "data": "flowers", "start": "run", "dev": "train"}
+    return SearchResult(**options, images=240, candidates=result, finished=True, **changes)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +90,12 @@ def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
     [(0.5, 0.5, PROBE), (0.6, 0.6, ATTENTION), (0.6, 0.7, FULL), (0.7, 0.6, ATTENTION)],
 )
 def test_best_candidate_is_chosen_and_the_cheaper_in_a_tie(attention, full, chosen):
-    accuracies = zip((PROBE, LINEAR, ATTENTION, FULL), (0.5, 0.5, attention, full), strict=True)
-    assert make_result(*accuracies).chosen.name == chosen
+    assert make_result(0.5, 0.5, attention, full).chosen.name == chosen
 
 
 def test_usual_learning_rate_wins_a_tie():
-    trials = tuple(Trial(learning_rate=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
-    assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).learning_rate == 0.01
+    trials = tuple(Trial(value=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
+    assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).value == 0.01
 
 
 def test_test_split_does_not_affect_the_choice(colors, start, tmp_path):
@@ -137,7 +134,6 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
     names = PackedStrings(f"train/{row}" for row in range(images))
     index = DatasetIndex(names=names, labels=labels, classes=tuple("abcd"), store=Nowhere())
     train, _, dev = hold_out_dev(DataSplits(reference="x", train=ImageDataset(index), held_out={}))
-    assert len(dev) == dev_images
     assert len(train) + len(dev) == images
     assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
     assert not set(train.rows) & set(dev.rows)
@@ -152,17 +148,8 @@ def test_explicit_dev_fraction_does_not_affect_the_final_run(colors, start, tmp_
     train = fingerprint(open_dataset(colors, "train"))
     assert vitrail.load(tmp_path / "out").metadata.provenance["fingerprint"] == train
     assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
-
-
-def test_zero_dev_fraction_uses_the_default(colors, start, tmp_path, quick):
-    quick()
-    assert search(config_of(colors, tmp_path / "out", start, dev=0.0)).images == 3
-
-
-def test_too_few_images_for_dev_raise(colors, start, tmp_path):
-    few = write_colors(colors, train=6)
-    with pytest.raises(DataError, match="6 training images, too few to hold some out"):
-        search(config_of(few, tmp_path / "out", start, batch_size=None))
+    quick(probes=1.0)
+    assert search(config_of(colors, tmp_path / "zero", start, dev=0.0)).images == 3  # the default
 
 
 # Data
@@ -202,9 +189,7 @@ def test_chosen_linear_head_is_the_bundle(colors, start, tmp_path, quick, monkey
     monkeypatch.setattr(adapt, "accuracy_of", lambda probe, dev: float(hasattr(probe, "bias")))
     result = search(config_of(colors, tmp_path / "out", start))
     assert result.chosen.name == LINEAR
-    assert vitrail.evaluate(str(tmp_path / "out"), colors).accuracy == (
-        result.outcomes["test"].accuracy
-    )
+    check_result(result, colors)
     assert not (tmp_path / "out" / MEMORY_FILE).exists()
 
 
@@ -219,17 +204,17 @@ def test_attention_only_trains_attention_and_head(colors, start, tmp_path, quick
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    "changes",
     [
-        ("ViT-Mu/4", {}),
-        ("ViT-Mu/4", {"pool": "map"}),
-        ("ViT-Mu/4", {"stem": "conv", "layer_scale": 0.1, "position": "relative"}),
-        ("ViT-Mu/4", {"pool": "cls", "distillation": True}),
+        {},
+        {"pool": "map"},
+        {"stem": "conv", "layer_scale": 0.1, "position": "relative"},
+        {"pool": "cls", "distillation": True},
     ],
 )
-def test_freeze_patterns_exclude_attention_and_heads(name, changes):
-    model = create(name, num_classes=3, **changes)
-    patterns = adapt.frozen_patterns(ATTENTION, model)
+def test_freeze_patterns_exclude_attention_and_heads(changes):
+    model = create("ViT-Mu/4", num_classes=3, **changes)
+    patterns = all_but_attention_patterns(model)
     freeze(model, patterns)
     for weight, parameter in model.named_parameters():
         learns = ".attention." in weight or weight.startswith(("head.", "distillation_head."))
@@ -242,11 +227,9 @@ def test_model_without_attention_skips_that_candidate(colors, tmp_path, quick):
     small = {"width": 16, "tokens_mlp": 8, "channels_mlp": 16, "depth": 2}
     mixer = create("Mixer-S/16", image_size=8, patch_size=4, num_classes=3, **small)
     vitrail.save(mixer, tmp_path / "mixer")
-    recorder = Recorder()
-    result = search(config_of(colors, tmp_path / "out", str(tmp_path / "mixer")), recorder)
-    attention = result.candidates[2]
-    assert attention.accuracy is None
-    assert "no attention" in attention.problem
+    result = search(config_of(colors, tmp_path / "out", str(tmp_path / "mixer")))
+    assert result.candidates[2].accuracy is None
+    assert "no attention" in result.candidates[2].problem
     assert result.candidates[3].accuracy == 0.5
 
 
@@ -254,21 +237,23 @@ def test_model_without_attention_skips_that_candidate(colors, tmp_path, quick):
 
 
 @pytest.mark.parametrize(
-    ("optim", "rates"),
+    ("kind", "usual", "rates"),
     [
-        (OptimSettings(kind="sgd", learning_rate=0.01), (0.01, 0.003, 0.03, 0.001)),
-        (OptimSettings(kind="adamw", learning_rate=2e-4), (2e-4, 6e-5, 6e-4)),
-        (OptimSettings(kind="lion", learning_rate=3e-5), (3e-5, 9e-6, 9e-5)),
+        ("sgd", 0.01, (0.01, 0.003, 0.03, 0.001)),
+        ("adamw", 2e-4, (2e-4, 6e-5, 6e-4)),
+        ("lion", 3e-5, (3e-5, 9e-6, 9e-5)),
     ],
 )
-def test_learning_rate_grid(optim, rates):
-    assert adapt.learning_rates(optim) == rates
+def test_learning_rate_grid(kind, usual, rates):
+    optim = OptimSettings(kind=kind, learning_rate=usual)
+    assert adapt.learning_rates(replace(FINE, optim=optim)) == rates
 
 
-def test_muon_learning_rate_is_scaled_with_the_grid():
-    settings = replace(FINE, optim=OptimSettings(kind="muon", learning_rate=1e-3))
-    optim = adapt.with_rate(settings, 3e-3, (), float("inf")).optim
-    assert optim.muon_learning_rate == pytest.approx(0.06)
+def test_muon_learning_rate_is_scaled_with_the_grid(colors, start, tmp_path, quick):
+    runs = quick()
+    muon = OptimSettings(kind="muon", learning_rate=1e-3)
+    search(config_of(colors, tmp_path / "out", start, optim=muon), rate=3e-3)
+    assert runs.configs[0].settings.optim.muon_learning_rate == pytest.approx(0.06)
 
 
 def test_diverged_trial_is_logged_and_skipped(colors, start, tmp_path):
@@ -277,22 +262,16 @@ def test_diverged_trial_is_logged_and_skipped(colors, start, tmp_path):
     config = config_of(colors, tmp_path / "out", start, optim=optim, steps=4)
     result = search(config, recorder, rate=1e30)
     assert [c.accuracy for c in result.candidates[2:]] == [None, None]
-    assert result.candidates[3].problem.startswith("training diverged at step ")
-    assert any(
-        line.startswith("  full fine-tuning, learning rate 1e+30: train") for line in recorder.lines
-    )
+    problem = result.candidates[3].problem
+    assert problem.startswith("training diverged at step ")
+    assert f"  full fine-tuning, learning rate 1e+30: {problem}" in recorder.lines
     assert result.finished
     assert result.chosen.name in (PROBE, LINEAR)
-    assert (
-        written(tmp_path / "out")["rungs"][3]["trials"][0]["problem"]
-        == result.candidates[3].problem
-    )
+    assert written(tmp_path / "out")["rungs"][3]["trials"][0]["problem"] == problem
 
 
 @pytest.mark.parametrize("where", ["trial", "final"])
-def test_full_disk_is_not_treated_as_a_failed_trial(
-    colors, start, tmp_path, quick, monkeypatch, where
-):
+def test_full_disk_is_not_a_failed_trial(colors, start, tmp_path, quick, monkeypatch, where):
     def fail(config, callback):
         raise CheckpointError("cannot write state: No space left on device")
 
@@ -336,8 +315,7 @@ def test_search_stopped_in_the_final_run_can_be_resumed(colors, start, tmp_path,
     assert not (out / "config.json").exists()
     settings, data, origin = read_run(out)
     done = real_run(RunConfig(data=data, out=out, settings=settings, start=origin, resume=True))
-    assert done.finished
-    assert done.step == 2
+    assert (done.finished, done.step) == (True, 2)
 
 
 def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
@@ -352,12 +330,177 @@ def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
     assert not (out / MEMORY_FILE).exists()  # it was of other weights
 
 
-def test_other_files_in_the_trials_folder_are_kept(colors, start, tmp_path):
-    mine = tmp_path / "out" / "trials" / "mine.txt"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    search(config_of(colors, tmp_path / "out", start))
-    assert [path.name for path in mine.parent.iterdir()] == ["mine.txt"]
+# Time
+
+
+def record_features(monkeypatch, seconds) -> list[set[str]]:
+    """Set the measured seconds per image; return the datasets of the probes."""
+    datasets, original = [], adapt.features_of
+
+    def recording(model, source, **options):
+        datasets.append(named(source))
+        return original(model, source, **options)
+
+    monkeypatch.setattr(adapt, "feature_seconds", lambda *args: seconds)
+    monkeypatch.setattr(adapt, "features_of", recording)
+    return datasets
+
+
+def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
+    quick(probes=1.0)
+    datasets, recorder = record_features(monkeypatch, 60.0), Recorder()
+    result = search(config_of(colors, tmp_path / "out", start, minutes=71.5), recorder)
+    part, dev = datasets
+    assert (len(part), len(dev)) == (11, 3)  # a quarter of what 12 test images leave
+    assert not part & dev
+    assert "probes use 11 of 27 images to fit the time budget" in recorder.lines
+    assert result.images == 3
+    provenance = vitrail.load(tmp_path / "out").metadata.provenance
+    assert provenance["head"] == "few-shot probe on 14 images"
+    assert not any("in addition" in line for line in recorder.lines)
+    search(config_of(colors, tmp_path / "whole", start))
+    assert [len(part) for part in datasets[2:]] == [27, 3]  # without a time budget
+
+
+def test_dev_is_subsampled_to_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
+    runs, recorder = quick({"attention": 1.0}, probes=0.0), Recorder()
+    datasets = record_features(monkeypatch, 60.0)
+    stopped = {"step": 1, "seconds": 1.0, "finished": False}
+    runs.final = lambda config, callback: Result(folder=config.out, **stopped)
+    result = search(config_of(colors, tmp_path / "out", start, minutes=51.5, dev=0.5), recorder)
+    assert [len(part) for part in datasets] == [5, 4]
+    assert "dev has 4 of 15 images to fit the time budget" in recorder.lines
+    assert result.images == 4
+    assert {len(config.splits.held_out["dev"]) for config in runs.configs} == {4}  # for all
+    assert {len(config.splits.train) for config in runs.configs} == {15}
+
+
+def test_subsample_is_deterministic_and_stratified(colors):
+    train = open_dataset(colors, "train")
+    some = subsample(train, 12)
+    assert np.bincount(some.labels()).tolist() == [4, 4, 4]
+    assert named(some) == named(subsample(train, 12))
+    assert np.bincount(subsample(train, 0).labels()).tolist() == [1, 1, 1]
+    assert subsample(train, 30) is train
+
+
+def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quick, monkeypatch):
+    runs, recorder = quick(probes=1.0), Recorder()
+    record_features(monkeypatch, 10.0)  # two minutes for the test images
+    search(config_of(colors, tmp_path / "out", start, minutes=10.0))
+    first, second = (config.settings.minutes for config in runs.configs[:2])
+    assert first == pytest.approx(8 / 6, rel=0.1)  # two trials in a third of what is free
+    assert second == pytest.approx(8 / 3, rel=0.1)  # the first took no time
+    runs.configs.clear()
+    result = search(config_of(colors, tmp_path / "short", start, minutes=3.0), recorder)
+    message = "note: evaluating the result on 12 images takes about 2 min 0 s, in addition"
+    assert any(line.startswith(message) for line in recorder.lines)
+    assert result.outcomes["test"].samples == 12
+    assert runs.configs[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial
+
+
+def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick, monkeypatch):
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    quick(probes=1.0)
+    monkeypatch.setattr(adapt, "quick_evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        search(config_of(colors, tmp_path / "out", start))
+    model = vitrail.load(tmp_path / "out")
+    assert model.metadata.provenance["head"] == "few-shot probe on 30 images"
+    assert load_memory(tmp_path / "out", model) is not None
+
+
+def test_costs_are_measured_after_warmup_and_include_loading(colors, start, monkeypatch):
+    class Time:
+        """A clock that only the test advances."""
+
+        now = 0.0
+        monotonic = staticmethod(lambda: Time.now)
+
+    def slow_forward(images):
+        Time.now += 100.0 if not calls else 2.0 * len(images)
+        calls.append(len(images))
+        return features(images)
+
+    def slow_loading(model, samples, **options):
+        Time.now += 5.0 * len(samples)
+
+    model, calls, cpu = vitrail.load(start), [], torch.device("cpu")
+    features = model.features
+    monkeypatch.setattr(model, "features", slow_forward)
+    monkeypatch.setattr(budget, "features_of", slow_loading)
+    monkeypatch.setattr(budget, "time", Time)
+    assert budget.seconds_per_image(model, cpu) == 2.0
+    assert calls == [2, budget.TIMED_FORWARD]
+    calls.clear()
+    train = open_dataset(colors, "train")
+    assert budget.feature_seconds(model, train, cpu, workers=3) == pytest.approx(2.0 + 3.0 / 3)
+
+
+def test_time_is_divided_among_trials_and_the_final_run(colors, start, tmp_path, quick):
+    runs, last = quick({"full-fine-tuning": 1.0}, probes=0.0), []
+
+    def one_step(config, callback):
+        last.append(config.settings)
+        short = replace(config.settings, minutes=None, steps=1)
+        return real_run(replace(config, settings=short), callback)
+
+    runs.final = one_step
+    search(config_of(colors, tmp_path / "out", start, minutes=9.0))
+    minutes = [config.settings.minutes for config in runs.configs]
+    assert minutes[:3] == pytest.approx([1, 1.5, 3], abs=0.1)  # what one leaves, others have
+    assert minutes[3:] == pytest.approx([2, 3, 6], abs=0.1)
+    assert last[0].minutes == pytest.approx(9, abs=0.1)
+    assert (last[0].steps, last[0].epochs) == (None, None)
+
+
+def test_short_budgets_reduce_the_grid_and_skip_candidates(colors, start, tmp_path, quick):
+    runs, recorder = quick(), Recorder()
+    result = search(config_of(colors, tmp_path / "short", start, minutes=0.25))
+    assert result.candidates[2].trials[0].accuracy is not None  # the usual one, with all the time
+    assert [trial.problem for trial in result.candidates[2].trials] == ["", *[adapt.NO_TIME] * 2]
+    assert runs.configs[0].settings.minutes > 0.05
+    runs.configs.clear()
+    result = search(config_of(colors, tmp_path / "none", start, minutes=0.01), recorder)
+    assert not runs.configs
+    assert result.finished
+    assert [c.problem for c in result.candidates[2:]] == [adapt.NO_TIME] * 2
+    assert f"  attention-only, learning rate 0.0002: {adapt.NO_TIME}" in recorder.lines
+
+
+def test_trial_of_one_step_is_discarded(colors, start, tmp_path, quick):
+    quick({"attention": 1.0}, steps=1)
+    result = search(config_of(colors, tmp_path / "out", start, minutes=9.0))
+    assert result.candidates[2].accuracy is None
+    assert result.candidates[2].problem == adapt.TOO_SHORT
+
+
+@pytest.mark.parametrize("problem", ["no time left to train on all images", "training diverged"])
+def test_best_trial_is_the_result_without_a_final_run(
+    colors, start, tmp_path, quick, monkeypatch, problem
+):
+    class OutOfTime(Recorder):
+        def log(self, line):
+            super().log(line)
+            if line.startswith("chosen") and problem.startswith("no time"):
+                monkeypatch.setattr(Search, "free", lambda self: 0.0)
+
+    def fail(config, callback):
+        raise TrainingError(f"{problem}; and more")
+
+    runs, recorder = quick({"attention": 1.0}, real=True, probes=0.0), OutOfTime()
+    runs.final = fail
+    result = search(config_of(colors, tmp_path / "out", start), recorder)
+    assert recorder.lines[-1] == f"note: {problem}; the result is the model of the trial"
+    check_result(result, colors)
+
+
+def check_result(result, data) -> None:
+    assert result.finished
+    assert vitrail.evaluate(str(result.folder), data).accuracy == result.outcomes["test"].accuracy
+    assert not (result.folder / adapt.TRIALS).exists()
 
 
 # Errors and output
@@ -374,50 +517,30 @@ def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "set" / "test" / "red" / "notes.txt").write_text("not a picture")
     recorder = Recorder()
-    config = config_of(tmp_path / "set", tmp_path, start)
-    AdaptationSearch(config, recorder, torch.device("cpu"), 0.0, None)
+    open_search(config_of(tmp_path / "set", tmp_path, start), recorder, 0.0, None)
     message = [line for line in recorder.lines if line.startswith("note: ")]
     assert message == ["note: files that are not images skipped: 1 (.txt 1)"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": "masked-patches"}, "the search compares classifiers"),
-        ({"until_accuracy": 0.9}, "until_accuracy stops a run early"),
-    ],
-)
-def test_unsupported_settings_raise(colors, start, tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        search(config_of(colors, tmp_path / "out", start, **changes))
-
-
-def test_multiple_processes_raise(colors, start, tmp_path, monkeypatch):
+def test_unsupported_settings_and_data_raise(colors, start, tmp_path, monkeypatch):
+    out, csv = tmp_path / "out", tmp_path / "list.csv"
+    csv.write_text("\n".join(["path,label", *(f"{i}.png,red|blue" for i in range(4))]))
+    few = write_colors(tmp_path / "few.npz", train=6)
+    for data, changes, message in [
+        (colors, {"objective": "masked-patches"}, "leave out objective='masked-patches'"),
+        (colors, {"until_accuracy": 0.9}, "leave out until_accuracy=0.9"),
+        (csv, {"batch_size": None}, "several labels each, and probes need one"),
+        (few, {"batch_size": None}, "6 training images, too few to hold some out"),
+    ]:
+        with pytest.raises((ConfigError, DataError), match=message):
+            search(config_of(data, out, start, **changes))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ConfigError, match="one process, and there are 2; start it without torchrun"
-    ):
-        search(config_of(colors, tmp_path / "out", start))
-
-
-def test_multi_label_data_raises(start, tmp_path):
-    path = tmp_path / "list.csv"
-    path.write_text("\n".join(["path,label", *(f"{i}.png,red|blue" for i in range(4))]))
-    with pytest.raises(DataError, match="several labels each, and probes need one"):
-        search(config_of(path, tmp_path / "out", start, batch_size=None))
-
-
-def make_result(*accuracies, **changes) -> SearchResult:
-    result = tuple(
-        Candidate(name=name, accuracy=accuracy, seconds=190.0) for name, accuracy in accuracies
-    )
-    options = {"folder": Path("out"), "data": "flowers", "start": "run", "dev": "train"}
-    return SearchResult(**options, images=240, candidates=result, finished=True, **changes)
+    with pytest.raises(ConfigError, match="there are 2; start it without torchrun"):
+        search(config_of(colors, out, start))
 
 
 def test_report_shows_the_gain_of_each_candidate():
-    accuracies = ((PROBE, 0.912), (LINEAR, 0.908), (ATTENTION, 0.94), (FULL, 0.936))
-    lines = list(search_report(make_result(*accuracies)))
+    lines = list(search_report(make_result(0.912, 0.908, 0.94, 0.936)))
     assert max(map(len, lines)) <= 80
     message = " ".join(line.strip() for line in lines)
     assert "attention-only    94.0 %  +2.8  3 min 10 s" in "\n".join(lines)
@@ -426,27 +549,18 @@ def test_report_shows_the_gain_of_each_candidate():
 
 
 def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quick):
-    runs = quick()
-    args = ["finetune", str(colors), "--from", start, "--search", "--out", str(tmp_path / "out")]
+    runs, out = quick(), ["--out", str(tmp_path / "out")]
+    args = ["finetune", str(colors), "--from", start, "--search"]
     small = ["--batch-size", "6", "--model.image-size", "8"]
-    assert main([*args, "--json", "--recipe", "paper-finetune", *small]) == 0
-    message = json.loads(capsys.readouterr().out)
-    assert message == written(tmp_path / "out")
+    assert main([*args, *out, "--json", "--recipe", "paper-finetune", *small]) == 0
+    assert json.loads(capsys.readouterr().out) == written(tmp_path / "out")
     rates = [config.settings.optim.learning_rate for config in runs.configs]
     assert rates == [*adapt.SGD_RATES] * 2  # the recipe's is the middle of them
-
-
-def test_explicit_learning_rate_replaces_the_grid(colors, start, tmp_path, capsys, quick):
-    runs = quick()
-    args = ["finetune", str(colors), "--from", start, "--search", "--out", str(tmp_path / "out")]
-    assert main([*args, "--optim.learning-rate", "0.5"]) == 0
+    runs.configs.clear()
+    assert main([*args, "--out", str(tmp_path / "one"), "--optim.learning-rate", "0.5"]) == 0
     assert [config.settings.optim.learning_rate for config in runs.configs] == [0.5, 0.5]
     printed = capsys.readouterr().out
     assert "attention-only" in printed
     assert "test accuracy " in printed
-
-
-def test_search_cannot_be_resumed(colors, start, tmp_path, capsys):
-    args = ["finetune", str(colors), "--from", start, "--search", "--resume"]
-    assert main([*args, "--out", str(tmp_path / "out")]) == 2
+    assert main([*args, *out, "--resume"]) == 2
     assert capsys.readouterr().err.startswith("vitrail: --search cannot be resumed; ")

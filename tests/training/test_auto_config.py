@@ -14,16 +14,13 @@ from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig
 from vitrail.models.registry import configuration
 from vitrail.training.auto_config import (
-    ENOUGH_EPOCHS,
     DatasetStats,
     choose_augmentation,
     complete_settings,
     dataset_stats,
-    encoder_cost,
-    frozen_patterns,
     image_size_stages,
-    plan_finetuning,
 )
+from vitrail.training.budget import ENOUGH_EPOCHS, encoder_cost, plan_finetuning
 from vitrail.training.config import (
     LossSettings,
     MachineSettings,
@@ -32,6 +29,7 @@ from vitrail.training.config import (
     Settings,
 )
 from vitrail.training.data_module import batch_preparation
+from vitrail.training.optim import first_blocks_patterns
 
 STATS = DatasetStats(images=2000, classes=5, side=160, channels=3, multi_label=False, seconds=3e-4)
 SMALL = replace(STATS, side=32)
@@ -327,10 +325,10 @@ def test_encoder_cost_matches_multiply_adds():
     assert encoder_cost(TINY, 224) * width == per_block
 
 
-def test_frozen_patterns_match_existing_weights():
+def test_first_blocks_patterns_match_existing_weights():
     names = ["stem.projection.weight", "cls_token", "encoder.blocks.0.norm1.weight", "head.weight"]
-    assert frozen_patterns(1, names) == ("stem.*", "cls_token", "encoder.blocks.0.*")
-    assert frozen_patterns(0, names) == ()
+    assert first_blocks_patterns(1, names) == ("stem.*", "cls_token", "encoder.blocks.0.*")
+    assert first_blocks_patterns(0, names) == ()
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from vitrail.training.checkpoint import (
     remove_state,
     save_state,
 )
-from vitrail.training.muon import Muon
-from vitrail.training.optim import Adafactor, Lion
+from vitrail.training.optim import Adafactor, Lion, Muon
 
 pytestmark = pytest.mark.slow
 

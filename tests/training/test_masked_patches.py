@@ -6,7 +6,7 @@ import torch
 from vitrail import ConfigError, Metadata, Preprocessing, VisionTransformer, create
 from vitrail.data.transforms import normalize
 from vitrail.training.config import MaskedSettings
-from vitrail.training.masked_patches import (
+from vitrail.training.objectives import (
     MaskedPatches,
     cell_means,
     corrupt,

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.training.muon import COEFFICIENTS, STEPS, Muon, newton_schulz, orthogonalize
+from vitrail.training.optim import (
+    COEFFICIENTS,
+    NEWTON_SCHULZ_STEPS,
+    Muon,
+    newton_schulz,
+    orthogonalize,
+)
 
 # In the square case the smallest singular values are too small to be raised in five steps.
 SHAPES = [(24, 40), (40, 24), (16, 64), (64, 16), (12, 13), (1, 7), (7, 1)]
@@ -19,7 +25,7 @@ def exact(matrix):
     u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = s / s.norm()
     a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         s = a * s + b * s**3 + c * s**5
     return u @ vh, u @ torch.diag(s) @ vh
 

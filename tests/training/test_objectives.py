@@ -10,11 +10,11 @@ from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, Visio
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import normalize
 from vitrail.training.config import LossSettings, MaskedSettings, Settings
-from vitrail.training.masked_patches import MaskedPatches
 from vitrail.training.objectives import (
     LOSSES,
     Classification,
     Distillation,
+    MaskedPatches,
     hard_distillation,
     make_objective,
     soft_distillation,

@@ -15,14 +15,15 @@ from vitrail.models.vit import build, create
 from vitrail.planning.memory import AllocationRecorder
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.loop import TrainState, optimizer_step
-from vitrail.training.muon import Muon, orthogonalize
 from vitrail.training.optim import (
     EMA,
     Adafactor,
+    Muon,
     distances_from_head,
     freeze,
     is_kernel,
     make_optimizers,
+    orthogonalize,
     set_learning_rates,
 )
 from vitrail.training.schedules import Schedule

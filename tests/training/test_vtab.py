@@ -14,8 +14,9 @@ from vitrail.cli.vtab import report as report_lines
 from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.vit import create
-from vitrail.training import vtab
-from vitrail.training.vtab import Benchmark, draw_images, open_task, read_tasks
+from vitrail.training import adapt, data_module
+from vitrail.training.adapt import METHODS, Benchmark, Search, Trial
+from vitrail.training.data_module import draw_images, open_task, read_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -55,10 +56,9 @@ def benchmark(model, tmp_path):
     """Make a benchmark whose log is `lines`."""
 
     def make(**changes):
-        lines = []
-        options = {"reference": model, "out": tmp_path / "out", "examples": 20, "log": lines.append}
-        made = Benchmark(**options | changes)
-        made.lines = lines
+        options = {"reference": model, "out": tmp_path / "out", "examples": 20}
+        made = Benchmark(**options | {"callback": Recorder()} | changes)
+        made.lines = made.callback.lines
         return made
 
     return make
@@ -71,12 +71,12 @@ def fake_runs(monkeypatch):
     def install(accuracies):
         calls = []
 
-        def finetune(self, task, splits, rate, seed, folder):
-            [split] = splits.held_out
+        def trial(self, name, rate, seconds, *, test, folder):
+            split = "test" if test else "dev"
             calls.append((rate, split))
-            return accuracies[split, rate], 12
+            return Trial(value=rate, accuracy=accuracies[split, rate], images=12)
 
-        monkeypatch.setattr(Benchmark, "finetune", finetune)
+        monkeypatch.setattr(Search, "trial", trial)
         return calls
 
     return install
@@ -96,29 +96,15 @@ def indices(part):
 
 
 @pytest.mark.parametrize("count", [20, 30, 1000])
-def test_draw_is_split_four_to_one(colors, count):
-    train, fit, dev = draw_images(colors.train, count, seed=0).values()
-    assert len(train) == min(count, 30)
-    assert len(fit) == 0.8 * len(train)
+def test_draw_is_split_four_to_one(tmp_path, count):
+    data = open_dataset(write_colors(tmp_path / "many.npz", train=1200), "train")
+    train, fit, dev = draw_images(data, count, seed=0)
+    assert (len(train), len(fit)) == (count, 0.8 * count)
     assert indices(fit).isdisjoint(indices(dev))
     assert indices(fit) | indices(dev) == indices(train)
-    assert indices(train) <= indices(colors.train)
-
-
-def test_thousand_examples_are_split_800_200(tmp_path):
-    data = write_colors(tmp_path / "many.npz", train=1200)
-    draw = draw_images(open_dataset(data, "train"), vtab.EXAMPLES, seed=0)
-    assert {name: len(part) for name, part in draw.items()} == {
-        "train": 1000,
-        "fit": 800,
-        "dev": 200,
-    }
-    assert np.ptp(np.bincount(draw["dev"].labels())) <= 1
-
-
-def test_draw_depends_on_the_seed(colors):
-    rows = [indices(draw_images(colors.train, 20, seed=seed)["train"]) for seed in (0, 0, 1)]
-    assert rows[0] == rows[1] != rows[2]
+    assert np.ptp(np.bincount(dev.labels())) <= 1
+    assert indices(train) == indices(draw_images(data, count, seed=0)[0])
+    assert indices(train) != indices(draw_images(data, count, seed=1)[0])
 
 
 def test_representative_draw_is_stratified():
@@ -127,11 +113,7 @@ def test_representative_draw_is_stratified():
     assert len(set(drawn.tolist())) == 100
     assert np.abs(np.bincount(labels[drawn]) - [60, 30, 9, 1]).max() <= 1
     assert np.bincount(labels[drawn])[3] == 1
-
-
-def test_representative_draw_with_more_classes_than_images():
-    drawn = stratified_subset(np.arange(50), 10, np.random.default_rng(0))
-    assert len(drawn) == 10
+    assert len(stratified_subset(np.arange(50), 10, np.random.default_rng(0))) == 10
 
 
 # Choices
@@ -146,12 +128,9 @@ def test_only_the_best_setting_is_tested(benchmark, colors, fake_runs):
     score = report["tasks"][0]["scores"][0]
     assert (score["setting"], report["mean"]) == (0.2, 0.6)
     assert score["choices"] == {0.1: 0.5, 0.2: 0.7, 0.3: 0.7}
-
-
-def test_single_setting_skips_the_choice(benchmark, colors, fake_runs):
-    calls = fake_runs({("test", 0.1): 0.25})
+    calls.clear()
     benchmark(learning_rates=(0.1,)).measure([colors])
-    assert calls == [(0.1, "test")]
+    assert calls == [(0.1, "test")]  # a single setting skips the choice
 
 
 def test_finetuning_uses_fit_to_choose_and_train_to_test(benchmark, colors, tmp_path, monkeypatch):
@@ -161,15 +140,15 @@ def test_finetuning_uses_fit_to_choose_and_train_to_test(benchmark, colors, tmp_
         configs.append(config)
         return run(config, callback)
 
-    run = vtab.run
-    monkeypatch.setattr(vtab, "run", recording)
+    run = adapt.run
+    monkeypatch.setattr(adapt, "run", recording)
     bench = benchmark(learning_rates=(0.01, 0.1), **SMALL)
     report = bench.measure([colors])
-    draw = draw_images(colors.train, 20, seed=0)
+    train, fit, dev = draw_images(colors.train, 20, seed=0)
     trained = [indices(config.splits.train) for config in configs]
     evaluated = [indices(part) for config in configs for part in config.splits.held_out.values()]
-    assert trained == [indices(draw["fit"])] * 2 + [indices(draw["train"])]
-    assert evaluated == [indices(draw["dev"])] * 2 + [indices(colors.test)]
+    assert trained == [indices(fit)] * 2 + [indices(train)]
+    assert evaluated == [indices(dev)] * 2 + [indices(colors.test)]
     assert report["tasks"][0]["scores"][0]["judged"] == len(colors.test) == 12
     assert [f.name.split("-")[0] for f in (tmp_path / "out/runs/colors").iterdir()] == ["test"]
     assert any("training on all 20 images, rate" in line for line in bench.lines)
@@ -177,14 +156,14 @@ def test_finetuning_uses_fit_to_choose_and_train_to_test(benchmark, colors, tmp_
 
 def failing(monkeypatch, error):
     """Let runs fail at a rate of 0.1."""
-    run = vtab.run
+    run = adapt.run
 
     def failing_run(config, callback):
         if config.settings.optim.learning_rate == 0.1:
             raise error
         return run(config, callback)
 
-    monkeypatch.setattr(vtab, "run", failing_run)
+    monkeypatch.setattr(adapt, "run", failing_run)
 
 
 def test_diverged_rate_is_not_chosen(benchmark, colors, monkeypatch):
@@ -206,7 +185,7 @@ def test_full_disk_raises(benchmark, colors, tmp_path, monkeypatch):
 def test_matching_head_is_not_reused(benchmark, colors, tmp_path):
     recorder = Recorder()
     three = save_model(tmp_path / "three", classes=3)
-    benchmark(reference=three, make_callback=lambda: recorder, **SMALL).measure([colors])
+    benchmark(reference=three, callback=recorder, **SMALL).measure([colors])
     assert not (tmp_path / "out" / "headless").exists()
     assert len(recorder.evaluations) == 1  # the test set is evaluated once, at the end
     assert recorder.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
@@ -215,40 +194,45 @@ def test_matching_head_is_not_reused(benchmark, colors, tmp_path):
 def test_defaults_match_the_paper(benchmark):
     bench = benchmark()
     assert bench.learning_rates == (0.01,)
-    settings = bench.finetune_settings(0.01, 1000, augment=True)
+    settings = bench.settings()
     assert (settings.steps, settings.batch_size, settings.model.image_size) == (2500, 512, 384)
     optim = settings.optim
     assert (optim.kind, optim.learning_rate, optim.momentum) == ("sgd", 0.01, 0.9)
     assert (optim.schedule, optim.clip_norm, optim.warmup_steps) == ("cosine", 1.0, 100)
-    short = benchmark(steps=50).finetune_settings(0.01, 40, augment=False)
-    assert (short.optim.warmup_steps, short.batch_size) == (2, 40)
+    short = benchmark(steps=50).settings(augment=False)
+    assert short.optim.warmup_steps == 2
     assert short.preprocessing is None  # the model's own
     assert (short.augment.crop, short.augment.flip) == ("whole", False)
 
 
+def test_batch_size_is_at_most_the_number_of_images(benchmark, colors):
+    bench = benchmark(**SMALL | {"batch_size": 99, "steps": 1})
+    assert bench.measure([colors])["batch_size"] == 99
+    assert "  note: batch size 20: there are no more images" in bench.lines
+
+
 @pytest.mark.parametrize(("method", "setting"), [("linear", "decay"), ("probe", "l2")])
-def test_probes_choose_their_regularization(benchmark, colors, tmp_path, method, setting):
+def test_probes_choose_their_regularization(
+    benchmark, colors, tmp_path, monkeypatch, method, setting
+):
+    rows, name = [], "fit" if method == "probe" else "fit_logistic"
+    original, grid = getattr(adapt, name), METHODS[method][2]
+
+    def recording(values, labels, *args, **options):
+        rows.append(len(labels))
+        return original(values, labels, *args, **options)
+
+    monkeypatch.setattr(adapt, name, recording)
     report = benchmark(method=method).measure([colors])
     score = report["tasks"][0]["scores"][0]
     assert report["setting"] == setting
     assert report["mean"] > 0.9
     assert score["choices"][score["setting"]] == max(score["choices"].values())
-    assert len(score["choices"]) == len(vtab.DECAYS if method == "linear" else vtab.L2_GRID)
+    assert [*score["choices"]] == [*grid]
+    assert rows == [16] * len(grid) + [20]
     assert score["learned"] == 20
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    assert [row["stage"] for row in rows] == ["choice"] * len(score["choices"]) + ["test"]
-
-
-def test_probe_uses_fit_to_choose_and_train_to_test(benchmark, colors, monkeypatch):
-    rows, fit = [], vtab.fit
-
-    def recording(values, labels, classes, l2):
-        rows.append(len(labels))
-        return fit(values, labels, classes, l2)
-
-    monkeypatch.setattr(vtab, "fit", recording)
-    benchmark(method="probe").measure([colors])
-    assert rows == [16] * len(vtab.L2_GRID) + [20]
+    assert [row["stage"] for row in rows] == ["choice"] * len(grid) + ["test"]
 
 
 def test_test_labels_do_not_affect_the_choice(benchmark, colors, tmp_path):
@@ -302,7 +286,7 @@ def test_second_call_reuses_all_trials(benchmark, colors, monkeypatch):
     bench = benchmark(**SMALL)
     first = bench.measure([colors])
     assert not any("done before" in line for line in bench.lines)
-    monkeypatch.setattr(vtab, "run", None)
+    monkeypatch.setattr(adapt, "run", None)
     assert bench.measure([colors]) == first
     assert any("done before" in line for line in bench.lines)
     with pytest.raises(TypeError):  # other settings are another trial
@@ -322,8 +306,8 @@ def test_stopped_benchmark_resumes(benchmark, colors, monkeypatch, stop_after):
     with stop_after(1), pytest.raises(KeyboardInterrupt):
         bench.measure([colors])
     assert bench.lines[-1].startswith("stopped; run the same command")
-    resumed, run = [], vtab.run
-    monkeypatch.setattr(vtab, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
+    resumed, run = [], adapt.run
+    monkeypatch.setattr(adapt, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
     assert len(bench.measure([colors])["tasks"]) == 1
     assert resumed == [True]
 
@@ -343,7 +327,7 @@ def test_trials_survive_a_truncated_line(benchmark, colors, tmp_path):
 
 def test_paths_are_relative_to_the_tasks_file(tmp_path, monkeypatch):
     write_colors(tmp_path / "colors.npz")
-    monkeypatch.setattr(vtab, "open_task", lambda keys: keys)
+    monkeypatch.setattr(data_module, "open_task", lambda keys: keys)
     text = '[[task]]\ndata = "colors.npz"\n'
     text += '[[task]]\ndata = "builtin:sign-digits"\ngroup = "structured"\n'
     text += f'[[task]]\ndata = "{tmp_path}/colors.npz"\nname = "again"\nvary = false\n'
@@ -381,9 +365,6 @@ def test_val_is_used_without_a_test_split(tmp_path):
 def test_invalid_tasks_file_raises(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_tasks(tasks_file(tmp_path, text))
-
-
-def test_missing_tasks_file_raises(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the tasks in"):
         read_tasks(tmp_path / "none.toml")
 
@@ -416,7 +397,7 @@ def test_unsuitable_data_names_the_task(tmp_path):
         ({"method": "probe", "steps": 3}, "steps is for the method finetune"),
         ({"method": "linear", "learning_rates": (0.1,)}, "learning_rates is for"),
         ({"steps": 0}, "steps=0 must be 1 or more"),
-        ({"learning_rates": (0.1, -1.0)}, "learning rate -1.0 must be"),
+        ({"learning_rates": (0.1, -1.0)}, "learning_rate=-1.0 must be"),
     ],
 )
 def test_invalid_protocol_raises(benchmark, changes, message):
@@ -450,6 +431,7 @@ def test_command_prints_a_table_and_writes_results(model, tmp_path, capsys):
     options = {"model": model, "tasks": tasks_file(tmp_path, text), "out": tmp_path / "out"}
     Vtab(**options, method="probe", seeds=2).run()
     message = capsys.readouterr().out
+    assert "a, task 1 of 2" in message
     assert "note: only 30 training images, of 1,000" in message
     assert "mean of natural (1)" in message
     assert "mean of all tasks (2)" in message
@@ -461,13 +443,3 @@ def test_command_prints_a_table_and_writes_results(model, tmp_path, capsys):
     assert json.loads(out) == results | {"written": str(tmp_path / "out")}
     seeds = [[score["seed"] for score in task["scores"]] for task in results["tasks"]]
     assert seeds == [[0, 1], [0, 1]]
-
-
-def test_command_logs_the_current_task(model, tmp_path, capsys):
-    write_colors(tmp_path / "a.npz")
-    path = tasks_file(tmp_path, '[[task]]\ndata = "a.npz"\n')
-    Vtab(model=model, tasks=path, out=tmp_path / "out", **SMALL).run()
-    message = capsys.readouterr().out
-    assert "a, task 1 of 1" in message
-    assert "step      1 of 8" in message
-    assert "mean of all tasks (1)" in message

@@ -8,7 +8,7 @@ from math import isfinite
 from textwrap import wrap
 from typing import Any, Self
 
-from vitrail.cli.console import REFRESH_RATE, VERBOSITY, Progress, clock
+from vitrail.cli.console import REFRESH_RATE, VERBOSITY, Progress, clock, printable
 from vitrail.formatting import percent
 from vitrail.training.callbacks import Callback
 
@@ -45,6 +45,7 @@ class Live(Callback):
         self.on_train_end()
 
     def log(self, line: str) -> None:
+        line = printable(line)
         if self.terminal:  # wrapped with a hanging indent
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             line = "\n".join(wrap(line, self.console.width, subsequent_indent=indent)) or line

@@ -225,7 +225,7 @@ def search_report(result: "SearchResult") -> Iterator[str]:
         gain = result.gain(candidate)
         gained = "" if gain is None else f"{100 * gain:+.1f}"
         finished = sum(trial.accuracy is not None for trial in candidate.trials)
-        rate = f"{candidate.learning_rate:g}" if finished else ""
+        rate = f"{candidate.value:g}" if finished else ""
         rate += f" (best of {finished})" if finished > 1 else ""
         accuracy, seconds = percent(candidate.accuracy), duration(candidate.seconds)
         rows.append([candidate.name, accuracy, gained, seconds, rate])
@@ -236,7 +236,7 @@ def search_report(result: "SearchResult") -> Iterator[str]:
             yield from paragraph(f"  {candidate.name}: {candidate.problem}", 4)
         for trial in candidate.trials:
             if trial.problem:
-                where = f"{candidate.name}, learning rate {trial.learning_rate:g}"
+                where = f"{candidate.name}, learning rate {trial.value:g}"
                 yield from paragraph(f"  {where}: {trial.problem}", 4)
     yield ""
     best, origin = result.chosen, "the val split" if result.dev == "val" else "held out from train"

@@ -8,16 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitrail.cli.console import (
-    Progress,
-    log,
-    log_stderr,
-    paragraph,
-    print_json,
-    print_lines,
-    printable,
-    table,
-)
+from vitrail.cli.console import paragraph, print_json, print_lines, table
 from vitrail.cli.options import DataOptions, ModelReference, options_of
 from vitrail.errors import ConfigError
 from vitrail.formatting import percent, truncate
@@ -53,20 +44,15 @@ class Vtab(DataOptions):
 
     def run(self) -> None:
         from vitrail.cli.live import Live
+        from vitrail.training.adapt import Benchmark
+        from vitrail.training.data_module import read_tasks
         from vitrail.training.memory import configure_malloc
-        from vitrail.training.vtab import Benchmark, read_tasks
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError(
                 "`vitrail vtab` runs in one process; split the tasks over several files, each with "
                 "its own --out"
             )
-        progress = Progress()
-
-        def log_line(line: str) -> None:
-            progress.done()
-            (log_stderr if self.json else log)(printable(line))
-
         # The same folder for the same model, so that a second call continues.
         name = Path(self.model.rpartition(":")[2]).name.split(".")[0] or "model"
         bench = Benchmark(
@@ -74,14 +60,12 @@ class Vtab(DataOptions):
             out=self.out or Path("runs") / f"vtab-{name}-{self.method}",
             **options_of(self, "method", "learning_rates", "steps", "batch_size", "image_size"),
             machine=self.machine,
-            log=log_line,
-            make_callback=lambda: Live(stderr=self.json),
-            progress=progress,
+            callback=(live := Live(stderr=self.json)),
         )
         tasks = read_tasks(self.tasks)
         if self.machine.parts != 1:
             configure_malloc()
-        with progress:
+        with live:
             result = bench.measure(tasks, self.seeds)
         if self.json:
             print_json(result | {"written": str(bench.out)})

@@ -30,7 +30,7 @@ from vitrail.planning.memory import (
 from vitrail.planning.request import PlanRequest, StepTiming, time_steps
 from vitrail.training.auto_config import choose_accumulation, choose_precision, dataset_stats
 from vitrail.training.data_module import DataSplits, open_splits
-from vitrail.training.evaluator import MAX_BATCH
+from vitrail.training.loop import MAX_BATCH
 from vitrail.training.memory import free_bytes
 
 USABLE = 0.9  # of an accelerator's memory; kernels and the allocator need the rest

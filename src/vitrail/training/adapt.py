@@ -1,80 +1,98 @@
-"""Adaptation search: from a linear probe to full fine-tuning, and which candidate is worth it.
+"""Adaptation search: how much of a pre-trained model to train, chosen on held-out images.
 
-    few-shot probe     ridge regression on frozen features, l2 by leave-one-out
-    linear head        logistic regression on the same features
-    attention-only     fine-tuning of attention and head (Touvron et al. 2022)
-    full fine-tuning
+    few-shot probe     ridge regression on frozen features, with an l2
+    linear head        logistic regression on the same features, with a weight decay
+    attention-only     fine-tuning of attention and head (Touvron et al. 2022), with a learning rate
+    full fine-tuning   the same, of all weights
 
-Candidates are compared on dev, held out of the training set; the last two with a grid of learning
-rates (appendix B.1.1 of the paper). The best one, the cheaper in a tie, is then fitted to the whole
-training set; with a time budget, a probe to the images whose features there was time for. Other
-held-out splits are not used for the choice. `vtab.py` chooses in the same way on many tasks.
+A candidate is one of these methods with a grid for its setting. `Search` fits each value to part of
+the training images, compares them on the rest (dev), and fits the best, the first in a tie, to all.
+No other split is used for the choice. `search` compares all methods within a time budget and writes
+a bundle; `Benchmark`, the VTAB-1k protocol, applies one method to many tasks and writes a table.
 """
 
+import json
 import math
 import os
-import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from vitrail import distributed
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.load import HEADS, load, with_head
+from vitrail.checkpoints.load import load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
-from vitrail.data.loader import default_workers
-from vitrail.data.provenance import DataProvenance
-from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError
+from vitrail.data.datasets import ImageDataset
+from vitrail.data.preprocessing import Augmentation
+from vitrail.data.provenance import DataProvenance, fingerprint
+from vitrail.data.storage import write_atomic
+from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
 from vitrail.evaluation.evaluate import quick_evaluate
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
-from vitrail.probing.features import Features, features_of
+from vitrail.probing.features import Features, backbone_digest, features_of
 from vitrail.probing.fewshot import accuracy_of
-from vitrail.probing.probes import fit_logistic
-from vitrail.probing.ridge import fit_path
+from vitrail.probing.probes import DECAY, fit_logistic
+from vitrail.probing.ridge import L2_GRID, fit, fit_path
 from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
-from vitrail.training.auto_config import seconds_per_image
-from vitrail.training.budget import END_SECONDS
-from vitrail.training.callbacks import Callback
+from vitrail.training.budget import END_SECONDS, feature_seconds
+from vitrail.training.callbacks import Callback, TrialCallback, read_rows, to_line
 from vitrail.training.checkpoint import has_state, lock_folder
-from vitrail.training.config import OptimSettings, RunConfig, Settings
-from vitrail.training.data_module import DataSplits, hold_out_dev, open_splits, subsample
+from vitrail.training.config import MachineSettings, ModelSettings, RunConfig, Settings
+from vitrail.training.data_module import (
+    DataSplits,
+    Task,
+    classes_present,
+    draw_images,
+    hold_out_dev,
+    open_splits,
+    subsample,
+)
 from vitrail.training.model_init import build_model
-from vitrail.training.recipes import BUNDLE, clear_run, write_run
+from vitrail.training.optim import all_but_attention_patterns
+from vitrail.training.recipes import BUNDLE, clear_run, read_recipe, write_run
 from vitrail.training.trainer import check_folder, run
 
-PROBE, LINEAR = "few-shot probe", "linear head"
+Row = dict[str, Any]
+
+PROBES = PROBE, LINEAR = "few-shot probe", "linear head"
 ATTENTION, FULL = "attention-only", "full fine-tuning"
-RESULT = "ladder.json"
-TRIALS = "trials"  # folder of the trial runs, until the search is finished
+TRIALS = ".trials"  # folder of the trial runs, until the search is finished
 SGD_RATES = (0.01, 0.003, 0.03, 0.001)  # table 4 of the paper; the usual one first wins a tie
 RATE_FACTORS = (1.0, 0.3, 3.0)  # times the usual rate, for other optimizers
 MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shorter trials
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
 PROBE_FRACTION = 1 / 4  # of the time, for computing features
 EVALUATION_FRACTION = 1 / 2  # of the time; if the final evaluation takes more, it is added
-TIMED_IMAGES = 32  # from which the cost of features is measured
-EVALUATION_BATCH = 64
 NO_TIME, TOO_SHORT = "no time left", "the time was enough for one step only"
+PAPER = "paper-finetune-vtab"
+PROTOCOL = ("method", "steps", "batch_size", "image_size", "examples")
+# The candidate of each method of VTAB-1k, its setting, and a grid; learning rates are an option.
+METHODS: dict[str, tuple[str, str, Sequence[float]]] = {
+    "finetune": (FULL, "rate", ()),
+    "linear": (LINEAR, "decay", (1.0, 0.1, 1e-2, 1e-3)),  # strongest first, which wins a tie
+    "probe": (PROBE, "l2", sorted(L2_GRID, reverse=True)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A candidate with one learning rate."""
+    """A method with one value of its setting: l2, weight decay or learning rate."""
 
-    learning_rate: float
+    value: float | None  # None: the default
     accuracy: float | None = None  # on dev
+    images: int = 0  # evaluated
     steps: int = 0
     seconds: float = 0.0
     problem: str = ""  # why there is no accuracy
@@ -87,204 +105,185 @@ class Candidate:
     name: str
     accuracy: float | None
     seconds: float
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Trial, ...] = ()  # empty if it has no grid
     problem: str = ""  # why there is no accuracy
 
     @property
-    def learning_rate(self) -> float | None:
-        """The best learning rate; the first in a tie."""
-        done = {t.learning_rate: t.accuracy for t in self.trials if t.accuracy is not None}
-        return best(done) if done else None
+    def value(self) -> float | None:
+        """The best value of its setting; the first in a tie."""
+        done = [trial for trial in self.trials if trial.accuracy is not None]
+        return max(done, key=lambda t: t.accuracy or 0.0).value if done else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The candidates that were compared; `folder` is the bundle of the chosen one."""
+class Search:
+    """The candidates of one task; `settings` are those of `config`, completed."""
 
-    folder: Path
-    data: str
-    start: str
-    dev: str  # the split that dev is, or was held out of
-    images: int  # in dev
-    candidates: tuple[Candidate, ...]
-    seconds: float = 0.0
-    finished: bool = False  # False: the final run was stopped, and can be resumed
-    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # of the result, by split
-
-    @property
-    def chosen(self) -> Candidate:
-        """The best on dev; the cheaper in a tie."""
-        return max(self.candidates, key=lambda c: -1.0 if c.accuracy is None else c.accuracy)
-
-    def best_before(self, candidate: Candidate) -> float | None:
-        """Return the best accuracy of cheaper candidates."""
-        cheaper = self.candidates[: self.candidates.index(candidate)]
-        return max((c.accuracy for c in cheaper if c.accuracy is not None), default=None)
-
-    def gain(self, candidate: Candidate) -> float | None:
-        """Return the improvement over the best cheaper candidate."""
-        before = self.best_before(candidate)
-        return None if before is None or candidate.accuracy is None else candidate.accuracy - before
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
-        rungs = [
-            {
-                **asdict(candidate),
-                "gain": self.gain(candidate),
-                "seconds": round(candidate.seconds, 1),
-                "chosen": candidate is self.chosen,
-                "learning_rate": candidate.learning_rate,
-            }
-            for candidate in self.candidates
-        ]
-        return {
-            "folder": str(self.folder),
-            "data": self.data,
-            "from": self.start,
-            "dev": {"split": self.dev, "pictures": self.images},
-            "rungs": rungs,
-            "finished": self.finished,
-            "seconds": round(self.seconds, 1),
-            "results": {split: outcome.to_dict() for split, outcome in self.outcomes.items()},
-        }
-
-
-def best(accuracies: Mapping[float, float]) -> float:
-    """Return the setting with the best accuracy on dev; the first in a tie."""
-    return max(accuracies, key=lambda setting: accuracies[setting])
-
-
-def reason(error: VitrailError) -> str:
-    """Return what went wrong, without the advice."""
-    return str(error).partition(";")[0]
-
-
-def search(
-    config: RunConfig,
-    callback: Callback | None = None,
-    *,
-    rate: float | None = None,
-    started: float | None = None,
-) -> SearchResult:
-    """Compare all candidates, and write the bundle of the best one to `config.out`.
-
-    `rate` replaces the grid of learning rates. `dev` in the settings is the fraction of train to
-    hold out, if there is no val beside test. With `minutes` the search ends on time, counted from
-    `started`, unless the final evaluation alone takes too long, which is logged. A search that is
-    stopped starts over, but the final run on all images can be resumed.
-    """
-    started = time.monotonic() if started is None else started
-    settings = config.settings
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise ConfigError(
-            f"the search runs in one process, and there are {processes}; start it without torchrun"
-        )
-    if config.resume:
-        raise ConfigError("a search starts over and cannot be resumed; leave --resume out")
-    if settings.objective != "classify":
-        raise ConfigError(
-            f"the search compares classifiers, and objective={settings.objective!r} is not one; "
-            "leave one of them out"
-        )
-    if settings.until_accuracy is not None:
-        raise ConfigError(
-            "until_accuracy stops a run early, and the search compares complete ones; leave it out"
-        )
-    config = replace(config, settings=replace(settings, dev=None))  # for the final run
-    device = distributed.init(settings.machine.device)
-
-    def write(result: SearchResult) -> SearchResult:
-        result = replace(result, seconds=time.monotonic() - started)
-        write_json(result.folder / RESULT, result.to_dict())
-        return result
-
-    try:
-        with lock_folder(config.out):
-            check_folder(config)
-            searching = AdaptationSearch(
-                config, callback or Callback(), device, started, settings.dev
-            )
-            result = searching.compare(rate)
-            chosen = result.chosen
-            searching.log(f"chosen: {chosen.name}")
-            if chosen.name in (PROBE, LINEAR):
-                outcomes = searching.refit_probe(chosen)
-                return write(replace(result, finished=True, outcomes=outcomes))
-        write(result)
-        finished, outcomes = searching.final_run(chosen)
-        return write(replace(result, finished=finished, outcomes=outcomes))
-    finally:
-        trials = config.out / TRIALS
-        for name in (ATTENTION, FULL):
-            for trial in trials.glob(f"{name.replace(' ', '-')}-*"):
-                shutil.rmtree(trial, ignore_errors=True)
-        with suppress(OSError):  # it has other files, or does not exist
-            trials.rmdir()
-
-
-class AdaptationSearch:
-    """The data and model that all candidates share, and the time that is left."""
+    failures: tuple[type[VitrailError], ...] = (ConfigError, TrainingError)  # of a trial only
 
     def __init__(
         self,
         config: RunConfig,
+        settings: Settings,
+        model: Model,
+        splits: DataSplits,
+        fit: ImageDataset,
+        dev: ImageDataset,
         callback: Callback,
-        device: torch.device,
-        started: float,
-        fraction: float | None,
     ) -> None:
-        """Open the data, load the model, and hold out dev: `fraction` of train, or the usual."""
-        start_time, minutes = time.monotonic(), config.settings.minutes
-        self.config, self.callback, self.device = config, callback, device
-        self.log = callback.log
-        self.splits = splits = open_splits(config.data, config.settings)
-        if splits.train.multi_label:
-            raise DataError(
-                f"the images of {config.data} have several labels each, and probes need one; "
-                "fine-tune without --search"
-            )
-        others = (note for samples in splits.held_out.values() for note in samples.notes)
-        for note in dict.fromkeys((*splits.notes, *others)):
-            self.log(f"note: {note}")
-        self.train, _, self.dev = hold_out_dev(splits, fraction)  # for trials, without dev
-        if not len(self.dev):
-            raise DataError(
-                f"{splits.reference} has {len(self.train)} training images, too few to hold some "
-                "out; the search needs three per class, or both val and test"
-            )
-        self.dev_from_train = self.train is not splits.train
-        self.probe_train = self.train  # for probes: all of it, or a subset that fits the time
-        self.model, auto = build_model(config.settings, splits, config.start, device, self.log)
-        self.settings = auto.settings
-        source = "held out of train" if self.dev_from_train else "the val split"
-        self.log(f"{len(self.train):,} training images, {len(self.dev):,} in dev: {source}")
-        self.deadline = math.inf if minutes is None else started + 60 * minutes
-        self.shortest = END_SECONDS + time.monotonic() - start_time  # seconds of a run of one step
-        self.final_evaluation = 0.0  # seconds, if there is a deadline
-        if minutes is not None:
-            self.subsample_for_budget(self.seconds_per_image())
+        self.config, self.settings, self.model, self.splits = config, settings, model, splits
+        self.callback, self.log = callback, callback.log
+        self.device = distributed.init(settings.machine.device)
+        self.fit, self.parts = fit, {"fit": fit, "dev": dev, **splits.held_out}
+        self.computed: dict[str, Features] = {}
+        self.deadline, self.final_evaluation = math.inf, 0.0  # seconds, with a time budget
+        self.shortest = END_SECONDS  # seconds of a run of one step
 
     def free(self) -> float:
         """Return the seconds until the final evaluation has to start."""
         return self.deadline - time.monotonic() - self.final_evaluation
 
-    def seconds_per_image(self) -> float:
-        """Measure feature extraction on some images of dev; loader processes share the loading."""
-        forward, count = (
-            seconds_per_image(self.model, self.device),
-            min(TIMED_IMAGES, len(self.dev)),
-        )
-        sample = self.dev.subset(np.linspace(0, len(self.dev) - 1, count, dtype=int))
-        started = time.monotonic()
-        features_of(self.model, sample, cache=False, batch_size=count, workers=0)
-        loading = max(0.0, (time.monotonic() - started) / count - forward)
-        workers = self.settings.machine.workers
-        workers = default_workers(self.dev) if workers is None else workers
-        return max(1e-6, forward + loading / max(1, workers))  # clocks may be coarse
+    def features(self, *parts: str) -> Features:
+        """Return the features of a part, or of several together."""
+        settings, progress = self.settings, self.callback.on_progress
+        options = {"workers": settings.machine.workers, "strict": settings.strict}
+        for part in parts:
+            if part not in self.computed:
+                model, samples = self.model.to(self.device), self.parts[part]
+                self.computed[part] = features_of(model, samples, progress=progress, **options)
+        together = [self.computed[part] for part in parts]
+        values = np.concatenate([features.values for features in together])
+        labels = np.concatenate([features.labels for features in together])
+        return replace(together[0], values=values, labels=labels)
 
-    def subsample_for_budget(self, each: float) -> None:
-        """Use no more images for probes and dev than there is time for, at `each` seconds."""
+    def compare(
+        self, grids: Mapping[str, Sequence[float]], trial: Callable[..., Trial] | None = None
+    ) -> tuple[Candidate, ...]:
+        """Evaluate methods on dev with each value of a grid; an empty grid stands for the default.
+
+        `trial` replaces the method of that name.
+        """
+        trial = trial or self.trial
+        candidates, reserve = [], None
+        for index, (name, grid) in enumerate(grids.items()):
+            started, trials, problem = time.monotonic(), [], ""
+            if name in PROBES:
+                trials = [trial(name, value) for value in grid or (None,)]
+                self.log(
+                    f"  {name}: dev accuracy {percent(max(t.accuracy or 0.0 for t in trials))}"
+                )
+            elif name == ATTENTION and not all_but_attention_patterns(self.model):
+                problem = f"{name_of(self.model.config)} has no attention"
+            else:
+                self.model.to("cpu")  # the device is for the runs now
+                free = self.free()
+                reserve = FINAL_FRACTION * max(0.0, free) if reserve is None else reserve
+                seconds = (free - reserve) / (len(grids) - index) if free < math.inf else free
+                affordable = min(len(grid), seconds / (MIN_TRIAL * self.shortest))
+                count = max(int(seconds >= self.shortest), int(affordable))
+                for number, rate in enumerate(grid):
+                    left = started + seconds - time.monotonic()
+                    available = left / max(1, count - number)
+                    if number < count and available >= self.shortest:
+                        trials.append(trial(name, rate, available))
+                    else:
+                        trials.append(Trial(value=rate, problem=NO_TIME))
+                    outcome = trials[-1].problem or f"dev accuracy {percent(trials[-1].accuracy)}"
+                    self.log(f"  {name}, learning rate {rate:g}: {outcome}")
+            accuracies = [t.accuracy for t in trials if t.accuracy is not None]
+            problem = problem or "; ".join(dict.fromkeys(t.problem for t in trials))
+            candidates.append(
+                Candidate(
+                    name=name,
+                    accuracy=max(accuracies, default=None),
+                    seconds=time.monotonic() - started,
+                    trials=tuple(trials) if grid else (),
+                    problem="" if accuracies else problem,
+                )
+            )
+        return tuple(candidates)
+
+    def trial(
+        self,
+        name: str,
+        value: float | None,
+        seconds: float = math.inf,
+        *,
+        test: bool = False,
+        folder: Path | None = None,
+    ) -> Trial:
+        """Fit a method to `fit`, evaluate it on dev; with `test`, fit it to all, evaluate on test.
+
+        A run in `folder` that was stopped is resumed.
+        """
+        if name in PROBES:
+            features = self.features("fit", "dev") if test else self.features("fit")
+            data = (features.values, features.labels, len(features.classes))
+            if name == LINEAR:
+                probe = fit_logistic(*data, decay=DECAY if value is None else value)
+            elif value is None:
+                path = fit_path(*data)  # l2 by leave-one-out
+                probe = path.probes[path.best]
+            else:
+                probe = fit(*data, value)
+            features = self.features("test" if test else "dev")
+            return Trial(value=value, accuracy=accuracy_of(probe, features), images=len(features))
+        assert value is not None, "fine-tuning needs a learning rate"
+        split, train = ("test", self.splits.train) if test else ("dev", self.fit)
+        settings = self.with_rate(self.settings, name, value, seconds)
+        if settings.batch_size is not None and settings.batch_size > len(train):
+            self.log(f"  note: batch size {len(train)}: there are no more images")
+            settings = replace(settings, batch_size=len(train))
+        config = replace(
+            self.config,
+            out=folder or self.trial_folder(name, value),
+            settings=settings,
+            splits=DataSplits(
+                reference=self.config.data, train=train, held_out={split: self.parts[split]}
+            ),
+            resume=folder is not None and has_state(folder),
+            overwrite=True,
+        )
+        started, timer = time.monotonic(), TrialCallback(self.callback)
+        try:
+            result = run(config, self.callback if test else timer)
+        except self.failures as error:  # diverged, or out of memory
+            if test:
+                raise
+            seconds, problem = time.monotonic() - started, str(error).partition(";")[0]
+            return Trial(value=value, seconds=round(seconds, 1), problem=problem)
+        if not result.finished:
+            raise KeyboardInterrupt
+        self.shortest = timer.first + result.seconds - timer.last
+        too_short = result.step == 1 and not math.isinf(seconds)
+        return Trial(
+            value=value,
+            accuracy=None if too_short else result.outcomes[split].accuracy,
+            images=result.outcomes[split].samples,
+            steps=result.step,
+            seconds=round(time.monotonic() - started, 1),
+            problem=TOO_SHORT if too_short else "",
+        )
+
+    def trial_folder(self, name: str, rate: float) -> Path:
+        return self.config.out / TRIALS / f"{name.replace(' ', '-')}-{rate:g}"
+
+    def with_rate(self, settings: Settings, name: str, rate: float, seconds: float) -> Settings:
+        """Return settings with a candidate's learning rate and frozen weights, and the time."""
+        optim = settings.optim
+        frozen = all_but_attention_patterns(self.model) if name == ATTENTION else ()
+        if optim.kind == "muon" and optim.learning_rate:
+            muon_rate = optim.muon_learning_rate * rate / optim.learning_rate
+            optim = replace(optim, muon_learning_rate=muon_rate)
+        optim = replace(optim, learning_rate=rate, freeze=(*optim.freeze, *frozen))
+        settings = replace(settings, optim=optim)
+        if math.isinf(seconds):
+            return settings
+        return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
+
+    def subsample_for_budget(self) -> None:
+        """Use no more images for probes and dev than there is time for."""
+        workers = self.settings.machine.workers
+        each = feature_seconds(self.model, self.parts["dev"], self.device, workers)
         evaluated = sum(map(len, self.splits.held_out.values()))
         self.final_evaluation = each * evaluated
         if self.final_evaluation > EVALUATION_FRACTION * (self.deadline - time.monotonic()):
@@ -294,155 +293,43 @@ class AdaptationSearch:
             )
             self.deadline += self.final_evaluation
         affordable = int(PROBE_FRACTION * max(0.0, self.free()) / each)
-        dev = subsample(self.dev, affordable // 2)
-        train = subsample(self.train, affordable - len(dev))
+        dev = subsample(self.parts["dev"], affordable // 2)
+        fit = subsample(self.fit, affordable - len(dev))
         self.shortest += each * len(dev)  # each run is evaluated on them
-        for name, few, many in (("probes use", train, self.train), ("dev has", dev, self.dev)):
-            if len(few) < len(many):
-                self.log(f"{name} {len(few):,} of {len(many):,} images to fit the time budget")
-        self.dev, self.probe_train = dev, train
+        for text, name, few in (("probes use", "fit", fit), ("dev has", "dev", dev)):
+            many, self.parts[name] = len(self.parts[name]), few
+            if len(few) < many:
+                self.log(f"{text} {len(few):,} of {many:,} images to fit the time budget")
 
-    def compare(self, rate: float | None) -> SearchResult:
-        """Evaluate all candidates, from cheap to expensive."""
-        start_time, candidates = time.monotonic(), []
-        model, settings = self.model.to(self.device), self.settings
-        self.train_features, self.dev_features = (
-            features_of(
-                model,
-                samples,
-                workers=settings.machine.workers,
-                strict=settings.strict,
-                progress=self.callback.on_progress,
-            )
-            for samples in (self.probe_train, self.dev)
-        )
-        model.to("cpu")  # the device is for the runs now
-        features = self.train_features
-        data = (features.values, features.labels, len(features.classes))
-        for name in (PROBE, LINEAR):
-            path = fit_path(*data) if name == PROBE else None  # l2 by leave-one-out
-            probe = fit_logistic(*data) if path is None else path.probes[path.best]
-            accuracy, now = accuracy_of(probe, self.dev_features), time.monotonic()
-            candidates.append(Candidate(name=name, accuracy=accuracy, seconds=now - start_time))
-            self.log(f"  {name}: dev accuracy {percent(accuracy)}")
-            start_time = now
-        rates = learning_rates(settings.optim) if rate is None else (rate,)
-        reserve = FINAL_FRACTION * max(0.0, self.free())
-        for name, share in ((ATTENTION, 1 / 2), (FULL, 1)):
-            freeze = frozen_patterns(name, model)
-            if freeze is None:
-                problem = f"{name_of(model.config)} has no attention"
-                candidates.append(Candidate(name=name, accuracy=None, seconds=0.0, problem=problem))
-                continue
-            free = self.free()
-            seconds = free if math.isinf(free) else share * (free - reserve)
-            candidates.append(self.tune(name, rates, freeze, seconds))
-        return SearchResult(
-            folder=self.config.out,
-            data=self.config.data,
-            start=self.config.start,
-            dev="train" if self.dev_from_train else "val",
-            images=len(self.dev),
-            candidates=tuple(candidates),
-        )
-
-    def tune(
-        self, name: str, rates: Sequence[float], freeze: Sequence[str], seconds: float
-    ) -> Candidate:
-        """Run a trial for each learning rate, as many as fit into the time."""
-        start_time = time.monotonic()
-        affordable = min(len(rates), seconds / (MIN_TRIAL * self.shortest))
-        count = max(int(seconds >= self.shortest), int(affordable))
-        trials = []
-        for index, rate in enumerate(rates):
-            available = (start_time + seconds - time.monotonic()) / max(1, count - index)
-            if index < count and available >= self.shortest:
-                trial = self.run_trial(name, rate, freeze, available)
-            else:
-                trial = Trial(learning_rate=rate, problem=NO_TIME)
-            trials.append(trial)
-            accuracy = trial.accuracy
-            outcome = trial.problem if accuracy is None else f"dev accuracy {percent(accuracy)}"
-            self.log(f"  {name}, learning rate {rate:g}: {outcome}")
-        accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
-        return Candidate(
-            name=name,
-            accuracy=max(accuracies, default=None),
-            seconds=time.monotonic() - start_time,
-            trials=tuple(trials),
-            problem="" if accuracies else "; ".join(dict.fromkeys(t.problem for t in trials)),
-        )
-
-    def run_trial(self, name: str, rate: float, freeze: Sequence[str], seconds: float) -> Trial:
-        """Train without dev and evaluate on it; if the run is stopped, so is the search."""
-        start_time, steps, accuracy, problem = time.monotonic(), 0, None, ""
-        config = replace(
-            self.config,
-            out=self.trial_folder(name, rate),
-            settings=with_rate(self.settings, rate, freeze, seconds),
-            splits=DataSplits(
-                reference=self.splits.reference, train=self.train, held_out={"dev": self.dev}
-            ),
-            overwrite=True,
-        )
-        timer = TrialCallback(self.callback)
-        try:
-            result = run(config, timer)
-        except (ConfigError, TrainingError) as error:  # out of memory, or diverged
-            problem = reason(error)
-        else:
-            if not result.finished:
-                raise KeyboardInterrupt
-            self.shortest = timer.first + result.seconds - timer.last
-            steps = result.step
-            if steps == 1 and not math.isinf(seconds):
-                problem = TOO_SHORT
-            else:
-                accuracy = result.outcomes["dev"].accuracy
-        return Trial(
-            learning_rate=rate,
-            accuracy=accuracy,
-            steps=steps,
-            seconds=round(time.monotonic() - start_time, 1),
-            problem=problem,
-        )
-
-    def trial_folder(self, name: str, rate: float) -> Path:
-        return self.config.out / TRIALS / f"{name.replace(' ', '-')}-{rate:g}"
-
-    def refit_probe(self, chosen: Candidate) -> dict[str, EvaluationResult]:
+    def refit_probe(self, name: str) -> dict[str, EvaluationResult]:
         """Fit the probe to all features of the training set, and make it the model's head."""
         classes = self.splits.train.classes
-        parts = [self.train_features, *([self.dev_features] if self.dev_from_train else [])]
-        values, labels = joined(parts)
-        provenance = {"head": f"{chosen.name} on {len(labels):,} images"}
-        if chosen.name == PROBE:
-            memory = ProbeMemory.of(self.model, values, labels, classes)
+        features = self.features("fit", *(() if self.fit is self.splits.train else ("dev",)))
+        provenance = {"head": f"{name} on {len(features):,} images"}
+        if name == PROBE:
+            memory = ProbeMemory.of(self.model, features.values, features.labels, classes)
             model, memory, _ = fit_head(self.model, memory)
             return self.write_result(model, provenance, memory)
-        probe = fit_logistic(values, labels, len(classes))
+        probe = fit_logistic(features.values, features.labels, len(classes))
         return self.write_result(with_head(self.model, *probe.linear(), classes), provenance)
 
     def final_run(self, chosen: Candidate) -> tuple[bool, dict[str, EvaluationResult]]:
-        """Train on all images; return whether the run is complete, and its outcomes.
+        """Train on all images; return whether the run, which can be resumed, is complete.
 
-        The run can be resumed. If there is no time for it, or it fails, the best trial is the
-        result.
+        If there is no time for it, or it fails, the best trial is the result.
         """
-        config, remaining = self.config, self.deadline - time.monotonic()
-        rate, freeze = chosen.learning_rate, frozen_patterns(chosen.name, self.model)
+        config, remaining, rate = self.config, self.deadline - time.monotonic(), chosen.value
         assert rate is not None, "a chosen candidate has a trial"
-        assert freeze is not None, "a chosen candidate has trainable weights"
         problem = "no time left to train on all images"
         if self.free() >= self.shortest:
             auto = self.settings
             settings = replace(config.settings, optim=auto.optim, head_init=auto.head_init)
-            settings = with_rate(settings, rate, freeze, remaining)
+            settings = self.with_rate(settings, chosen.name, rate, remaining)
             try:
                 result = run(replace(config, settings=settings), self.callback)
                 return result.finished, result.outcomes
-            except (ConfigError, TrainingError) as error:
-                problem = reason(error)
+            except self.failures as error:
+                problem = str(error).partition(";")[0]  # without the advice
                 clear_run(config.out)
             finally:
                 if has_state(config.out):  # stopped: a half-trained model is not a result
@@ -471,7 +358,7 @@ class AdaptationSearch:
                 get_metadata(self.model).preprocessing,
                 loss=settings.loss.kind or "softmax",
                 channels=model.config.channels,
-                batch_size=EVALUATION_BATCH,
+                batch_size=64,
                 workers=settings.machine.workers,
                 device=self.device,
             )
@@ -482,63 +369,332 @@ class AdaptationSearch:
         return outcomes
 
 
-class TrialCallback(Callback):
-    """Forwards the steps of a trial, but not its log, and records when they were taken."""
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The candidates that were compared; `folder` is the bundle of the chosen one."""
 
-    def __init__(self, callback: Callback) -> None:
-        self.on_train_begin, self.on_train_end = callback.on_train_begin, callback.on_train_end
-        self.on_evaluate, self.forward = callback.on_evaluate, callback.on_step
-        self.first = self.last = 0.0  # seconds from the start to the end of that step
+    folder: Path
+    data: str
+    start: str
+    dev: str  # the split that dev is, or was held out of
+    images: int  # in dev
+    candidates: tuple[Candidate, ...]
+    seconds: float = 0.0
+    finished: bool = False  # False: the final run was stopped, and can be resumed
+    outcomes: dict[str, EvaluationResult] = field(default_factory=dict)  # of the result, by split
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
-        self.first = self.first or row["seconds"]
-        self.last = row["seconds"]
-        self.forward(row)
+    @property
+    def chosen(self) -> Candidate:
+        """The best on dev; the cheaper in a tie."""
+        return max(self.candidates, key=lambda c: -1.0 if c.accuracy is None else c.accuracy)
+
+    def gain(self, candidate: Candidate) -> float | None:
+        """Return the improvement over the best cheaper candidate."""
+        cheaper = self.candidates[: self.candidates.index(candidate)]
+        before = [c.accuracy for c in cheaper if c.accuracy is not None]
+        accuracy = candidate.accuracy
+        return accuracy - max(before) if before and accuracy is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        rungs = []
+        for candidate in self.candidates:
+            row: Row = asdict(candidate) | {"seconds": round(candidate.seconds, 1)}
+            for trial in row["trials"]:
+                trial["learning_rate"] = trial.pop("value")
+                del trial["images"]
+            row |= {"gain": self.gain(candidate), "chosen": candidate is self.chosen}
+            rungs.append(row | {"learning_rate": candidate.value})
+        return {
+            "folder": str(self.folder),
+            "data": self.data,
+            "from": self.start,
+            "dev": {"split": self.dev, "pictures": self.images},
+            "rungs": rungs,
+            "finished": self.finished,
+            "seconds": round(self.seconds, 1),
+            "results": {split: outcome.to_dict() for split, outcome in self.outcomes.items()},
+        }
 
 
-def learning_rates(optim: OptimSettings) -> tuple[float, ...]:
+def learning_rates(settings: Settings) -> tuple[float, ...]:
     """Return the grid around an optimizer's usual learning rate, which comes first."""
-    assert optim.learning_rate is not None, "set by auto_config"
-    if optim.kind == "sgd":
+    if settings.optim.kind == "sgd":
         return SGD_RATES
-    return tuple(float(f"{optim.learning_rate * factor:.2g}") for factor in RATE_FACTORS)
+    usual = settings.optim.learning_rate or 0.0  # set by auto_config
+    return tuple(float(f"{usual * factor:.2g}") for factor in RATE_FACTORS)
 
 
-def frozen_patterns(name: str, model: Model) -> tuple[str, ...] | None:
-    """Return `optim.freeze` of a candidate; None if the model has no attention to train.
+def search(
+    config: RunConfig,
+    callback: Callback | None = None,
+    *,
+    rate: float | None = None,
+    started: float | None = None,
+) -> SearchResult:
+    """Compare all methods, and write the bundle of the best one to `config.out`.
 
-    All weights but those of attention and heads, as few patterns as possible.
+    `rate` replaces the grid of learning rates; `dev` in the settings is the fraction of train to
+    hold out, if there is no val beside test. The time budget is counted from `started`. A search
+    that is stopped starts over, but the final run on all images can be resumed.
     """
-    if name != ATTENTION:
-        return ()
-    names = [name for name, _ in model.named_parameters()]
-    if not any(".attention." in name for name in names):
-        return None
-    trained = [n for n in names if ".attention." in n or n.split(".")[0] in HEADS]
-    patterns: dict[str, None] = {}
-    for name in names:
-        if name not in trained:
-            parts = re.sub(r"\.\d+(?=\.)", ".*", name).split(".")
-            wider = [".".join([*parts[:n], "*"]) for n in range(1, len(parts))]
-            fitting = (p for p in wider if not any(fnmatchcase(n, p) for n in trained))
-            patterns[next(fitting, ".".join(parts))] = None
-    return tuple(patterns)
+    started = time.monotonic() if started is None else started
+    settings = config.settings
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ConfigError(
+            f"the search runs in one process, and there are {processes}; start it without torchrun"
+        )
+    for name in ("objective", "until_accuracy"):
+        if (value := getattr(settings, name)) != getattr(Settings(), name):
+            raise ConfigError(
+                f"the search compares complete runs of classifiers; leave out {name}={value!r}"
+            )
+    config = replace(config, settings=replace(settings, dev=None))  # for the final run
+
+    def write(result: SearchResult) -> SearchResult:
+        result = replace(result, seconds=time.monotonic() - started)
+        write_json(result.folder / "ladder.json", result.to_dict())
+        return result
+
+    try:
+        with lock_folder(config.out):
+            check_folder(config)
+            searching = open_search(config, callback or Callback(), started, settings.dev)
+            rates = learning_rates(searching.settings) if rate is None else (rate,)
+            grids = {PROBE: (), LINEAR: (), ATTENTION: rates, FULL: rates}
+            result = SearchResult(
+                folder=config.out,
+                data=config.data,
+                start=config.start,
+                dev="val" if searching.fit is searching.splits.train else "train",
+                images=len(searching.parts["dev"]),
+                candidates=searching.compare(grids),
+            )
+            chosen = result.chosen
+            searching.log(f"chosen: {chosen.name}")
+            if chosen.name in PROBES:
+                outcomes = searching.refit_probe(chosen.name)
+                return write(replace(result, finished=True, outcomes=outcomes))
+        write(result)
+        finished, outcomes = searching.final_run(chosen)
+        return write(replace(result, finished=finished, outcomes=outcomes))
+    finally:
+        shutil.rmtree(config.out / TRIALS, ignore_errors=True)
 
 
-def with_rate(settings: Settings, rate: float, freeze: Sequence[str], seconds: float) -> Settings:
-    """Return settings with another learning rate, more frozen weights, and a time budget."""
-    optim = settings.optim
-    if optim.kind == "muon" and optim.learning_rate:
-        muon_rate = optim.muon_learning_rate * rate / optim.learning_rate
-        optim = replace(optim, muon_learning_rate=muon_rate)
-    optim = replace(optim, learning_rate=rate, freeze=(*optim.freeze, *freeze))
-    settings = replace(settings, optim=optim)
-    if math.isinf(seconds):
-        return settings
-    return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
+def open_search(
+    config: RunConfig, callback: Callback, started: float, fraction: float | None
+) -> Search:
+    """Open the data, load the model, and hold out dev: `fraction` of train, or the usual."""
+    opened, minutes = time.monotonic(), config.settings.minutes
+    splits = open_splits(config.data, config.settings)
+    if splits.train.multi_label:
+        raise DataError(
+            f"the images of {config.data} have several labels each, and probes need one; "
+            "fine-tune without --search"
+        )
+    others = (note for samples in splits.held_out.values() for note in samples.notes)
+    for note in dict.fromkeys((*splits.notes, *others)):
+        callback.log(f"note: {note}")
+    train, _, dev = hold_out_dev(splits, fraction)
+    if not len(dev):
+        raise DataError(
+            f"{splits.reference} has {len(train)} training images, too few to hold some out; "
+            "the search needs three per class, or both val and test"
+        )
+    device = distributed.init(config.settings.machine.device)
+    model, auto = build_model(config.settings, splits, config.start, device, callback.log)
+    searching = Search(config, auto.settings, model, splits, train, dev, callback)
+    source = "the val split" if train is splits.train else "held out of train"
+    callback.log(f"{len(train):,} training images, {len(dev):,} in dev: {source}")
+    searching.shortest += time.monotonic() - opened
+    if minutes is not None:
+        searching.deadline = started + 60 * minutes
+        searching.subsample_for_budget()
+    return searching
 
 
-def joined(parts: Sequence[Features]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values and labels of several feature sets."""
-    values = np.concatenate([features.values for features in parts])
-    return values, np.concatenate([features.labels for features in parts])
+# VTAB-1k
+
+
+@dataclass(kw_only=True)
+class Benchmark:
+    """VTAB-1k (Zhai et al. 2019, arXiv:1910.04867); fine-tuning defaults to the paper's settings.
+
+    Each task has 1,000 training images: 800 to fit and 200 to choose, if there is a setting to
+    choose, then all, evaluated on the test set. Every trial is appended to results.jsonl with all
+    that it depends on and is not repeated: a stopped benchmark continues.
+    """
+
+    reference: str  # to the model
+    out: Path
+    method: Literal["finetune", "linear", "probe"] = "finetune"
+    learning_rates: tuple[float, ...] = ()
+    steps: int | None = None
+    batch_size: int | None = None
+    image_size: int | None = None  # for probes: the model's own if not given
+    examples: int = 1000  # drawn from each task
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    callback: Callback = field(default_factory=Callback)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise unknown("method", self.method, METHODS)
+        for name in ("steps", "batch_size", "image_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.method != "finetune":
+            for name in ("learning_rates", "steps", "batch_size"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} is for the method finetune, not for {self.method}")
+            return
+        paper = read_recipe(PAPER)
+        self.steps = self.steps or paper.steps
+        self.batch_size = self.batch_size or paper.batch_size
+        self.image_size = self.image_size or paper.model.image_size
+        self.learning_rates = self.learning_rates or (paper.optim.learning_rate or 0.0,)
+        for rate in self.learning_rates:
+            replace(paper.optim, learning_rate=rate)  # raises unless it is positive
+
+    def measure(self, tasks: Sequence[Task], seeds: int = 1) -> Row:
+        """Evaluate the model on every task, the mean over `seeds` draws; return results.json."""
+        if seeds < 1:
+            raise ConfigError(f"seeds={seeds} draws no training images; use 1 or more")
+        log = self.callback.log
+        with lock_folder(self.out):
+            image_size = None if self.method == "finetune" else self.image_size
+            self.model = load(self.reference, image_size=image_size, log=log)
+            self.weights = backbone_digest(self.model)
+            self.rows = read_rows(self.out / "results.jsonl", key="pictures")
+            results = []
+            try:
+                for number, task in enumerate(tasks, 1):
+                    log(f"{task.name}, task {number} of {len(tasks)}")
+                    for note in dict.fromkeys((*task.train.notes, *task.test.notes)):
+                        log(f"  note: {note}")
+                    scores = [self.score(task, seed) for seed in range(seeds)]
+                    accuracies = [score["accuracy"] for score in scores]
+                    results.append(
+                        {
+                            **task.keys,
+                            "classes": len(task.train.classes),
+                            "accuracy": fmean(accuracies),
+                            "deviation": stdev(accuracies) if seeds > 1 else None,
+                            "scores": scores,
+                        }
+                    )
+            except KeyboardInterrupt:
+                log("stopped; run the same command to continue")
+                raise
+            finally:
+                shutil.rmtree(self.out / "headless", ignore_errors=True)
+            groups: dict[str, list[float]] = {}
+            for row in results:
+                groups.setdefault(row["group"], []).append(row["accuracy"])
+            means = {g: fmean(x) for g, x in groups.items()} if [*groups] != ["other"] else {}
+            report = {
+                "model": self.reference,
+                **{name: getattr(self, name) for name in PROTOCOL},
+                "setting": METHODS[self.method][1],
+                "tasks": results,
+                "groups": means,
+                "mean": fmean(row["accuracy"] for row in results),
+                "mean_of_groups": fmean(means.values()) if means else None,
+            }
+            write_json(self.out / "results.json", report)
+        return report
+
+    def score(self, task: Task, seed: int) -> Row:
+        """Evaluate a task with one draw: choose the setting if there are several, then test."""
+        method, setting, grid = METHODS[self.method]
+        grid, known, log = grid or self.learning_rates, len(self.rows), self.callback.log
+        train, fit, dev = draw_images(task.train, self.examples, seed)
+        if len(train) < self.examples:
+            log(f"  note: only {len(train):,} training images, of {self.examples:,}")
+        missing = classes_present(task.test) & ~classes_present(train)
+        if missing.any():
+            log(f"  note: {missing.sum():,} classes of test are not in the training images")
+        start = self.reference
+        if self.method == "finetune" and len(train.classes) == self.model.config.num_classes:
+            # The head would be reused because it happens to fit.
+            start = str(self.out / "headless")
+            save(load(self.reference, num_classes=0, log=lambda line: None), start)
+        settings = self.settings(seed, augment=task.keys["vary"])
+        config = RunConfig(data=task.keys["data"], out=self.out, settings=settings, start=start)
+        splits = DataSplits(reference=config.data, train=train, held_out={"test": task.test})
+        search = Search(config, settings, self.model, splits, fit, dev, self.callback)
+        search.failures = (TrainingError,)
+        digests = [
+            [fingerprint(part) for part in parts] for parts in ((fit, dev), (train, task.test))
+        ]
+
+        def trial(_: str, value: float, seconds: float = math.inf, *, test: bool = False) -> Trial:
+            """Return the recorded trial, or run and record it; one that diverges counts as 0 %."""
+            key = {
+                "task": task.name,
+                "seed": seed,
+                "stage": "test" if test else "choice",
+                setting: value,
+                "learned": digests[test][0],
+                "judged": digests[test][1],
+                "weights": self.weights,
+                "vary": task.keys["vary"],
+                **{name: getattr(self, name) for name in PROTOCOL},
+            }
+            row = next((row for row in self.rows if key.items() <= row.items()), None)
+            if row is None:
+                digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4)
+                folder = self.out / "runs" / task.name
+                folder /= f"{key['stage']}-{value:g}-{digest.hexdigest()}"
+                if self.method == "finetune":
+                    images = f"all {len(train):,}" if test else f"{len(fit):,} of {len(train):,}"
+                    log(f"  training on {images} images, rate {value:g}, seed {seed}")
+                result = search.trial(method, value, seconds, test=test, folder=folder)
+                if result.problem:
+                    log(f"  {result.problem}: this rate counts as 0 %")
+                row = key | {"model": self.reference, "accuracy": result.accuracy or 0.0}
+                row["pictures"] = result.images or len(dev)
+                self.rows.append(row)
+                write_atomic(self.out / "results.jsonl", "".join(map(to_line, self.rows)))
+                if not test:
+                    shutil.rmtree(folder, ignore_errors=True)  # the model is not needed
+            return Trial(value=value, accuracy=row["accuracy"], images=row["pictures"])
+
+        chosen, choices = grid[0], {}
+        if len(grid) > 1:
+            [candidate] = search.compare({method: grid}, trial)
+            choices = {t.value: t.accuracy for t in candidate.trials}
+            chosen = candidate.value
+            assert chosen is not None, "every trial has an accuracy"
+        final = trial(method, chosen, test=True)
+        cached = ", done before" if len(self.rows) == known else ""
+        result = f"test accuracy {percent(final.accuracy)} (n={final.images:,})"
+        log(f"  {result}, {setting} {chosen:g}, seed {seed}{cached}")
+        if final.images < len(task.test):
+            log(f"  note: {len(task.test) - final.images:,} test images could not be read")
+        return {
+            "seed": seed,
+            "setting": chosen,
+            "accuracy": final.accuracy,
+            "learned": len(train),
+            "judged": final.images,
+            "choices": choices,
+        }
+
+    def settings(self, seed: int = 0, *, augment: bool = True) -> Settings:
+        """Return the paper's settings with the changes of the benchmark."""
+        paper = read_recipe(PAPER)
+        steps, warmup = self.steps or 1, paper.optim.warmup_steps or 0
+        return replace(
+            paper,
+            steps=steps,
+            batch_size=self.batch_size,
+            seed=seed,
+            evaluate_every=1e9,  # never during training
+            preprocessing=None,  # the model's own
+            model=ModelSettings(image_size=self.image_size),
+            optim=replace(paper.optim, warmup_steps=warmup * steps // (paper.steps or 1)),
+            augment=paper.augment if augment else Augmentation(crop="whole", flip=False),
+            machine=self.machine,
+        )

@@ -1,16 +1,13 @@
 """Automatic configuration: every setting that is left open, decided from the data and the machine.
 
 Each decision is recorded with its reason. The constants come from the experiments in
-docs/notebook.md. Fine-tuning within a time budget is planned by `plan_finetuning`, a pure function
-of measured costs.
+docs/notebook.md.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +19,8 @@ from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import percent
 from vitrail.models.config import Config, VitConfig, pair
-from vitrail.models.vit import Model, eval_mode
+from vitrail.models.vit import Model
+from vitrail.training.budget import FinetunePlan
 from vitrail.training.config import ModelSettings, Precision, Settings
 from vitrail.training.memory import (
     USABLE,
@@ -31,6 +29,7 @@ from vitrail.training.memory import (
     free_bytes,
     largest_divisor,
 )
+from vitrail.training.optim import first_blocks_patterns
 from vitrail.training.schedules import Stages
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
@@ -168,7 +167,7 @@ class AutoConfig:
             self.explain(f"{half} pixels in the first half of the run", "a quarter of the cost")
 
     def choose_transfer(
-        self, *, new_head: bool, plan: "FinetunePlan | None", weights: Sequence[str]
+        self, *, new_head: bool, plan: FinetunePlan | None, weights: Sequence[str]
     ) -> None:
         """Linear probing, then as much fine-tuning as fits, unless an optimizer is set."""
         settings, stats, start = self.settings, self.stats, self.start
@@ -186,7 +185,9 @@ class AutoConfig:
             model = settings.model
             if plan.image_size != pair(start.image_size)[0]:
                 model = replace(model, image_size=plan.image_size)
-            optim = replace(settings.optim, freeze=frozen_patterns(plan.frozen_blocks, weights))
+            optim = replace(
+                settings.optim, freeze=first_blocks_patterns(plan.frozen_blocks, weights)
+            )
             settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
             trained = f"the last {start.depth - plan.frozen_blocks} blocks"
             what = trained if plan.frozen_blocks else "all weights"
@@ -303,7 +304,7 @@ def complete_settings(
     gpu: bool,
     start: Config | None,
     new_head: bool = True,
-    plan: "FinetunePlan | None" = None,
+    plan: FinetunePlan | None = None,
     weights: Sequence[str] = (),
 ) -> AutoConfig:
     """Set everything that is None; `start` is the model to fine-tune, if there is one.
@@ -391,136 +392,6 @@ def image_size_stages(settings: Settings, config: Config) -> Stages:
             f"is {final}; end with {final}, or set model.image_size"
         )
     return settings.image_sizes
-
-
-# Fine-tuning within a time budget. From most to least expensive:
-#
-#     full       all weights, at the checkpoint's image size: the paper's fine-tuning
-#     growing    all weights; images of three quarters of the size first, the full size last
-#     small      the same, at a smaller size than the checkpoint's
-#     last       the last blocks only, at the smallest size; the others need no backward pass
-#
-# Crops make objects larger in training than in evaluation, so a model that was trained at a smaller
-# size is better at the full one than at its own (FixRes, Touvron et al. 2019, arXiv:1906.06423).
-# The constants come from trials on dev splits (docs/notebook.md, "Transfer on real weights").
-
-FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
-ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is used
-TRAIN_SIZE = 3 / 4  # of the image size, for most of the run
-FULL_SIZE_FROM = 0.9  # of the run
-MIN_EPOCHS = 0.4  # of all weights, at the smallest size; below, the last blocks learn more
-MIN_SIZE = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
-LAST_BLOCKS = 1 / 3  # of the depth
-BACKWARD = 2.0  # cost of a backward pass in forward passes
-TIMED_IMAGES = 16  # per timed forward pass
-END_SECONDS = 4.0  # for the first steps, saving and the report
-PROBE_FRACTION = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
-MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
-
-
-class FinetunePlan(NamedTuple):
-    """How to fine-tune, and why."""
-
-    name: str  # full, growing, small or last
-    image_size: int
-    train_images: int
-    probe_images: int | None = None  # training images for the probe; None for all
-    image_sizes: Stages = ()
-    frozen_blocks: int = 0  # the first ones, with everything before them
-    epochs: float = 0.0  # that fit, approximately
-    reason: str = ""
-
-
-def plan_finetuning(
-    config: VitConfig, *, seconds: float, forward: float, read: float, train: int, evaluated: int
-) -> FinetunePlan:
-    """Return the most thorough fine-tuning of `train` images that fits into `seconds`.
-
-    `forward` and `read` are seconds per image, at the checkpoint's image size; `evaluated` images
-    are evaluated at the end, including dev.
-    """
-    native = pair(config.image_size)[0]
-    stride = config.stride[0]
-    sizes = [s for s in range(stride, native + 1, stride) if s >= MIN_SIZE * native]
-
-    def forward_seconds(size: int) -> float:
-        return forward * (encoder_cost(config, size) / encoder_cost(config, native))
-
-    def training_size(size: int) -> int:
-        """Return the image size for most of a run that ends at `size`."""
-        return max(stride, round(TRAIN_SIZE * size / stride) * stride)
-
-    def probe_images(size: int) -> int:
-        image = forward_seconds(size) + read
-        free = seconds - END_SECONDS - evaluated * image
-        return min(train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
-
-    def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
-        """Return the epochs that fit, if a fraction of the blocks is trained."""
-        cost = forward_seconds(size)
-        passes = (probe_images(size) + evaluated) * (cost + read)
-        if growing:
-            first = forward_seconds(training_size(size))
-            cost = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * cost
-        step = cost * (1 + BACKWARD * trained) + read
-        return max(0.0, seconds - END_SECONDS - passes) / (train * step)
-
-    smallest, frozen, sizes_of_run = min(sizes), 0, ()
-    if (count := epochs(native, growing=False)) >= FULL_EPOCHS:
-        name, size, reason = "full", native, f"about {count:.0f} epochs fit"
-    else:
-        fit = {size: epochs(size) for size in sizes}
-        size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=smallest)
-        count = fit[size]
-        if size > smallest or count >= MIN_EPOCHS:
-            name = "growing" if size == native else "small"
-            reason = f"about {count:.1f} epochs fit"
-            if size < native:
-                reason += f", {fit[native]:.1f} at {native} pixels"
-        else:
-            name = "last"
-            frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
-            count = epochs(size, trained=1 - frozen / config.depth)
-            reason = f"about {count:.1f} epochs fit, {fit[size]:.1f} of all weights"
-        first = training_size(size)
-        sizes_of_run = ((0.0, first), (FULL_SIZE_FROM, size)) if first < size else ()
-    probed = probe_images(size)
-    return FinetunePlan(
-        name=name,
-        image_size=size,
-        train_images=train,
-        probe_images=probed if probed < train else None,
-        image_sizes=sizes_of_run,
-        frozen_blocks=frozen,
-        epochs=count,
-        reason=reason,
-    )
-
-
-def encoder_cost(config: VitConfig, size: int) -> float:
-    """Return the multiply-adds of the encoder for one image, up to a constant factor."""
-    tokens = (size // config.stride[0]) ** 2 + config.num_prefix
-    return tokens * (4 * config.width + 2 * config.mlp_width + 2 * tokens)
-
-
-@torch.no_grad()
-def seconds_per_image(model: Model, device: torch.device) -> float:
-    """Measure the time of a forward pass at the model's own image size, per image."""
-    config = model.config
-    images = torch.zeros(TIMED_IMAGES, config.channels, *pair(config.image_size), device=device)
-    model.to(device)
-    with eval_mode(model):
-        model.features(images[:2])
-        started = time.monotonic()
-        model.features(images).sum().item()  # waits for the device
-        return (time.monotonic() - started) / TIMED_IMAGES
-
-
-def frozen_patterns(blocks: int, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `optim.freeze` for the first blocks and everything before them."""
-    before = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
-    patterns = (*before, "registers", *(f"encoder.blocks.{block}.*" for block in range(blocks)))
-    return tuple(p for p in patterns if blocks and any(fnmatchcase(n, p) for n in names))
 
 
 # The machine: precision, CPU data parallelism, micro-batches

@@ -59,6 +59,20 @@ for old_name, new_name in OLD_NAMES.items():
     setattr(Watch, old_name, getattr(Callback, new_name))
 
 
+class TrialCallback(Callback):
+    """Forwards the steps of a trial, but not its log, and records when they were taken."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.on_train_begin, self.on_train_end = callback.on_train_begin, callback.on_train_end
+        self.on_evaluate, self.forward = callback.on_evaluate, callback.on_step
+        self.first = self.last = 0.0  # seconds from the start to the end of that step
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        self.first = self.first or row["seconds"]
+        self.last = row["seconds"]
+        self.forward(row)
+
+
 class MetricsLog:
     """Timing and metrics of each step; metrics.jsonl and TensorBoard events if there is a folder.
 

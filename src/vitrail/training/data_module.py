@@ -1,7 +1,10 @@
 """The data of a run: the splits of a dataset, and the micro-batches of each step."""
 
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +24,7 @@ from vitrail.data.datasets import (
 from vitrail.data.loader import Batch, Loader, TrainSampler, balanced_probabilities
 from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
 from vitrail.data.transforms import TrainTransform, normalize
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.formatting import comma_list
 from vitrail.training.config import Settings
 from vitrail.training.objectives import TeacherFeatures
@@ -30,6 +33,10 @@ from vitrail.training.schedules import Schedule
 # Appendix B.1.1: 10 % of Pets and Flowers, 2 % of CIFAR, 1 % of ImageNet.
 DEV_FRACTIONS = {20_000: 0.1, 100_000: 0.02}  # training images below which this fraction is dev
 DEV_FRACTION_LARGE = 0.01
+TASK_KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
+ABSOLUTE = ("builtin:", "hf:", "~")  # data references that are not relative to the tasks file
+MIN_TASK_IMAGES = 5
+FIT_FRACTION = 0.8  # of the images drawn from a task, to train on while choosing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,3 +271,112 @@ def batch_preparation(
         )
 
     return prepare
+
+
+# Tasks of a benchmark
+
+
+class Task(NamedTuple):
+    """A dataset of the benchmark, from a TOML file:
+
+    [[task]]
+    data = "flowers5_160.tar"   any dataset; a path is relative to the file
+    name = "flowers"            if not the name of the data
+    group = "natural"           any word; there is a mean for each group
+    train = "train"             the split to draw from
+    test = "val"                the split to evaluate on; test, or else val, if not given
+    vary = true                 whether images may be cropped and flipped when fine-tuning
+
+    In the group "structured" the label may be a position or an orientation, which crops and flips
+    would change: its tasks are not augmented by default, as in BiT (arXiv:1912.11370).
+    """
+
+    keys: dict[str, Any]  # of the file, with defaults
+    train: ImageDataset  # the whole split, to draw from
+    test: ImageDataset
+
+    @property
+    def name(self) -> str:
+        return self.keys["name"]
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Read the tasks of a TOML file and open all of them; raise for anything else in it."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    if others := values.keys() - {"task"}:
+        raise ConfigError(f"{path}: {unknown('key', min(others), ['task'])}")
+    entries = values.get("task", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{path}: task must be a list; write [[task]] above each one")
+    if not entries:
+        raise ConfigError(f"{path} has no tasks; each starts with [[task]] and needs data = …")
+    tasks: dict[str, dict[str, Any]] = {}
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}, task {number}"
+        for key, value in entry.items():
+            if key not in TASK_KEYS:
+                raise ConfigError(f"{where}: {unknown('key', key, TASK_KEYS)}")
+            if type(value) is not TASK_KEYS[key] or value == "":
+                kind = "a string" if TASK_KEYS[key] is str else "true or false"
+                raise ConfigError(f"{where}: {key}={value!r} must be {kind}")
+        if "data" not in entry:
+            raise ConfigError(f"{where} has no data; add data = with a folder, file or address")
+        data = entry["data"]
+        name = entry.get("name", Path(data.rpartition(":")[2]).name.split(".")[0])
+        if name in ("", ".", "..") or not name.isprintable() or set(name) & set("/\\"):
+            raise ConfigError(f"{where}: name={name!r} cannot be used as a folder; choose another")
+        if name in tasks:
+            raise ConfigError(f"{path}: two tasks are called {name!r}; rename one of them")
+        if not data.startswith(ABSOLUTE) and "://" not in data:
+            data = str(path.parent / data)
+        tasks[name] = {
+            **{"name": name, "data": data, "group": "other", "train": "train", "test": None},
+            **{"vary": entry.get("group") != "structured"},
+            **{key: value for key, value in entry.items() if key not in ("name", "data")},
+        }
+    return [open_task(keys) for keys in tasks.values()]
+
+
+def open_task(keys: dict[str, Any]) -> Task:
+    """Open the images of a task; raise for what does not fit the protocol."""
+    data, train_split = keys["data"], keys["train"]
+    try:
+        test_split = keys["test"] or datasets.evaluation_split(data)
+        if test_split is None:
+            splits = ", ".join(datasets.split_counts(data))
+            raise DataError(f"{data} has neither test nor val to evaluate on; it has: {splits}")
+        same = datasets.canonical_split(train_split) == datasets.canonical_split(test_split)
+        if same or datasets.ALL in (train_split, test_split):
+            raise DataError(
+                f"train={train_split!r} and test={test_split!r} share images; name two splits"
+            )
+        train, test = (datasets.open_dataset(data, split) for split in (train_split, test_split))
+        if train.multi_label or test.multi_label:
+            raise DataError(f"the images of {data} have several labels each; one each is needed")
+        if train.classes != test.classes:
+            raise DataError(f"the classes of the test split of {data} differ from those of train")
+        if len(train.classes) < 2:
+            raise DataError(
+                f"{data} has {len(train.classes)} classes; classification needs two or more"
+            )
+        if len(train) < MIN_TASK_IMAGES:
+            raise DataError(
+                f"{data} has {len(train)} training images; at least {MIN_TASK_IMAGES} needed"
+            )
+    except VitrailError as error:
+        raise DataError(f"task {keys['name']!r}: {error}") from None
+    return Task(keys=keys, train=train, test=test)
+
+
+def draw_images(train: ImageDataset, count: int, seed: int) -> tuple[ImageDataset, ...]:
+    """Draw `count` images, or all if there are fewer; split them four to one into fit and dev."""
+    rng = np.random.default_rng(seed)
+    drawn = train.subset(stratified_subset(train.class_ids(), count, rng))
+    fit_rows = stratified_subset(drawn.class_ids(), round(FIT_FRACTION * len(drawn)), rng)
+    dev_rows = np.setdiff1d(np.arange(len(drawn)), fit_rows)
+    return drawn, drawn.subset(fit_rows), drawn.subset(dev_rows)

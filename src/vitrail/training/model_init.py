@@ -38,14 +38,12 @@ from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (
     AutoConfig,
     DatasetStats,
-    FinetunePlan,
     complete_settings,
     dataset_stats,
-    plan_finetuning,
     sample_indices,
-    seconds_per_image,
     uses_whitening,
 )
+from vitrail.training.budget import FinetunePlan, plan_finetuning, seconds_per_image
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample

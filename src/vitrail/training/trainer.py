@@ -41,9 +41,9 @@ from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lo
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
 from vitrail.training.data_module import BatchStream, batch_preparation, open_splits
-from vitrail.training.evaluator import Evaluator
 from vitrail.training.loop import (
     DivergedError,
+    Evaluator,
     StepResult,
     TrainState,
     autocast_for,
