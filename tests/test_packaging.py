@@ -141,7 +141,7 @@ def test_commands_and_public_names_load_without_extras():
             used = modules_of(path, later=later)
             left += used
             assert {distribution(name) for name in used} <= base | OWN, f"{module} needs more"
-    assert {"vitrail.serving.server", "vitrail.export.api", "vitrail.data.hf_datasets"} <= seen
+    assert {"vitrail.serving.server", "vitrail.export.api", "vitrail.data.arrays"} <= seen
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from PIL import Image
 from vitrail.data.datasets import ImageDataset, LabelSets, open_splits
 from vitrail.data.decode import open_image, to_rgb
 from vitrail.errors import DataError
+from vitrail.formatting import comma_list
 
 WORKERS = 4  # threads: decoding and resizing release the GIL
 BATCH = 256  # images in flight
@@ -34,7 +35,6 @@ MAX_SATURATION = 8  # difference between channels, up to which a pixel counts as
 SMALL_RATIO = 1 / 3  # of the median short side, below which an image is reported as small
 MIN_CLASS_IMAGES = 10  # below which a class can hardly be learned
 MAX_IMBALANCE = 10  # ratio of the largest to the smallest class
-LISTED_CLASSES = 3  # in a recommendation; the rest are counted
 HASH_BITS = 7  # of 64 that may differ between near duplicates
 HASH_BANDS = 8  # if 7 bits differ, at least one of 8 bands is equal: no near pair is missed
 THUMBNAIL_SIDE = 16
@@ -57,7 +57,7 @@ IMAGE_STATS = np.dtype(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SampleInfo:
     """Reference to one image of a dataset."""
 
@@ -119,8 +119,8 @@ class DatasetReport:
     duplicates: tuple[DuplicateGroup, ...]  # identical bytes
     near_duplicates: tuple[DuplicateGroup, ...]
     small: tuple[SampleInfo, ...]  # much smaller than the others
-    gray: tuple[SampleInfo, ...]  # if most are in color
-    blank: tuple[SampleInfo, ...]  # of a single color, or nearly
+    gray: tuple[SampleInfo, ...]  # gray among mostly color images
+    blank: tuple[SampleInfo, ...]  # of a single color
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -153,6 +153,8 @@ class DatasetReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in JSON types. The keys are part of `vitrail check --json`."""
+        lists = ("small", "gray", "blank")
+        groups = ("leaks", "conflicts", "duplicates", "near_duplicates")
         return {
             "reference": self.reference,
             "pictures": self.images,
@@ -162,16 +164,11 @@ class DatasetReport:
             "counts": self.counts,
             "notes": list(self.notes),
             "kinds": self.kinds,
-            **{side: (r := getattr(self, side)) and r._asdict() for side in ("height", "width")},
+            "height": self.height and self.height._asdict(),
+            "width": self.width and self.width._asdict(),
             "unreadable": [file._asdict() for file in self.unreadable],
-            **{
-                name: [asdict(item) for item in getattr(self, name)]
-                for name in ("small", "gray", "blank")
-            },
-            **{
-                name: [group.to_dict() for group in getattr(self, name)]
-                for name in ("leaks", "conflicts", "duplicates", "near_duplicates")
-            },
+            **{name: [asdict(item) for item in getattr(self, name)] for name in lists},
+            **{name: [group.to_dict() for group in getattr(self, name)] for name in groups},
         }
 
 
@@ -190,13 +187,71 @@ def check_dataset(
     if limit is not None and limit < len(locations):
         chosen = np.linspace(0, len(locations) - 1, max(limit, 1))
         locations = [locations[int(position)] for position in chosen]
+    stats, kinds, unreadable = read_images(datasets, locations, progress)
+    readable = np.flatnonzero(stats["readable"])
+    stats, locations = stats[readable], [locations[row] for row in readable]
+    labels = {split: part.labels() for split, part in datasets.items()}
+
+    def infos(rows: np.ndarray) -> tuple[SampleInfo, ...]:
+        samples = []
+        for split, index in (locations[row] for row in rows.tolist()):
+            part, label = datasets[split], labels[split][index]
+            ids = label if isinstance(label, tuple) else (int(label),)
+            names = tuple(part.classes[number] for number in ids)
+            samples.append(SampleInfo(part.name(index), split, names, index))
+        return tuple(samples)
+
+    classes = dict.fromkeys(chain.from_iterable(part.classes for part in datasets.values()))
+    counts = {name: dict.fromkeys(datasets, 0) for name in classes}
+    for split, values in labels.items():  # a multi-label image counts for each of its classes
+        ids = values.classes if isinstance(values, LabelSets) else values
+        for number, count in enumerate(np.bincount(ids).tolist()):
+            counts[datasets[split].classes[number]][split] += count
+    # of identical images, only the first is compared with others
+    first = np.sort(np.unique(stats["digest"], axis=0, return_index=True)[1])
+    near = near_pairs(stats["hash"][first], stats["thumbnail"][first])
+    sides = {
+        side: SizeRange(int(stats[side].min()), int(np.median(stats[side])), int(stats[side].max()))
+        for side in (("height", "width") if len(stats) else ())
+    }
+    short, gray = np.minimum(stats["height"], stats["width"]), stats["gray"]
+    mostly_color = 2 * np.count_nonzero(gray) < len(gray)
+    return DatasetReport(
+        reference=os.fspath(reference),
+        splits={split: len(part) for split, part in datasets.items()},
+        counts=counts,
+        notes=tuple(dict.fromkeys(chain.from_iterable(p.notes for p in datasets.values()))),
+        examined=len(stats) + len(unreadable),
+        height=sides.get("height"),
+        width=sides.get("width"),
+        kinds=dict(kinds.most_common()),
+        unreadable=tuple(unreadable),
+        duplicates=tuple(
+            DuplicateGroup(infos(rows), exact=True, bits=0)
+            for rows in equal_groups(stats["digest"])
+        ),
+        near_duplicates=tuple(
+            DuplicateGroup(infos(first[[left, right]]), exact=False, bits=bits)
+            for left, right, bits in near
+        ),
+        small=infos(np.flatnonzero(short < SMALL_RATIO * np.median(short))) if len(short) else (),
+        gray=infos(np.flatnonzero(gray)) if mostly_color else (),
+        blank=infos(np.flatnonzero(contrasts(stats["thumbnail"]) < MIN_CONTRAST)),
+    )
+
+
+def read_images(
+    datasets: dict[str, ImageDataset],
+    locations: Sequence[tuple[str, int]],
+    progress: Callable[[int, int], None] | None,
+) -> tuple[np.ndarray, Counter[str], list[UnreadableFile]]:
+    """Return `IMAGE_STATS` of each image, counts of format and mode, and unreadable files."""
     stats = np.zeros(len(locations), IMAGE_STATS)
     kinds, unreadable, results = Counter[str](), [], iter(())
 
     def examine(location: tuple[str, int]) -> tuple[tuple[Any, ...], str] | DataError:
-        split, index = location
         try:
-            return image_stats(datasets[split][index].data)
+            return image_stats(datasets[location[0]][location[1]].data)
         except DataError as error:
             return error
 
@@ -213,53 +268,7 @@ def check_dataset(
                 kinds[kind] += 1
             if progress is not None:
                 progress(row + 1, len(locations))
-    readable = np.flatnonzero(stats["readable"])
-    stats, locations = stats[readable], [locations[row] for row in readable]
-    labels = {split: part.labels() for split, part in datasets.items()}
-
-    def info(row: int) -> SampleInfo:
-        split, index = locations[row]
-        label = labels[split][index]
-        ids = label if isinstance(label, tuple) else (int(label),)
-        names = tuple(datasets[split].classes[number] for number in ids)
-        return SampleInfo(name=datasets[split].name(index), split=split, labels=names, index=index)
-
-    def infos(rows: np.ndarray) -> tuple[SampleInfo, ...]:
-        return tuple(info(int(row)) for row in rows)
-
-    # of identical images, only the first is compared with others
-    first = np.sort(np.unique(stats["digest"], axis=0, return_index=True)[1])
-    near = near_pairs(stats["hash"][first], stats["thumbnail"][first])
-    sides = {
-        side: SizeRange(int(stats[side].min()), int(np.median(stats[side])), int(stats[side].max()))
-        for side in (("height", "width") if len(stats) else ())
-    }
-    short = np.minimum(stats["height"], stats["width"])
-    gray = stats["gray"]
-    mostly_color = 2 * np.count_nonzero(gray) < len(gray)
-    parts = datasets.values()
-    return DatasetReport(
-        reference=os.fspath(reference),
-        splits={split: len(part) for split, part in datasets.items()},
-        counts=count_classes(datasets, labels),
-        notes=tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts))),
-        examined=len(stats) + len(unreadable),
-        height=sides.get("height"),
-        width=sides.get("width"),
-        kinds=dict(kinds.most_common()),
-        unreadable=tuple(unreadable),
-        duplicates=tuple(
-            DuplicateGroup(members=infos(rows), exact=True, bits=0)
-            for rows in equal_groups(stats["digest"])
-        ),
-        near_duplicates=tuple(
-            DuplicateGroup(members=infos(first[[left, right]]), exact=False, bits=bits)
-            for left, right, bits in near
-        ),
-        small=infos(np.flatnonzero(short < SMALL_RATIO * np.median(short))) if len(short) else (),
-        gray=infos(np.flatnonzero(gray)) if mostly_color else (),
-        blank=infos(np.flatnonzero(contrasts(stats["thumbnail"]) < MIN_CONTRAST)),
-    )
+    return stats, kinds, unreadable
 
 
 def image_stats(data: bytes | np.ndarray) -> tuple[tuple[Any, ...], str]:
@@ -285,19 +294,6 @@ def image_stats(data: bytes | np.ndarray) -> tuple[tuple[Any, ...], str]:
     halves = np.frombuffer(digest.digest()[:16], np.uint64)
     hash = int.from_bytes(bits.tobytes())
     return (True, height, width, is_gray, halves, hash, thumbnail), kind
-
-
-def count_classes(
-    datasets: dict[str, ImageDataset], labels: dict[str, np.ndarray | LabelSets]
-) -> dict[str, dict[str, int]]:
-    """Count images by class and split; multi-label images count for each of their classes."""
-    classes = dict.fromkeys(chain.from_iterable(part.classes for part in datasets.values()))
-    counts = {name: dict.fromkeys(datasets, 0) for name in classes}
-    for split, values in labels.items():
-        ids = values.classes if isinstance(values, LabelSets) else values
-        for number, count in enumerate(np.bincount(ids).tolist()):
-            counts[datasets[split].classes[number]][split] += count
-    return counts
 
 
 # Duplicates. Shapes: n images.
@@ -360,58 +356,71 @@ def candidate_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray
 
 def image_problems(report: DatasetReport) -> Iterator[str]:
     """Describe problems of files, and of images in several splits."""
-    if report.leaks:
-        exact = sum(group.exact for group in report.leaks)
-        yield (
-            f"{count_of(report.leaks, 'image')} in more than one split ({exact:,} exact, "
-            f"{len(report.leaks) - exact:,} near duplicates): keep each in one split, or results "
-            "will be too optimistic."
-        )
-    if report.unreadable:
-        yield (
-            f"{count_of(report.unreadable, 'unreadable file')}: repair or delete; in training each "
-            "is replaced by another sample."
-        )
-    if report.conflicts:
-        yield (
-            f"{count_of(report.conflicts, 'image')} with more than one label: decide which is "
-            "correct, and delete the other copies."
-        )
-    exact, near = (
-        [group for group in groups if not (group.leak or group.conflict)]
-        for groups in (report.duplicates, report.near_duplicates)
+    leaks = sum(group.exact for group in report.leaks)
+    inside = [
+        group
+        for group in report.duplicates + report.near_duplicates
+        if not (group.leak or group.conflict)
+    ]
+    exact = sum(group.exact for group in inside)
+    problems: tuple[tuple[Sequence[object], str, str], ...] = (
+        (
+            report.leaks,
+            "image",
+            f" in more than one split ({leaks:,} exact, {len(report.leaks) - leaks:,} near "
+            "duplicates): keep each in one split, or results will be too optimistic.",
+        ),
+        (
+            report.unreadable,
+            "unreadable file",
+            ": repair or delete; in training each is replaced by another sample.",
+        ),
+        (
+            report.conflicts,
+            "image",
+            " with more than one label: decide which is correct, and delete the other copies.",
+        ),
+        (
+            inside,
+            "image",
+            f" more than once in a split ({exact:,} exact, {len(inside) - exact:,} near "
+            "duplicates): one copy of each is enough.",
+        ),
+        (report.blank, "blank image", " (a single color): check if intended."),
+        (
+            report.small,
+            "image",
+            " much smaller than the others: check for previews of larger images.",
+        ),
+        (
+            report.gray,
+            "gray image",
+            " among color images: harmless, unless gray correlates with some classes.",
+        ),
     )
-    if exact or near:
-        yield (
-            f"{count_of([*exact, *near], 'image')} more than once in a split "
-            f"({len(exact):,} exact, {len(near):,} near duplicates): one copy of each is enough."
-        )
-    if report.blank:
-        yield f"{count_of(report.blank, 'blank image')} (a single color): check if intended."
-    if report.small:
-        yield (
-            f"{count_of(report.small, 'image')} much smaller than the others: check for previews "
-            "of larger images."
-        )
-    if report.gray:
-        yield (
-            f"{count_of(report.gray, 'gray image')} among color images: harmless, unless gray "
-            "correlates with some classes."
-        )
+    for items, noun, text in problems:
+        if items:
+            yield f"{len(items):,} {noun}{'s' if len(items) > 1 else ''}{text}"
 
 
 def class_problems(report: DatasetReport) -> Iterator[str]:
     """Describe problems of the classes."""
+
+    def named(names: Sequence[str]) -> str:
+        """Return `Classes 'a' and 'b'`, or the first of them and how many more."""
+        if len(names) == 2:
+            return f"Classes {names[0]!r} and {names[1]!r}"
+        return f"Class{'es' if len(names) > 1 else ''} {comma_list(names, 3, quoted=True)}"
+
     totals = {name: sum(counts.values()) for name, counts in report.counts.items()}
     spellings: dict[str, list[str]] = defaultdict(list)
     for name in report.classes:
         spellings["".join(name.casefold().split())].append(name)
     for names in spellings.values():
         if len(names) > 1:
-            yield f"{classes_named(names)} differ only in case or spaces: merge them."
-    empty = [name for name, count in totals.items() if not count]
-    if empty:
-        yield f"{classes_named(empty)} without images: delete, or add images."
+            yield f"{named(names)} differ only in case or spaces: merge them."
+    if empty := [name for name, count in totals.items() if not count]:
+        yield f"{named(empty)} without images: delete, or add images."
     for split in report.splits if len(report.splits) > 1 else ():
         missing = [n for n, counts in report.counts.items() if totals[n] and not counts[split]]
         if missing:
@@ -420,31 +429,12 @@ def class_problems(report: DatasetReport) -> Iterator[str]:
                 if split == "train"
                 else "results do not cover it; move some images there"
             )
-            yield f"{classes_named(missing)} without images in {split}: {advice}."
-    few = [name for name, count in totals.items() if 0 < count < MIN_CLASS_IMAGES]
-    if few:
-        yield (
-            f"{classes_named(few)} with fewer than {MIN_CLASS_IMAGES} images: add some, or merge "
-            "classes."
-        )
+            yield f"{named(missing)} without images in {split}: {advice}."
+    if few := [name for name, count in totals.items() if 0 < count < MIN_CLASS_IMAGES]:
+        yield f"{named(few)} with fewer than {MIN_CLASS_IMAGES} images: add some, or merge classes."
     least, most = (pick(filter(None, totals.values()), default=0) for pick in (min, max))
     if least and most >= MAX_IMBALANCE * least:
         yield (
             f"Class imbalance: the largest class has {most / least:.0f} times as many images as "
             "the smallest; compare accuracy per class."
         )
-
-
-def count_of(items: Sequence[object], noun: str) -> str:
-    """Return `1 image`, `2 images`."""
-    return f"{len(items):,} {noun}{'' if len(items) == 1 else 's'}"
-
-
-def classes_named(names: Sequence[str]) -> str:
-    """Return `Classes 'a' and 'b'`, or the first of them and how many more."""
-    shown = [repr(name) for name in names[:LISTED_CLASSES]]
-    if len(names) > LISTED_CLASSES:
-        return f"Classes {', '.join(shown)} and {len(names) - LISTED_CLASSES:,} more"
-    if len(shown) == 1:
-        return f"Class {shown[0]}"
-    return f"Classes {', '.join(shown[:-1])} and {shown[-1]}"

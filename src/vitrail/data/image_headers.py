@@ -193,7 +193,16 @@ def read_png(data: bytes) -> Header:
         if kind == b"eXIf":
             exif = chunk[8:-4]
         if kind == b"tRNS" and color in (0, 2):
-            chunk = scale_transparency(chunk, depth, color)
+            # Pillow does not scale the transparent color to the range of the decoded pixels
+            if zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:]):
+                raise corrupt("PNG", "wrong checksum")
+            values = struct.unpack(f">{min(length, 6) // 2}H", chunk[8:-4][:6])
+            if depth == 16 and color == 2:
+                values = [value >> 8 for value in values]  # RGB is decoded to the high bytes
+            elif depth in (2, 4):
+                values = [value * 255 // (2**depth - 1) & 0xFFFF for value in values]
+            content = b"tRNS" + struct.pack(f">{len(values)}H", *values)
+            chunk = (len(content) - 4).to_bytes(4) + content + zlib.crc32(content).to_bytes(4)
         if kind in (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"):
             parts.append(chunk)
         if kind == b"IEND":
@@ -205,19 +214,6 @@ def read_png(data: bytes) -> Header:
         size=(height, width),
         orientation=read_orientation(exif),
     )
-
-
-def scale_transparency(chunk: bytes, depth: int, color: int) -> bytes:
-    """Scale the transparent color to the range of the decoded pixels, which Pillow does not."""
-    if zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:]):
-        raise corrupt("PNG", "wrong checksum")
-    values = struct.unpack(f">{min(len(chunk) - 12, 6) // 2}H", chunk[8:-4][:6])
-    if depth == 16 and color == 2:
-        values = [value >> 8 for value in values]  # Pillow decodes RGB to the high bytes
-    elif depth in (2, 4):
-        values = [value * 255 // (2**depth - 1) & 0xFFFF for value in values]
-    content = b"tRNS" + struct.pack(f">{len(values)}H", *values)
-    return (len(content) - 4).to_bytes(4) + content + zlib.crc32(content).to_bytes(4)
 
 
 def read_gif(data: bytes) -> Header:
@@ -416,17 +412,6 @@ class Bits:
         return self.value >> self.left & (1 << count) - 1
 
 
-class Sequence(NamedTuple):
-    """Size of the frames of an AV1 sequence, and what `is_resized` needs."""
-
-    pixels: int
-    resized_pixels: int  # of the largest frame that may state its own size
-    time_bits: int = 0
-    id_bits: int = 0
-    screen_content: int = SELECT
-    integer_motion: int = SELECT
-
-
 def avif_pixels(data: bytes) -> tuple[int, int]:
     """Return the pixels of the largest frame, and of all frames decoded for the first image.
 
@@ -439,10 +424,10 @@ def avif_pixels(data: bytes) -> tuple[int, int]:
             if (count := count + 1) > MAX_AVIF_PARTS:
                 raise ValueError("too many OBUs")
             if kind == SEQUENCE_HEADER:
-                sequence = read_sequence(content)
+                sequence = Av1Sequence(content)
                 largest = max(largest, sequence.pixels)
             elif kind in (FRAME_HEADER, FRAME) and sequence is not None:
-                if sequence.resized_pixels > largest and is_resized(content, sequence):
+                if sequence.resized_pixels > largest and sequence.is_resized(content):
                     largest = sequence.resized_pixels
                 total += largest
     return largest, total
@@ -540,65 +525,63 @@ def read_obus(payload: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-def read_sequence(content: bytes) -> Sequence:
-    """Read what a sequence header (5.5) says about the size of frames."""
-    take = Bits(content).take
-    take(4)  # profile, still image or not
-    is_reduced = take()
-    time_bits = model = delay_bits = 0
-    if is_reduced:
-        take(5)
-    else:
-        if take():  # timing
-            take(64)
-            if equal := take():
-                zeros = 0
-                while not take():
-                    zeros += 1
-                take(zeros if zeros < 32 else 0)
-            if model := take():
-                delay_bits = take(5) + 1
-                take(37)
-                time_bits = 0 * take(5) if equal else take(5) + 1
-        has_delay = take()
-        for _ in range(take(5) + 1):  # operating points
-            take(12)
-            if take(5) > 7:
-                take()
-            if model and take():
-                take(2 * delay_bits + 1)
-            if has_delay and take():
-                take(4)
-    width_bits, height_bits = take(4) + 1, take(4) + 1
-    pixels = (take(width_bits) + 1) * (take(height_bits) + 1)
-    if is_reduced:
-        return Sequence(pixels, 0)
-    id_bits = take(4) + take(3) + 3 if take() else 0
-    take(7)  # coding tools
-    orders = take()
-    take(2 * orders)
-    screen_content = SELECT if take() else take()
-    integer_motion = SELECT if not screen_content or take() else take()
-    return Sequence(
-        pixels, 1 << width_bits + height_bits, time_bits, id_bits, screen_content, integer_motion
-    )
+class Av1Sequence:
+    """Sequence header (5.5): the size of frames, and what the start of a frame depends on."""
 
+    def __init__(self, content: bytes) -> None:
+        take = Bits(content).take
+        take(4)  # profile, still image or not
+        is_reduced = take()
+        self.time_bits = model = delay_bits = 0
+        if is_reduced:
+            take(5)
+        else:
+            if take():  # timing
+                take(64)
+                if equal := take():
+                    zeros = 0
+                    while not take():
+                        zeros += 1
+                    take(zeros if zeros < 32 else 0)
+                if model := take():
+                    delay_bits = take(5) + 1
+                    take(37)
+                    self.time_bits = 0 * take(5) if equal else take(5) + 1
+            has_delay = take()
+            for _ in range(take(5) + 1):  # operating points
+                take(12)
+                if take(5) > 7:
+                    take()
+                if model and take():
+                    take(2 * delay_bits + 1)
+                if has_delay and take():
+                    take(4)
+        width_bits, height_bits = take(4) + 1, take(4) + 1
+        self.pixels = (take(width_bits) + 1) * (take(height_bits) + 1)
+        self.resized_pixels = 0  # of the largest frame that may state its own size
+        if not is_reduced:
+            self.resized_pixels = 1 << width_bits + height_bits
+            self.id_bits = take(4) + take(3) + 3 if take() else 0
+            take(7)  # coding tools
+            take(2 * take())  # order hints
+            self.screen_content = SELECT if take() else take()
+            self.integer_motion = SELECT if not self.screen_content or take() else take()
 
-def is_resized(content: bytes, sequence: Sequence) -> bool:
-    """Return whether a frame header (5.9.2) states its own size."""
-    take = Bits(content[:64]).take
-    if not sequence.resized_pixels or take():  # no such frames, or one that is decoded already
-        return False
-    kind, is_shown = take(2), take()
-    take(sequence.time_bits if is_shown else 1)
-    if kind != SWITCH_FRAME and not (kind == KEY_FRAME and is_shown):
+    def is_resized(self, frame: bytes) -> bool:
+        """Return whether a frame header (5.9.2) states its own size."""
+        take = Bits(frame[:64]).take
+        if not self.resized_pixels or take():  # no such frames, or one that is decoded already
+            return False
+        kind, is_shown = take(2), take()
+        take(self.time_bits if is_shown else 1)
+        if kind != SWITCH_FRAME and not (kind == KEY_FRAME and is_shown):
+            take()
         take()
-    take()
-    screen_content = take() if sequence.screen_content == SELECT else sequence.screen_content
-    if screen_content and sequence.integer_motion == SELECT:
-        take()
-    take(sequence.id_bits)
-    return kind == SWITCH_FRAME or take() == 1
+        screen_content = take() if self.screen_content == SELECT else self.screen_content
+        if screen_content and self.integer_motion == SELECT:
+            take()
+        take(self.id_bits)
+        return kind == SWITCH_FRAME or take() == 1
 
 
 READERS: dict[str, Callable[[bytes], Header]] = {
