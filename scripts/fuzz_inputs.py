@@ -19,16 +19,17 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "data"))
 
-from odd_images import RGB, bmp, chunk, odd_images, png, saved, tiff
+import hostile_images
+from odd_images import RGB, chunk, odd_images, saved
 
 LARGE = 4096  # pixels a side: above the limit that the image target sets
 INTERESTING = (0, 1, 2, 16, 255, 256, 1024, 2048, 8192, 32_767, 65_535, 2**20, 2**31 - 1, 2**32 - 1)
@@ -40,28 +41,39 @@ TOKENS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Family:
+Make = Callable[[int], bytes]
+
+
+class Family(NamedTuple):
     """Inputs of one shape for one target; `make(n)` grows with n, up to `most`."""
 
     target: str
     name: str
-    make: Callable[[int], bytes]
+    make: Make
     most: int = 2**20
 
 
 # Files taken apart and put together
 
 
+def split_chunks(
+    data: bytes, at: int, length: slice, extra: int, order: Literal["big", "little"] = "big"
+) -> list[bytes]:
+    """Parts that state their length, after a head of `at` bytes."""
+    parts = [data[:at]]
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at:][length], order) + extra
+        parts.append(data[at : at + max(8, size)])
+        at += max(8, size + size % 2 * (order == "little"))
+    return parts
+
+
 def split_jpeg(data: bytes) -> list[bytes]:
-    """Segments; the first scan and all that follows are one."""
-    parts, at = [data[:2]], 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        parts.append(data[at:end])
-        at = end
+    """Segments and scans."""
+    at = data.index(b"\xff\xda")
+    head = split_chunks(data[:at], 2, slice(2, 4), 2)
     scans = data[at:-2].replace(b"\xff\xda", b"\0SPLIT\xff\xda").split(b"\0SPLIT")
-    return [*parts, *filter(None, scans), data[-2:]]
+    return [*head, *filter(None, scans), data[-2:]]
 
 
 def join_jpeg(parts: Sequence[bytes]) -> bytes:
@@ -74,34 +86,13 @@ def join_jpeg(parts: Sequence[bytes]) -> bytes:
     return b"".join(fixed)
 
 
-def split_png(data: bytes) -> list[bytes]:
-    parts, at = [data[:8]], 8
-    while at + 12 <= len(data):
-        length = int.from_bytes(data[at : at + 4])
-        parts.append(data[at + 4 : at + 8 + length])
-        at += 12 + length
-    return parts
-
-
 def join_png(parts: Sequence[bytes]) -> bytes:
-    return parts[0] + b"".join(chunk(part[:4], part[4:]) for part in parts[1:])
-
-
-def split_riff(data: bytes) -> list[bytes]:
-    parts, at = [data[:12]], 12
-    while at + 8 <= len(data):
-        end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-        parts.append(data[at:end])
-        at = end + end % 2
-    return parts
+    return parts[0] + b"".join(chunk(part[4:8], part[8:-4]) for part in parts[1:])
 
 
 def join_riff(parts: Sequence[bytes]) -> bytes:
-    chunks = [
-        p[:4] + struct.pack("<L", len(p) - 8) + p[8:] + b"\0" * (len(p) % 2) for p in parts[1:]
-    ]
-    body = b"WEBP" + b"".join(chunks)
-    return b"RIFF" + struct.pack("<L", len(body)) + body
+    chunks = [p[:4] + struct.pack("<L", len(p) - 8) + p[8:] + bytes(len(p) % 2) for p in parts[1:]]
+    return hostile_images.riff(b"".join(chunks))
 
 
 def split_gif(data: bytes) -> list[bytes]:
@@ -123,44 +114,35 @@ def split_gif(data: bytes) -> list[bytes]:
 CONTAINERS = {b"meta": 4, b"iprp": 0, b"ipco": 0, b"iinf": 6, b"moov": 0, b"trak": 0, b"iref": 4}
 
 
-def boxes(data: bytes) -> list[bytes]:
-    parts, at = [], 0
-    while at + 8 <= len(data):
-        end = at + max(8, int.from_bytes(data[at : at + 4]))
-        parts.append(data[at:end])
-        at = end
-    return parts
+def walk_boxes(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """An AVIF with every box changed, the inner ones first, with sizes put right."""
+    out = []
+    for part in split_chunks(data, 0, slice(0, 4), 0)[1:]:
+        kind = part[4:8]
+        if kind in CONTAINERS:
+            room = 8 + CONTAINERS[kind]
+            part = box(kind, part[8:room] + walk_boxes(part[room:], change))
+        out.append(change(part))
+    return b"".join(out)
 
 
 def box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">L", 8 + len(content)) + kind + content
 
 
-def grow_box(data: bytes, wanted: int, change: Callable[[bytes], bytes]) -> bytes:
-    """An AVIF whose box number `wanted` is replaced, with all sizes and offsets put right."""
-    counter = iter(range(10_000))
+def grow_box(data: bytes, rng: random.Random, change: Callable[[bytes, int], bytes]) -> Make:
+    """An AVIF with one box replaced, and the offset of its pixels put right."""
+    kinds: list[bytes] = []
+    walk_boxes(data, lambda part: kinds.append(part[4:8]) or part)
+    wanted = rng.randrange(len(kinds))
 
-    def walk(data: bytes) -> bytes:
-        out = []
-        for part in boxes(data):
-            mine, kind = next(counter), part[4:8]
-            if kind in CONTAINERS:
-                room = 8 + CONTAINERS[kind]
-                part = box(kind, part[8:room] + walk(part[room:]))
-            out.append(change(part) if mine == wanted else part)
-        return b"".join(out)
+    def make(n: int) -> bytes:
+        number = iter(range(len(kinds)))
+        grown = walk_boxes(data, lambda part: change(part, n) if next(number) == wanted else part)
+        was, now = data.find(b"mdat") + 4, grown.rfind(b"mdat") + 4
+        return grown.replace(struct.pack(">L", was), struct.pack(">L", now), 1)
 
-    grown = walk(data)
-    was, now = data.find(b"mdat") + 4, grown.rfind(b"mdat") + 4
-    return grown.replace(struct.pack(">L", was), struct.pack(">L", now), 1)
-
-
-def count_boxes(data: bytes) -> int:
-    total = 0
-    for part in boxes(data):
-        kind = part[4:8]
-        total += 1 + (count_boxes(part[8 + CONTAINERS[kind] :]) if kind in CONTAINERS else 0)
-    return total
+    return make
 
 
 def split_tar(data: bytes) -> list[bytes]:
@@ -189,8 +171,8 @@ def split_bytes(data: bytes) -> list[bytes]:
 Split, Join = Callable[[bytes], list[bytes]], Callable[[Sequence[bytes]], bytes]
 CODECS: dict[bytes, tuple[Split, Join]] = {
     b"\xff\xd8\xff": (split_jpeg, join_jpeg),
-    b"\x89PNG": (split_png, join_png),
-    b"RIFF": (split_riff, join_riff),
+    b"\x89PNG": (lambda data: split_chunks(data, 8, slice(0, 4), 12), join_png),
+    b"RIFF": (lambda data: split_chunks(data, 12, slice(4, 8), 8, "little"), join_riff),
     b"GIF8": (split_gif, b"".join),
 }
 
@@ -217,23 +199,12 @@ def image_seeds() -> list[bytes]:
     found = [odd.data for odd in odd_images().values() if len(odd.data) < 20_000]
     flat = Image.new("RGB", (LARGE, LARGE))
     found += [saved(flat, format) for format in ("JPEG", "PNG", "GIF")]
-    found += [large_avif(), saved(flat, "WebP", lossless=True, method=0)]
+    found.append(saved(flat, "AVIF", speed=10))
+    found.append(saved(flat, "WebP", lossless=True, method=0))
     found.append(saved(flat, "TIFF", compression="tiff_lzw"))
     medium = Image.new("RGB", (1024, 1024))
     found.append(saved(medium, "JPEG", progressive=True))
     return found
-
-
-@functools.cache
-def large_avif() -> bytes:
-    return saved(Image.new("RGB", (LARGE, LARGE)), "AVIF", speed=10)
-
-
-def small_ispe(n: int) -> bytes:
-    """A large AVIF that declares 16 x 16 pixels, with n bytes after it."""
-    data = large_avif()
-    place = data.index(b"ispe") + 8
-    return data[:place] + struct.pack(">LL", 16, 16) + data[place + 8 :] + bytes(n)
 
 
 def tar_of(*members: tuple[str, bytes]) -> bytes:
@@ -390,7 +361,7 @@ def with_numbers(data: bytes, rng: random.Random) -> bytes:
     return bytes(buffer)
 
 
-def repeat_part(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def repeat_part(target: str, data: bytes, rng: random.Random) -> Make:
     split, join = codec(target, data)
     parts = split(data)
     start = rng.randrange(len(parts))
@@ -398,19 +369,19 @@ def repeat_part(target: str, data: bytes, rng: random.Random) -> Callable[[int],
     return lambda n: join([*parts[:start], *parts[start:end] * n, *parts[end:]])
 
 
-def pad_part(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def pad_part(target: str, data: bytes, rng: random.Random) -> Make:
     split, join = codec(target, data)
     parts, token = split(data), rng.choice(TOKENS)
     place = rng.randrange(len(parts))
     return lambda n: join([*parts[:place], parts[place] + token * n, *parts[place + 1 :]])
 
 
-def insert_token(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def insert_token(target: str, data: bytes, rng: random.Random) -> Make:
     token, place = rng.choice(TOKENS), rng.randrange(len(data) + 1)
     return lambda n: data[:place] + token * n + data[place:]
 
 
-def splice_part(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def splice_part(target: str, data: bytes, rng: random.Random) -> Make:
     """Parts of another seed of the same kind."""
     split, join = codec(target, data)
     others = [seed for seed in seeds(target) if seed[:3] == data[:3]] or [data]
@@ -419,14 +390,13 @@ def splice_part(target: str, data: bytes, rng: random.Random) -> Callable[[int],
     return lambda n: join([*parts[:place], *[foreign] * n, *parts[place:]])
 
 
-def repeat_box(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
-    wanted = rng.randrange(count_boxes(data))
-    return lambda n: grow_box(data, wanted, lambda part: part * n)
+def repeat_box(target: str, data: bytes, rng: random.Random) -> Make:
+    return grow_box(data, rng, lambda part, n: part * n)
 
 
-def pad_box(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
-    wanted, token = rng.randrange(count_boxes(data)), rng.choice(TOKENS)
-    return lambda n: grow_box(data, wanted, lambda part: box(part[4:8], part[8:] + token * n))
+def pad_box(target: str, data: bytes, rng: random.Random) -> Make:
+    token = rng.choice(TOKENS)
+    return grow_box(data, rng, lambda part, n: box(part[4:8], part[8:] + token * n))
 
 
 def entries_of(data: bytes) -> tuple[str, list[tuple[int, int, int, int]]]:
@@ -437,7 +407,7 @@ def entries_of(data: bytes) -> tuple[str, list[tuple[int, int, int, int]]]:
     return order, [struct.unpack_from(code, data, start + 2 + 12 * i) for i in range(count)]
 
 
-def with_entries(data: bytes, order: str, entries: Sequence[tuple[int, ...]]) -> bytes:
+def with_entries(data: bytes, order: str, entries: Sequence[Sequence[int]]) -> bytes:
     """The TIFF with another directory, at its end."""
     entries = sorted(entries)[:65_535]
     table = b"".join(struct.pack(order + "HHLL", *entry) for entry in entries)
@@ -445,29 +415,27 @@ def with_entries(data: bytes, order: str, entries: Sequence[tuple[int, ...]]) ->
     return start + data[8:] + struct.pack(order + "H", len(entries)) + table + bytes(4)
 
 
-def repeat_entry(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def repeat_entry(target: str, data: bytes, rng: random.Random) -> Make:
     order, entries = entries_of(data)
     chosen = rng.choice(entries)
     return lambda n: with_entries(data, order, [*entries, *[chosen] * n])
 
 
-def change_entries(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def change_entries(target: str, data: bytes, rng: random.Random) -> Make:
     """Other values, counts and types, and tags that the file did not have."""
     order, entries = entries_of(data)
     found = {entry[0]: list(entry) for entry in entries}
     for _ in range(rng.randint(1, 3)):
         tag = rng.choice([*found, 258, 259, 277, 278, 317, 320, 322, 323, 324, 325, 347])
-        was = found.get(tag, [tag, 4, 1, 0])
+        was = found.setdefault(tag, [tag, 4, 1, 0])
         was[rng.choice([2, 3, 3, 3])] = rng.choice(INTERESTING)
-        found[tag] = was
     if 322 in found or 323 in found:  # tiles need their places
         for old, new in ((273, 324), (279, 325)):
             found.setdefault(new, [new, *found.get(old, [0, 4, 1, 8])[1:]])
-    changed = [tuple(entry) for entry in found.values()]
-    return lambda n: with_entries(data + b"\0" * n, order, changed)
+    return lambda n: with_entries(data + b"\0" * n, order, list(found.values()))
 
 
-def nest(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]:
+def nest(target: str, data: bytes, rng: random.Random) -> Make:
     """One value wrapped in many lists or objects."""
     values = [m.span() for m in re.finditer(rb'"[^"]*"|\d+', data)]
     start, end = rng.choice(values)
@@ -480,69 +448,10 @@ def nest(target: str, data: bytes, rng: random.Random) -> Callable[[int], bytes]
 
 def named() -> dict[str, Family]:
     """Structured attacks by name."""
-    found = [*image_families(), *archive_families(), *text_families(), *http_families()]
+    found = [*archive_families(), *text_families(), *http_families()]
+    images = hostile_images.families()
+    found += [Family("image", name, make, n) for name, (make, n) in images.items()]
     return {family.name: family for family in found}
-
-
-def image_families() -> list[Family]:
-    jpeg, webp, gif = saved(RGB, "JPEG"), saved(RGB, "WebP"), saved(RGB, "GIF")
-    head, frame = split_jpeg(jpeg), next(p for p in split_jpeg(jpeg) if p[1] == 0xC0)
-    scans = split_jpeg(saved(Image.new("RGB", (1024, 1024)), "JPEG", progressive=True))
-    rows = RGB.reshape(RGB.shape[0], -1)
-    small_avif = saved(RGB, "AVIF")
-    tile = {"t256": 16, "t257": 16, "t259": 8, "t324": 8, "t325": 200, "photometric": 2}
-
-    notes = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20)))
-
-    def png_with(before: bytes) -> bytes:
-        return png(rows, sides=RGB.shape[:2], depth=8, color=2, before=before)
-
-    def tiled(n: int) -> bytes:
-        return tiff(np.frombuffer(zlib.compress(bytes(3 * 256))[:200].ljust(200, b"\0"), np.uint8),
-                    **tile, t322=16 * n, t323=16 * n)  # fmt: skip
-
-    def rle(n: int, bits: int, token: bytes) -> bytes:
-        side = 2048
-        data = bytearray(bmp([list(token * n)], bits=bits, compression=1 if bits == 8 else 2,
-                             palette=bytes(64)))  # fmt: skip
-        data[18:26] = struct.pack("<LL", side, side)
-        return bytes(data)
-
-    def image(name: str, make: Callable[[int], bytes], most: int = 2**20) -> Family:
-        return Family("image", name, make, most)
-
-    return [
-        image("jpeg frame headers", lambda n: join_jpeg([head[0], *[frame] * n, *head[1:]])),
-        image("jpeg comments", lambda n: join_jpeg([head[0], *[b"\xff\xfe\0\3a"] * n, *head[1:]])),
-        image("jpeg tables", lambda n: join_jpeg([head[0], *head[2:4] * n, *head[1:]])),
-        image("jpeg padding", lambda n: jpeg[:2] + b"\xff" * n + jpeg[2:]),
-        image("jpeg restarts", lambda n: jpeg[:-2] + b"\xff\xd0" * n + jpeg[-2:]),
-        image("jpeg scans", lambda n: b"".join([*scans[:-2], *scans[-2:-1] * n, scans[-1]]), 2000),
-        image("bmp end of line", lambda n: rle(n, 8, b"\1\0\0\0"), 2048),
-        image("bmp end of line, 4 bits", lambda n: rle(n, 4, b"\1\0\0\0"), 2048),
-        image("bmp runs, 4 bits", lambda n: rle(n, 4, b"\xff\x12" * 9 + b"\0\0"), 2048),
-        image("bmp empty runs", lambda n: rle(n, 8, b"\0\2\0\0")),
-        image("tiff tile", tiled, 512),
-        image("tiff entries", lambda n: with_entries(tiff(RGB), "<", [(700, 4, 1, 0)] * n), 65_000),
-        image("avif small ispe", small_ispe, 1),
-        image("avif properties", lambda n: grow_box(small_avif, 8, lambda part: part * n)),
-        image("avif items", lambda n: small_avif.replace(b"mdat", b"mdat" + b"infe" * n)),
-        image("png chunks", lambda n: png_with(chunk(b"tEXt", b"") * n)),
-        image("png empty pixels", lambda n: png_with(chunk(b"IDAT", b"") * n)),
-        image("png palettes", lambda n: png_with(chunk(b"PLTE", bytes(768)) * n)),
-        image("png transparency", lambda n: png_with(chunk(b"tRNS", bytes(6)) * n)),
-        image("png notes", lambda n: png_with(notes * n)),
-        image("gif comments", lambda n: gif[:13] + b"!\xfe\1a\0" * n + gif[13:]),
-        image("gif frames", lambda n: gif[:-1] + gif[gif.index(b",\0\0\0\0") : -1] * n + gif[-1:]),
-        image("webp chunks", lambda n: join_riff([*split_riff(webp), *[b"abcd\0\0\0\0"] * n])),
-        image("webp frames", lambda n: webp_frames(n)),
-    ]  # fmt: skip
-
-
-def webp_frames(n: int) -> bytes:
-    two = saved(RGB, "WebP", save_all=True, append_images=[Image.fromarray(255 - RGB)])
-    parts = split_riff(two)
-    return join_riff([*parts, *parts[-1:] * n])
 
 
 def tar_member(name: bytes, kind: bytes, content: bytes) -> bytes:
@@ -584,24 +493,17 @@ def bomb(n: int) -> bytes:
     header = npy_of(np.zeros((n, 0, 1024), np.uint8)).replace(b"(%d, 0," % n, b"(%d, 1024," % n)
     header = header.replace(b"   \n", b"\n")  # as long as before
     packed, check = zeros(header, n, -15)
-    sizes = (check, len(packed), len(header) + n * 2**20)
-    name = b"x_train.npy"
-    local = (
-        struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 8, 0, 33, *sizes, len(name), 0) + name + packed
-    )
-    entry = struct.pack(
-        "<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 8, 0, 33, *sizes, len(name), 0, 0, 0, 0, 0, 0
-    )
+    sizes, name = (check, len(packed), len(header) + n * 2**20), b"x_train.npy"
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 8, 0, 33, *sizes, len(name), 0)
+    local += name + packed
+    entry = struct.pack("<4s6H3L", b"PK\1\2", 20, 20, 0, 8, 0, 33, *sizes)
+    entry += struct.pack("<5H2L", len(name), 0, 0, 0, 0, 0, 0) + name
     start = labels.index(b"PK\1\2")
     end = bytearray(labels[labels.rindex(b"PK\5\6") :])
-    central = entry + name + move_entry(labels[start : -len(end)], len(local))
-    struct.pack_into("<HHLL", end, 8, 2, 2, len(central), len(local) + start)
-    return local + labels[:start] + central + bytes(end)
-
-
-def move_entry(entry: bytes, by: int) -> bytes:
-    """A directory entry of a zip for a member that has moved."""
-    return entry[:42] + struct.pack("<L", struct.unpack_from("<L", entry, 42)[0] + by) + entry[46:]
+    moved = bytearray(labels[start : -len(end)])  # the entry of a member that has moved
+    struct.pack_into("<L", moved, 42, struct.unpack_from("<L", moved, 42)[0] + len(local))
+    struct.pack_into("<HHLL", end, 8, 2, 2, len(entry + moved), len(local) + start)
+    return local + labels[:start] + entry + bytes(moved + end)
 
 
 def label_bomb(n: int) -> bytes:

@@ -1,9 +1,11 @@
 """Image files of at most 1 MB that try to cost a decoder far more time or memory than their size.
 
+    families()          name -> (make, n): `make(n)` has about n times as much of one thing
     hostile_images()    name -> bytes, the same at every call
 
 None of them is a valid image that anybody needs, so every one may be refused. What none may do is
-occupy a core for seconds, or reserve memory that its pixels do not need.
+occupy a core for seconds, or reserve memory that its pixels do not need. `scripts/fuzz_inputs.py`
+grows the same families.
 """
 
 import pickle
@@ -15,7 +17,7 @@ import zlib
 from functools import cache
 from pathlib import Path
 
-from odd_images import GRAY, RGB, chunk, saved
+from odd_images import GRAY, RGB, chunk, png, saved
 from PIL import Image
 
 SIDE = 8192  # 8192 x 8192 is the default pixel limit
@@ -43,7 +45,7 @@ def scan(component, band, bits):
     )
 
 
-def many_scans(side, layers, count=100):
+def many_scans(side, layers, count):
     """A progressive JPEG whose scans contain nothing but end-of-band runs."""
     blocks = (side // 8) ** 2
     ends = ("0" + "1" * 14) * -(-blocks // (2**15 - 1))
@@ -55,25 +57,25 @@ def many_scans(side, layers, count=100):
 
 def jpegs():
     small = saved(RGB, "JPEG")
-    tables, rest = small[:2], small[2:]
+    start, rest = small[:2], small[2:]
     frame = b"\xff\xc0\0\x08\x08\0\x10\0\x10\x01"
-    yield "JPEG of 30,000 frame headers", tables + frame * 30_000 + rest
-    yield "JPEG of two sizes", tables + frame_header(0, 16, 16) + rest
-    yield "JPEG after 1 MB of padding", tables + b"\xff" * MEGABYTE + rest
+    yield "JPEG frame headers", lambda n: start + frame * n + rest, 30_000
+    yield "JPEG of two sizes", lambda n: start + frame_header(0, 16, 16) * n + rest, 1
+    yield "JPEG padding", lambda n: start + b"\xff" * n + rest, MEGABYTE
     yield (
-        "JPEG with 1 MB of padding before its scan",
-        small.replace(b"\xff\xda", b"\xff" * MEGABYTE + b"\xda", 1),
+        "JPEG padding before its scan",
+        lambda n: small.replace(b"\xff\xda", b"\xff" * n + b"\xda", 1),
+        MEGABYTE,
     )
     for name, mark in {"comments": 0xFE, "tables": 0xC4, "APP1 segments": 0xE1}.items():
-        segments = bytes([0xFF, mark, 0, 2]) * (MEGABYTE // 4)
-        yield f"JPEG of 250,000 {name}", tables + segments + rest
-    yield "JPEG of 500,000 restart markers", tables + b"\xff\xd0" * (MEGABYTE // 2) + rest
-    for layers in (1, 3):
-        name = f"JPEG of 100 scans, 8192 x 8192, {layers} components"
-        yield name, many_scans(SIDE, layers)
+        segment = bytes([0xFF, mark, 0, 2])
+        yield f"JPEG {name}", lambda n, segment=segment: start + segment * n + rest, 250_000
+    yield "JPEG restart markers", lambda n: start + b"\xff\xd0" * n + rest, MEGABYTE // 2
+    yield "JPEG scans, gray", lambda n: many_scans(SIDE, 1, n), 100
+    yield "JPEG scans, color", lambda n: many_scans(SIDE, 3, n), 100
     head = b"\xff\xd8" + GRAY_TABLES + frame_header(0, SIDE, SIDE, 3)
-    empty = b"".join(scan(i % 3 + 1, (0, 63, 0), "") for i in range(99))
-    yield "JPEG of 99 baseline scans without data", head + empty + b"\xff\xd9"
+    empty = [scan(i + 1, (0, 63, 0), "") for i in range(3)]
+    yield "JPEG empty scans", lambda n: head + b"".join(empty) * n + b"\xff\xd9", 33
 
 
 def bmp(compression, content, *, bits, sides=(SIDE, SIDE)):
@@ -85,50 +87,71 @@ def bmp(compression, content, *, bits, sides=(SIDE, SIDE)):
 
 
 def bmps():
-    ends = b"\x01\0\0\0" * SIDE  # one pixel and an end of line: the rest of the row is padding
-    yield "BMP run-length 8-bit, empty rows", bmp(1, ends, bits=8)
-    yield "BMP run-length 4-bit, empty rows", bmp(2, ends, bits=4)
-    runs = b"\xff\x01" * (MEGABYTE // 2)
-    yield "BMP run-length 4-bit, runs", bmp(2, runs, bits=4)
-    yield "BMP run-length 8-bit, runs past the end of a row", bmp(1, runs, bits=8, sides=(9, 9))
-    yield "BMP run-length 8-bit, jumps", bmp(1, b"\0\x02\xff\x01" * 4000, bits=8)
+    ends = b"\x01\0\0\0"  # one pixel and an end of line: the rest of the row is padding
+    runs, half = b"\xff\x01", MEGABYTE // 2
+    yield "BMP empty rows", lambda n: bmp(1, ends * n, bits=8), SIDE
+    yield "BMP empty rows, 4 bits", lambda n: bmp(2, ends * n, bits=4), SIDE
+    yield "BMP runs, 4 bits", lambda n: bmp(2, runs * n, bits=4), half
+    yield "BMP runs past the end of a row", lambda n: bmp(1, runs * n, bits=8, sides=(9, 9)), half
+    yield "BMP jumps", lambda n: bmp(1, b"\0\x02\xff\x01" * n, bits=8), 4000
 
 
 def gifs():
     gif = saved(Image.fromarray(RGB).quantize(4), "GIF")
     place = gif.index(b",\0\0\0\0")
-    for name, stray in {
-        "1 MB of stray bytes": b"\x01" * MEGABYTE,
-        "330,000 extensions": b"!\x01\0" * (MEGABYTE // 3),
-        "500,000 comment blocks": b"!\xfe" + b"\x01x" * (MEGABYTE // 2) + b"\0",
-    }.items():
-        yield f"GIF with {name}", gif[:place] + stray + gif[place:]
+    head, frame, end = gif[:place], gif[place:-1], gif[-1:]
+    yield "GIF stray bytes", lambda n: head + b"\x01" * n + frame + end, MEGABYTE
+    yield "GIF extensions", lambda n: head + b"!\x01\0" * n + frame + end, MEGABYTE // 3
+    comment = (b"!\xfe", b"\x01x", b"\0")
+    yield (
+        "GIF comment blocks",
+        lambda n: head + comment[0] + comment[1] * n + comment[2] + frame + end,
+        MEGABYTE // 2,
+    )
+    yield "GIF frames", lambda n: head + frame * n + end, MEGABYTE // len(frame)
 
 
 def pngs():
-    png = saved(RGB, "PNG")
-    start, pixels = 33, png.index(b"IDAT") - 4
-    for kind in (b"tEXt", b"IDAT", b"PLTE", b"tRNS"):
-        many = chunk(kind, b"") * (MEGABYTE // 12)
-        yield f"PNG of 83,000 empty {kind.decode()} chunks", png[:pixels] + many + png[pixels:]
-    clear = chunk(b"tRNS", bytes(range(1, 251)) * (MEGABYTE // 250))
-    yield "PNG with 1 MB of transparent colors", png[:start] + clear + png[start:]
-    empty = b"\x78\x01" + b"\0\0\0\xff\xff" * (MEGABYTE // 5)  # stored blocks of no bytes
-    yield "PNG of empty deflate blocks", png[:pixels] + chunk(b"IDAT", empty) + png[-12:]
+    whole = saved(RGB, "PNG")
+    start, pixels = 33, whole.index(b"IDAT") - 4
+    for kind in ("tEXt", "IDAT", "PLTE", "tRNS"):
+        empty = chunk(kind.encode(), b"")
+        yield (
+            f"PNG empty {kind} chunks",
+            lambda n, empty=empty: whole[:pixels] + empty * n + whole[pixels:],
+            MEGABYTE // 12,
+        )
+    colors = bytes(range(1, 251))
+    yield (
+        "PNG transparent colors",
+        lambda n: whole[:start] + chunk(b"tRNS", colors * n) + whole[start:],
+        MEGABYTE // 250,
+    )
+    block = b"\0\0\0\xff\xff"  # a stored block of no bytes
+    yield (
+        "PNG empty deflate blocks",
+        lambda n: whole[:pixels] + chunk(b"IDAT", b"\x78\x01" + block * n) + whole[-12:],
+        MEGABYTE // 5,
+    )
+    note = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20)))
+    row = RGB.reshape(RGB.shape[0], -1)
+    yield (
+        "PNG compressed notes",
+        lambda n: png(row, sides=RGB.shape[:2], depth=8, color=2, before=note * n),
+        MEGABYTE // len(note),
+    )
 
 
 def webps():
-    webp = saved(RGB, "WebP", lossless=True)
-    content = webp[12:]
+    content = saved(RGB, "WebP", lossless=True)[12:]
     canvas = b"VP8X" + struct.pack("<LL", 10, 0) + b"\x3f\0\0\x1f\0\0"
-    many = b"JUNK\0\0\0\0" * (MEGABYTE // 8)
-    yield "WebP of 125,000 empty chunks", riff(canvas + content + many)
     large = saved(Image.new("L", (4096, 4096)), "WebP", lossless=True, method=0)[12:]
-    yield "WebP of a frame larger than its canvas", riff(canvas + large)
     frame = bytes(6) + b"\x3f\0\0\x1f\0\0" + bytes(4)  # says 64 x 32, holds 4096 x 4096
     moving = canvas[:8] + b"\x02" + canvas[9:] + b"ANIM" + struct.pack("<LLH", 6, 0, 0)
     frame = b"ANMF" + struct.pack("<L", len(frame + large)) + frame + large
-    yield "WebP animated, of a frame larger than its canvas", riff(moving + frame)
+    yield "WebP chunks", lambda n: riff(canvas + content + b"JUNK\0\0\0\0" * n), MEGABYTE // 8
+    yield "WebP of a frame larger than its canvas", lambda n: riff(canvas + large * n), 1
+    yield "WebP frames larger than their canvas", lambda n: riff(moving + frame * n), 1
 
 
 def riff(content):
@@ -155,61 +178,77 @@ def tiff(tags, content, *, big=False):
 
 def tiffs():
     tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1}  # 16 x 16, gray, deflate
-    tile = zlib.compress(bytes(SIDE * SIDE), 9)
-    tiled = tags | {322: SIDE, 323: SIDE, 324: 16, 325: len(tile)}
-    yield "TIFF of one tile of 8192 x 8192", tiff(tiled, tile)
-    yield "TIFF big, of one tile of 8192 x 8192", tiff(tiled, tile, big=True)
-    wide = tags | {322: 2**20, 323: 2**10, 324: 16, 325: 100}
-    yield "TIFF of one tile of 2**30 pixels", tiff(wide, tile[:100])
-    tall = tags | {273: 16, 278: 2**31, 279: len(tile)}
-    yield "TIFF of one strip of 2**31 rows", tiff(tall, tile)
-    count = 100_000
-    half = {256: 512, 257: 512, 258: 8, 259: 1, 262: 1, 277: 1, 278: 256}
-    overlapping = half | {273: [16] * count, 279: [2**17] * count}
-    yield "TIFF of 100,000 overlapping strips", tiff(overlapping, bytes(2**17))
+    plain = tags | {259: 1}
+
+    def tiled(side, *, big=False):
+        tile = zlib.compress(bytes(side * side), 9)
+        return tiff(tags | {322: side, 323: side, 324: 16, 325: len(tile)}, tile, big=big)
+
+    yield "TIFF tile", tiled, SIDE
+    yield "TIFF big, tile", lambda n: tiled(n, big=True), SIDE
+    wide = tags | {322: 2**20, 324: 16, 325: 100}
+    yield "TIFF tile without data", lambda n: tiff(wide | {323: n}, bytes(100)), 2**10
+    strip = zlib.compress(bytes(2**16))
+    tall = tags | {273: 16, 279: len(strip)}
+    yield "TIFF rows of a strip", lambda n: tiff(tall | {278: n}, strip), 2**31
+    half = plain | {256: 512, 257: 512, 278: 256}
+    yield (
+        "TIFF overlapping strips",
+        lambda n: tiff(half | {273: [16] * n, 279: [2**17] * n}, bytes(2**17)),
+        100_000,
+    )
     rows = 2**15
     row = b"\x01\x10\0\xef\xff" + bytes(16) + zlib.adler32(bytes(16)).to_bytes(4)
     empty = b"\x78\x01" + b"\0\0\0\xff\xff" * 140_000 + row  # deflate blocks of no bytes
-    long = {256: 16, 257: rows, 278: 1, 273: [16] * rows, 279: [len(empty)] * rows}
-    yield "TIFF of 32,768 strips of the same empty blocks", tiff(tags | long, empty)
     clear = bytes.fromhex("804020100804020100") * 77_000  # LZW codes that clear the table
-    clear += bytes(18)
-    yield (
-        "TIFF of 32,768 strips of the same LZW codes",
-        tiff(tags | long | {259: 5, 279: [len(clear)] * rows}, clear),
-    )
-    jpeg = many_scans(SIDE, 1)
-    whole = {256: SIDE, 257: SIDE, 278: SIDE, 259: 7, 273: 16, 279: len(jpeg)}
-    yield "TIFF of a JPEG of 100 scans", tiff(tags | whole, jpeg)
+    for name, compression, data in (("empty", 8, empty), ("LZW", 5, clear + bytes(18))):
+        long = tags | {256: 16, 257: rows, 278: 1, 259: compression}
+        yield (
+            f"TIFF strips of the same {name} blocks",
+            lambda n, long=long, data=data: tiff(
+                long | {273: [16] * n, 279: [len(data)] * n}, data
+            ),
+            rows,
+        )
+
+    def scans(n):
+        jpeg = many_scans(SIDE, 1, n)
+        whole = {256: SIDE, 257: SIDE, 278: SIDE, 259: 7, 273: 16, 279: len(jpeg)}
+        return tiff(tags | whole, jpeg)
+
+    yield "TIFF of a JPEG of many scans", scans, 100
     endless = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**62)
-    yield "TIFF big, of 2**62 tags", endless + bytes(range(1, 251)) * 4000
-    many = dict.fromkeys(range(300, 65000), 1)
-    yield "TIFF of 65,000 tags", tiff(many | tags, b"")
-    small = {256: 300, 257: 300, 258: 8, 259: 1, 262: 1, 277: 1, 322: 1, 323: 1}
+    yield "TIFF big, endless tags", lambda n: endless + bytes(range(1, 251)) * n, 4000
+    yield "TIFF tags", lambda n: tiff(dict.fromkeys(range(300, 300 + n), 1) | tags, b""), 64_700
+    small = plain | {256: 300, 257: 300, 322: 1, 323: 1}
     yield (
-        "TIFF of 90,000 tiles of one pixel",
-        tiff(small | {324: [16] * 90_000, 325: [1] * 90_000}, bytes(16)),
+        "TIFF tiles of one pixel",
+        lambda n: tiff(small | {324: [16] * n, 325: [1] * n}, bytes(16)),
+        90_000,
     )
 
 
 def avifs():
     fast = {"speed": 10, "quality": 30}
     large = saved(Image.new("L", (4096, 4096), 90), "AVIF", **fast)
-    yield "AVIF that says 16 x 16 and codes 4096 x 4096", resized(large, 16, 16)
+    yield "AVIF that says 16 x 16", lambda n: resized(large, 16, 16) + bytes(n), 0
     start = large.index(b"mdat") + 4
     size = 4 + large[start + 3]  # of what comes before the only frame
-    frame = large[start + size :]
-    repeated = large[start : start + size] + frame * (500_000 // len(frame))
-    yield "AVIF of 1,500 frames in one image", with_stream(large, repeated)
-    first, second = (Image.new("L", (2048, 2048), gray) for gray in (90, 30))
-    moving = saved(first, "AVIF", save_all=True, append_images=[second], **fast)
-    yield "AVIF animated, that says 16 x 16 and codes 2048 x 2048", resized(moving, 16, 16)
-    small = saved(GRAY, "AVIF")
-    yield "AVIF of a frame larger than its sequence", with_stream(small, oversized_frame())
-    yield "AVIF with 62,500 sizes", small + b"ispe\0\0\0\0\0\0\0\1\0\0\0\1" * (MEGABYTE // 16)
-    yield "AVIF of 60,000 extents of one item", many_extents(small, 60_000)
-    deep = b"".join(struct.pack(">L4s", MEGABYTE, b"moov") for _ in range(MEGABYTE // 8))
-    yield "AVIF of 125,000 nested boxes", small + deep
+    first, frame = large[start : start + size], large[start + size :]
+    yield (
+        "AVIF frames in one image",
+        lambda n: with_stream(large, first + frame * n),
+        500_000 // len(frame),
+    )
+    images = [Image.new("L", (2048, 2048), gray) for gray in (90, 30)]
+    moving = saved(images[0], "AVIF", save_all=True, append_images=images[1:], **fast)
+    yield "AVIF animated, that says 16 x 16", lambda n: resized(moving, 16, 16) + bytes(n), 0
+    small, oversized = saved(GRAY, "AVIF"), oversized_frame()
+    yield "AVIF of a frame larger than its sequence", lambda n: with_stream(small, oversized * n), 1
+    yield "AVIF sizes", lambda n: small + b"ispe\0\0\0\0\0\0\0\1\0\0\0\1" * n, MEGABYTE // 16
+    yield "AVIF extents of one item", lambda n: many_extents(small, n), 60_000
+    box = struct.pack(">L4s", MEGABYTE, b"moov")
+    yield "AVIF nested boxes", lambda n: small + box * n, MEGABYTE // 8
 
 
 def with_stream(avif, stream):
@@ -234,21 +273,17 @@ def oversized_frame(side=4096):
     )
     place = 5 + 1 + 1 + 5 + 12 + 5 + (int(header[24:29], 2) > 7)  # of the bits of a side
     assert header[5:7] == "00"  # neither timing nor delays
-    width = header[place : place + 8]
-    assert width == "01010100", width  # 6 bits for 64, and 5 bits for 32
+    assert header[place : place + 8] == "01010100"  # 6 bits for 64, and 5 bits for 32
     wide = f"{63:016b}{31:016b}"
     header = header[:place] + "1111" * 2 + wide + header[place + 8 + 11 :]
     rest = place + 8 + 32 + 1 + 7  # no frame numbers; coding tools
     hints = int(header[rest + 3 + (2 if header[rest + 3] == "1" else 3) :][:3], 2) + 1
     frame = "0001001" + frame[7 : 7 + hints] + f"{side - 1:016b}" * 2 + frame[7 + hints :]
-    units = [(0x12, ""), (0x0A, header), (0x32, frame)]
-    return b"".join(obu(head, bits) for head, bits in units)
-
-
-def obu(head, bits):
-    content = int("0" + bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8))
-    assert len(content) < 128
-    return bytes([head, len(content)]) + content
+    units = b""
+    for head, bits in ((0x12, ""), (0x0A, header), (0x32, frame)):
+        size = -(-len(bits) // 8)
+        units += bytes([head, size]) + int("0" + bits.ljust(8 * size, "0"), 2).to_bytes(size)
+    return units
 
 
 def resized(avif, height, width):
@@ -271,11 +306,16 @@ def many_extents(avif, count):
     return avif[:meta] + grown + avif[meta + 4 :]
 
 
+def families():
+    """Return by name what makes a file that grows with n, and the n of `hostile_images`."""
+    kinds = (jpegs, bmps, gifs, pngs, webps, tiffs, avifs)
+    return {name: (make, n) for kind in kinds for name, make, n in kind()}
+
+
 @cache
 def hostile_images():
     """Every file by its name."""
-    kinds = (jpegs, bmps, gifs, pngs, webps, tiffs, avifs)
-    return {name: data for kind in kinds for name, data in kind()}
+    return {name: make(n) for name, (make, n) in families().items()}
 
 
 MEASURE = """

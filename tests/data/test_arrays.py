@@ -3,15 +3,19 @@ import os
 import pickle
 import random
 import struct
+import sys
 import zipfile
 
 import numpy as np
 import pytest
-from tiny_sets import pixels, shared
+from tiny_sets import pixels, png, same_samples, shared
 
 from vitrail.data import arrays
 from vitrail.data.datasets import open_dataset, split_counts
-from vitrail.errors import DataError
+from vitrail.data.provenance import fingerprint
+from vitrail.data.storage import allow_outside
+from vitrail.data.tar_shards import pack
+from vitrail.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +40,9 @@ def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz_with_splits_and_class_names(tmp_path, save):
-    images, labels = pixels(8, (4, 5, 3)), np.arange(8) % 2
-    names = np.array(["cat", "dog"])
+    images, labels = np.asfortranarray(pixels(8, (4, 5, 3))), np.arange(8) % 2
     save(tmp_path / "a.npz", x_train=images[:6], y_train=labels[:6, None], x_test=images[6:],
-         y_test=labels[6:].astype(float), class_names=names)  # fmt: skip
+         y_test=labels[6:].astype(float), class_names=np.array(["cat", "dog"]))  # fmt: skip
     assert split_counts(tmp_path / "a.npz") == {"train": 6, "test": 2}
     source = open_dataset(tmp_path / "a.npz", "test")
     assert source.classes == ("cat", "dog")
@@ -49,6 +52,9 @@ def test_npz_with_splits_and_class_names(tmp_path, save):
     source[1].data[:] = 0  # a copy: the set is not changed
     assert source[1].data.any()
     assert source.in_memory
+    is_mapped = isinstance(source.index.store.parts[1].values, np.memmap)
+    assert is_mapped == (save is np.savez)
+    assert len(pickle.dumps(source)) < 2000
 
 
 def test_array_name_aliases(tmp_path):
@@ -57,21 +63,11 @@ def test_array_name_aliases(tmp_path):
              val_images=images[:4], val_labels=labels[:4])  # fmt: skip
     assert split_counts(tmp_path / "med.npz") == {"train": 10, "val": 4}
     np.savez(tmp_path / "plain.npz", images=images, labels=labels)
-    assert len(open_dataset(tmp_path / "plain.npz", "all")) == 10
     (tmp_path / "pair").mkdir()
     np.save(tmp_path / "pair" / "images.npy", images)
     np.save(tmp_path / "pair" / "labels.npy", labels)
-    for reference in ("pair", "pair/images.npy", "pair/labels.npy"):
+    for reference in ("plain.npz", "pair", "pair/images.npy", "pair/labels.npy"):
         assert np.array_equal(open_dataset(tmp_path / reference, "all")[3].data, images[3])
-
-
-def test_uncompressed_arrays_are_memory_mapped(tmp_path):
-    images = np.asfortranarray(pixels(5, (4, 5, 3)))
-    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(5))
-    source = open_dataset(tmp_path / "a.npz", "all")
-    assert np.array_equal(source[2].data, images[2])
-    assert isinstance(source.index.store.parts[0].values, np.memmap)
-    assert len(pickle.dumps(source)) < 2000
 
 
 @pytest.mark.parametrize("channels", [2, 3, 6, 13])
@@ -176,7 +172,7 @@ def cifar_rows(count):
     return np.random.default_rng(1).integers(0, 256, (count, 3072), np.uint8)
 
 
-def as_pictures(rows):
+def as_images(rows):
     return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
@@ -197,39 +193,29 @@ def test_cifar_10_python(tmp_path, protocol):
     assert split_counts(tmp_path) == {"train": 4, "test": 2}
     assert source.name(3) == "data_batch_1/3"
     again = pickle.loads(pickle.dumps(open_dataset(folder, "all")))
-    assert np.array_equal([sample.data for sample in again], as_pictures(rows))
+    assert np.array_equal([sample.data for sample in again], as_images(rows))
     assert again.labels().tolist() == [0, 1, 2, 3, 0, 1]
 
 
-def test_cifar_100_fine_labels(tmp_path):
-    rows = cifar_rows(3)
-    python = tmp_path / "python"
-    python.mkdir()
-    (python / "train").write_bytes(python2_pickle(rows, [5, 7, 99], b"fine_labels"))
-    names = {"fine_label_names": [f"kind {i}" for i in range(100)]}
-    (python / "meta").write_bytes(pickle.dumps(names, 2))
-    binary = tmp_path / "binary"
-    binary.mkdir()
+def test_binary_cifar_equals_pickles(tmp_path):
+    rows, names = cifar_rows(3), [f"kind {i}" for i in range(100)]
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "train").write_bytes(python2_pickle(rows, [5, 7, 99], b"fine_labels"))
+    (tmp_path / "python" / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, 2))
+    (tmp_path / "binary").mkdir()
     records = np.concatenate([[[1, 5], [2, 7], [3, 99]], rows], axis=1).astype(np.uint8)
-    (binary / "train.bin").write_bytes(records.tobytes())
-    (binary / "fine_label_names.txt").write_text("\n".join(names["fine_label_names"]))
-    a, b = open_dataset(python), open_dataset(binary)
+    (tmp_path / "binary" / "train.bin").write_bytes(records.tobytes())
+    (tmp_path / "binary" / "fine_label_names.txt").write_text("\n".join(names))
+    (tmp_path / "ten").mkdir()
+    (tmp_path / "ten" / "data_batch_2.bin").write_bytes(records[:, 1:].tobytes())
+    a, b, c = (open_dataset(tmp_path / name) for name in ("python", "binary", "ten"))
     assert a.classes == b.classes
-    assert a.labels().tolist() == b.labels().tolist() == [5, 7, 99]
-    for x, y in zip(a, b, strict=True):
-        assert np.array_equal(x.data, y.data)
-
-
-def test_cifar_10_binary(tmp_path):
-    rows = cifar_rows(4)
-    records = np.concatenate([[[3], [0], [2], [1]], rows], axis=1).astype(np.uint8)
-    (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes())
-    source = open_dataset(tmp_path)
-    assert source.labels().tolist() == [3, 0, 2, 1]
-    assert np.array_equal(source[2].data, as_pictures(rows)[2])
-    (tmp_path / "data_batch_2.bin").write_bytes(records.tobytes()[:-1])
+    for source in (a, b, c):
+        assert source.labels().tolist() == [5, 7, 99]
+        assert np.array_equal([sample.data for sample in source], as_images(rows))
+    (tmp_path / "ten" / "data_batch_2.bin").write_bytes(records.tobytes()[:-1])
     with pytest.raises(DataError, match="not a multiple of"):
-        open_dataset(tmp_path)
+        open_dataset(tmp_path / "ten")
 
 
 class Evil:
@@ -240,14 +226,18 @@ class Evil:
         return os.mkdir, (self.path,)
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_malicious_pickle_runs_no_code(tmp_path, protocol):
-    trap = str(tmp_path / "sprung")
-    content = {"data": Evil(trap), "labels": [0]}
-    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol))
-    with pytest.raises(DataError, match=r"refers to posix\.mkdir, and loading it could run code"):
-        open_dataset(tmp_path)
+def test_malicious_pickle_runs_no_code(tmp_path):
+    trap, path = str(tmp_path / "sprung"), tmp_path / "data_batch_1"
+    for protocol in (0, 2, 4):
+        path.write_bytes(pickle.dumps({"data": Evil(trap), "labels": [0]}, protocol))
+        with pytest.raises(DataError, match=r"posix\.mkdir, and loading it could run code"):
+            open_dataset(tmp_path)
     assert not os.path.exists(trap)
+    # BUILD sets attributes of whatever is on the stack, also of a class
+    path.write_bytes(b"\x80\x02c_codecs\nencode\nN}X\x04\0\0\0evilK\x01s\x86b.")
+    with pytest.raises(DataError, match="it sets the state of a type"):
+        open_dataset(tmp_path)
+    assert not hasattr(arrays.PickledCall, "evil")
 
 
 def test_corrupt_pickles_never_crash(tmp_path):
@@ -302,13 +292,115 @@ def test_npz_with_too_many_arrays_is_rejected(tmp_path, monkeypatch):
         open_dataset(tmp_path / "b.npz")
 
 
-def test_pickle_cannot_modify_classes(tmp_path):
-    """BUILD sets attributes of whatever is on the stack, also of a class."""
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    evil = b"\x80\x02c_codecs\nencode\nN}X\x04\0\0\0evilK\x01s\x86b."
-    for name in ("data_batch_1", "test_batch"):
-        (folder / name).write_bytes(evil)
-    with pytest.raises(DataError, match="it sets the state of a type"):
-        open_dataset(folder)
-    assert not hasattr(arrays.PickledCall, "evil")
+# Hugging Face datasets
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    library = pytest.importorskip("datasets", reason="pip install 'vitrail[data]' to run these")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(library.config, "HF_DATASETS_OFFLINE", True)
+    library.disable_progress_bars()
+    return library
+
+
+def make(datasets, length, start=0):
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ape", "bee"])}
+    rows = range(start, start + length)
+    values = {
+        "image": [{"bytes": png(i), "path": None} for i in rows],
+        "label": [i % 2 for i in rows],
+    }
+    return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
+
+
+@pytest.fixture
+def parquet(datasets, tmp_path):
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for name, table in (("train", make(datasets, 6)), ("validation", make(datasets, 3, 6))):
+        table.to_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet")
+    return tmp_path / "set"
+
+
+def test_missing_library_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "train.parquet").write_bytes(b"")
+    for reference in ("hf:cifar10", tmp_path, tmp_path / "train.parquet"):
+        with pytest.raises(ConfigError, match=r"pip install 'vitrail\[data\]'"):
+            open_dataset(reference)
+
+
+def test_folder_of_parquet_files(parquet, tmp_path):
+    assert split_counts(parquet) == {"train": 6, "val": 3}
+    assert len(open_dataset(next((parquet / "data").glob("train*")), "all")) == 6
+    source = open_dataset(parquet, "validation")
+    assert source.classes == ("ape", "bee")
+    assert source.labels().tolist() == [0, 1, 0]
+    assert [sample.data for sample in source] == [png(6), png(7), png(8)]
+    assert source.name(2) == "val/2"
+    again = pickle.loads(pickle.dumps(source))
+    assert again[1] == source[1]
+    assert fingerprint(again) == fingerprint(source)
+    list(pack(str(parquet), tmp_path / "shards"))
+    assert same_samples(open_dataset(tmp_path / "shards", "val"), source)
+
+
+def test_save_to_disk_format(datasets, tmp_path):
+    both = datasets.DatasetDict(train=make(datasets, 6), test=make(datasets, 2))
+    both.save_to_disk(tmp_path / "both")
+    make(datasets, 10).save_to_disk(tmp_path / "one")
+    assert split_counts(tmp_path / "both") == {"train": 6, "test": 2}
+    assert len(open_dataset(tmp_path / "one", "all")) == 10
+    assert [sample.label for sample in open_dataset(tmp_path / "both", "test")] == [0, 1]
+    hidden = make(datasets, 2).remove_columns("label").add_column("label", [-1, -1])
+    hidden = hidden.cast_column("label", datasets.ClassLabel(names=["ape", "bee"]))
+    datasets.DatasetDict(train=make(datasets, 6), test=hidden).save_to_disk(tmp_path / "hidden")
+    assert open_dataset(tmp_path / "hidden").notes == ("split test has no labels and was skipped",)
+    assert split_counts(tmp_path / "hidden") == {"train": 6}
+
+
+def test_multi_label_and_string_labels(datasets, tmp_path):
+    image = [{"bytes": png(i), "path": None} for i in range(3)]
+    several = datasets.Features(
+        {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=list("abc")))}
+    )
+    table = datasets.Dataset.from_dict({"img": image, "labels": [[0, 2], [], [1]]}, several)
+    table.save_to_disk(tmp_path / "several")
+    assert list(open_dataset(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
+    named = datasets.Features({"img": datasets.Image(), "label": datasets.Value("string")})
+    table = datasets.Dataset.from_dict({"img": image, "label": ["b", "a", "b"]}, named)
+    table.save_to_disk(tmp_path / "named")
+    assert open_dataset(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
+
+
+def test_library_errors_are_one_line(datasets, tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
+    table = datasets.Dataset.from_dict({"text": ["a"], "label": [1]})
+    table.save_to_disk(tmp_path / "text")
+    for reference, words in (
+        (tmp_path / "broken.parquet", "cannot open"),
+        ("hf:nobody/nothing", "cannot open hf:nobody/nothing"),
+        (tmp_path / "text", "has no image column; its columns: text, label"),
+    ):
+        with pytest.raises(DataError, match=words) as error:
+            open_dataset(reference)
+        assert "\n" not in str(error.value)
+
+
+def test_table_may_not_name_files_outside_its_folder(datasets, tmp_path):
+    (tmp_path / "id_rsa").write_bytes(b"secret")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "inside.png").write_bytes(png(1))
+    files = [tmp_path / "set" / "inside.png", tmp_path / "id_rsa"]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    rows = {"image": [{"bytes": None, "path": str(file)} for file in files], "label": ["a", "b"]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "set" / "train.parquet"
+    pyarrow.write_table(table.data.table, path)  # `to_parquet` would put the bytes in
+    source = open_dataset(path, "all")
+    assert source[0].data == png(1)
+    with pytest.raises(DataError, match=r"which is outside .*--allow-outside"):
+        source[1]
+    with allow_outside():
+        assert open_dataset(path, "all")[1].data == b"secret"

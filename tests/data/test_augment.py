@@ -1,4 +1,5 @@
-"""Augmentation depends on the generator only, and stays within the image."""
+"""Augmentation depends on the generator only, and stays within the image; mixed batches have
+targets in proportion to their pixels."""
 
 import itertools
 import math
@@ -21,8 +22,7 @@ from vitrail.data.augment import (
 )
 from vitrail.errors import ConfigError
 
-# Everything that makes a random version of an image.
-CHANGES = {
+CHANGES = {  # everything that makes a random version of an image
     **{
         f"rand_augment {flavor}": lambda image, rng, flavor=flavor: augment.rand_augment(
             image, rng, 4, 9, flavor=flavor, spread=0.5
@@ -36,93 +36,77 @@ CHANGES = {
     ),
 }
 SIZES = [(1, 1), (2, 3), (1, 40), (40, 1), (24, 32)]
+OPERATIONS = GEOMETRY_OPS | {
+    name: lambda image, amount, _, op=op: op(image, amount) for name, op in COLOR_OPS.items()
+}
 
 
-def random_image(size=(24, 32), mode="RGB", seed=0):
+def random_image(size=(24, 32), mode="RGB"):
     """Random pixels, of (height, width)."""
     shape = size if mode == "L" else (*size, 3)
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
-
-
-def apply_operation(name, image, amount, geometry):
-    if name in COLOR_OPS:
-        return COLOR_OPS[name](image, amount)
-    return GEOMETRY_OPS[name](image, amount, geometry)
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
 
 
 def seeded(seed=0):
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_policies_preserve_size_and_mode(change, size, mode):
-    for seed in range(20):
-        changed = change(random_image(size, mode), seeded(seed))
-        assert (changed.mode, changed.size) == (mode, size[::-1])
+def global_states():
+    numpy, pytorch = np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()
+    return random.getstate(), numpy, pytorch
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_result_depends_only_on_the_generator(change):
-    original = random_image()
-    first = [change(original, seeded(seed)).tobytes() for seed in range(20)]
-    python, numpy, pytorch = random.getstate(), np.random.get_state()[1], torch.get_rng_state()
-    second = [change(original, seeded(seed)).tobytes() for seed in range(20)]
+def test_policies_depend_only_on_the_generator(change):
+    original, states = random_image(), global_states()
+    first, second = (
+        [change(original, seeded(seed)).tobytes() for seed in range(20)] for _ in range(2)
+    )
     assert first == second
     assert len(set(first)) > 5
     assert original.tobytes() == random_image().tobytes()
-    assert random.getstate() == python
-    assert np.array_equal(np.random.get_state()[1], numpy)
-    assert torch.equal(torch.get_rng_state(), pytorch)
+    assert global_states() == states
+    for size, mode in itertools.product(SIZES, ("RGB", "L")):
+        for seed in range(20):
+            changed = change(random_image(size, mode), seeded(seed))
+            assert (changed.mode, changed.size) == (mode, size[::-1])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", COLOR_OPS | GEOMETRY_OPS)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_preserve_size_and_mode(name, mode):
     for size, resample in itertools.product(SIZES, (0, 2, 3)):
         image = random_image(size, mode)
         geometry = Geometry((10, 20, 30), Image.Resampling(resample))
         for amount in (-0.5, 0.0, 0.5, 2.0, 300.0):
-            changed = apply_operation(name, image, amount, geometry)
+            changed = OPERATIONS[name](image, amount, geometry)
             assert (changed.mode, changed.size) == (mode, size[::-1])
         assert image.tobytes() == random_image(size, mode).tobytes()
-
-
-@pytest.mark.parametrize("resample", [0, 2, 3])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_zero_amount_is_the_identity(mode, resample):
-    image = random_image(mode=mode)
-    geometry = Geometry(128, Image.Resampling(resample))
-    for name in ("shear_x", "shear_y", "translate_x", "translate_y", "rotate", "cutout"):
-        assert apply_operation(name, image, 0.0, geometry).tobytes() == image.tobytes(), name
-    for name in ("brightness", "contrast", "color", "sharpness", "contrast_by_size"):
-        assert COLOR_OPS[name](image, 1.0).tobytes() == image.tobytes(), name
+        if name in GEOMETRY_OPS:
+            assert OPERATIONS[name](image, 0.0, geometry).tobytes() == image.tobytes()
+        if name in ("brightness", "contrast", "color", "sharpness", "contrast_by_size"):
+            assert OPERATIONS[name](image, 1.0, geometry).tobytes() == image.tobytes()
 
 
 def test_fill_is_converted_to_the_mode():
-    geometry = Geometry((255, 0, 0))
-    color = apply_operation("translate_x", random_image((4, 4)), 4, geometry)
-    assert color.getcolors() == [(16, (255, 0, 0))]
-    gray = apply_operation("translate_x", random_image((4, 4), "L"), 4, geometry)
-    assert gray.getcolors() == [(16, 76)]
-    whole = apply_operation("rotate", random_image((4, 4)), 45, Geometry(7))
+    geometry, move = Geometry((255, 0, 0)), GEOMETRY_OPS["translate_x"]
+    assert move(random_image((4, 4)), 4, geometry).getcolors() == [(16, (255, 0, 0))]
+    assert move(random_image((4, 4), "L"), 4, geometry).getcolors() == [(16, 76)]
+    whole = GEOMETRY_OPS["rotate"](random_image((4, 4)), 45, Geometry(7))
     assert whole.getpixel((0, 0)) == (7, 7, 7)
 
 
 def test_bilinear_shift_interpolates_between_neighbors():
     image = Image.fromarray(np.arange(0, 200, 10, dtype=np.uint8)[None].repeat(5, 0))
     geometry = Geometry(0, Image.Resampling.BILINEAR)
-    moved = np.asarray(apply_operation("translate_x", image, 2.25, geometry)).astype(int)
-    expected = np.arange(20) * 10 - 22.5
-    assert np.abs(moved[:, 3:] - expected[3:]).max() <= 1
+    moved = np.asarray(GEOMETRY_OPS["translate_x"](image, 2.25, geometry)).astype(int)
+    assert np.abs(moved[:, 3:] - (np.arange(20) * 10 - 22.5)[3:]).max() <= 1
 
 
 def test_cutout_is_clipped_to_the_image():
-    image = Image.new("L", (20, 10), 200)
-    middle = np.asarray(apply_operation("cutout", image, 2, Geometry(0)))
-    assert (middle == 0).sum() == 16
-    corner = np.asarray(apply_operation("cutout", image, 2, Geometry(0, center=(0.0, 0.0))))
+    image, cutout = Image.new("L", (20, 10), 200), GEOMETRY_OPS["cutout"]
+    assert (np.asarray(cutout(image, 2, Geometry(0))) == 0).sum() == 16
+    corner = np.asarray(cutout(image, 2, Geometry(0, center=(0.0, 0.0))))
     assert (corner[:2, :2] == 0).all()
     assert (corner == 0).sum() == 4
 
@@ -133,26 +117,18 @@ def test_constant_image_survives_color_operations():
         assert COLOR_OPS[name](flat, 1.5).tobytes() == flat.tobytes(), name
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [*RAND_AUGMENT.values(), TRIVIAL_AUGMENT, AUG_MIX],
-    ids=[*RAND_AUGMENT, "trivial", "augmix"],
-)
-def test_policies_at_every_magnitude(policy):
-    assert policy.strengths.keys() <= (COLOR_OPS | GEOMETRY_OPS).keys()
-    for strength in policy.strengths.values():
-        for magnitude in range(int(policy.max_magnitude) + 1):
-            for sign in (-1, 1):
-                assert math.isfinite(strength(magnitude / policy.full_magnitude, sign, (32, 24)))
-
-
-def test_torchvision_magnitude_zero_is_the_identity():
-    image = random_image()
-    quiet = {"identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate"}
-    quiet |= {"brightness", "color", "contrast", "sharpness", "posterize"}
-    for name in quiet:
-        amount = RAND_AUGMENT["torchvision"].strengths[name](0.0, -1, image.size)
-        assert apply_operation(name, image, amount, Geometry()).tobytes() == image.tobytes(), name
+def test_policies_at_every_magnitude():
+    for policy in (*RAND_AUGMENT.values(), TRIVIAL_AUGMENT, AUG_MIX):
+        assert policy.strengths.keys() <= OPERATIONS.keys()
+        for strength in policy.strengths.values():
+            for magnitude in range(int(policy.max_magnitude) + 1):
+                for sign in (-1, 1):
+                    level = magnitude / policy.full_magnitude
+                    assert math.isfinite(strength(level, sign, (32, 24)))
+    image, strengths = random_image(), RAND_AUGMENT["torchvision"].strengths
+    for name in strengths.keys() - {"solarize", "autocontrast", "equalize"}:
+        amount = strengths[name](0.0, -1, image.size)
+        assert OPERATIONS[name](image, amount, Geometry()).tobytes() == image.tobytes(), name
 
 
 # Level functions of big_vision's pp/autoaugment.py at magnitudes 10, 15 and 20 (AugReg's).
@@ -161,14 +137,9 @@ BIG_VISION = {
     "posterize": (4, 6, 8),
     "solarize": (256, 384, 512),
     "solarize_add": (110, 165, 220),
-    "brightness": (1.9, 2.8, 3.7),
-    "color": (1.9, 2.8, 3.7),
-    "contrast_by_size": (1.9, 2.8, 3.7),
-    "sharpness": (1.9, 2.8, 3.7),
-    "shear_x": (0.3, 0.45, 0.6),
-    "shear_y": (0.3, 0.45, 0.6),
-    "translate_x": (100, 150, 200),
-    "translate_y": (100, 150, 200),
+    **dict.fromkeys(("brightness", "color", "contrast_by_size", "sharpness"), (1.9, 2.8, 3.7)),
+    **dict.fromkeys(("shear_x", "shear_y"), (0.3, 0.45, 0.6)),
+    **dict.fromkeys(("translate_x", "translate_y"), (100, 150, 200)),
     "cutout": (40, 60, 80),
 }
 
@@ -180,28 +151,21 @@ def test_big_vision_operations_and_strengths():
         levels = [magnitude / policy.full_magnitude for magnitude in (10, 15, 20)]
         ours = [policy.strengths[name](level, 1, (224, 224)) for level in levels]
         assert ours == pytest.approx(amounts), name
-
-
-def test_big_vision_contrast_depends_on_the_number_of_pixels():
+    contrast = COLOR_OPS["contrast_by_size"]  # depends on the number of pixels
     flat = Image.new("RGB", (224, 224), (196, 100, 250))
-    assert COLOR_OPS["contrast_by_size"](flat, 1.9).getpixel((0, 0)) == (196, 13, 255)
-    white = Image.new("L", (300, 300), 100)
-    assert COLOR_OPS["contrast_by_size"](white, 0.1).getpixel((0, 0)) == 239
+    assert contrast(flat, 1.9).getpixel((0, 0)) == (196, 13, 255)
+    assert contrast(Image.new("L", (300, 300), 100), 0.1).getpixel((0, 0)) == 239
 
 
 # Boxes
 
 
-def inside(box, height, width):
-    bottom, right = box.top + box.height, box.left + box.width
-    return 0 <= box.top < bottom <= height and 0 <= box.left < right <= width
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (3, 2), (375, 500)], ids=str)
 def test_inception_crop_is_inside_the_image(size):
     rng = seeded()
-    for _ in range(300):
-        assert inside(augment.inception_crop(*size, rng), *size)
+    for box in (augment.inception_crop(*size, rng) for _ in range(300)):
+        assert 0 <= box.top < box.top + box.height <= size[0]
+        assert 0 <= box.left < box.left + box.width <= size[1]
 
 
 def test_inception_crop_area_and_aspect_ratio():
@@ -225,32 +189,21 @@ def test_inception_crop_falls_back_to_the_center():
     assert augment.inception_crop(1, 1, seeded()) == Box(0, 0, 1, 1)
 
 
-# Erasing and repeating
-
-
 def test_random_erasing_erases_one_rectangle_of_a_copy():
     pixels = torch.full((3, 40, 30), 7, dtype=torch.uint8)
     erased = augment.random_erasing(pixels, seeded(), fill=0)
     gone = (erased == 0).all(0)
-    rows, columns = gone.any(1), gone.any(0)
     assert (pixels == 7).all()
-    assert gone.sum() == rows.sum() * columns.sum()  # a rectangle
+    assert gone.sum() == gone.any(1).sum() * gone.any(0).sum()  # a rectangle
     assert 0.015 < gone.float().mean() < 0.35
     assert (erased[:, ~gone] == 7).all()
-
-
-def test_random_erasing_noise_is_uniform():
     wide = {"area": (0.5, 0.9), "aspect": (0.9, 1.1)}
-    one, other = (
-        augment.random_erasing(torch.zeros(3, 99, 99).byte(), seeded(), **wide) for _ in range(2)
-    )
-    assert abs(one[one > 0].float().mean() - 128) < 3
+    zeros = torch.zeros(3, 99, 99, dtype=torch.uint8)
+    one, other = (augment.random_erasing(zeros, seeded(), **wide) for _ in range(2))
+    assert abs(one[one > 0].float().mean() - 128) < 3  # uniform noise
     assert torch.equal(one, other)
-
-
-def test_tiny_images_are_not_erased():
-    pixels = torch.ones(3, 1, 1)
-    assert torch.equal(augment.random_erasing(pixels, seeded()), pixels)
+    tiny = torch.ones(3, 1, 1, dtype=torch.uint8)
+    assert torch.equal(augment.random_erasing(tiny, seeded()), tiny)
 
 
 def test_invalid_settings_are_rejected():
@@ -261,3 +214,117 @@ def test_invalid_settings_are_rejected():
         augment.rand_augment(image, rng, 2, 11, flavor="timm")
     with pytest.raises(ConfigError, match="hue"):
         augment.color_jitter(image, rng, hue=0.6)
+
+
+# Mixing
+
+METHODS = {
+    "mixup": lambda *batch, **how: augment.mixup(*batch, alpha=0.8, **how),
+    "rolled": lambda *batch, **how: augment.mixup(*batch, alpha=0.8, pairing="roll", **how),
+    "big_vision": lambda *batch, **how: augment.mixup_big_vision(*batch, alpha=0.2, **how),
+    "cutmix": lambda *batch, **how: augment.cutmix(*batch, alpha=1.0, **how),
+    "either": lambda *batch, **how: augment.mixup_or_cutmix(
+        *batch, mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.9, **how
+    ),
+}
+
+
+def batch(count=4, size=(6, 8)):
+    """Return constant images whose value is their position, which is also their label."""
+    values = torch.arange(float(count))
+    return values[:, None, None, None].expand(-1, 3, *size).clone(), torch.arange(count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_targets_are_mixed_in_proportion_to_pixels(method, count):
+    images, labels = batch(count)
+    states, results = global_states(), []
+    for seed in [*range(30), *range(30)]:
+        mixed, targets = method(images, labels, classes=count, rng=seeded(seed))
+        results.append(torch.cat([mixed.flatten(), targets.flatten()]))
+        assert mixed.shape == images.shape
+        assert torch.allclose(targets.sum(1), torch.ones(count))
+        assert targets.min() >= 0
+        expected = targets @ torch.arange(float(count))  # an image's value is its label
+        torch.testing.assert_close(mixed.mean((1, 2, 3)), expected)
+    assert torch.equal(images, batch(count)[0])
+    assert all(map(torch.equal, results[:30], results[30:]))
+    assert count == 1 or len({tuple(result.tolist()) for result in results}) > 3
+    assert global_states() == states
+
+
+def is_mixup(images):
+    """Return whether values between those of the images occur; CutMix makes none."""
+    return not torch.equal(images, images.round())
+
+
+def test_alpha_of_zero_disables_a_method():
+    images, labels = batch()
+    for method in (augment.mixup, augment.mixup_big_vision, augment.cutmix):
+        mixed, targets = method(images, labels, classes=4, alpha=0.0, rng=seeded())
+        assert torch.equal(mixed, images)
+        assert torch.equal(targets, torch.eye(4))
+
+    def either(seed, mixup, cutmix):
+        how = {"classes": 4, "mixup_alpha": mixup, "cutmix_alpha": cutmix, "rng": seeded(seed)}
+        return augment.mixup_or_cutmix(images, labels, **how)[0]
+
+    for seed in range(9):
+        assert not is_mixup(either(seed, 0, 1))
+        assert is_mixup(either(seed, 1, 0))
+        assert torch.equal(either(seed, 0, 0), images)
+
+
+def test_prob_and_switch_prob():
+    images, labels = batch()
+    kinds, rng = {"neither": 0, "cutmix": 0, "mixup": 0}, seeded()
+    how = {"mixup_alpha": 5.0, "cutmix_alpha": 5.0, "prob": 0.6, "switch_prob": 0.25}
+    for _ in range(2000):
+        mixed, _ = augment.mixup_or_cutmix(images, labels, classes=4, rng=rng, **how)
+        changed = "mixup" if is_mixup(mixed) else "cutmix"
+        kinds["neither" if torch.equal(mixed, images) else changed] += 1
+    assert abs(kinds["neither"] - 800) < 80
+    assert abs(kinds["cutmix"] - 300) < 60
+    assert abs(kinds["mixup"] - 900) < 80
+
+
+def test_pairings_and_multi_label_targets():
+    images, labels = batch()
+    for pairing, partners in (("flip", [3, 2, 1, 0]), ("roll", [3, 0, 1, 2])):
+        mixed, _ = augment.blend(images, augment.one_hot(labels, 4), 0.0, pairing)
+        assert mixed[:, 0, 0, 0].tolist() == partners
+    rng = seeded()
+    for _ in range(50):
+        _, targets = augment.mixup_big_vision(images, labels, classes=4, alpha=0.5, rng=rng)
+        assert targets.diag().min() >= 0.5  # the larger share is its own
+        assert targets[1, :2].sum() == pytest.approx(1)
+    several = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+    _, targets = augment.blend(images[:2], augment.one_hot(several, 3), 0.75, "flip")
+    torch.testing.assert_close(targets, torch.tensor([[0.75, 1.0, 0.25], [0.25, 1.0, 0.75]]))
+
+
+def test_cutmix_box_area_and_bounds():
+    rng = seeded()
+    for share in (0.0, 0.3, 0.75, 1.0):
+        boxes = [augment.cutmix_box(32, 48, share, rng) for _ in range(300)]
+        for top, left, height, width in boxes:
+            assert 0 <= top <= top + height <= 32
+            assert 0 <= left <= left + width <= 48
+        largest = max(box.height * box.width for box in boxes) / (32 * 48)
+        assert 0.85 * (1 - share) - 0.05 < largest <= 1 - share
+    assert augment.cutmix_box(1, 1, 0.5, rng).height == 0
+
+
+def test_mixing_preserves_the_dtype_and_rejects_invalid_batches():
+    images, labels = batch()
+    for method in (augment.mixup, augment.cutmix):
+        mixed, targets = method(images.bfloat16(), labels, classes=4, alpha=1.0, rng=seeded())
+        assert (mixed.dtype, targets.dtype) == (torch.bfloat16, torch.float32)
+    how = {"classes": 4, "rng": seeded()}
+    with pytest.raises(ConfigError, match="normalize them first"):
+        augment.mixup(images.byte(), labels, alpha=1.0, **how)
+    with pytest.raises(ConfigError, match=r"labels of shape \(4, 3\) do not fit 4 classes"):
+        augment.mixup(images, torch.zeros(4, 3), alpha=1.0, **how)
+    with pytest.raises(ConfigError, match="alpha=-1"):
+        augment.cutmix(images, labels, alpha=-1, **how)

@@ -1,37 +1,122 @@
+"""Batches depend on seed and step only; unreadable images are replaced, skipped or raised."""
+
 import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import pytest
 import torch
-from test_transforms import jpeg, photograph
+from tiny_sets import jpeg, photograph
 
-from vitrail import DataError, create
+from vitrail import ConfigError, DataError, create
 from vitrail.data.datasets import Sample, open_dataset
-from vitrail.data.loader import EvalSampler, Loader, TrainSampler, reader_pool
+from vitrail.data.loader import (
+    EvalSampler,
+    Loader,
+    TrainSampler,
+    balanced_probabilities,
+    epoch_order,
+    reader_pool,
+)
 from vitrail.data.preprocessing import Augmentation, preset
 from vitrail.data.transforms import EvalTransform, TrainTransform, normalize
-
-pytestmark = pytest.mark.slow
 
 PREPROCESSING = preset("google", (16, 16))
 EVALUATE = EvalTransform(preprocessing=PREPROCESSING)
 TRAIN = TrainTransform(preprocessing=PREPROCESSING, augmentation=Augmentation(policy="randaugment"))
 
 
+def take(steps, **settings):
+    """Return the keys of the first batches."""
+    return list(islice(TrainSampler(**settings), steps))
+
+
+def flat(batches):
+    return list(chain.from_iterable(batches))
+
+
+def test_epochs_are_different_permutations():
+    batches = take(5, samples=10, batch_size=4)  # 20 keys: two epochs
+    epochs = [[key.row for batch in batches for key in batch if key.epoch == e] for e in (0, 1)]
+    assert [sorted(rows) for rows in epochs] == [list(range(10))] * 2
+    assert epochs[0] != epochs[1]
+    assert take(5, samples=10, batch_size=4, seed=1) != batches == take(5, samples=10, batch_size=4)
+    (batch,) = take(1, samples=3, batch_size=8)  # larger than the dataset
+    assert [key.epoch for key in batch] == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_stream_depends_neither_on_start_nor_on_processes():
+    settings = {"samples": 13, "batch_size": 8, "seed": 3}
+    whole = take(25, **settings)
+    for start in (1, 5, 17):
+        assert take(25 - start, start_step=start, **settings) == whole[start:]
+    for world in (2, 4):
+        shares = [take(25, rank=rank, world_size=world, **settings) for rank in range(world)]
+        assert [flat(step) for step in zip(*shares, strict=True)] == whole
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 16])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_eval_sampler_covers_every_sample_once(samples, world):
+    orders = [
+        EvalSampler(samples=samples, batch_size=4, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    assert sorted(key.row for o in orders for batch in o for key in batch) == list(range(samples))
+    assert all(len(list(order)) == len(order) for order in orders)
+
+
+def test_every_use_of_a_sample_has_its_own_randomness():
+    keys = flat(take(5, samples=5, batch_size=6, repeats=3))  # two epochs of 15
+    assert [key.repeat for key in keys] == [0, 1, 2] * 10
+    assert all(len({k[:2] for k in keys[start : start + 3]}) == 1 for start in range(0, 30, 3))
+    assert sorted(key.row for key in keys[:15]) == sorted([*range(5)] * 3)
+    assert len({key.rng(0).random() for key in keys}) == 30
+    assert keys[0].rng(0).random() == keys[0].rng(0).random() != keys[0].rng(1).random()
+
+
+def test_invalid_samplers_are_rejected():
+    with pytest.raises(ConfigError, match="not divisible by 3 processes; try 12"):
+        TrainSampler(samples=5, batch_size=10, world_size=3)
+    with pytest.raises(ConfigError, match="training set is empty"):
+        TrainSampler(samples=0, batch_size=10)
+
+
+def test_balanced_sampling_draws_every_class_equally_often():
+    class_ids = np.repeat([0, 1, 2], [90, 9, 1])
+    order = epoch_order(100, 0, 0, balanced_probabilities(class_ids, 1.0))
+    assert (abs(np.bincount(class_ids[order]) - 100 / 3) < 1).all()
+    natural = epoch_order(100, 0, 0, balanced_probabilities(class_ids, 0.0))
+    assert sorted(natural) == list(range(100))
+    half = np.bincount(class_ids[epoch_order(1400, 0, 0, balanced_probabilities(class_ids, 0.5))])
+    np.testing.assert_allclose(half / half.sum(), np.sqrt([90, 9, 1]) / 13.487, atol=0.01)
+    probabilities = balanced_probabilities(np.array([0] * 9 + [1]), 1.0)
+    settings = {"samples": 10, "batch_size": 5, "probabilities": probabilities}
+    keys = flat(take(2, **settings))
+    assert [key.repeat for key in keys if key.row == 9] == list(range(5))
+    assert take(2, start_step=3, **settings) == take(5, **settings)[3:]
+
+
+def test_views_repeat_after_their_number_of_epochs():
+    batches = take(6, samples=4, batch_size=4, views=3)
+    draws = [{key.row: key.rng(0).random() for key in batch} for batch in batches]
+    assert draws[:3] == draws[3:]
+    assert len({draw[0] for draw in draws}) == 3
+
+
 class Memory:
-    """A source for tests: images in a list; None is one that cannot be read."""
+    """A dataset of images in a list; None is one that cannot be read."""
 
-    multi_label = False
-    in_memory = False
+    multi_label = in_memory = False
+    classes = ("a", "b")
 
-    def __init__(self, images, classes=("a", "b")):
+    def __init__(self, images):
         self.images = images
-        self.classes = classes
 
     def __len__(self):
         return len(self.images)
@@ -44,17 +129,15 @@ class Memory:
     def name(self, index):
         return f"image {index}"
 
-    def labels(self):
-        return np.arange(len(self)) % 2
-
 
 @pytest.fixture(scope="module")
 def images():
     return Memory([jpeg(photograph(40, 50, seed)) for seed in range(23)])
 
 
-def batches(source, order, count, workers=0, **more):
-    loader = Loader(source, TRAIN, order, seed=5, workers=workers, **more)
+def batches(source, count, workers=0, strict=False, **settings):
+    order = TrainSampler(**{"samples": 23, "batch_size": 4, "seed": 5} | settings)
+    loader = Loader(source, TRAIN, order, seed=5, workers=workers, strict=strict)
     return list(islice(loader, count)), loader
 
 
@@ -66,59 +149,41 @@ def same(one, other):
     )
 
 
+@pytest.mark.slow
 def test_resumed_batches_equal_uninterrupted_ones(images):
-    def order(**more):
-        return TrainSampler(samples=23, batch_size=4, seed=5, **more)
-
-    whole, _ = batches(images, order(), 20)
+    whole, _ = batches(images, 20)
+    assert whole[0].images.dtype == torch.uint8
+    assert whole[0].images.shape == (4, 3, 16, 16)
     for case in range(6):
         rng = random.Random(case)
         step, workers = rng.randrange(19), rng.choice([0, 0, 1, 2])
-        late, _ = batches(images, order(start_step=step), 20 - step, workers)
+        late, _ = batches(images, 20 - step, workers, start_step=step)
         assert same(late, whole[step:])
+    shares = [batches(images, 5, rank=rank, world_size=2)[0] for rank in range(2)]
+    for step, parts in enumerate(zip(*shares, strict=True)):
+        assert same([[torch.cat(pair) for pair in zip(*parts, strict=True)]], [whole[step]])
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_batches_are_divided_among_processes(images, world):
-    alone, _ = batches(images, TrainSampler(samples=23, batch_size=8, seed=5), 5)
-    assert alone[0].images.dtype == torch.uint8
-    assert alone[0].images.shape == (8, 3, 16, 16)
-    shares = [
-        batches(
-            images,
-            TrainSampler(samples=23, batch_size=8, seed=5, rank=rank, world_size=world),
-            5,
-        )[0]
-        for rank in range(world)
-    ]
-    for step, batch in enumerate(alone):
-        assert torch.equal(torch.cat([share[step].images for share in shares]), batch.images)
-        assert torch.equal(torch.cat([share[step].labels for share in shares]), batch.labels)
-
-
+@pytest.mark.slow
 def test_unreadable_image_is_replaced_deterministically(images):
     broken = Memory([None if i in (3, 17) else p for i, p in enumerate(images.images)])
-    order = TrainSampler(samples=23, batch_size=4, seed=5)
-    one, loader = batches(broken, order, 12)
-    other, again = batches(broken, order, 12, workers=2)
+    one, loader = batches(broken, 12)
+    other, again = batches(broken, 12, workers=2)
     assert same(one, other)
-    assert loader.skipped == {"image 3": "it is broken", "image 17": "it is broken"}
     assert again.skipped == loader.skipped
+    assert loader.skipped == {"image 3": "it is broken", "image 17": "it is broken"}
     assert all(len(batch.images) == 4 for batch in one)
     assert not any(3 in batch.indices or 17 in batch.indices for batch in one)
 
 
+@pytest.mark.slow
 def test_training_on_a_folder_with_unreadable_files(tmp_path):
     """5 % of 100 images are broken: a model trains on the others, and they are reported."""
-    broken = {
-        f"{name}/{i:02d}.jpg" for name, i in (("a", 3), ("a", 40), ("b", 7), ("b", 21), ("b", 49))
-    }
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for i in range(50):
-            data = jpeg(photograph(20, 24, i) // (1 if name == "a" else 4))
-            path = tmp_path / name / f"{i:02d}.jpg"
-            path.write_bytes(data[:200] if f"{name}/{i:02d}.jpg" in broken else data)
+    broken = {"a/03.jpg", "a/40.jpg", "b/07.jpg", "b/21.jpg", "b/49.jpg"}
+    for name in [f"{label}/{i:02d}.jpg" for label in "ab" for i in range(50)]:
+        data = jpeg(photograph(20, 24, int(name[2:4])) // (1 if name[0] == "a" else 4))
+        (tmp_path / name[0]).mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data[:200] if name in broken else data)
     source = open_dataset(tmp_path, "all")
     model = create("ViT-Mu/4", num_classes=2, image_size=16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -126,9 +191,8 @@ def test_training_on_a_folder_with_unreadable_files(tmp_path):
     order = TrainSampler(samples=len(source), batch_size=20, seed=1)
     loader = Loader(source, transform, order, workers=2)
     for batch in islice(loader, 20):  # four epochs
-        loss = torch.nn.functional.cross_entropy(
-            model(normalize(batch.images, PREPROCESSING)), batch.labels
-        )
+        logits = model(normalize(batch.images, PREPROCESSING))
+        loss = torch.nn.functional.cross_entropy(logits, batch.labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -139,12 +203,11 @@ def test_training_on_a_folder_with_unreadable_files(tmp_path):
 
 def test_strict_raises_at_the_first_unreadable_image(images):
     broken = Memory([None, *images.images[1:]])
-    order = TrainSampler(samples=23, batch_size=4, seed=5)
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"^image 0: it is broken$"):
-            batches(broken, order, 12, workers=workers, strict=True)
+            batches(broken, 12, workers, strict=True)
     with pytest.raises(DataError, match=r"image \d: it is broken"):  # none is left to replace it
-        batches(Memory([None] * 9), TrainSampler(samples=9, batch_size=4), 1)
+        batches(Memory([None] * 9), 1, samples=9)
 
 
 def test_evaluation_skips_unreadable_images(images):
@@ -171,25 +234,17 @@ DEADLY = """
 import os, signal
 from itertools import islice
 import numpy as np
-import torch
-from vitrail.data.datasets import Sample
-from vitrail.data.loader import Loader, TrainSampler
+from test_loader import EVALUATE, Loader, Memory, TrainSampler
 from vitrail.errors import DataError
 
-class Deadly:
-    multi_label = in_memory = False
-    classes = ("a",)
-
-    def __len__(self):
-        return 23
-
+class Deadly(Memory):
     def __getitem__(self, index):
         if index == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Sample(np.zeros((4, 4, 3), np.uint8), 0, "")
+        return super().__getitem__(index)
 
-sampler = TrainSampler(samples=23, batch_size=4)
-loader = Loader(Deadly(), lambda data, rng: torch.from_numpy(data), sampler, workers=1)
+images = Deadly([np.zeros((4, 4, 3), np.uint8)] * 23)
+loader = Loader(images, EVALUATE, TrainSampler(samples=23, batch_size=4), workers=1)
 try:
     list(islice(loader, 12))
 except DataError as error:
@@ -198,51 +253,46 @@ except DataError as error:
 """
 
 
+@pytest.mark.slow
 def test_killed_worker_is_reported():
     """In a process of its own: torch watches the dead worker for as long as its parent lives."""
     done = subprocess.run(
-        [sys.executable, "-c", DEADLY], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", DEADLY],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout.startswith("a data loading worker was killed"), done.stderr
 
 
-@pytest.fixture
-def two_cores():
+def test_pools_use_one_torch_thread_and_leave_others_alone(monkeypatch):
+    def threads_of_a_new_thread():
+        counts = []
+        thread = Thread(target=lambda: counts.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return counts[0]
+
     usual = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(usual)
-
-
-def threads_of_a_new_thread():
-    found = []
-    thread = Thread(target=lambda: found.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def test_pool_threads_use_one_torch_thread(two_cores):
-    with reader_pool() as pool:
-        assert pool.submit(torch.get_num_threads).result() == 1
-        assert torch.get_num_threads() == 2
+    try:
+        with reader_pool() as pool:
+            assert pool.submit(torch.get_num_threads).result() == 1
+            assert torch.get_num_threads() == threads_of_a_new_thread() == 2
+        with ThreadPoolExecutor(4) as makers:  # pools that are started concurrently
+            pools = [job.result() for job in [makers.submit(reader_pool) for _ in range(12)]]
         assert threads_of_a_new_thread() == 2
+        for pool in pools:
+            pool.shutdown()
 
+        def no_more(*_):
+            raise RuntimeError("can't start new thread")
 
-def test_pools_started_concurrently(two_cores):
-    with ThreadPoolExecutor(4) as makers:
-        pools = [job.result() for job in [makers.submit(reader_pool) for _ in range(12)]]
-    assert threads_of_a_new_thread() == 2
-    for pool in pools:
-        pool.shutdown()
-
-
-def test_pool_that_cannot_start_leaves_no_thread_waiting(two_cores, monkeypatch):
-    def no_more(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", no_more)
-    with pytest.raises(RuntimeError, match="start new thread"):
-        reader_pool()
-    monkeypatch.undo()
-    assert torch.get_num_threads() == 2
+        monkeypatch.setattr("threading.Thread.start", no_more)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            reader_pool()  # and no thread is left waiting
+        assert torch.get_num_threads() == 2
+    finally:
+        monkeypatch.undo()
+        torch.set_num_threads(usual)

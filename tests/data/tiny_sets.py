@@ -17,6 +17,20 @@ def png(value: int, size: tuple[int, int] = (4, 5)) -> bytes:
     return buffer.getvalue()
 
 
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Return soft shapes and some grain, as a camera would see them."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3), dtype=np.uint8)
+    soft = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    return (soft + rng.integers(-6, 7, soft.shape)).clip(0, 255).astype(np.uint8)
+
+
+def jpeg(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=95, subsampling=0)
+    return buffer.getvalue()
+
+
 def make_folder(root: Path, counts: dict[str, int]) -> Path:
     """Write `{"train/cat": 3}` as three images in train/cat; each image has its own gray level."""
     value = 0

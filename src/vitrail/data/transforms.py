@@ -143,33 +143,22 @@ class TrainTransform:
         if config.flip and rng.random() < 0.5:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.policy != "none" or config.color_jitter:
-            pixels = tensor.permute(1, 2, 0).contiguous().numpy()
-            tensor = from_pillow(self.augment(to_pillow(pixels), rng))
+            colored = to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
+            if jitter := config.color_jitter:
+                strengths = {"brightness": jitter, "contrast": jitter, "saturation": jitter}
+                colored = augment.color_jitter(colored, rng, **strengths)
+            if config.policy == "randaugment":
+                strength = {"count": config.count, "magnitude": config.magnitude}
+                kind = {"flavor": config.flavor, "spread": config.spread}
+                colored = augment.rand_augment(colored, rng, **strength, **kind)
+            elif config.policy == "trivial":
+                colored = augment.trivial_augment(colored, rng)
+            elif config.policy == "augmix":
+                colored = augment.aug_mix(colored, rng)
+            tensor = from_pillow(colored)
         if config.erasing and rng.random() < config.erasing:
             tensor = augment.random_erasing(tensor, rng)
         return tensor.contiguous()
-
-    def augment(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        config = self.augmentation
-        if jitter := config.color_jitter:
-            image = augment.color_jitter(
-                image, rng, brightness=jitter, contrast=jitter, saturation=jitter, hue=0.0
-            )
-        match config.policy:
-            case "randaugment":
-                return augment.rand_augment(
-                    image,
-                    rng,
-                    count=config.count,
-                    magnitude=config.magnitude,
-                    flavor=config.flavor,
-                    spread=config.spread,
-                )
-            case "trivial":
-                return augment.trivial_augment(image, rng)
-            case "augmix":
-                return augment.aug_mix(image, rng)
-        return image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,19 +185,21 @@ class EvalTransform:
         tensor = resize(
             pixels, size, config.interpolation, antialias=config.antialias, backend=self.backend
         )
-        return center_crop(tensor, config.size)
+        height, width = config.size
+        # an image that is too small is padded with black
+        down, across = max(0, height - tensor.shape[1]), max(0, width - tensor.shape[2])
+        if down or across:
+            top, left = down // 2, across // 2
+            tensor = F.pad(tensor, (left, across - left, top, down - top))
+        top, left = round((tensor.shape[1] - height) / 2), round((tensor.shape[2] - width) / 2)
+        return tensor[:, top : top + height, left : left + width].contiguous()
 
 
 class LazyImage:
     """Image whose crops are decoded no larger than needed, or at `full_size`."""
 
     def __init__(
-        self,
-        data: bytes | np.ndarray,
-        channels: int,
-        decoder: Decoder,
-        *,
-        full_size: bool = False,
+        self, data: bytes | np.ndarray, channels: int, decoder: Decoder, *, full_size: bool
     ) -> None:
         self.channels = channels
         self.decoder: Decoder = decoder
@@ -290,18 +281,6 @@ def reflect_indices(start: int, size: int) -> np.ndarray:
     """Return indices start to start + size, with those outside [0, size) reflected."""
     indices = np.abs(np.arange(start, start + size))
     return np.minimum(indices, 2 * (size - 1) - indices)
-
-
-def center_crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:
-    """Crop the center; an image that is too small is padded with black."""
-    height, width = tensor.shape[-2:]
-    missing = (max(0, size[0] - height), max(0, size[1] - width))
-    if any(missing):
-        top, left = missing[0] // 2, missing[1] // 2
-        tensor = F.pad(tensor, (left, missing[1] - left, top, missing[0] - top))
-        height, width = tensor.shape[-2:]
-    top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
-    return tensor[..., top : top + size[0], left : left + size[1]].contiguous()
 
 
 def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
