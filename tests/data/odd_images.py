@@ -139,12 +139,19 @@ def chunk(kind, content):
     return struct.pack(">L", len(content)) + kind + content + struct.pack(">L", check)
 
 
-def png(rows, *, sides, depth, color, before=b"", interlaced=False):
-    """A PNG of rows of bytes that are already packed."""
+def png(rows, *, depth, color, sides=SIDES, before=b"", interlaced=False):
+    """A PNG of rows of bytes that are already packed, or of pixels of 16 bits."""
+    if isinstance(rows, np.ndarray):
+        rows = rows.astype(">u2" if depth == 16 else np.uint8).view(np.uint8).reshape(len(rows), -1)
     header = struct.pack(">LLBBBBB", sides[1], sides[0], depth, color, 0, 0, interlaced)
     pixels = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
     parts = [chunk(b"IHDR", header), before, chunk(b"IDAT", pixels), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def clear(*numbers):
+    """The transparent color."""
+    return chunk(b"tRNS", struct.pack(f">{len(numbers)}H", *numbers))
 
 
 def packed(values, depth):
@@ -160,76 +167,60 @@ def adam7(pixels):
 
 
 def pngs():
-    size = {"sides": SIDES}
-    yield "png", Odd(saved(RGB, "PNG"), RGB)
-    yield "png gray", Odd(saved(GRAY, "PNG"), GRAY_RGB)
-    wide = (GRAY.astype(np.uint16) * 256 + 255).astype(">u2")
-    row16 = wide.view(np.uint8).reshape(SIDES[0], -1)
-    yield "png 16-bit gray", Odd(png(row16, depth=16, color=0, **size), GRAY_RGB)
-    clear = chunk(b"tRNS", struct.pack(">H", GRAYS[1] * 256 + 255))
-    shown = three(quarters((GRAYS[0], 255, *GRAYS[2:])).astype(np.uint8))
-    data = png(row16, depth=16, color=0, before=clear, **size)
-    yield "png 16-bit gray, one transparent", Odd(data, shown)
-    rows = (RGB.astype(np.uint16) * 256 + 7).astype(">u2").view(np.uint8).reshape(SIDES[0], -1)
-    yield "png 16-bit RGB", Odd(png(rows, depth=16, color=2, **size), RGB)
-    clear = chunk(b"tRNS", struct.pack(">HHH", *(value * 256 + 7 for value in COLORS[0])))
-    shown = quarters((WHITE, *COLORS[1:])).astype(np.uint8)
-    data = png(rows, depth=16, color=2, before=clear, **size)
-    yield "png 16-bit RGB, one transparent", Odd(data, shown)
-    clear = chunk(b"tRNS", struct.pack(">HHH", *COLORS[0]))
-    data = png(RGB.reshape(SIDES[0], -1), depth=8, color=2, before=clear, **size)
-    yield "png RGB, one transparent", Odd(data, shown)
-    rgba = np.dstack([RGB, ALPHA])
-    yield "png RGBA", Odd(saved(rgba, "PNG"), on_white(RGB, ALPHA), 1)
-    rows = (rgba.astype(np.uint16) * 257).astype(">u2").view(np.uint8).reshape(SIDES[0], -1)
-    data = png(rows, depth=16, color=6, **size)
-    yield "png 16-bit RGBA", Odd(data, on_white(RGB, ALPHA), 1)
-    gray_alpha = np.dstack([GRAY, ALPHA])
-    data = png(gray_alpha.reshape(SIDES[0], -1), depth=8, color=4, **size)
-    yield "png gray and alpha", Odd(data, on_white(GRAY_RGB, ALPHA), 1)
-    rows = (gray_alpha.astype(np.uint16) * 257).astype(">u2").view(np.uint8).reshape(SIDES[0], -1)
-    data = png(rows, depth=16, color=4, **size)
-    yield "png 16-bit gray and alpha", Odd(data, on_white(GRAY_RGB, ALPHA), 1)
-    yield from small_pngs(size)
-    data = png(adam7(RGB), depth=8, color=2, interlaced=True, **size)
-    yield "png interlaced", Odd(data, RGB)
-    data = saved(stored(RGB, 8), "PNG", exif=exif(8))
-    yield "png orientation 8", Odd(data, RGB)
-    second = Image.fromarray(255 - RGB)
-    data = saved(RGB, "PNG", save_all=True, append_images=[second], duration=50)
-    yield "apng", Odd(data, RGB)
+    second = [Image.fromarray(255 - RGB)]
+    gray16, rgb16 = GRAY.astype(int) * 256 + 255, RGB.astype(int) * 256 + 7
+    rgba, gray_alpha = np.dstack([RGB, ALPHA]), np.dstack([GRAY, ALPHA])
+    shown, shown_gray = (  # where one color is transparent
+        quarters((WHITE, *COLORS[1:])).astype(np.uint8),
+        three(quarters((GRAYS[0], 255, *GRAYS[2:])).astype(np.uint8)),
+    )
+    clear16 = clear(*(value * 256 + 7 for value in COLORS[0]))
     bomb = zlib.compress(b"x" * 20_000_000)
     notes = chunk(b"zTXt", b"note\0\0" + bomb) + chunk(b"iCCP", b"profile\0\0" + bomb)
-    data = png(RGB.reshape(SIDES[0], -1), depth=8, color=2, before=notes * 5, **size)
-    yield "png with absurd notes", Odd(data, RGB)
     nonsense = chunk(b"acTL", bytes(8)) + chunk(b"acTL", bytes(3))
-    data = png(RGB.reshape(SIDES[0], -1), depth=8, color=2, before=nonsense, **size)
-    yield "png with a broken animation", Odd(data, RGB)
-
-
-def small_pngs(size):
-    """Palettes, and grays of few bits."""
+    for name, data, pixels, tolerance in (
+        ("png", saved(RGB, "PNG"), RGB, 0),
+        ("png gray", saved(GRAY, "PNG"), GRAY_RGB, 0),
+        ("png 16-bit gray", png(gray16, depth=16, color=0), GRAY_RGB, 0),
+        ("png 16-bit gray, one transparent",
+         png(gray16, depth=16, color=0, before=clear(GRAYS[1] * 256 + 255)), shown_gray, 0),
+        ("png 16-bit RGB", png(rgb16, depth=16, color=2), RGB, 0),
+        ("png 16-bit RGB, one transparent",
+         png(rgb16, depth=16, color=2, before=clear16), shown, 0),
+        ("png RGB, one transparent", png(RGB, depth=8, color=2, before=clear(*COLORS[0])), shown,
+         0),
+        ("png RGBA", saved(rgba, "PNG"), on_white(RGB, ALPHA), 1),
+        ("png 16-bit RGBA", png(rgba.astype(int) * 257, depth=16, color=6), on_white(RGB, ALPHA),
+         1),
+        ("png gray and alpha", png(gray_alpha, depth=8, color=4), on_white(GRAY_RGB, ALPHA), 1),
+        ("png 16-bit gray and alpha", png(gray_alpha.astype(int) * 257, depth=16, color=4),
+         on_white(GRAY_RGB, ALPHA), 1),
+        ("png interlaced", png(adam7(RGB), depth=8, color=2, interlaced=True), RGB, 0),
+        ("png orientation 8", saved(stored(RGB, 8), "PNG", exif=exif(8)), RGB, 0),
+        ("apng", saved(RGB, "PNG", save_all=True, append_images=second, duration=50), RGB, 0),
+        ("png with absurd notes", png(RGB, depth=8, color=2, before=notes * 5), RGB, 0),
+        ("png with a broken animation", png(RGB, depth=8, color=2, before=nonsense), RGB, 0),
+    ):  # fmt: skip
+        yield name, Odd(data, pixels, tolerance)
     index = quarters((0, 1, 2, 3))
     palette = chunk(b"PLTE", bytes(np.array(COLORS, np.uint8)))
     for depth in (8, 4, 2):
-        data = png(packed(index, depth), depth=depth, color=3, before=palette, **size)
+        data = png(packed(index, depth), depth=depth, color=3, before=palette)
         yield f"png {depth}-bit palette", Odd(data, RGB)
-    clear = palette + chunk(b"tRNS", bytes([255, 128, 0]))
-    data = png(packed(index, 8), depth=8, color=3, before=clear, **size)
+    before = palette + chunk(b"tRNS", bytes([255, 128, 0]))
+    data = png(index, depth=8, color=3, before=before)
     yield "png palette with alpha", Odd(data, on_white(RGB, ALPHA), 1)
-    clear = palette + chunk(b"tRNS", bytes([0]))
-    data = png(packed(index, 2), depth=2, color=3, before=clear, **size)
-    yield "png palette, one transparent", Odd(data, quarters((WHITE, *COLORS[1:])).astype(np.uint8))
-    data = png(packed(BLACK_WHITE // 255, 1), depth=1, color=0, **size)
+    data = png(packed(index, 2), depth=2, color=3, before=palette + chunk(b"tRNS", b"\0"))
+    yield "png palette, one transparent", Odd(data, shown)
+    data = png(packed(BLACK_WHITE // 255, 1), depth=1, color=0)
     yield "png 1-bit", Odd(data, three(BLACK_WHITE))
     for depth, levels in ((2, (0, 1, 2, 3)), (4, (0, 5, 9, 15))):
         grays = [level * 255 // (2**depth - 1) for level in levels]
         rows = packed(quarters(levels), depth)
-        data = png(rows, depth=depth, color=0, **size)
+        data = png(rows, depth=depth, color=0)
         yield f"png {depth}-bit gray", Odd(data, three(quarters(grays).astype(np.uint8)))
-        clear = chunk(b"tRNS", struct.pack(">H", levels[1]))
         shown = three(quarters((grays[0], 255, *grays[2:])).astype(np.uint8))
-        data = png(rows, depth=depth, color=0, before=clear, **size)
+        data = png(rows, depth=depth, color=0, before=clear(levels[1]))
         yield f"png {depth}-bit gray, one transparent", Odd(data, shown)
 
 
@@ -237,40 +228,34 @@ def small_pngs(size):
 
 
 def webps():
-    second = Image.fromarray(255 - RGB)
+    several = {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
     rgba = np.dstack([RGB, ALPHA])
+    turned = saved(stored(RGB, 5), "WebP", lossless=True, exif=exif(5))
     yield "webp", Odd(saved(RGB, "WebP", quality=95), RGB, 8)
     yield "webp lossless", Odd(saved(RGB, "WebP", lossless=True), RGB)
-    data = saved(rgba, "WebP", lossless=True)
-    yield "webp with alpha", Odd(data, on_white(RGB, ALPHA), 1)
-    data = saved(RGB, "WebP", save_all=True, append_images=[second], lossless=True)
-    yield "webp animated", Odd(data, RGB)
-    data = saved(stored(RGB, 5), "WebP", lossless=True, exif=exif(5))
-    yield "webp orientation 5", Odd(data, RGB)
+    yield "webp with alpha", Odd(saved(rgba, "WebP", lossless=True), on_white(RGB, ALPHA), 1)
+    yield "webp animated", Odd(saved(RGB, "WebP", lossless=True, **several), RGB)
+    yield "webp orientation 5", Odd(turned, RGB)
 
 
 def gifs():
     first, second = (Image.fromarray(a).quantize(4) for a in (RGB, 255 - RGB))
+    several = {"save_all": True, "append_images": [second], "disposal": 2, "comment": b"x" * 900}
+    one_clear = saved(first, "GIF", transparency=first.getpixel((0, 0)))
     yield "gif", Odd(saved(first, "GIF"), RGB)
     yield "gif gray", Odd(saved(GRAY, "GIF"), GRAY_RGB)
-    data = saved(
-        first, "GIF", save_all=True, append_images=[second], disposal=2, comment=b"x" * 900
-    )
-    yield "gif animated", Odd(data, RGB)
-    clear = first.getpixel((0, 0))
-    data = saved(first, "GIF", transparency=clear)
-    yield "gif, one transparent", Odd(data, quarters((WHITE, *COLORS[1:])).astype(np.uint8))
+    yield "gif animated", Odd(saved(first, "GIF", **several), RGB)
+    yield "gif, one transparent", Odd(one_clear, quarters((WHITE, *COLORS[1:])).astype(np.uint8))
     yield "gif interlaced", Odd(saved(first, "GIF", interlace=1), RGB)
 
 
 def avifs():
     best = {"quality": 95, "subsampling": "4:4:4"}
-    second = Image.fromarray(255 - RGB)
+    several = {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
     rgba = np.dstack([RGB, ALPHA])
     yield "avif", Odd(saved(RGB, "AVIF", **best), RGB, LOSSY)
     yield "avif with alpha", Odd(saved(rgba, "AVIF", **best), on_white(RGB, ALPHA), 2 * LOSSY)
-    data = saved(RGB, "AVIF", save_all=True, append_images=[second], **best)
-    yield "avif animated", Odd(data, RGB, LOSSY)
+    yield "avif animated", Odd(saved(RGB, "AVIF", **several, **best), RGB, LOSSY)
     for turn in (3, 6):
         data = saved(stored(RGB, turn), "AVIF", exif=exif(turn), **best)
         yield f"avif orientation {turn}", Odd(data, RGB, LOSSY)
@@ -394,8 +379,7 @@ def odd_images():
 def bombs():
     """Small files that claim 60000 x 60000 pixels, or as much as the format can say."""
     side = 60_000
-    row = [bytes(10)]
-    yield "PNG", png(row, sides=(side, side), depth=8, color=2)
+    yield "PNG", png([bytes(10)], sides=(side, side), depth=8, color=2)
     gif = saved(Image.fromarray(GRAY), "GIF")
     yield "GIF", gif[:6] + struct.pack("<HH", side, side) + gif[10:]
     place = gif.index(b",\0\0\0\0")
