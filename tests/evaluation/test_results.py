@@ -1,4 +1,4 @@
-"""`ResultAccumulator` and `compute_metrics`: values, intervals, JSON, and broken logits."""
+"""`summarize` and `compute_metrics`: values, intervals, JSON, and broken logits."""
 
 import json
 import math
@@ -8,31 +8,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import (
-    average_precision_score,
-    balanced_accuracy_score,
-    f1_score,
-    precision_recall_fscore_support,
-)
 
 from vitrail import DataError
-from vitrail.evaluation import results
-from vitrail.evaluation.calibration import confidence_at, fit_temperature
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.metrics import score_samples, wilson_interval
 from vitrail.evaluation.results import (
     MAX_MISTAKES,
     EvaluationResult,
     Predictions,
-    ResultAccumulator,
+    summarize,
 )
 
 torch.manual_seed(0)
 LOGITS = torch.randn(101, 12) * 3
 LABELS = torch.randint(0, 12, (101,))
 INDICES = torch.randperm(101)
-SINGLE = ["accuracy", "loss", "balanced_accuracy", "ece", "accuracy_at_80"]
-MULTI_LABEL = ["accuracy", "loss", "mean_average_precision", "f1_micro", "f1_macro"]
 GOLDEN = json.loads((Path(__file__).parent / "golden_results.json").read_text(encoding="utf-8"))
 
 
@@ -49,23 +39,10 @@ class NamedSource:
         return f"image {index}"
 
 
-def accumulated(logits, labels, indices, batch_size, **more) -> ResultAccumulator:
-    accumulator = ResultAccumulator(logits.shape[1], **more)
-    for start in range(0, len(logits), batch_size):
-        part = slice(start, start + batch_size)
-        accumulator.update(logits[part], labels[part], indices[part])
-    return accumulator
-
-
-def quick(logits=LOGITS, labels=LABELS, indices=INDICES, batch_size=16, **more) -> EvaluationResult:
-    return accumulated(logits, labels, indices, batch_size, **more).finish(NamedSource(), {})  # type: ignore
-
-
-def assert_same_result(got, expected):
-    for name in ("samples", "accuracy", "top5", "mistakes"):
-        assert getattr(got, name) == getattr(expected, name)
-    assert got.loss == pytest.approx(expected.loss, rel=1e-12)
-    assert np.array_equal(got.confusion, expected.confusion)
+def quick(logits=LOGITS, labels=LABELS, indices=INDICES, loss="softmax") -> EvaluationResult:
+    scores, truth = score_samples(logits, labels, loss), labels.numpy()
+    truth = truth.astype(bool) if truth.ndim == 2 else truth
+    return summarize(scores, truth, indices.numpy(), logits.shape[1], NamedSource(), {})  # type: ignore
 
 
 def test_metrics_equal_their_definition():
@@ -82,35 +59,13 @@ def test_metrics_equal_their_definition():
     keys = ["samples", "accuracy", "top5", "loss", "confusion", "mistakes", "skipped"]
     assert list(got.to_dict()) == keys
     assert quick(LOGITS.bfloat16()).loss == pytest.approx(got.loss, rel=0.01)
-    for batch_size in (1, 7, 100, 500):
-        assert_same_result(quick(batch_size=batch_size), got)
     targets = F.one_hot(LABELS, 12).float()
     want = F.binary_cross_entropy_with_logits(LOGITS, targets, reduction="sum") / 101
     assert quick(loss="sigmoid").loss == pytest.approx(want.item())
 
 
-def test_processes_combine_to_the_result_of_one(monkeypatch):
-    """Three accumulators with a third of the images each, combined as processes would."""
-    parts = [accumulated(LOGITS[n::3], LABELS[n::3], INDICES[n::3], 7) for n in range(3)]
-    sums = {
-        int: [torch.from_numpy(part.counts.copy()) for part in parts],
-        float: [torch.tensor([part.total_loss], dtype=torch.float64) for part in parts],
-        tuple: [torch.from_numpy(part.confusion.copy()) for part in parts],  # type: ignore
-    }
-
-    def all_reduce_sum(tensor):
-        kind = float if tensor.dtype == torch.float64 else tuple if tensor.ndim == 2 else int
-        return torch.stack(sums[kind]).sum(0)
-
-    lists = [part.mistakes for part in parts]
-    monkeypatch.setattr(results, "all_reduce_sum", all_reduce_sum)
-    monkeypatch.setattr(results, "all_gather_object", lambda value: lists)
-    parts[1].reduce()
-    assert_same_result(parts[1].finish(NamedSource(), {}), quick())  # type: ignore
-
-
 def test_mistakes_are_the_most_confident_wrong_predictions():
-    got = quick(batch_size=9)
+    got = quick()
     probabilities = LOGITS.softmax(1)
     wrong = [n for n in range(101) if probabilities[n].argmax() != LABELS[n]]
     wrong.sort(key=lambda n: -probabilities[n].max())
@@ -158,7 +113,7 @@ def test_nan_logits_predict_a_wrong_class():
 def test_multi_label_accuracy_and_loss():
     logits = torch.tensor([[2.0, 1, 0], [2.0, 1, 0], [0, 0, 9.0], [3.0, 0, 0]])
     labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
-    got = quick(logits, labels, torch.arange(4), 3, multi_label=True)
+    got = quick(logits, labels, torch.arange(4), "sigmoid")
     assert got.accuracy == 0.5  # an image without labels cannot be correct
     assert got.confusion is got.top5 is None
     want = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 4
@@ -178,8 +133,9 @@ def test_large_confusion_matrix_is_left_out(classes, kept, written):
 
 
 def test_no_readable_image_is_an_error_with_a_reason():
+    scores, none = score_samples(LOGITS[:0], LABELS[:0], "softmax"), np.zeros(0, np.int64)
     with pytest.raises(DataError, match=r"none of 3 images could be read: a.jpg: cut off"):
-        ResultAccumulator(3).finish(NamedSource(3), {"a.jpg": "cut off"})  # type: ignore
+        summarize(scores, none, none, 3, NamedSource(3), {"a.jpg": "cut off"})  # type: ignore
 
 
 # compute_metrics
@@ -239,48 +195,6 @@ def test_results_equal_those_of_version_0_1(name):
     assert_same(result.to_dict(), case["expected"], name)
 
 
-@pytest.mark.parametrize("classes", [2, 4, 7])
-def test_single_label_metrics_equal_scikit_learn(classes):
-    logits, labels = single_label(classes=classes)
-    got = full(logits, labels, notes=["a note"])
-    predicted = logits.argmax(axis=1)
-    values = {name: estimate.value for name, estimate in got.estimates.items()}
-    if classes > 5:
-        assert values["top5"] == got.top5
-    assert list(values) == [*SINGLE[:1], *(["top5"] if classes > 5 else []), *SINGLE[1:]]
-    assert values["accuracy"] == got.accuracy == (predicted == labels).mean()
-    assert values["loss"] == got.loss
-    assert values["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
-    columns = precision_recall_fscore_support(labels, predicted)
-    for k, one in enumerate(got.classes):
-        assert one.name == f"class {k}"
-        assert one.average_precision is None
-        values = (one.precision, one.recall, one.f1, one.support)
-        assert values == pytest.approx([column[k] for column in columns])
-    assert got.notes == ("a note",)
-
-
-def test_multi_label_metrics_equal_scikit_learn():
-    logits, truth = multi_label()
-    got = full(logits, truth)
-    assert list(got.estimates) == MULTI_LABEL
-    values = {name: estimate.value for name, estimate in got.estimates.items()}
-    assert (values["accuracy"], values["loss"]) == (got.accuracy, got.loss)
-    present = truth.any(axis=0)
-    want = average_precision_score(truth[:, present], logits[:, present])
-    assert values["mean_average_precision"] == pytest.approx(want)
-    for average in ("micro", "macro"):
-        want = f1_score(truth, logits > 0, average=average)
-        assert values[f"f1_{average}"] == pytest.approx(want)
-    precisions = average_precision_score(truth[:, present], logits[:, present], average=None)
-    assert [got.classes[k].average_precision for k in np.flatnonzero(present)] == pytest.approx(
-        precisions.tolist()
-    )
-    assert math.isnan(got.classes[2].average_precision)  # type: ignore
-    assert got.classes[2].support == got.classes[2].precision == 0
-    assert got.calibration is got.selective is None
-
-
 @pytest.mark.parametrize("case", [single_label(classes=7), multi_label()], ids=["single", "multi"])
 def test_intervals_contain_the_values_and_are_deterministic(case):
     for array in case:
@@ -289,25 +203,6 @@ def test_intervals_contain_the_values_and_are_deterministic(case):
     for value, low, high in result.estimates.values():
         assert 0 <= low < value < high
     assert result.estimates == full(*case).estimates
-
-
-def test_accuracy_at_80_is_on_the_selective_curve():
-    got = full(*single_label(samples=100))
-    assert got.selective is not None
-    (place,) = np.flatnonzero(got.selective.coverage == 0.8)
-    assert got.selective.accuracy[place] == got.estimates["accuracy_at_80"].value
-    assert got.selective.accuracy[-1] == got.accuracy
-
-
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_calibration_uses_the_top_1_probability(loss):
-    logits, labels = single_label()
-    got = full(logits, labels, loss).calibration
-    assert got is not None
-    confidence = confidence_at(logits, 1.0, loss)
-    assert np.nansum(got.confidence * got.counts) == pytest.approx(confidence.sum())
-    assert np.nansum(got.accuracy * got.counts) == (logits.argmax(axis=1) == labels).sum()
-    assert got.temperature == fit_temperature(logits, labels, loss)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny_models import awake
-from vitrail import ConfigError, DataError, VitConfig, create
+from vitrail import DataError, VitConfig
 from vitrail.inspection import attention
 from vitrail.inspection.attention import attention_for_browser, attention_stats, iter_layers
 from vitrail.models.config import pair
@@ -65,15 +65,6 @@ def token_distances(model, images):
         for j in range(size[1] // across)
     ]
     return np.array([[math.dist(one, other) for other in places] for one in places])
-
-
-def uniform_vit(**changes):
-    """A model whose tokens attend to all tokens equally."""
-    model = random_vit(**changes)
-    for block in model.encoder.blocks:
-        torch.nn.init.zeros_(block.attention.qkv.weight)
-        torch.nn.init.zeros_(block.attention.qkv.bias)
-    return model
 
 
 def self_attending_vit():
@@ -178,29 +169,6 @@ def test_batch_size_does_not_matter():
         close(getattr(parts, name), getattr(whole, name))
 
 
-@pytest.mark.parametrize("prefix", [{"pool": "mean"}, {}, {"registers": 4}], ids=str)
-def test_uniform_attention_has_the_mean_distance_of_the_grid(prefix):
-    model = uniform_vit(image_size=(12, 40), patch_size=(4, 8), **prefix)
-    images = random_images(model, count=1)
-    found, first = attention_stats(model, [images]), model.config.num_prefix
-    pixels = token_distances(model, images)
-    mean = pixels[first:, first:].mean()
-    share = 15 / (15 + first)  # of the attention that stays among patches
-    np.testing.assert_allclose(found.distance["patches"], share * mean)
-    if first:
-        np.testing.assert_allclose(found.distance["patches, renormalized"], mean)
-        np.testing.assert_allclose(found.distance["all tokens"], pixels.mean())
-    np.testing.assert_allclose(found.entropy, 1)
-    np.testing.assert_allclose(found.redundancy, 1)
-
-
-def test_self_attending_tokens_have_distance_zero():
-    found = attention_stats(self_attending_vit(), [random_images(self_attending_vit())])
-    assert not found.distance["patches"].any()
-    assert not found.entropy.any()
-    np.testing.assert_allclose(found.redundancy, 1)
-
-
 @pytest.mark.parametrize(("count", "kept"), [(4, 1), (5, 2), (8, 2), (9, 4), (11, 4)])
 def test_norms_of_many_images_are_subsampled(count, kept, monkeypatch):
     model = random_vit(pool="mean")
@@ -208,15 +176,6 @@ def test_norms_of_many_images_are_subsampled(count, kept, monkeypatch):
     expected = attention_stats(model, [images[::kept]]).norms
     monkeypatch.setattr(attention, "MAX_NORMS", 3 * 16 * 4)  # those of four images
     close(attention_stats(model, images.split(3)).norms, expected)
-
-
-def test_model_without_attention():
-    with torch.device("meta"):
-        model, images = create("BiT-R50x1"), torch.zeros(1, 3, 64, 64)
-    with pytest.raises(
-        ConfigError, match="BiT-R50x1 has no attention, so there is no attention distance"
-    ):
-        attention_stats(model, [images])
 
 
 def test_invalid_images():

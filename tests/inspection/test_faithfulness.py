@@ -127,12 +127,6 @@ def test_batch_size_is_limited_by_memory(monkeypatch):
     assert max(model.batches) == 4  # of five, as many come as go
 
 
-def test_steps_are_whole_pixels():
-    model, classes = OnePatchModel(0, 1), torch.tensor([1])
-    found = insertion_deletion(model, bright_patch(0, 1), torch.rand(1, 2, 3), classes, steps=5)
-    np.testing.assert_allclose(found.shares * 24, [0, 5, 10, 14, 19, 24])
-
-
 def test_enlarge_equals_bilinear_interpolation():
     maps = torch.rand(2, 3)
     expected = nn.functional.interpolate(maps[None, None], (8, 15), mode="bilinear")[0, 0]
@@ -197,28 +191,6 @@ def test_blur_keeps_a_flat_image_and_spreads_a_point():
     assert float((spread.sum(dim=0) * places**2).sum()) == pytest.approx(100, rel=1e-3)
 
 
-@pytest.mark.usefixtures("blurred_to_mean")
-def test_true_importance_beats_a_random_order():
-    torch.manual_seed(0)
-    weights = torch.randn(4, 4)  # the true importance of each patch of a bag of patches
-
-    class Bag(nn.Module):
-        config, metadata = SimpleNamespace(num_classes=2), METADATA
-
-        def forward(self, images):
-            patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))  # (B, 4, 4)
-            logit = (patches * weights).sum(dim=(1, 2))
-            return torch.stack([-logit, logit], dim=1)
-
-    images, classes = torch.rand(20, 3, 8, 8), torch.ones(20, dtype=torch.long)
-    patches = images.unfold(2, 2, 2).unfold(3, 2, 2).mean(dim=(1, 4, 5))
-    blank = images.mean(dim=(1, 2, 3))[:, None, None]
-    perfect = insertion_deletion(Bag(), images, (patches - blank) * weights, classes)
-    random = insertion_deletion(Bag(), images, torch.rand(20, 4, 4), classes)
-    assert perfect.insertion_area > random.insertion_area + 0.01
-    assert perfect.deletion_area < random.deletion_area - 0.01
-
-
 @pytest.mark.parametrize("method", ["rollout", "gradient rollout", "relevance", "last layer"])
 def test_sanity_check_of_random_and_trained_weights(trained, method):
     images, classes = torch.randn(3, 3, 16, 16), torch.tensor([0, 1, 2])
@@ -263,19 +235,6 @@ def test_every_method_is_evaluated_for_the_predicted_classes(trained):
     expected = insertion_deletion(trained, images, maps, classes)
     assert result.curves["relevance"].insertion_area == expected.insertion_area
     assert result.sanity["relevance"] == sanity_check(trained, "relevance", images, classes)
-
-
-def test_progress(trained):
-    calls = []
-    evaluate_faithfulness(
-        trained,
-        torch.randn(3, 3, 16, 16),
-        methods=("rollout", "center"),
-        progress=lambda *call: calls.append(call),
-    )
-    assert calls == [
-        (f"testing {method}", done, 3) for method in ("rollout", "center") for done in range(4)
-    ]
 
 
 def test_invalid_arguments(trained, tiny):

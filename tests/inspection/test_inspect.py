@@ -20,7 +20,7 @@ from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.inspection.attention import attention_stats, batch_size_for
 from vitrail.inspection.faithfulness import evaluate_faithfulness
-from vitrail.inspection.images import crop_box, evenly_spaced, find_images
+from vitrail.inspection.images import crop_box, find_images
 from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS
 from vitrail.inspection.representations import filter_components, position_similarity, token_colors
 from vitrail.models.registry import configuration
@@ -238,7 +238,7 @@ def test_number_and_size_of_images_are_limited(model, tmp_path):
     assert result.images[0].pixels.shape == (320, 480, 3)
 
 
-def test_command_writes_page_arrays_and_images(model, data, tmp_path, capsys):
+def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsys):
     vitrail.save(model, tmp_path / "bundle", class_names=["red", "green", "blue"])
     photo(tmp_path / "photos" / "one.png")
     photo(tmp_path / "photos" / "two.png")
@@ -258,24 +258,16 @@ def test_command_writes_page_arrays_and_images(model, data, tmp_path, capsys):
     assert "picture_0_layer_0" in arrays
     rows = list(csv.DictReader((out / "attention.csv").read_text().splitlines()))
     assert len(rows) == model.config.depth * model.config.heads
-
-
-def test_report_of_a_run_is_not_overwritten(model, tmp_path, capsys):
-    vitrail.save(model, tmp_path / "bundle")
-    assert main(["inspect", str(tmp_path / "bundle"), "--out", str(tmp_path / "bundle")]) == 2
-    assert "contains a model with its own report" in capsys.readouterr().err
-
-
-def test_json_has_the_numbers(model, data, tmp_path, capsys):
-    vitrail.save(model, tmp_path / "bundle")
-    words = [str(tmp_path / "bundle"), "--data", str(data), "--images", "3", "--score", "--json"]
-    assert main(["inspect", *words, "--out", str(tmp_path / "out")]) == 0
+    words = ["inspect", words[0], "--data", str(data), "--images", "3", "--score", "--json"]
+    assert main([*words, "--out", str(out)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["images"] == 3
     assert 0 <= result["insertion"]["rollout"] <= 1
     assert np.array(result["distance"]["patches"]).shape == (2, model.config.heads)
-    arrays = np.load(tmp_path / "out" / "arrays.npz")
+    arrays = np.load(out / "arrays.npz")
     assert arrays["shares_rollout"].shape == arrays["insertion_rollout"].shape == (21,)
+    assert main(["inspect", words[1], "--out", words[1]]) == 2
+    assert "contains a model with its own report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -299,12 +291,6 @@ def test_find_images_in_files_and_folders(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images in this folder"):
         find_images([tmp_path / "empty"])
-
-
-def test_evenly_spaced():
-    assert evenly_spaced(10, 3) == [0, 4, 9]
-    assert evenly_spaced(2, 5) == [0, 1]
-    assert evenly_spaced(0, 5) == []
 
 
 def test_command_accepts_every_method():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny_models import awake
-from vitrail import BitConfig, MixerConfig, VitConfig, load
+from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.inspection import representations as file
 from vitrail.inspection.representations import (
     filter_components,
@@ -68,13 +68,6 @@ def test_filters_are_the_principal_components_of_the_first_kernels(name):
     np.testing.assert_allclose(
         flat * np.sign((flat * directions).sum(1))[:, None], directions, atol=1e-6
     )
-
-
-def test_filters_of_the_golden_model_are_28(golden):
-    components, explained = filter_components(load(golden / "vit-token.npz"))
-    assert components.shape == (28, 8, 8, 3)
-    assert np.all(np.diff(explained) <= 0)
-    assert 0.9 < explained.sum() < 1
 
 
 def test_signs_of_components_are_fixed():
@@ -160,12 +153,6 @@ def test_no_positions():
     assert position_similarity(awake(VIT.change(position="none"))) == {}
 
 
-def test_zero_positions_have_similarity_zero():
-    model = awake(VIT)
-    model.position.table.data.zero_()
-    assert not position_similarity(model)["positions"].any()
-
-
 def test_token_mixing_sorts_large_units_by_frequency():
     model = awake(MIXER)
     weight = model.blocks[0].token_mixing.fc1.weight.data  # (40, 15)
@@ -180,12 +167,6 @@ def test_token_mixing_sorts_large_units_by_frequency():
     assert all(tuple(unit.flatten().tolist()) in rows for unit in token_mixing(model, count=28))
     assert token_mixing(model, count=28).shape == (28, 3, 5)
     assert token_mixing(model, count=99).shape == (40, 3, 5)
-
-
-def test_zero_mixing_weights():
-    model = awake(MIXER)
-    model.blocks[0].token_mixing.fc1.weight.data.zero_()
-    assert not token_mixing(model).any()
 
 
 @pytest.mark.parametrize(
@@ -262,11 +243,6 @@ def test_small_bank_without_the_query_itself():
     assert nearest_rows(bank[:1], bank[:1], 6, exclude=np.array([0]))[0].shape == (1, 0)
 
 
-def test_zero_features_have_similarity_zero():
-    _, similarity = nearest_rows(np.zeros((1, 4)), np.ones((3, 4)), 6)
-    assert similarity.tolist() == [[0, 0, 0]]
-
-
 def clusters(count, classes=3):
     random = np.random.default_rng(0)
     labels = np.sort(np.arange(count) % classes)
@@ -292,14 +268,8 @@ def test_scatter_without_scikit_learn_is_a_pca(monkeypatch):
     centered = features - features.mean(0)
     sizes = np.linalg.svd(centered, compute_uv=False)[:2]
     np.testing.assert_allclose(np.linalg.norm(found.points, axis=0), sizes, rtol=1e-5)
-
-
-def test_large_datasets_are_subsampled_evenly(monkeypatch):
-    monkeypatch.setattr(file, "find_spec", lambda name: None)
-    features, labels = clusters(90)
-    found = scatter(features, labels, ["a", "b", "c"], max_points=30)
-    assert found.points.shape == (30, 2)
-    assert np.bincount(found.labels).tolist() == [10, 10, 10]
+    some = scatter(features, labels, ["a", "b", "c"], max_points=30)  # evenly
+    assert np.bincount(some.labels).tolist() == [10, 10, 10]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 6])

@@ -12,7 +12,7 @@ from test_attention import (
     self_attending_vit,
 )
 
-from vitrail import ConfigError, DataError, create
+from vitrail import ConfigError, DataError
 from vitrail.inspection import attention
 from vitrail.inspection import relevance as module
 from vitrail.inspection.relevance import rollout
@@ -102,14 +102,6 @@ def test_constant_map_is_not_scaled():
     model = self_attending_vit()
     found = rollout(model, random_images(model))
     assert torch.equal(found, torch.full_like(found, 0.1))  # ten patches
-
-
-@pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])
-def test_model_without_attention(name):
-    with torch.device("meta"):
-        model, images = create(name), torch.zeros(1, 3, 224, 224)
-    with pytest.raises(ConfigError, match=f"^{name} has no attention, so there is no rollout; use"):
-        rollout(model, images)
 
 
 def test_invalid_settings():

@@ -24,7 +24,6 @@ from vitrail.reports.pages import (
     evaluation_page,
     noise_ece,
     summary,
-    tiles,
     weakest_classes,
 )
 
@@ -235,21 +234,6 @@ def test_images_that_are_gone_are_left_out(result):
     text = page_of(result, Gone())
     assert "<img" not in text
     assert "predicted as" in text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "shown"),
-    [
-        (0.961, 0.993, "96.1-99.3"),
-        (0.9, 1.0, "90.0-100"),
-        (0.9997, 0.99996, "99.9-99.9"),  # 100 only for exactly 1
-        (0.0, 0.04, "0.0-4.0"),
-    ],
-)
-def test_interval_of_a_tile(result, low, high, shown):
-    one = replace(result, estimates={"accuracy": Estimate(0.95, low, high)})
-    (tile,) = tiles(one)
-    assert tile["lines"][0] == f"95\xa0% CI {shown}\xa0%"
 
 
 def test_summary_names_the_weaknesses(result):

@@ -338,27 +338,3 @@ def test_position_plot_of_any_grid(high, wide):
     texts = [element.text for element in root.iter("text")]
     assert {"one", "two", "row of the patch", "column of the patch"} <= set(texts)
     assert {"1.0", "1.00"} & set(texts)
-
-
-@pytest.mark.parametrize("shape", [(28, 16, 16, 3), (9, 4, 8, 1), (1, 1, 1, 4)])
-def test_filters_are_scaled_to_their_own_range(shape, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(images, "tile_plot", lambda tiles, label: drawn.append(tiles))
-    images.filter_plot(RNG.normal(size=shape))
-    (tiles,) = drawn
-    assert tiles.shape == (*shape[:3], 4)
-    if shape[1] > 1:
-        np.testing.assert_allclose(tiles[..., :3].min(axis=(1, 2, 3)), 0)
-        np.testing.assert_allclose(tiles[..., :3].max(axis=(1, 2, 3)), 1)
-    assert (tiles[..., 3] == 1).all()
-
-
-def test_mixing_plot_is_red_above_zero_and_blue_below(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(images, "tile_plot", lambda tiles, label: drawn.append(tiles))
-    images.mixing_plot(np.array([[[2.0, 0.0, -2.0]], [[0.0, 0.0, 0.0]]]))
-    (red, zero, blue), others = drawn[0][0][0], drawn[0][1][0]
-    assert red[0] > red[2] + 0.2
-    assert blue[2] > blue[0] + 0.2
-    assert zero.min() > 0.94
-    np.testing.assert_array_equal(others, [zero] * 3)

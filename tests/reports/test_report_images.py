@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitrail.inspection.images import Box
 from vitrail.reports.figures import png_bytes
-from vitrail.reports.images import color_image, image_grid, image_url, overlay, patch_image
+from vitrail.reports.images import image_grid, overlay
 
 RANDOM = np.random.default_rng(0)
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
@@ -62,42 +62,11 @@ def test_overlay_of_the_whole_image_has_no_border():
     assert len(np.unique(np.asarray(image))) == 1
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [((1000, 500), (240, 480)), ((300, 400), (400, 300)), ((32, 64), (240, 120)), ((1, 1), None)],
-)
-def test_overlay_keeps_the_aspect_ratio(shape, size):
-    pixels = np.zeros((*shape, 3), np.uint8)
-    image = overlay(pixels, np.ones((1, 1)), Box(0, 0, *shape))
-    assert image.size == (size or (240, 240))
-
-
 @pytest.mark.parametrize("style", ["brightness", "heat"])
 @pytest.mark.parametrize("values", [np.ones((1, 1)), np.zeros((3, 5)), np.array([[0.0, 1.0]])])
 def test_overlay_of_constant_and_tiny_maps(values, style):
     pixels = RANDOM.integers(0, 256, (300, 300, 3), np.uint8)
     assert np.asarray(overlay(pixels, values, Box(0, 0, 300, 300), style)).std() > 5
-
-
-def test_color_image_has_one_area_per_patch():
-    colors = RANDOM.random((2, 3, 3))
-    image = np.asarray(color_image(colors, Box(5, 0, 15, 30), 10))
-    assert image.shape == (10, 30, 3)
-    np.testing.assert_array_equal(image[2::5, 5::10], (colors * 255).round())
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) == 6
-
-
-def test_patch_image_draws_borders_between_patches():
-    pixels = np.zeros((300, 400, 3), np.uint8)
-    image = np.asarray(patch_image(pixels, Box(0, 50, 300, 350), (2, 3)))[:, :, 0]
-    assert np.flatnonzero((image == 255).all(axis=1)).tolist() == [150]
-    assert np.flatnonzero((image == 255).all(axis=0)).tolist() == [100, 200]
-
-
-def test_image_url_is_no_larger_than_asked():
-    url = image_url(np.zeros((1000, 500, 3), np.uint8), 120)
-    assert url.startswith("data:image/")
-    assert len(url) < 2000
 
 
 def test_image_grid_shows_every_image():

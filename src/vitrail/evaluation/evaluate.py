@@ -34,14 +34,14 @@ from vitrail.evaluation.dataset import (
     read_real_labels,
     real_correct,
 )
-from vitrail.evaluation.metrics import LossKind, Statistic
+from vitrail.evaluation.metrics import LossKind, SampleScores, Statistic, score_samples
 from vitrail.evaluation.results import (
     ClassMetrics,
     EvaluationResult,
     Predictions,
-    ResultAccumulator,
     SelectiveAccuracy,
     no_readable_images,
+    summarize,
 )
 from vitrail.models.vit import Model, eval_mode
 
@@ -163,8 +163,8 @@ def quick_evaluate(
 
     `options` are those of `run_inference`. All processes return the result of the whole source.
     """
-    classes = len(source.classes)
-    accumulator = ResultAccumulator(classes, multi_label=source.multi_label, loss=loss)
+    classes, batches = len(source.classes), []  # indices and scores of each batch
+    kind: LossKind = "sigmoid" if source.multi_label else loss
 
     def add(logits: Tensor, batch: Batch) -> None:
         if logits.ndim != 2 or logits.shape[1] != classes:
@@ -173,11 +173,18 @@ def quick_evaluate(
                 f"and the dataset has {classes} classes; expected the same classes in the same "
                 "order"
             )
-        accumulator.update(logits, batch.labels, batch.indices)
+        scores = score_samples(logits, batch.labels.to(logits.device), kind)
+        batches.append((batch.indices, *(x.cpu() for x in scores)))
 
     skipped = run_inference(predict, source, preprocessing, add, **options)
-    accumulator.reduce()
-    return accumulator.finish(source, skipped)
+    gathered = [one for part in distributed.all_gather_object(batches) for one in part]
+    if not gathered:
+        raise no_readable_images(len(source), skipped)
+    indices, *scores = (torch.cat(column) for column in zip(*gathered, strict=True))
+    order = indices.argsort()  # so that sums do not depend on the number of processes
+    rows = indices[order].numpy()
+    scores = SampleScores(*(column[order] for column in scores))
+    return summarize(scores, labels_at(source, rows), rows, classes, source, skipped)
 
 
 def run_inference(
@@ -328,9 +335,7 @@ def compute_metrics(
     """
     scores, logits, labels = predictions.scores, predictions.logits, predictions.labels
     (samples, classes), multi_label = logits.shape, predictions.multi_label
-    accumulator = ResultAccumulator(classes, multi_label=multi_label, loss=predictions.loss)
-    accumulator.update_scores(scores, torch.tensor(labels), torch.tensor(predictions.indices))
-    result = accumulator.finish(source, predictions.skipped)
+    result = summarize(scores, labels, predictions.indices, classes, source, predictions.skipped)
 
     correct = (scores.rank == 0).numpy()
     columns = {"accuracy": correct}

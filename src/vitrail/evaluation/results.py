@@ -5,16 +5,14 @@ Shapes: N images, B images of a batch, K classes.
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitrail.data.datasets import Dataset, Label
-from vitrail.distributed import all_gather_object, all_reduce_sum
 from vitrail.errors import DataError
 from vitrail.evaluation.metrics import Estimate, LossKind, SampleScores, score_samples
 
@@ -167,87 +165,48 @@ def to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class ResultAccumulator:
-    """Sums over batches and processes.
+def summarize(
+    scores: SampleScores,
+    labels: np.ndarray,
+    indices: np.ndarray,
+    classes: int,
+    source: Dataset,
+    skipped: dict[str, str],
+) -> EvaluationResult:
+    """Accuracy, loss, confusion and mistakes of scored images, whose order does not matter.
 
-    Each image counts once, whatever the batch size and the number of processes: counts are
-    integers and losses are summed in float64.
+    Labels are int64 (N,), or bool (N, K) for multi-label data; indices (N,) are in the source.
     """
-
-    def __init__(
-        self, classes: int, *, multi_label: bool = False, loss: LossKind = "softmax"
-    ) -> None:
-        self.classes = classes
-        self.loss: LossKind = "sigmoid" if multi_label else loss
-        self.counts = np.zeros(3, np.int64)  # images, correct, correct among the top 5
-        self.total_loss = 0.0
-        keep = classes <= MAX_CONFUSION_CLASSES and not multi_label
-        self.confusion = np.zeros((classes, classes), np.int64) if keep else None
-        self.mistakes: list[Mistake] = []  # without names; `finish` looks them up
-
-    def update(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Add a batch: logits (B, K), labels (B,) or 0/1 labels (B, K), indices (B,)."""
-        assert logits.shape == (len(indices), self.classes)
-        if len(indices):
-            labels = labels.to(logits.device)
-            scores = SampleScores(*(x.cpu() for x in score_samples(logits, labels, self.loss)))
-            self.update_scores(scores, labels.cpu(), indices.cpu())
-
-    def update_scores(self, scores: SampleScores, labels: Tensor, indices: Tensor) -> None:
-        """Add images that are scored already; all tensors are on the CPU."""
-        wrong = scores.rank > 0
-        self.counts += [len(indices), int((~wrong).sum()), int((scores.rank < 5).sum())]
-        self.total_loss += float(scores.loss.double().sum())
-        if self.confusion is not None:
-            np.add.at(self.confusion, (labels.numpy(), scores.predicted.numpy()), 1)
-        rows = wrong.nonzero().flatten()
-        order = scores.confidence[rows].argsort(descending=True, stable=True)
-        for row in rows[order[:MAX_MISTAKES]].tolist():
-            truth = labels[row]
-            self.mistakes.append(
-                Mistake(
-                    index=int(indices[row]),
-                    name="",
-                    label=tuple(truth.nonzero().flatten().tolist()) if truth.ndim else int(truth),
-                    predicted=int(scores.predicted[row]),
-                    confidence=float(scores.confidence[row]),
-                    label_probability=float(scores.label_probability[row]),
-                )
+    samples, multi_label = len(indices), labels.ndim == 2
+    if not samples:
+        raise no_readable_images(len(source), skipped)
+    predicted, rank, confidence, label_probability = (x.numpy() for x in scores[1:])
+    confusion = None
+    if classes <= MAX_CONFUSION_CLASSES and not multi_label:
+        confusion = np.bincount(labels * classes + predicted, minlength=classes**2)
+        confusion = confusion.reshape(classes, classes)
+    wrong = np.flatnonzero(rank > 0)
+    certainty = np.nan_to_num(confidence[wrong], nan=-math.inf)
+    mistakes = wrong[np.lexsort((indices[wrong], -certainty))[:MAX_MISTAKES]]
+    return EvaluationResult(
+        samples=samples,
+        accuracy=int((rank == 0).sum()) / samples,
+        top5=int((rank < 5).sum()) / samples if classes > 5 else None,
+        loss=float(scores.loss.double().sum()) / samples,
+        confusion=confusion,
+        mistakes=tuple(
+            Mistake(
+                index=int(indices[n]),
+                name=source.name(int(indices[n])),
+                label=tuple(labels[n].nonzero()[0].tolist()) if multi_label else int(labels[n]),
+                predicted=int(predicted[n]),
+                confidence=float(confidence[n]),
+                label_probability=float(label_probability[n]),
             )
-        self.mistakes = most_confident(self.mistakes)
-
-    def reduce(self) -> None:
-        """Combine all processes; each gets the same values."""
-        self.counts = all_reduce_sum(torch.from_numpy(self.counts)).cpu().numpy()
-        self.total_loss = float(
-            all_reduce_sum(torch.tensor([self.total_loss], dtype=torch.float64))
-        )
-        if self.confusion is not None:
-            self.confusion = all_reduce_sum(torch.from_numpy(self.confusion)).cpu().numpy()
-        gathered = all_gather_object(self.mistakes)
-        self.mistakes = most_confident([mistake for part in gathered for mistake in part])
-
-    def finish(self, source: Dataset, skipped: dict[str, str]) -> EvaluationResult:
-        samples, correct, among_five = map(int, self.counts)
-        if not samples:
-            raise no_readable_images(len(source), skipped)
-        return EvaluationResult(
-            samples=samples,
-            accuracy=correct / samples,
-            top5=among_five / samples if self.classes > 5 else None,
-            loss=self.total_loss / samples,
-            confusion=self.confusion,
-            mistakes=tuple(replace(m, name=source.name(m.index)) for m in self.mistakes),
-            skipped=dict(skipped),
-        )
-
-
-def most_confident(mistakes: list[Mistake]) -> list[Mistake]:
-    """The most confident mistakes; ties in the order of the source, NaN last."""
-    order = sorted(
-        mistakes, key=lambda m: (math.inf if math.isnan(m.confidence) else -m.confidence, m.index)
+            for n in mistakes.tolist()
+        ),
+        skipped=dict(skipped),
     )
-    return order[:MAX_MISTAKES]
 
 
 def no_readable_images(total: int, skipped: Mapping[str, str]) -> DataError:

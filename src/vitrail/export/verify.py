@@ -17,7 +17,8 @@ from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError, VitrailError, renamed_attribute
 from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Progress, run_inference
-from vitrail.evaluation.results import ResultAccumulator
+from vitrail.evaluation.metrics import score_samples
+from vitrail.evaluation.results import no_readable_images
 from vitrail.export.torch_program import ModelOutputs, Outputs
 from vitrail.formatting import percent
 from vitrail.models.config import MixerConfig, VitConfig, pair
@@ -174,18 +175,16 @@ def measure_int8(
     if max_images and isinstance(source, ImageDataset) and len(source) > max_images:
         source = source.subset(np.linspace(0, len(source) - 1, max_images).astype(np.int64))
     matched = match_classes(metadata.class_names, model.config.num_classes, source)
-    accumulators = [
-        ResultAccumulator(len(matched.source.classes), multi_label=matched.source.multi_label)
-        for _ in range(2)
-    ]
+    correct: list[Tensor] = []  # (2, B)
 
     def predict(images: Tensor) -> Tensor:
         return torch.stack([model(images), engine(images)])  # (2, B, K)
 
     def update(logits: Tensor, batch: Batch) -> None:
         columns = logits if matched.columns is None else logits[..., matched.columns]
-        for accumulator, each in zip(accumulators, columns, strict=True):
-            accumulator.update(each, batch.labels, batch.indices)
+        loss = "sigmoid" if matched.source.multi_label else "softmax"
+        scores = [score_samples(each.cpu(), batch.labels, loss) for each in columns]
+        correct.append(torch.stack([one.rank == 0 for one in scores]))
 
     with eval_mode(model):
         skipped = run_inference(
@@ -197,11 +196,14 @@ def measure_int8(
             batch_size=BATCH_SIZE,
             progress=progress,
         )
-    exact, rounded = (accumulator.finish(matched.source, skipped) for accumulator in accumulators)
+    if not correct:
+        raise no_readable_images(len(source), skipped)
+    images = torch.cat(correct, dim=1).double()  # (2, N)
+    accuracy, int8_accuracy = images.mean(1).tolist()
     return Int8Accuracy(
-        accuracy=exact.accuracy,
-        int8_accuracy=rounded.accuracy,
-        images=exact.samples,
+        accuracy=accuracy,
+        int8_accuracy=int8_accuracy,
+        images=images.shape[1],
         data=name,
         notes=(*notes, *matched.notes),
     )

@@ -174,28 +174,11 @@ def inspection_page(inspection: Inspection) -> str:
     if inspection.mixing is not None:
         values["mixing"] = inline_svg(mixing_plot(inspection.mixing))
     values["tokens"] = [
-        {
-            "name": image.name,
-            "label": image.label,
-            "image": image_url(image.pixels, MAP_SIDE),
-            "colors": smallest_data_url(color_image(image.token_colors, image.box, MAP_SIDE)),
-        }
+        (image, smallest_data_url(color_image(image.token_colors, image.box, MAP_SIDE)))
         for image in images
         if image.token_colors is not None
     ]
-    values["neighbors"] = [
-        {
-            "name": image.name,
-            "label": image.label,
-            "image": image_url(image.pixels, NEIGHBOR_SIDE),
-            "near": [
-                {"neighbor": near, "image": image_url(near.pixels, NEIGHBOR_SIDE)}
-                for near in image.neighbors
-            ],
-        }
-        for image in images
-        if image.neighbors
-    ]
+    values["neighbors"] = [image for image in images if image.neighbors]
     if inspection.scatter is not None:
         values["scatter"] = inline_svg(figures.scatter_plot(inspection.scatter))
     if inspection.faithfulness is not None and inspection.faithfulness.curves:
@@ -210,6 +193,9 @@ def inspection_page(inspection: Inspection) -> str:
         titles={name: title for name, title in SECTIONS.items() if values[name]},
         inspection=inspection,
         methods=methods,
+        image_url=image_url,
+        map_side=MAP_SIDE,
+        neighbor_side=NEIGHBOR_SIDE,
         **values,
     )
 
