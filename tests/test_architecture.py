@@ -22,7 +22,7 @@ MAY_IMPORT = {
         *("evaluation", "probing", "reports"),
     },
     "inspection": {"models", "data", "checkpoints", "evaluation", "probing", "reports"},
-    "export": {"models", "data", "checkpoints", "evaluation"},
+    "export": {"models", "data", "checkpoints", "evaluation", "probing"},
     "prediction": {"models", "data", "checkpoints", "distributed", "evaluation", "export"},
     "serving": {"models", "data", "checkpoints", "probing", "inspection", "prediction", "reports"},
     "planning": {"models", "data", "checkpoints", "distributed", "training"},

@@ -1,8 +1,10 @@
 """A server for the tests that do not configure their own; a stub and a browser for the pages."""
 
 import pytest
-from page_stub import Stub, started
+from page_stub import Stub
 from serving_helpers import make_state, running_server
+
+from browser_tab import started
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,19 @@
 """A stub server with canned responses, for the tests of the pages."""
 
 import base64
-import contextlib
 import io
 import json
-import shutil
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from vitrail.serving.app import ROUTES, build_page
 from vitrail.serving.schemas import openapi_document
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-PATIENCE = 10.0  # seconds
 LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
 ROLLED = 7  # the pane that rollout is brightest at
 BOX, LAG = [0.0, 0.25, 1.0, 0.5], 0.4
@@ -157,64 +149,3 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Security-Policy", policy)
         self.end_headers()
         self.wfile.write(data)
-
-
-@contextlib.contextmanager
-def started():
-    """A browser."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Tab:
-    """A browser tab that records its console messages and requests."""
-
-    def __init__(self, browser, **options):
-        usual = {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 900}}
-        self.context = browser.new_context(**usual | options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(1000 * PATIENCE)
-        self.messages, self.urls = [], []
-        self.page.on("console", lambda message: self.messages.append(message.text))
-        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
-        self.page.on("request", lambda request: self.urls.append(request.url))
-
-    @contextlib.contextmanager
-    def at(self, address, path="/"):
-        """The page at an address. At the end, it must have requested nothing from other hosts, and
-        logged nothing but error responses and this test's access to its canvas."""
-        self.messages.clear()
-        self.urls.clear()
-        self.page.goto(address + path)
-        yield self.page
-        usual = ("Failed to load resource", "Canvas2D: Multiple readback")
-        assert [line for line in self.messages if not line.startswith(usual)] == []
-        own = (address, "blob:", "data:")
-        assert [url for url in self.urls if not url.startswith(own)] == []
-
-
-@contextlib.contextmanager
-def tab(browser, address, path="/", **options):
-    """A tab of its own."""
-    own = Tab(browser, **options)
-    with own.at(address, path) as page:
-        yield page
-    own.context.close()
-
-
-def until(page, script, arg=None):
-    """Wait until a script returns something true; playwright's own way needs a laxer policy."""
-    for _ in range(int(PATIENCE / 0.02)):
-        if page.evaluate(script, arg):
-            return
-        page.wait_for_timeout(20)
-    pytest.fail(f"never: {script}")
-
-
-def until_text(page, id, pattern):
-    """Wait until the text of an element matches a regular expression."""
-    script = "([id, text]) => new RegExp(text).test(document.getElementById(id).textContent)"
-    until(page, script, [id, pattern])

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from page_stub import NEEDS_CHROMIUM, encoded_image, tab
+from page_stub import encoded_image
 
+from browser_tab import NEEDS_CHROMIUM, tab
 from vitrail.reports.html import csp_hash
 from vitrail.serving import app
 from vitrail.serving.app import ROUTES, build_page

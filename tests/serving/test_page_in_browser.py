@@ -5,19 +5,10 @@ import io
 
 import numpy as np
 import pytest
-from page_stub import (
-    COLUMNS,
-    MODEL,
-    NEEDS_CHROMIUM,
-    ROLLED,
-    ROWS,
-    Tab,
-    encoded_image,
-    tab,
-    until,
-    until_text,
-)
+from page_stub import COLUMNS, MODEL, ROLLED, ROWS, encoded_image
 from PIL import Image
+
+from browser_tab import NEEDS_CHROMIUM, Tab, tab, until, until_text
 
 pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60), pytest.mark.slow]
 PANES = """() => {

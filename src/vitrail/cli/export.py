@@ -22,18 +22,21 @@ from vitrail.formatting import byte_size, duration
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Int8Options):
-    """Export a model to ONNX or torch.export, and verify its outputs."""
+    """Export a model to ONNX, torch.export or a web page, and verify its outputs."""
 
     model: ModelReference
     out: Path
-    """File to write: model.onnx or model.pt2."""
+    """File to write: model.onnx, model.pt2 or model.html."""
     to: Target = "onnx"
-    """ONNX, a torch.export program, or that program compiled with AOTInductor."""
+    """ONNX, a torch.export program, that program compiled with AOTInductor, or a page that runs
+    the model in a browser, offline."""
     int8: bool = False
     """Quantize weights to 8 bits: smaller and faster; the accuracy is measured."""
     preprocessing: Preset = None
     with_preprocessing: bool = False
     """Include preprocessing: the file takes uint8 pixels of any size."""
+    examples: str | None = None
+    """html: dataset of which some images are embedded as examples."""
     overwrite: bool = False
     """Replace the file in --out."""
     json: Json = False
@@ -51,7 +54,7 @@ class Export(Int8Options):
                 self.out,
                 preprocessing=self.with_preprocessing,
                 progress=progress,
-                **options_of(self, "to", "int8", "data", "max_drop", "overwrite"),
+                **options_of(self, "to", "int8", "data", "max_drop", "examples", "overwrite"),
             )
         if self.json:
             values: dict[str, Any] = asdict(done) | {"path": str(done.path)}

@@ -30,7 +30,12 @@ from vitrail.models.config import MixerConfig, pair
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
-SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2", "aotinductor": ".pt2"}
+SUFFIXES: dict[Target, str] = {
+    "onnx": ".onnx",
+    "torch": ".pt2",
+    "aotinductor": ".pt2",
+    "html": ".html",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,7 @@ def export_model(
     data: Data | None = None,
     max_drop: float = MAX_DROP,
     preprocessing: bool = False,
+    examples: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
@@ -64,11 +70,13 @@ def export_model(
     >>> export_model("runs/first", "first.onnx")  # any batch, height and width
     >>> export_model("runs/first", "first-int8.onnx", int8=True, data="images")
     >>> export_model("runs/first", "first.pt2", to="torch")
+    >>> export_model("runs/first", "first.html", to="html")  # a page for a browser
 
     `int8` rounds weights: its accuracy is measured on the test split of `data`, or of the training
     data, and a drop of more than `max_drop` raises CheckpointError. With `preprocessing` the file
-    takes the pixels of an image. `progress` is called with the number of images evaluated. Nothing
-    is written unless the outputs agree.
+    takes the pixels of an image. `examples` is a dataset of which a page shows some images.
+    `progress` is called with the number of images evaluated. Nothing is written unless the outputs
+    agree.
     """
     start = time.perf_counter()
     path = Path(out)
@@ -78,15 +86,19 @@ def export_model(
         raise ConfigError(
             f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
         )
-    if to != "onnx" and (int8 or preprocessing):
-        option = "int8" if int8 else "preprocessing"
-        raise ConfigError(f"{option} is for --to onnx, not {to}; leave one out")
+    if int8 and to not in ("onnx", "html"):
+        raise ConfigError(f"int8 is for --to onnx and html, not {to}; leave one out")
+    if preprocessing and to != "onnx":
+        raise ConfigError(f"preprocessing is for --to onnx, not {to}; leave one out")
+    if examples is not None and to != "html":
+        raise ConfigError(f"examples are for --to html, not {to}; leave one out")
     if data is not None and not int8:
         raise ConfigError("data is for measuring int8; add --int8, or leave it out")
     if not 0 <= max_drop <= 1:
         raise ConfigError(f"max_drop={max_drop} must be a fraction of the images, such as 0.01")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists; choose another --out, or use --overwrite")
+    folder = None if isinstance(model, nn.Module) else Path(model)
     model = prepare_model(model if isinstance(model, nn.Module) else load(model))
     notes: tuple[str, ...] = ()
     cost = None
@@ -109,14 +121,30 @@ def export_model(
                 INT8_TOLERANCE if int8 else TOLERANCE,
             )
             temporary.write_bytes(content)
+        elif to == "html":
+            require("onnxruntime", "onnx", extra="export", feature="--to html")
+            from vitrail.export.html import build_page
+
+            page, difference, cost = build_page(
+                model,
+                title=path.stem,
+                int8=int8,
+                data=data,
+                max_drop=max_drop,
+                folder=folder,
+                examples=examples,
+                progress=progress,
+            )
+            notes = () if cost is None else cost.notes
+            temporary.write_text(page, encoding="utf-8")
         else:
             program = save_program(model, temporary, compiled=to == "aotinductor")
             difference = verify_images(model, program, any_size=False)
         size = temporary.stat().st_size
     height, width = pair(model.config.image_size)
-    if to != "onnx":
+    if to in ("torch", "aotinductor"):
         notes = (f"it takes any number of images of {height}x{width} pixels",)
-    elif isinstance(model.config, MixerConfig) and not preprocessing:
+    elif to == "onnx" and isinstance(model.config, MixerConfig) and not preprocessing:
         notes = (f"the image size of a Mixer is fixed: {height}x{width} pixels", *notes)
     return Exported(
         path=path,

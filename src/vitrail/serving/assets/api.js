@@ -4,6 +4,9 @@ const TIMEOUT_MS = 120_000; // per request
 const MAX_TRIES = 5; // while the server is busy
 const MAX_WAIT = 30; // seconds between them
 const TOKEN = "vitrail token";
+const MAX_SIZE = 2048; // pixels of the longer side that are sent; models see far fewer
+const TEACH_SIZE = 1024; // of images to teach with, which are sent together
+const UNREACHABLE = "Server not reachable"; // headline
 
 class UserError extends Error {
   // Its message is shown to the user. `final`: retrying would not help.

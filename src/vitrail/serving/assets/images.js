@@ -1,7 +1,5 @@
 // Files to images that are uploaded and drawn.
 
-const MAX_SIZE = 2048; // pixels of the longer side that are sent; models see far fewer
-const TEACH_SIZE = 1024; // of images to teach with, which are sent together
 const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
 

@@ -11,7 +11,7 @@ async function loadModel() {
     findExamples();
   } catch (error) {
     if (!(error instanceof UserError)) throw error;
-    setStatus("Server not reachable", error.message);
+    setStatus(UNREACHABLE, error.message);
     find("again").hidden = false;
   }
 }
@@ -108,6 +108,7 @@ async function teach(event) {
     const response = await requestJson("teach", { query: { name }, body, onDelay: setStatus });
     app.about = await requestJson("model");
     showAbout(app.about);
+    if (!app.chosen) showClasses();
     const unread = response.errors.length ? response.errors.length + " could not be read" : "";
     const notes = [...response.notes, unread].filter(Boolean).map((note) => " (" + note + ")");
     setStatus("Added " + quoted(name) + "." + notes.join(""));

@@ -1,0 +1,142 @@
+// In place of serving/assets/api.js: what the page requests from a server is answered by the worker.
+
+const MAX_SIZE = Infinity, TEACH_SIZE = Infinity; // pixels: images are not sent anywhere
+const UNREACHABLE = "The model cannot run"; // headline
+const source = "<!doctype html>\n" + document.documentElement.outerHTML; // before any change
+const embedded = (id) => document.getElementById(id).textContent;
+const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+
+class UserError extends Error {
+  // Its message is shown to the user. `final`: retrying would not help.
+  constructor(message, final = false) {
+    super(message);
+    this.final = final;
+  }
+}
+
+function fromBase64(text) {
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes;
+}
+
+async function decompress(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Memory and head of classes that were taught: arrays are base64, float32 rows and float64 others.
+const floats = (text, Kind) => new Kind(fromBase64(text).buffer);
+const chunked = (values, width) =>
+  Array.from({ length: values.length / width }, (_, i) => values.slice(i * width, (i + 1) * width));
+function readTaught({ memory, head }) {
+  return {
+    memory: memory && { ...memory, rows: chunked(floats(memory.rows, Float32Array), memory.width),
+      sums: chunked(floats(memory.sums, Float64Array), memory.width) },
+    head: head && { bias: [...floats(head.bias, Float64Array)],
+      weight: chunked(floats(head.weight, Float64Array), head.width) },
+  };
+}
+
+function writeTaught({ memory, head }) {
+  const encode = (arrays, Kind) => {
+    const bytes = new Uint8Array(Kind.from(arrays.flatMap((array) => [...array])).buffer);
+    let text = "";
+    for (const byte of bytes) text += String.fromCharCode(byte);
+    return btoa(text);
+  };
+  return JSON.stringify({
+    memory: memory && { ...memory, rows: encode(memory.rows, Float32Array),
+      sums: encode(memory.sums, Float64Array) },
+    head: head && { width: memory.width, weight: encode(head.weight, Float64Array),
+      bias: encode([head.bias], Float64Array) },
+  });
+}
+
+// --- The worker ---
+
+const about = JSON.parse(embedded("model")), stored = readTaught(JSON.parse(embedded("taught")));
+if (stored.head) about.classes = stored.memory.classes;
+const worker = new Worker(URL.createObjectURL(new Blob([embedded("worker")], { type: "text/javascript" })));
+const waiting = new Map();
+let calls = 0;
+worker.onmessage = ({ data: { id, result, error, known } }) => {
+  const [done, failed] = waiting.get(id);
+  waiting.delete(id);
+  if (error === undefined) done(result);
+  else failed(known ? new UserError(error, true) : new Error(error));
+};
+const run = (name, argument) => new Promise((done, failed) => {
+  waiting.set((calls += 1), [done, failed]);
+  worker.postMessage({ id: calls, name, argument });
+});
+const loaded = (async () => {
+  const wasm = fromBase64(embedded("kernels"));
+  const weights = await decompress(fromBase64(embedded("weights")));
+  await run("load", { wasm, weights, about, taught: stored });
+})();
+
+const keys = new WeakMap(); // of images whose attention the worker keeps
+let images = 0;
+function keyOf(blob) {
+  if (!keys.has(blob)) keys.set(blob, (images += 1));
+  return keys.get(blob);
+}
+
+function probabilitiesOf(logits) {
+  if (about.multi_label) return Array.from(logits, (x) => 1 / (1 + Math.exp(-x)));
+  const largest = Math.max(...logits), odds = Array.from(logits, (x) => Math.exp(x - largest));
+  const sum = odds.reduce((a, b) => a + b, 0);
+  return odds.map((value) => value / sum);
+}
+
+async function classify(blob, key) {
+  // All classes, most probable first.
+  if (!about.classes.length) throw new UserError("There are no classes yet; add two below.");
+  const logits = await run("predict", { blob, key });
+  const guesses = probabilitiesOf(logits).map((probability, i) => ({ label: about.classes[i], probability }));
+  return guesses.sort((a, b) => b.probability - a.probability);
+}
+
+const ANSWERS = {
+  model: () => about,
+  models: () => ({ models: [about.name] }),
+  examples: () => about.examples.map(({ label }, id) => ({ id, label })),
+  async predict({ top, threshold }, blob) {
+    const start = performance.now();
+    let guesses;
+    try {
+      guesses = await classify(blob, keyOf(blob));
+    } catch (error) {
+      if (!error.final) throw error;
+      throw new UserError("The image cannot be read: " + error.message, true);
+    }
+    const least = threshold ?? (about.multi_label ? 0.5 : 0);
+    const labels = guesses.filter(({ probability }) => probability >= least).map(({ label }) => label);
+    const answer = { guesses: guesses.slice(0, top), labels: about.multi_label ? labels : labels.slice(0, 1) };
+    return { answers: [answer], seconds: (performance.now() - start) / 1000, engine: "WebAssembly" };
+  },
+  attention: (_, blob) => run("attention", { blob, key: keyOf(blob) }),
+  async teach({ name }, body) {
+    const { classes, accuracy, errors } = await run("teach", { name, blobs: body.getAll("pictures") });
+    const notes = accuracy === null ? [] : ["leave-one-out accuracy " + percent(accuracy)];
+    if (classes.length < 2) notes.push("add a second class to classify images");
+    else about.classes = classes;
+    find("keep").hidden = false;
+    return { notes, errors };
+  },
+};
+
+async function fetchWithRetry(path, { query = {}, body } = {}) {
+  // The name and the result of the function in api.js, for the files that follow.
+  await loaded;
+  const [name, id] = path.split("/");
+  if (id !== undefined) {
+    const bytes = fromBase64(about.examples[id].data);
+    return { blob: async () => new Blob([bytes], { type: "image/jpeg" }) };
+  }
+  const answer = await ANSWERS[name](query, body);
+  return { json: async () => answer };
+}
+
+const readBody = (response, kind) => response[kind]();

@@ -1,0 +1,370 @@
+"""The page of `--to html`: its arithmetic, and the page itself, opened from disk and offline."""
+
+import base64
+import csv
+import io
+import json
+import random
+import re
+import sys
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exportable import CONFIGS
+from PIL import Image
+
+from browser_tab import CHROMIUM, NEEDS_CHROMIUM, Tab, started, until_text
+from tiny_models import awake
+from vitrail import Predictor, export_model
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.data.decode import decode
+from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
+from vitrail.data.transforms import EvalTransform, normalize
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.export.html import build_page, describe_memory
+from vitrail.export.kernel_program import BASE as FIRST_ADDRESS
+from vitrail.export.kernel_program import compile_model
+from vitrail.export.session import open_session
+from vitrail.probing.teach import ProbeMemory, fit_head
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))  # the hostile images
+
+BROWSER = resources.files("vitrail") / "export" / "browser"
+NAMES = ("sun", "moon", "star")
+# One kind for each operation that has a kernel, or a case of its own.
+KINDS = ["distillation", "map", "swiglu", "relative, registers", "conv stem", "gray", "hybrid"]
+KINDS += ["BiT", "Mixer", "2-D, every layer", "registers and mean", "not square"]
+SIZES = ((64, 48), (31, 97), (20, 20), (9, 14), (200, 130))
+BYTES = "(text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with started() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def scripts(browser):
+    """A blank page with the functions of the worker."""
+    page = browser.new_page()
+    for name in ("engine", "preprocess", "attention", "ridge"):
+        page.add_script_tag(content=(BROWSER / f"{name}.js").read_text())
+    page.evaluate(f"window.bytes = {BYTES}")
+    return page
+
+
+def text_of(content):
+    return base64.b64encode(content).decode()
+
+
+def encoded(pixels, kind="PNG", **settings):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **settings)
+    return buffer.getvalue()
+
+
+def photo(height, width, seed=0):
+    """A smooth image with some noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / 9
+    waves = [128 + 90 * np.sin(x * rng.uniform(0.3, 2) + y * rng.uniform(0.3, 2)) for _ in range(3)]
+    return (np.stack(waves, axis=-1) + rng.integers(-30, 30, (height, width, 3))).astype(np.uint8)
+
+
+def model_with_classes(kind="class token", size=8, **changes):
+    config = CONFIGS[kind].change(**changes)
+    model = awake(config)
+    how = preset("deit", (size, size), config.channels)
+    model.metadata = Metadata(preprocessing=how, class_names=NAMES)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_compute_what_onnxruntime_computes(kind, scripts):
+    program = compile_model(awake(CONFIGS[kind]), int8=kind == "swiglu")
+    images = torch.randn(program.tensors["images"][1:], generator=torch.Generator().manual_seed(1))
+    session = open_session(program.onnx)
+    names = [output.name for output in session.get_outputs()]
+    expected = dict(zip(names, session.run(names, {"images": images.numpy()}), strict=True))
+    fields = program._asdict()
+    plain = {key: fields[key] for key in ("calls", "constants", "tensors", "memory")}
+    outputs = scripts.evaluate(
+        """async ([wasm, weights, program, images]) => {
+          const engine = await Engine.create(bytes(wasm), bytes(weights), program);
+          engine.run(images.map(() => 1)); // nothing is left over from another image
+          const outputs = engine.run(images);
+          return Object.fromEntries(Object.entries(outputs).map(([k, v]) => [k, [...v]]));
+        }""",
+        [
+            text_of((BROWSER / "kernels.wasm").read_bytes()),
+            text_of(program.weights),
+            plain,
+            images.flatten().tolist(),
+        ],
+    )
+    assert outputs.keys() == expected.keys()
+    for key, values in expected.items():
+        assert np.allclose(outputs[key], values.ravel(), rtol=0, atol=1e-5 * np.abs(values).max())
+
+
+def test_kernels_keep_their_own_memory(scripts):
+    exports = scripts.evaluate(
+        """async (wasm) => { const memory = new WebAssembly.Memory({ initial: 4 });
+          const { instance } = await WebAssembly.instantiate(bytes(wasm), { env: { memory } });
+          return instance.exports.__heap_base.value; }""",
+        text_of((BROWSER / "kernels.wasm").read_bytes()),
+    )
+    assert exports <= FIRST_ADDRESS
+
+
+def configs():
+    yield from ((name, preset(name, (24, 24))) for name in PRESETS)
+    for name in ("lanczos", "bicubic", "nearest"):
+        antialias = name == "lanczos"
+        yield (
+            f"{name}, {antialias=}",
+            Preprocessing(size=(20, 30), interpolation=name, antialias=antialias),
+        )
+    yield "padded", Preprocessing(size=(40, 40), resize="short-side", resize_to=(16, 16))
+    yield "gray", Preprocessing(size=(16, 16), mean=(0.4,), std=(0.3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), list(configs()), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_preprocessing_equals_pythons(name, how, scripts):
+    transform = EvalTransform(preprocessing=how, channels=len(how.mean))
+    exact = how.antialias and how.interpolation != "area"
+    for height, width in SIZES:
+        data = encoded(photo(height, width))
+        expected = normalize(transform(data)[None], how)[0].numpy().ravel()
+        values = scripts.evaluate(
+            """async ([data, how, channels]) =>
+              [...preprocess(await decode(new Blob([bytes(data)])), how, channels).values]""",
+            [text_of(data), how.to_dict(), len(how.mean)],
+        )
+        steps = (
+            np.abs(np.array(values) - expected)
+            * 255
+            * np.repeat(how.std, how.size[0] * how.size[1])
+        )
+        assert steps.max() < (1e-3 if exact else 1.001), (height, width)
+        assert (steps > 0.5).mean() < (1e-9 if exact else 0.015)  # torch's float32
+
+
+def test_images_are_upright_and_on_white(scripts):
+    script = """async (data) => { const { data: pixels, width, height } =
+      await decode(new Blob([bytes(data)])); return [height, width, [...pixels]]; }"""
+    pixels = photo(16, 24)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(pixels, exif=exif)
+        height, width, values = scripts.evaluate(script, text_of(data))
+        shown = np.array(values).reshape(height, width, 4)[..., :3]
+        assert np.array_equal(shown, decode(data)), orientation
+    alpha = np.dstack([pixels, np.linspace(0, 255, 16 * 24).reshape(16, 24).astype(np.uint8)])
+    data = encoded(alpha)
+    values = scripts.evaluate(script, text_of(data))[2]
+    shown = np.array(values).reshape(16, 24, 4)[..., :3]
+    assert np.abs(shown - decode(data).astype(int)).max() <= 2  # canvases multiply by alpha
+
+
+def memory_of(rows, labels, classes):
+    model = model_with_classes()
+    return model, ProbeMemory.of(model, rows, labels, [f"class {i}" for i in range(classes)])
+
+
+@pytest.mark.parametrize(("count", "classes"), [(9, 3), (14, 2), (40, 3), (3, 3)])
+def test_ridge_head_equals_pythons(count, classes, scripts):
+    """More and fewer rows than the 16 features; one row for each class."""
+    rng = np.random.default_rng(count)
+    labels = np.arange(count) % classes
+    rows = (rng.normal(size=(count, 16)) + labels[:, None] * rng.normal(size=16)).astype(np.float32)
+    model, memory = memory_of(rows, labels, classes)
+    taught, chosen, accuracy = fit_head(model, memory)
+    plain = describe_memory(memory) | {
+        "rows": rows.astype(float).tolist(),
+        "sums": memory.sums.tolist(),
+    }
+    fitted = scripts.evaluate(
+        """(memory) => { const { memory: chosen, head, accuracy } = fitHead(memory);
+          return [chosen.l2, chosen.temperature, accuracy, head.weight.map((row) => [...row]),
+            [...head.bias]]; }""",
+        plain,
+    )
+    assert fitted[0] == chosen.l2
+    assert fitted[1] == pytest.approx(chosen.temperature, rel=1e-7)
+    assert fitted[2] == pytest.approx(accuracy)
+    head = taught.head
+    largest = float(head.weight.detach().abs().max())
+    assert np.abs(np.array(fitted[3]) - head.weight.detach().numpy()).max() < 1e-6 * largest
+    assert np.allclose(fitted[4], head.bias.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    model = model_with_classes(image_size=16, depth=3)
+    model.metadata = Metadata(preprocessing=preset("deit", (16, 16)), class_names=NAMES)
+    path = tmp_path_factory.mktemp("page") / "classifier.html"
+    return model, export_model(model, path, to="html")
+
+
+@pytest.fixture(scope="module")
+def shared(browser):
+    return Tab(browser, offline=True, accept_downloads=True)
+
+
+@pytest.fixture
+def page(shared, exported):
+    with shared.at(exported[1].path.as_uri(), "") as page:
+        until_text(page, "headline", "classes")
+        page.evaluate(f"window.bytes = {BYTES}")
+        yield page
+
+
+def give(page, to, *images):
+    files = [
+        {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
+        for number, data in enumerate(images)
+    ]
+    page.locator(to).set_input_files(files)
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_page_predicts_what_the_predictor_predicts(page, exported):
+    images = [encoded(photo(20 + i, 40 - i, seed=i)) for i in range(12)]
+    predictions = Predictor(exported[0])(images, top=3)
+    with page.expect_download() as download:
+        give(page, "#many", *images, b"no image at all")
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert [row["label"] for row in rows[:-1]] == [prediction.label for prediction in predictions]
+    assert rows[-1]["error"].startswith("it is damaged")
+    for row, prediction in zip(rows, predictions, strict=False):
+        for guess in prediction.guesses:
+            assert float(row[guess.label]) == pytest.approx(guess.probability, abs=2e-3)
+    give(page, "#files", images[0])
+    until_text(page, "facts", "engine WebAssembly")
+    assert page.locator("#guesses .name").first.text_content() == predictions[0].label
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["class token", "mean", "map"])
+def test_attention_equals_the_servers(kind, browser, tmp_path):
+    from vitrail.serving.registry import attention
+
+    model = model_with_classes(kind)
+    path = export_model(model, tmp_path / "page.html", to="html").path
+    data = encoded(photo(12, 21))
+    expected = json.loads(attention(model, data).model_dump_json())
+    with Tab(browser, offline=True).at(path.as_uri(), "") as page:
+        shown = page.evaluate(
+            f"""async (data) => {{
+              await vitrail.loaded;
+              const blob = new Blob([({BYTES})(data)]);
+              return vitrail.run("attention", {{ key: 1, blob }});
+            }}""",
+            text_of(data),
+        )
+    assert {k: shown[k] for k in ("grid", "layers", "heads", "lag")} == {
+        k: expected[k] for k in ("grid", "layers", "heads", "lag")
+    }
+    assert np.allclose(shown["box"], expected["box"], atol=1e-4)
+    assert np.allclose(shown["peaks"], expected["peaks"], atol=2e-3)
+    for key in ("maps", "rollout"):
+        values = [np.frombuffer(base64.b64decode(x[key]), np.uint8) for x in (shown, expected)]
+        assert np.abs(values[0].astype(int) - values[1]).max() <= 3
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_taught_classes_are_in_the_downloaded_page(page, browser, tmp_path):
+    images = {
+        name: [encoded(photo(20, 20, seed=s + i)) for i in range(3)]
+        for name, s in (("red", 0), ("blue", 50), ("=cmd", 90))
+    }
+    page.locator("#teach summary").click()
+    for name, files in images.items():
+        page.locator("#lesson").fill(name)
+        give(page, "#lessons", *files)
+        page.locator("#teach form button").click()
+        until_text(page, "learned", f"^Added “{name}”")
+    script = """async (data) => (await vitrail.classify(new Blob([bytes(data)])))"""
+    before = page.evaluate(script, text_of(images["blue"][0]))
+    assert {guess["label"] for guess in before} == set(images)
+    with page.expect_download() as download:
+        page.locator("#keep").click()
+    copy = tmp_path / "taught.html"
+    copy.write_bytes(Path(download.value.path()).read_bytes())
+    with Tab(browser, offline=True).at(copy.as_uri(), "") as other:
+        until_text(other, "headline", "^3 classes$")
+        other.evaluate(f"window.bytes = {BYTES}")
+        assert other.evaluate(script, text_of(images["blue"][0])) == before
+        other.locator("#teach summary").click()  # and another class there
+        other.locator("#lesson").fill("green")
+        give(other, "#lessons", *images["red"])
+        other.locator("#teach form button").click()
+        until_text(other, "headline", "^4 classes$")
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_hostile_images_never_break_the_page(page):
+    from hostile_images import hostile_images
+    from image_mutations import mutate
+    from odd_images import odd_images
+
+    rng, whole = random.Random(0), [odd.data for odd in odd_images().values()]
+    files = [
+        *hostile_images().values(),
+        *(mutate(rng.choice(whole), whole, rng)[1] for _ in range(150)),
+    ]
+    script = """async (data) => {
+      try { return (await vitrail.classify(new Blob([bytes(data)]))).length; }
+      catch (error) { return error.final ? error.message : "bug: " + error; }
+    }"""
+    for number, data in enumerate(files):
+        answer = page.evaluate(script, text_of(data))
+        assert answer == 3 or not answer.startswith("bug"), (number, answer)
+    give(page, "#files", encoded(photo(9, 9)))
+    until_text(page, "facts", "engine WebAssembly")
+
+
+def test_page_requests_nothing_and_names_no_host(exported):
+    text = exported[1].path.read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "connect-src" not in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert set(re.findall(r"//([\w-]+\.[a-z]{2,4})\b", text)) <= {"www.w3"}
+    assert exported[1].bytes < 400_000
+    assert exported[1].difference < 5e-3
+
+
+def test_class_names_cannot_end_the_script():
+    model = model_with_classes()
+    evil = "</script><script>alert(1)</script>"
+    model.metadata = Metadata(preprocessing=preset("deit", (8, 8)), class_names=(evil, "b", "c"))
+    page, _, _ = build_page(model, title="<b>&")
+    assert evil not in page
+    assert "<title>&lt;b>&amp;</title>" in page
+
+
+def test_unsuitable_options_are_one_line(tmp_path):
+    model = model_with_classes()
+    for settings, message in (
+        ({"to": "html", "preprocessing": True}, "preprocessing is for --to onnx"),
+        ({"to": "onnx", "examples": "images"}, "examples are for --to html"),
+        ({"to": "html", "int8": True}, "give --data"),
+    ):
+        suffix = ".html" if settings["to"] == "html" else ".onnx"
+        with pytest.raises((ConfigError, CheckpointError), match=message):
+            export_model(model, tmp_path / f"page{suffix}", **settings)
+    assert not list(tmp_path.iterdir())
