@@ -244,6 +244,12 @@ class ImageDataset:
         assert not isinstance(labels, LabelSets)
         return np.asarray(labels, np.int64)
 
+    def class_counts(self) -> np.ndarray | None:
+        """Return the images of each class: int64 (K,); None for a multi-label dataset."""
+        if self.multi_label:
+            return None
+        return np.bincount(self.class_ids(), minlength=len(self.classes))
+
     def subset(self, indices: np.ndarray) -> "ImageDataset":
         rows = indices if self.rows is None else self.rows[indices]
         return ImageDataset(self.index, rows, splits=self.splits)

@@ -126,6 +126,14 @@ class EvaluationResult:
         return any(c.average_precision is not None for c in self.classes)
 
     @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes that have images; NaN without a confusion matrix."""
+        if self.confusion is None:
+            return math.nan
+        images = self.confusion.sum(axis=1)
+        return float((np.diag(self.confusion)[images > 0] / images[images > 0]).mean())
+
+    @property
     def accuracy_at_80(self) -> float:
         """Selective accuracy at 80 % coverage; NaN if unknown."""
         known = self.estimates.get("accuracy_at_80")

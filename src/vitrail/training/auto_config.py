@@ -37,6 +37,7 @@ SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
 FAST_DECODE = 1.5e-3  # seconds per image below which no data loading processes are needed
 SMALL_DATASET = 20_000  # images, below which a dataset needs strong augmentation
 LARGE_DATASET = 100_000
+IMBALANCED = 10  # times as many images in the largest class as in the smallest
 MIXING_AFTER = 15  # epochs, after which mixing helps on a small dataset
 # At the cost of four blocks of two thirds of the width, two wide ones learn more in a short time.
 WIDE_SHAPES = {
@@ -61,6 +62,7 @@ class DatasetStats:
     seconds: float  # to read and decode one image
     channels: int  # 1 for grayscale, 3 for color, or those of the arrays
     multi_label: bool
+    class_images: tuple[int, int] = (1, 1)  # fewest and most images of a class
 
 
 def dataset_stats(dataset: Dataset) -> DatasetStats:
@@ -91,7 +93,16 @@ def dataset_stats(dataset: Dataset) -> DatasetStats:
         seconds=(time.monotonic() - started) / len(sides),
         channels=max(channels),
         multi_label=dataset.multi_label,
+        class_images=fewest_and_most(dataset),
     )
+
+
+def fewest_and_most(dataset: Dataset) -> tuple[int, int]:
+    """Return the images of the smallest and of the largest class; (1, 1) for multi-label data."""
+    if dataset.multi_label or not len(dataset.classes):
+        return 1, 1
+    counts = np.bincount(np.asarray(dataset.labels(), np.int64))
+    return int(counts[counts > 0].min()), int(counts.max())
 
 
 def sample_indices(dataset: Dataset) -> list[int]:
@@ -277,6 +288,19 @@ class AutoConfig:
                 "use 'sigmoid'"
             )
 
+    def choose_balance(self) -> None:
+        """Adjust the logits of imbalanced classes, unless classes are balanced otherwise."""
+        settings, (fewest, most) = self.settings, self.stats.class_images
+        unset = settings.loss.logit_adjustment is None and settings.balance is None
+        possible = settings.loss.kind == "softmax" and not settings.loss.teacher
+        if settings.objective == "classify" and unset and possible and most >= IMBALANCED * fewest:
+            loss = replace(settings.loss, logit_adjustment=1.0)
+            self.settings = replace(settings, loss=loss)
+            self.explain(
+                "logit adjustment for balanced accuracy",
+                f"classes have {fewest:,} to {most:,} images (--loss.logit-adjustment 0: none)",
+            )
+
     def choose_execution(self, config: Config, device: torch.device) -> None:
         """Decide augmentation, precision and CPU data parallelism for the model that was built."""
         settings, stats = self.settings, self.stats
@@ -321,6 +345,7 @@ def complete_settings(
     auto.choose_workers()
     auto.choose_optimizer()
     auto.choose_loss()
+    auto.choose_balance()
     return auto
 
 

@@ -152,6 +152,9 @@ class LossSettings:
     """Cross-entropy over all classes, or binary cross-entropy for each class."""
     label_smoothing: float = 0.0
     """Fraction of the target that is spread over all classes."""
+    logit_adjustment: float | None = None
+    """Add this multiple of the log class frequencies to the logits in the loss, for balanced
+    accuracy (Menon et al. 2021; default: 1 if classes are imbalanced, else 0)."""
     teacher: str = ""
     """Distillation: the teacher, any model reference."""
     teacher_size: int | None = None
@@ -167,6 +170,8 @@ class LossSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1 or not 0 <= self.teacher_weight <= 1:
             raise ConfigError("loss.label_smoothing and loss.teacher_weight must be fractions")
+        if self.logit_adjustment is not None and self.logit_adjustment < 0:
+            raise ConfigError(f"loss.logit_adjustment={self.logit_adjustment} must be 0 or more")
         if self.temperature <= 0:
             raise ConfigError(f"loss.temperature={self.temperature} must be above zero")
 
@@ -223,6 +228,9 @@ class Settings:
     """Optimizer steps, in place of epochs."""
     minutes: float | None = None
     """Time budget of the run, including the final evaluation."""
+    patience: int | None = None
+    """Stop after this many evaluations without a better val accuracy, and keep the best weights;
+    --dev holds out a val split from train."""
     until_accuracy: float | None = None
     """Stop at this val accuracy; --dev holds out a val split from train."""
     batch_size: int | None = None
@@ -262,7 +270,7 @@ class Settings:
     machine: MachineSettings = field(default_factory=MachineSettings)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "minutes", "batch_size", "evaluate_every"):
+        for name in ("epochs", "steps", "minutes", "batch_size", "evaluate_every", "patience"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value} must be above zero")
@@ -272,6 +280,8 @@ class Settings:
             raise ConfigError(
                 f"until_accuracy={self.until_accuracy} must be a fraction, such as 0.9"
             )
+        if self.patience is not None and self.machine.strategy == "fsdp":
+            raise ConfigError(f"patience={self.patience} needs whole weights; use ddp, not fsdp")
         if self.balance is not None and not 0 <= self.balance <= 1:
             raise ConfigError(f"balance={self.balance} must be from 0 to 1")
         if not 0 <= self.average < 1:

@@ -73,8 +73,10 @@ def open_splits(reference: str, settings: Settings) -> DataSplits:
             f"batch_size={settings.batch_size} is more than the {len(train):,} training images; "
             f"try {max(1, len(train) // 4)}"
         )
-    if settings.until_accuracy is not None:
-        option = f"until_accuracy={settings.until_accuracy}"
+    for name in ("until_accuracy", "patience"):
+        if getattr(settings, name) is None:
+            continue
+        option = f"{name}={getattr(settings, name)}"
         if settings.objective != "classify":
             raise ConfigError(
                 f"{option} needs classes, and objective={settings.objective!r} has none; "

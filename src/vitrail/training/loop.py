@@ -222,7 +222,7 @@ class Evaluator:
         if not self.splits.held_out:
             return {}
         name = next(iter(self.splits.held_out))
-        if self.settings.until_accuracy is not None:
+        if self.settings.until_accuracy is not None or self.settings.patience is not None:
             name = "val"
         if self.settings.objective == "masked-patches":
             return {f"{name}/loss": self.masked_loss(name)}

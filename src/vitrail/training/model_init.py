@@ -47,6 +47,7 @@ from vitrail.training.budget import FinetunePlan, plan_finetuning, seconds_per_i
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
+from vitrail.training.objectives import log_prior
 
 ADAPTABLE = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
@@ -187,18 +188,22 @@ class ProbeHead:
     init: dict[str, Tensor]  # head weights, fitted without dev
     final: dict[str, Tensor]  # the same, fitted to all training images
     dev: str = ""  # the split it was evaluated on; "" if no image could be held out
-    accuracy: float = 0.0  # on dev
+    accuracy: float = 0.0  # on dev; balanced if the classes are adjusted for their frequencies
     loss: float = 0.0  # on dev
     images: int = 0  # in dev
+    balanced: bool = False
 
     def beats(self, tuned: EvaluationResult) -> bool:
         """Return whether the probe is better on dev than the fine-tuned model; loss breaks ties."""
-        return (self.accuracy, -self.loss) > (tuned.accuracy, -tuned.loss)
+        return (self.accuracy, -self.loss) > (self.accuracy_of(tuned), -tuned.loss)
+
+    def accuracy_of(self, tuned: EvaluationResult) -> float:
+        return tuned.balanced_accuracy if self.balanced else tuned.accuracy
 
     def save(self, folder: Path) -> None:
         tensors = {f"init.{name}": x for name, x in self.init.items()}
         tensors |= {f"final.{name}": x.clone() for name, x in self.final.items()}
-        numbers = [self.accuracy, self.loss, float(self.images)]
+        numbers = [self.accuracy, self.loss, float(self.images), float(self.balanced)]
         tensors["numbers"] = torch.tensor(numbers, dtype=torch.float64)
         write_file(folder / PROBE_HEAD, tensors, {"dev": self.dev})
 
@@ -211,12 +216,13 @@ def read_probe_head(folder: Path) -> ProbeHead | None:
             dev = (file.metadata() or {}).get("dev", "")
     except (OSError, ValueError, RuntimeError):
         return None
-    accuracy, loss, images = tensors.pop("numbers").tolist()
+    accuracy, loss, images, *balanced = tensors.pop("numbers").tolist()
     heads = {
         group: {n.partition(".")[2]: x for n, x in tensors.items() if n.startswith(f"{group}.")}
         for group in ("init", "final")
     }
-    return ProbeHead(**heads, dev=dev, accuracy=accuracy, loss=loss, images=int(images))
+    numbers = {"accuracy": accuracy, "loss": loss, "images": int(images)}
+    return ProbeHead(**heads, dev=dev, **numbers, balanced=any(balanced))
 
 
 def probe_init(
@@ -238,6 +244,7 @@ def probe_init(
         dev if len(dev) else None,
         name,
         dev_from_train=dev_from_train,
+        prior=log_prior(splits.train.class_counts(), auto.settings.loss),
         preprocessing=get_metadata(model).preprocessing,
         workers=auto.settings.machine.workers,
         strict=auto.settings.strict,
@@ -245,8 +252,9 @@ def probe_init(
     )
     set_weights(model, probe.init)
     if probe.dev:
+        metric = "balanced accuracy" if probe.balanced else "accuracy"
         accuracy = f"{percent(probe.accuracy)} (n={probe.images:,})"
-        callback.log(f"linear probe of the frozen model: {name} accuracy {accuracy}")
+        callback.log(f"linear probe of the frozen model: {name} {metric} {accuracy}")
     return splits, probe
 
 
@@ -257,42 +265,52 @@ def fit_probe_head(
     dev_name: str,
     *,
     dev_from_train: bool,
+    prior: Tensor | None = None,
     **options: Any,
 ) -> ProbeHead:
     """Fit a probe to frozen features of `train` and evaluate it on `dev`.
 
-    If dev was held out of the training set, the final probe is fitted to both. `options` are those
-    of `features_of`.
+    If dev was held out of the training set, the final probe is fitted to both. `prior` (K,), the
+    log class frequencies, is subtracted from the logits. `options` are those of `features_of`.
     """
     features = features_of(model, train, **options)
     classes = len(features.classes)
     path = fit_path(features.values, features.labels, classes)
     probe = path.probes[path.best]
-    init = head_weights(model, *probe.linear(), path.scale)
+    init = head_weights(model, *probe.linear(), path.scale, prior)
     if dev is None:
         return ProbeHead(init=init, final=init)
     held_out = features_of(model, dev, **options)
     logits = path.scale * probe.scores(held_out.values)
+    logits = logits if prior is None else logits - prior
     labels = torch.from_numpy(held_out.labels)
+    correct = (logits.argmax(1) == labels).double()
+    accuracy = float(correct.mean())
+    if prior is not None:
+        recalls = [correct[labels == label].mean() for label in labels.unique()]
+        accuracy = float(torch.stack(recalls).mean())
     final = init
     if dev_from_train:
         values = np.concatenate([features.values, held_out.values])
         all_labels = np.concatenate([features.labels, held_out.labels])
         refit = fit(values, all_labels, classes, probe.l2)
-        final = head_weights(model, *refit.linear(), path.scale)
+        final = head_weights(model, *refit.linear(), path.scale, prior)
     return ProbeHead(
         init=init,
         final=final,
         dev=dev_name,
-        accuracy=float((logits.argmax(1) == labels).double().mean()),
+        accuracy=accuracy,
         loss=float(F.cross_entropy(logits, labels)),
         images=len(held_out),
+        balanced=prior is not None,
     )
 
 
-def head_weights(model: Model, weight: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
-    """Return the head's weights for logits of scale * (features @ weight.T + bias)."""
-    changed = with_head(model, scale * weight, scale * bias)
+def head_weights(
+    model: Model, weight: Tensor, bias: Tensor, scale: float, prior: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the head's weights for logits of scale * (features @ weight.T + bias) - prior."""
+    changed = with_head(model, scale * weight, scale * bias - (0.0 if prior is None else prior))
     return {
         name: tensor.detach().clone()
         for name, tensor in changed.state_dict().items()

@@ -36,16 +36,20 @@ COLOR_CELLS: dict[MaskedTarget, int | None] = {"mean-color": 1, "colors-4x4": 4,
 
 
 class Classification(nn.Module):
-    """Supervised classification."""
+    """Supervised classification; `prior` (K,) is added to the logits in the loss."""
 
-    def __init__(self, model: Model, loss: LossSettings) -> None:
+    prior: Tensor | None
+
+    def __init__(self, model: Model, loss: LossSettings, prior: Tensor | None = None) -> None:
         super().__init__()
         check_head(model)
         self.model = model
         self.loss = loss
+        self.register_buffer("prior", prior, persistent=False)
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        return label_loss(self.logits(images), targets, self.loss)
+        logits = self.logits(images)
+        return label_loss(logits if self.prior is None else logits + self.prior, targets, self.loss)
 
     def logits(self, images: Tensor) -> Tensor:
         return self.model(images)  # (B, K)
@@ -357,7 +361,13 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 Objective = Classification | Distillation | FeatureDistillation | MaskedPatches
 
 
-def make_objective(model: Model, settings: Settings, *, teacher: Model | None = None) -> Objective:
+def make_objective(
+    model: Model,
+    settings: Settings,
+    *,
+    teacher: Model | None = None,
+    class_counts: np.ndarray | None = None,
+) -> Objective:
     """Create the objective of complete settings (see `auto_config.py`)."""
     if settings.objective == "masked-patches":
         if teacher is not None or settings.loss.teacher:
@@ -368,12 +378,23 @@ def make_objective(model: Model, settings: Settings, *, teacher: Model | None = 
         return MaskedPatches(model, settings.masked, settings.seed)
     if teacher is None:
         assert not settings.loss.teacher, "the caller loads the teacher"
-        return Classification(model, settings.loss)
+        return Classification(model, settings.loss, log_prior(class_counts, settings.loss))
     if settings.loss.teaching == "features":
         return FeatureDistillation(
             model, settings.loss, Teacher(teacher, model, same_classes=False)
         )
     return Distillation(model, settings.loss, teacher)
+
+
+def log_prior(class_counts: np.ndarray | None, loss: LossSettings) -> Tensor | None:
+    """Return the log class frequencies for logit adjustment (Menon et al. 2021, arXiv:2007.07314).
+
+    Logits that are right after adding them favor no class because it is frequent.
+    """
+    if class_counts is None or not loss.logit_adjustment:
+        return None
+    counts = torch.from_numpy(class_counts).float().clamp(min=1)
+    return loss.logit_adjustment * (counts / counts.sum()).log()
 
 
 def label_loss(logits: Tensor, targets: Tensor, loss: LossSettings) -> Tensor:

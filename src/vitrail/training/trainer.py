@@ -4,18 +4,22 @@
 settings.toml, metrics.jsonl, report.html and, until the run is finished, the resumable state.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from vitrail import distributed
 from vitrail.checkpoints.bundle import contains_model
+from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
@@ -48,6 +52,7 @@ from vitrail.training.loop import (
     TrainState,
     autocast_for,
     make_state,
+    metrics,
     seed_micro_batch,
     train_loop,
 )
@@ -82,6 +87,7 @@ from vitrail.training.schedules import Schedule
 
 DIVERGED = 3.0  # times the initial loss
 LOSS_WINDOW = 10  # steps over which the initial and the recent loss are compared
+BEST_WEIGHTS = "best-{}.safetensors"  # by step, until the end of a run with patience
 EVALUATIONS = 20  # at most, in a run of a fixed length
 OOM_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -239,7 +245,8 @@ class Trainer:
         if frozen := freeze(model, settings.optim.freeze):
             trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
             callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
-        objective = make_objective(model, settings, teacher=teacher)
+        counts = splits.train.class_counts() if settings.loss.logit_adjustment else None
+        objective = make_objective(model, settings, teacher=teacher, class_counts=counts)
         objective.to(device).train()
         self.teacher = None
         if isinstance(objective, FeatureDistillation):
@@ -270,7 +277,10 @@ class Trainer:
         self.saved = 0.0  # time of the last checkpoint
         self.losses: list[float] = []
         self.timings: dict[str, float] = {}  # seconds by part of the run
-        self.reached = False  # settings.until_accuracy
+        self.reached = False  # settings.until_accuracy, or the end of settings.patience
+        # For settings.patience: accuracy, -loss and step of the best evaluation on val; evaluations
+        # in total and since then.
+        self.best: dict[str, float] = {}
         self.budget: TimeBudget | None = None
         self.metrics = MetricsLog(None)
 
@@ -451,8 +461,44 @@ class Trainer:
             self.budget.evaluation = time.monotonic() - started
             if final_size:
                 self.budget.final = self.evaluator.final_cost() * self.budget.evaluation
-        target = self.settings.until_accuracy
-        return target is not None and final_size and row.get("val/accuracy", 0.0) >= target
+        if not final_size:
+            return False
+        target, patience = self.settings.until_accuracy, self.settings.patience
+        if patience is not None and self.track_best(row) >= patience:
+            return True
+        return target is not None and row.get("val/accuracy", 0.0) >= target
+
+    def track_best(self, row: dict[str, float]) -> int:
+        """Save the weights if val is better than ever; return the evaluations since the best."""
+        score, best = (row["val/accuracy"], -row["val/loss"]), self.best
+        count = best.get("evaluations", 0) + 1
+        if best and score <= (best["accuracy"], best["-loss"]):
+            self.best = {**best, "evaluations": count, "stale": best["stale"] + 1}
+            return int(self.best["stale"])
+        self.best = {"accuracy": score[0], "-loss": score[1], "step": self.state.step}
+        self.best |= {"evaluations": count, "stale": 0}
+        with self.state.ema.applied() if self.state.ema else nullcontext():
+            weights = distributed.gather_state_dict(self.state.objective)
+        if distributed.is_main():
+            write_file(self.folder / BEST_WEIGHTS.format(self.state.step), weights, None)
+        return 0
+
+    def restore_best(self) -> None:
+        """End of a run with `patience`: return to the best weights on val, and say so."""
+        val = metrics("val", self.evaluator.evaluate("val"))
+        self.track_best(val)
+        step, count = int(self.best["step"]), int(self.best["evaluations"])
+        if step != self.state.step:
+            self.state.ema = self.evaluator.ema = None
+            set_weights(self.model, load_file(self.folder / BEST_WEIGHTS.format(step)))
+        accuracy, images = self.best["accuracy"], len(self.splits.held_out["val"])
+        # Expected maximum of independent normal variables (Blom 1958).
+        deviations = NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+        optimism = deviations * math.sqrt(accuracy * (1 - accuracy) / images)
+        self.callback.log(
+            f"keeping the weights of step {step:,}: val accuracy {percent(accuracy)}, the best of "
+            f"{count} evaluations on {images:,} images, so optimistic by up to {percent(optimism)}"
+        )
 
     def log_evaluation(self, metrics: dict[str, float]) -> None:
         if not metrics:
@@ -481,8 +527,13 @@ class Trainer:
         """Evaluate, write the bundle and the report, and remove the state."""
         self.timings["steps"] = self.metrics.total_seconds
         with self.timed("evaluating"):
+            if self.settings.patience is not None:
+                self.restore_best()
             outcomes, row = self.evaluator.final(self.keep_better_of_probe())
         self.log_evaluation(row)
+        if self.settings.loss.logit_adjustment or self.settings.balance:
+            each = [f"{name} {percent(o.balanced_accuracy)}" for name, o in outcomes.items()]
+            self.callback.log(f"balanced accuracy: {', '.join(each)}")
         self.write_bundle(outcomes)
         if distributed.is_main():
             self.write_report(outcomes)
@@ -490,6 +541,7 @@ class Trainer:
         if distributed.is_main():
             checkpoint.remove_state(self.folder)
             (self.folder / PROBE_HEAD).unlink(missing_ok=True)
+            self.remove_earlier_best()
         return outcomes
 
     def keep_better_of_probe(self) -> dict[str, EvaluationResult]:
@@ -502,9 +554,11 @@ class Trainer:
             return {}
         tuned = evaluator.evaluate(probe.dev)
         winner = "linear probe" if probe.beats(tuned) else "fine-tuned model"
+        metric = "balanced accuracy" if probe.balanced else "accuracy"
         self.callback.log(
-            f"{probe.dev} accuracy (n={probe.images:,}): fine-tuned {percent(tuned.accuracy)}, "
-            f"linear probe {percent(probe.accuracy)}; keeping the {winner}"
+            f"{probe.dev} {metric} (n={probe.images:,}): fine-tuned "
+            f"{percent(probe.accuracy_of(tuned))}, linear probe {percent(probe.accuracy)}; "
+            f"keeping the {winner}"
         )
         if not probe.beats(tuned):
             return {probe.dev: tuned}
@@ -575,6 +629,7 @@ class Trainer:
             "seconds": self.elapsed(),
             "rate_scale": state.lr_scale,
             "plan": self.schedule.state_dict(),
+            "best": self.best,
         }
         if state.scaler is not None:
             extra["scaler"] = state.scaler.state_dict()
@@ -583,7 +638,15 @@ class Trainer:
             checkpoint.save_state(self.folder, state.objective, state.optimizers, average, extra)
             if state.step:
                 self.write_bundle({})  # usable while the run goes on
+        if distributed.is_main():
+            self.remove_earlier_best(keep=int(self.best.get("step", 0)))
         self.saved = time.monotonic()
+
+    def remove_earlier_best(self, keep: int | None = None) -> None:
+        """Delete the weights of earlier best evaluations, which no state refers to any more."""
+        for path in self.folder.glob(BEST_WEIGHTS.format("*")):
+            if keep is None or path.name != BEST_WEIGHTS.format(keep):
+                path.unlink(missing_ok=True)
 
     def restore_checkpoint(self) -> None:
         state, schedule = self.state, self.schedule
@@ -600,6 +663,7 @@ class Trainer:
         state.lr_scale = extra["rate_scale"]
         accumulate = schedule.accumulate
         schedule.load_state_dict(extra["plan"])
+        self.best = extra.get("best", {})
         if schedule.accumulate != accumulate:
             self.callback.log(
                 f"  micro-batches of {self.micro_batch}, as before the run was stopped; "

@@ -1,0 +1,106 @@
+"""Imbalanced classes: detected, stated, and adjusted for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitrail
+from tiny_models import awake
+from tiny_runs import Recorder, tiny_run
+from vitrail.models.config import VitConfig
+from vitrail.training.config import LossSettings, OptimSettings
+from vitrail.training.objectives import Classification, log_prior
+
+COUNTS = np.array([100, 10, 1])
+
+
+def write_long_tail(path, counts, noise=90):
+    """Overlapping colors: without adjustment, rare classes are predicted as frequent ones."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, each in (("train", counts), ("test", [40] * len(counts))):
+        labels = np.repeat(np.arange(len(counts)), each)
+        pixels = rng.integers(0, 256 - noise, (len(labels), 8, 8, 3))
+        strength = rng.integers(-30, noise, len(labels))[:, None, None]
+        pixels[np.arange(len(labels)), :, :, labels] += strength
+        arrays |= {f"x_{split}": pixels.clip(0, 255).astype(np.uint8), f"y_{split}": labels}
+    np.savez(path, **arrays)
+    return path
+
+
+def test_loss_adds_the_log_frequencies():
+    config = VitConfig(
+        image_size=8, patch_size=4, width=16, mlp_width=16, heads=2, depth=1, num_classes=3
+    )
+    model, images = awake(config), torch.randn(4, 3, 8, 8)
+    labels = torch.tensor([0, 1, 2, 1])
+    loss = LossSettings(kind="softmax", logit_adjustment=0.5)
+    objective = Classification(model, loss, log_prior(COUNTS, loss))
+    expected = F.cross_entropy(model(images) + 0.5 * torch.tensor(COUNTS / 111).log(), labels)
+    torch.testing.assert_close(objective(images, labels), expected.float())
+    assert torch.equal(objective.logits(images), model(images))
+    assert "prior" not in objective.state_dict()
+    assert log_prior(COUNTS, replace(loss, logit_adjustment=0.0)) is None
+
+
+def test_adjustment_raises_balanced_accuracy(tmp_path):
+    data = write_long_tail(tmp_path / "tail.npz", [200, 20, 10])
+    optim = OptimSettings(kind="adamw", learning_rate=3e-3)
+    options = {"steps": 80, "batch_size": 32, "optim": optim}
+    balanced = {}
+    for adjustment in (None, 0.0):
+        recorder, out = Recorder(), tmp_path / f"{adjustment}"
+        loss = LossSettings(logit_adjustment=adjustment)
+        result = tiny_run(data, out, loss=loss, callback=recorder, **options)
+        balanced[adjustment] = result.outcomes["test"].balanced_accuracy
+        stated = "logit adjustment for balanced accuracy: classes have 10 to 200 images"
+        assert any(stated in line for line in recorder.lines) == (adjustment is None)
+        reported = any(line.startswith("balanced accuracy: test") for line in recorder.lines)
+        assert reported == (adjustment is None)
+    assert balanced[None] > balanced[0.0] + 0.05
+
+
+def test_balanced_classes_are_not_adjusted(tmp_path):
+    data, recorder = write_long_tail(tmp_path / "even.npz", [30, 20, 10]), Recorder()
+    tiny_run(data, tmp_path / "run", callback=recorder)
+    assert not any("logit adjustment" in line for line in recorder.lines)
+
+
+def test_class_balanced_sampling_excludes_the_default_adjustment(tmp_path):
+    data, recorder = write_long_tail(tmp_path / "tail.npz", [100, 10, 5]), Recorder()
+    tiny_run(data, tmp_path / "run", balance=1.0, callback=recorder)
+    assert not any("logit adjustment" in line for line in recorder.lines)
+    assert any(line.startswith("balanced accuracy: test") for line in recorder.lines)
+
+
+def test_probe_of_imbalanced_classes_is_adjusted(tmp_path):
+    """The initial head subtracts the log frequencies that the loss adds."""
+    data = write_long_tail(tmp_path / "tail.npz", [100, 20, 10])
+    tiny_run(data, tmp_path / "start", steps=4)
+    reset = vitrail.load(tmp_path / "start", num_classes=0)
+    vitrail.save(reset, tmp_path / "backbone")
+    recorder = Recorder()
+    tiny_run(
+        data,
+        tmp_path / "tuned",
+        start=str(tmp_path / "backbone"),
+        callback=recorder,
+        optim=OptimSettings(),
+        model=vitrail.training.config.ModelSettings(),
+    )
+    probe = [line for line in recorder.lines if line.startswith("linear probe of the frozen")]
+    assert len(probe) == 1
+    assert "balanced accuracy" in probe[0]
+    assert any("balanced accuracy (n=" in line and "keeping" in line for line in recorder.lines)
+
+
+@pytest.mark.parametrize("counts", [[[3, 1], [0, 0]], [[3, 1], [2, 2]]])
+def test_balanced_accuracy_is_the_mean_recall_of_classes_with_images(counts):
+    confusion = np.array(counts)
+    result = vitrail.evaluation.results.EvaluationResult(
+        samples=int(confusion.sum()), accuracy=0.0, top5=None, loss=0.0, confusion=confusion
+    )
+    assert result.balanced_accuracy == (0.75 if confusion[1].sum() == 0 else 0.625)
