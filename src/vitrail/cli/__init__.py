@@ -17,6 +17,7 @@ import tyro
 
 from vitrail import __version__
 from vitrail.cli.calibrate import Calibrate
+from vitrail.cli.compare import Compare
 from vitrail.cli.completion import Completion
 from vitrail.cli.console import VERBOSITY, verbosity
 from vitrail.cli.dataset import Check, Pack
@@ -55,6 +56,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Evaluation": {
         "evaluate": (Evaluate, "accuracy, calibration, per-class metrics, mistakes"),
         "calibrate": (Calibrate, "guarantee an error rate: prediction sets, abstention"),
+        "compare": (Compare, "two models on the same images: is B as good as A?"),
         "inspect": (Inspect, "attention, filters, position embeddings, explanations"),
         "vtab": (Vtab, "transfer to many small tasks (VTAB-1k protocol)"),
         "reproduce": (Reproduce, "the paper's tables and figures at laptop scale"),

@@ -16,13 +16,17 @@ from vitrail.cli.console import (
 )
 from vitrail.cli.options import DataOptions, DataReference, FolderToWrite, Json, UnmetError
 from vitrail.errors import ConfigError
-from vitrail.formatting import MIB, byte_size
+from vitrail.formatting import MIB, byte_size, comma_list, percent
 
 if TYPE_CHECKING:
     from vitrail.data.check import DatasetReport, DuplicateGroup
+    from vitrail.probing.label_errors import LabelCheck
 
 MAX_CLASSES = 40  # rows of the table
 MAX_EXAMPLES = 5  # of each problem
+MAX_SUSPECTS = 15  # probable label errors
+MIN_PROBE_ACCURACY = 0.6  # below which suggestions are mostly wrong
+WEAK = ": too low for reliable suggestions; pass a pre-trained --model"
 MAX_BYTES = 256 * MIB  # as in data/tar_shards.py, which imports more than options should
 MAX_NAMES = 20  # of skipped files; the others are counted
 
@@ -36,6 +40,12 @@ class Check(DataOptions):
     """Folder for an HTML report: index.html, and a contact sheet per class."""
     limit: int | None = None
     """Check only this many images, evenly spaced."""
+    labels: bool = False
+    """Also find probable label errors and outliers; --out then has a page and labels.csv."""
+    model: str | None = None
+    """Model whose features --labels uses (default: pixels, which suffices for simple images)."""
+    apply: Path | None = None
+    """Reviewed labels.csv: write the dataset with its fixes as .tar shards into --out."""
     strict: bool = False
     """Exit with status 1 if a file is unreadable or an image is in two splits."""
     json: Json = False
@@ -45,17 +55,34 @@ class Check(DataOptions):
 
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit}: must be 1 or more")
+        if self.apply is not None:
+            self.apply_review(self.apply)
+            return
+        if self.model is not None and not self.labels:
+            raise ConfigError("--model is for --labels; add --labels, or leave it out")
+        labels = None
         with Progress() as progress:
             result = check_dataset(self.data, limit=self.limit, progress=progress)
+            if self.labels:
+                from vitrail.probing.label_errors import check_labels
+
+                labels = check_labels(self.data, self.model, progress)
         page = None
         if self.out is not None:
             from vitrail.reports.pages import write_dataset_check
 
-            page = write_dataset_check(result, self.out)
+            page = write_dataset_check(result, self.out, labels and vars(labels))
+            if labels is not None:
+                from vitrail.probing.label_errors import write_review
+
+                write_review(labels.errors, self.out / "labels.csv")
         if self.json:
-            print_json(result.to_dict() | {"page": page and str(page)})
+            extra = {"page": page and str(page)} | ({"labels": vars(labels)} if labels else {})
+            print_json(result.to_dict() | extra)
         else:
             print_lines(report(result))
+            if labels is not None:
+                print_lines(label_report(labels))
             if page is not None:
                 print(f"\ndone: {page}")
         if self.strict and (result.unreadable or result.leaks):
@@ -63,6 +90,43 @@ class Check(DataOptions):
                 f"{self.data} has {len(result.unreadable):,} unreadable files and "
                 f"{len(result.leaks):,} leaks between splits; fix them, or run without --strict"
             )
+
+    def apply_review(self, review: Path) -> None:
+        from vitrail.probing.label_errors import apply_review
+
+        if self.out is None:
+            raise ConfigError("--apply needs --out, the folder for the fixed dataset")
+        counts = apply_review(self.data, review, self.out)
+        if self.json:
+            print_json({"out": str(self.out)} | counts)
+        else:
+            changed = f"{counts['fix']:,} labels fixed, {counts['drop']:,} images dropped"
+            print(f"done: {self.out} ({changed}); use the folder wherever DATA is expected")
+
+
+def label_report(labels: "LabelCheck") -> Iterator[str]:
+    """Suspects as text."""
+    yield ""
+    share = percent(len(labels.errors) / labels.images)
+    yield f"Probable label errors ({len(labels.errors):,} of {labels.images:,} images, {share})"
+    yield from paragraph(
+        f"  probe on {labels.features}: leave-one-out accuracy {percent(labels.accuracy)}"
+        f"{WEAK if labels.accuracy < MIN_PROBE_ACCURACY else ''}",
+        2,
+    )
+    rows = [
+        [f"  {row['name']}", row["label"], row["suggested"], f"{row['margin']:.2f}"]
+        for row in labels.errors[:MAX_SUSPECTS]
+    ]
+    if rows:
+        yield from table(rows, "lllr", ["  image", "label", "looks like", "margin"])
+    if len(labels.errors) > MAX_SUSPECTS:
+        yield f"  and {len(labels.errors) - MAX_SUSPECTS:,} more; --json or --out lists all"
+    if labels.outliers:
+        names = comma_list([row["name"] for row in labels.outliers])
+        yield from paragraph(
+            f"Outliers, unlike all other images ({len(labels.outliers):,}): {names}"
+        )
 
 
 def report(result: "DatasetReport") -> Iterator[str]:

@@ -5,5 +5,6 @@ dataset.py       choice of split, overlap with the training data, class matching
 metrics.py       accuracy, F1, average precision, selective accuracy, and 95 % CIs (bootstrap)
 calibration.py   reliability diagram, ECE, Brier score, temperature scaling
 conformal.py     prediction sets and abstention with a guaranteed error rate
+compare.py       two models on the same images: paired difference, McNemar, flips
 results.py       the result types, and their accumulation over batches and processes
 """

@@ -67,6 +67,7 @@ SHEET_GAP = 4
 SHEET_COLUMNS = 8
 IMAGES_PER_CLASS = 24
 MAX_SHEETS = 60  # on the page; those of other classes are files only
+MAX_SUSPECTS = 60  # probable label errors on the page; labels.csv has all
 MAX_SHOWN = 30  # of each problem; the rest is counted
 
 
@@ -420,8 +421,15 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
     return series
 
 
-def write_dataset_check(report: DatasetReport, folder: str | os.PathLike[str]) -> Path:
-    """Write `index.html` and a contact sheet for each class; return the path of the page."""
+def write_dataset_check(
+    report: DatasetReport,
+    folder: str | os.PathLike[str],
+    labels: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `index.html` and a contact sheet for each class; return the path of the page.
+
+    `labels` are the fields of `LabelCheck` of probing/label_errors.py.
+    """
     folder = Path(folder)
     datasets = open_splits(report.reference)
     sheets = []
@@ -432,7 +440,7 @@ def write_dataset_check(report: DatasetReport, folder: str | os.PathLike[str]) -
         if number < MAX_SHEETS:
             total = sum(report.counts[name].values())
             sheets.append({"name": name, "total": total, "image": data_url(png)})
-    write_atomic(folder / "index.html", dataset_page(report, datasets, sheets))
+    write_atomic(folder / "index.html", dataset_page(report, datasets, sheets, labels))
     return folder / "index.html"
 
 
@@ -440,6 +448,7 @@ def dataset_page(
     report: DatasetReport,
     datasets: Mapping[str, ImageDataset],
     sheets: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, Any] | None = None,
 ) -> str:
     def shown(samples: Sequence[SampleInfo]) -> list[dict[str, Any]]:
         shown_samples = []
@@ -448,6 +457,12 @@ def dataset_page(
             url = None if image is None else data_url(to_png(image))
             shown_samples.append({"sample": sample, "image": url})
         return shown_samples
+
+    def suspects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            dict(row) | {"image": thumbnail_url(datasets[row["split"]], row["index"], THUMBNAIL)}
+            for row in rows[:MAX_SUSPECTS]
+        ]
 
     groups = report.duplicates + report.near_duplicates
     duplicates = {
@@ -477,6 +492,8 @@ def dataset_page(
         ],
         odd=[(title, len(samples), shown(samples)) for title, samples in odd.items()],
         sheets=sheets,
+        labels=labels and {**labels, "shown": suspects(labels["errors"])},
+        outliers=suspects(labels["outliers"]) if labels else [],
         max_shown=MAX_SHOWN,
     )
 

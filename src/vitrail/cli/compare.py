@@ -1,0 +1,181 @@
+"""`vitrail compare`: two models, engines or checkpoints on the same images."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from vitrail.cli.console import (
+    Progress,
+    log,
+    log_stderr,
+    note_lines,
+    paragraph,
+    print_json,
+    print_lines,
+    table,
+)
+from vitrail.cli.options import DataOptions, DataReference, Device, Json, UnmetError
+from vitrail.errors import ConfigError
+from vitrail.export import EngineKind
+from vitrail.formatting import byte_size, percent
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.compare import Comparison
+    from vitrail.prediction.predictor import Predictor
+
+MAX_ROWS = 5  # classes that lost or gained most
+TIMING_BATCH = 8
+TIMING_SECONDS = 2.0
+A = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
+B = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(DataOptions):
+    """Compare two models on the same images: accuracy, flipped images, speed, size.
+
+    A and B are bundles, weights files, hf:owner/name, or exported .onnx files."""
+
+    a: A
+    b: B
+    data: DataReference
+    split: str | None = None
+    """Split to compare on (default: as for evaluate)."""
+    engine_a: EngineKind | None = None
+    """Inference engine of A (default: torch)."""
+    engine_b: EngineKind | None = None
+    """Inference engine of B; with A twice, this compares engines."""
+    max_drop: float | None = None
+    """Exit with status 1 unless the accuracy of B is shown to be at most this much lower (a
+    fraction)."""
+    out: Path | None = None
+    """Folder for comparison.html and comparison.json."""
+    batch_size: int = 64
+    """Images per batch."""
+    device: Device = ""
+    json: Json = False
+
+    def run(self) -> None:
+        from vitrail.evaluation.compare import compare_results
+        from vitrail.evaluation.dataset import open_evaluation_split
+        from vitrail.evaluation.evaluate import evaluate
+        from vitrail.prediction.engines import AccuracyGuard
+        from vitrail.prediction.predictor import Predictor
+
+        if self.max_drop is not None and not 0 <= self.max_drop < 1:
+            raise ConfigError(f"--max-drop {self.max_drop}: expected a fraction, such as 0.01")
+        guard = AccuracyGuard(max_drop=1.0)
+        a = Predictor(
+            self.a, engine=self.engine_a or "", guard=guard, device=self.device, log=log_stderr
+        )
+        b = Predictor(
+            self.b, engine=self.engine_b or "", guard=guard, device=self.device, log=log_stderr
+        )
+        predictors = [a, b]
+        # The split is A's choice, so that both are evaluated on the same images.
+        source, notes = open_evaluation_split(self.data, self.split, predictors[0].metadata)
+        with Progress() as progress:
+            first, second = (
+                evaluate(
+                    predictor.runner,
+                    source,
+                    batch_size=self.batch_size,
+                    device=self.device,
+                    progress=progress,
+                )
+                for predictor in predictors
+            )
+        result = compare_results(first, second)
+        names = [
+            f"{name}{f' ({engine})' if engine else ''}"
+            for name, engine in ((self.a, self.engine_a), (self.b, self.engine_b))
+        ]
+        costs = measure_costs(predictors, (self.a, self.b))
+        about = {"a": names[0], "b": names[1], "data": self.data, "notes": notes, "costs": costs}
+        written: list[str] = []
+        if self.out is not None:
+            from vitrail.reports.comparison import write_comparison
+
+            models = [predictor.model for predictor in predictors]
+            paths = write_comparison(self.out, result, source, models, about)
+            written = [str(path) for path in paths]
+        if self.json:
+            print_json(about | result.to_dict() | {"written": written})
+        else:
+            print_lines(report(result, about))
+            for path in written:
+                print(f"done: {path}")
+            if not written:
+                log("\nUse --out for a page with the flipped images.")
+        if self.max_drop is not None and result.difference.low < -self.max_drop:
+            raise UnmetError(
+                f"B may be {percent(-result.difference.low)} less accurate (95 % CI), more than "
+                f"--max-drop {percent(self.max_drop)}; use more images to narrow the interval, or A"
+            )
+
+
+def measure_costs(
+    predictors: "list[Predictor]", names: tuple[str, str]
+) -> list[dict[str, float | None]]:
+    """Return milliseconds per image, timed in turns, and bytes of the weights of each model."""
+    import torch
+
+    batches = [
+        torch.zeros(TIMING_BATCH, p.channels, *p.metadata.preprocessing.size) for p in predictors
+    ]
+    best = [float("inf")] * 2
+    deadline = time.perf_counter() + TIMING_SECONDS
+    rounds = 0
+    while rounds < 2 or time.perf_counter() < deadline:  # the first one warms up
+        for number, (predictor, images) in enumerate(zip(predictors, batches, strict=True)):
+            begun = time.perf_counter()
+            predictor.engine(images)
+            best[number] = min(best[number], time.perf_counter() - begun)
+        rounds += 1
+    costs: list[dict[str, float | None]] = []
+    for predictor, name, seconds in zip(predictors, names, best, strict=True):
+        size = None
+        if predictor.model is None:
+            size = Path(name).stat().st_size
+        elif predictor.engine.name == "torch":
+            size = sum(x.numel() * x.element_size() for x in predictor.model.parameters())
+        costs.append({"milliseconds": 1000 * seconds / TIMING_BATCH, "bytes": size})
+    return costs
+
+
+def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
+    """The comparison as text."""
+    yield from paragraph(f"A: {about['a']}")
+    yield from paragraph(f"B: {about['b']}")
+    yield from paragraph(f"{about['data']}: {result.samples:,} images")
+    yield from note_lines(about["notes"])
+    yield ""
+    yield from paragraph(result.verdict[:1].upper() + result.verdict[1:] + ".")
+    yield ""
+    rows = [
+        ["accuracy", *map(percent, result.accuracy)],
+        ["ECE", *map(percent, result.ece)],
+        ["correct where the other is not", f"{len(result.lost):,}", f"{len(result.gained):,}"],
+        ["ms per image (batch of 8)", *(f"{cost['milliseconds']:.2f}" for cost in about["costs"])],
+        ["weights", *(byte_size(cost["bytes"] or 0) for cost in about["costs"])],
+        ["same top-1 class", percent(result.agreement), ""],
+    ]
+    yield from table(rows, "lrr", ["", "A", "B"])
+    changed = [c for c in result.classes if c.gained or c.lost]
+    if changed:
+        shown = (
+            changed if len(changed) <= 2 * MAX_ROWS else [*changed[:MAX_ROWS], *changed[-MAX_ROWS:]]
+        )
+        yield ""
+        yield from table(
+            [
+                [c.name, f"{c.support:,}", f"{c.lost:,}", f"{c.gained:,}", f"{c.p_value:.2g}"]
+                for c in shown
+            ],
+            "lrrrr",
+            ["class", "images", "lost", "gained", "McNemar p"],
+        )

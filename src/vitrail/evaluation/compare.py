@@ -1,0 +1,143 @@
+"""Compare two models on the same images: paired difference, McNemar's test, flipped images.
+
+Both models see the same images, so most of the sampling error cancels: only images that one of them
+classifies correctly and the other does not carry information on which is better.
+
+Shapes: N images.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import DataError
+from vitrail.evaluation.conformal import binomial_cdf
+from vitrail.evaluation.results import Estimate, EvaluationResult, to_json
+
+LEVEL = 0.05  # of the tests
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassChange:
+    """Images of one class that one of the models classifies correctly."""
+
+    name: str
+    support: int
+    gained: int  # correct by B alone
+    lost: int  # correct by A alone
+    p_value: float  # of McNemar's test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Model B relative to model A."""
+
+    accuracy: tuple[float, float]
+    difference: Estimate  # of accuracy, B minus A
+    p_value: float  # of McNemar's exact test
+    agreement: float  # share of images with the same top-1 class
+    ece: tuple[float, float]
+    classes: tuple[ClassChange, ...]
+    gained: np.ndarray  # indices in the dataset of images that B alone classifies correctly
+    lost: np.ndarray  # A alone
+    indices: np.ndarray  # (N,) of all compared images
+    predicted: tuple[tuple[str, ...], tuple[str, ...]]  # classes of A and B, (N,) each
+    labels: tuple[str, ...]  # (N,)
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices)
+
+    @property
+    def verdict(self) -> str:
+        """`B is less accurate: -2.1 points (95 % CI -3.3 to -0.9, McNemar p=0.0004)`."""
+        value, low, high = (100 * bound for bound in self.difference)
+        numbers = (
+            f"{value:+.1f} points (95 % CI {low:+.1f} to {high:+.1f}, McNemar p={self.p_value:.2g})"
+        )
+        if self.p_value < LEVEL:
+            return f"B is {'more' if value > 0 else 'less'} accurate: {numbers}"
+        return f"no difference shown: {numbers}"
+
+    def to_dict(self) -> dict[str, Any]:
+        flips = {
+            name: [{"index": i, **self.at(i)} for i in rows.tolist()]
+            for name, rows in (("gained", self.gained), ("lost", self.lost))
+        }
+        return to_json(
+            {
+                "samples": self.samples,
+                "accuracy": self.accuracy,
+                "difference": self.difference._asdict(),
+                "p_value": self.p_value,
+                "agreement": self.agreement,
+                "ece": self.ece,
+                "verdict": self.verdict,
+                "classes": [vars(change) for change in self.classes],
+                **flips,
+            }
+        )
+
+    def at(self, index: int) -> dict[str, str]:
+        """Return the label and both predictions of an image."""
+        row = int(np.searchsorted(self.indices, index))
+        return {"label": self.labels[row], "a": self.predicted[0][row], "b": self.predicted[1][row]}
+
+
+def compare_results(first: EvaluationResult, second: EvaluationResult) -> Comparison:
+    """Compare two evaluations of the same dataset, on the images that both models could read."""
+    a, b = first.predictions, second.predictions
+    assert a is not None
+    assert b is not None
+    if not (first.calibration and second.calibration):
+        raise DataError("these images have several labels; models are compared on single labels")
+    shared, rows_a, rows_b = np.intersect1d(a.indices, b.indices, return_indices=True)
+    labels = np.array(a.classes)[a.labels[rows_a]]
+    predicted = [
+        np.array(part.classes)[part.scores.predicted.numpy()[rows]]
+        for part, rows in ((a, rows_a), (b, rows_b))
+    ]
+    correct = [names == labels for names in predicted]
+    gained, lost = correct[1] & ~correct[0], correct[0] & ~correct[1]
+    classes = [
+        ClassChange(
+            name=str(name),
+            support=int((labels == name).sum()),
+            gained=int(gained[labels == name].sum()),
+            lost=int(lost[labels == name].sum()),
+            p_value=mcnemar(int(gained[labels == name].sum()), int(lost[labels == name].sum())),
+        )
+        for name in np.unique(labels)
+    ]
+    return Comparison(
+        accuracy=(float(correct[0].mean()), float(correct[1].mean())),
+        difference=paired_difference(int(gained.sum()), int(lost.sum()), len(shared)),
+        p_value=mcnemar(int(gained.sum()), int(lost.sum())),
+        agreement=float((predicted[0] == predicted[1]).mean()),
+        ece=(first.calibration.ece, second.calibration.ece),
+        classes=tuple(sorted(classes, key=lambda c: (c.gained - c.lost, c.name))),
+        gained=shared[gained],
+        lost=shared[lost],
+        indices=shared,
+        predicted=(tuple(predicted[0].tolist()), tuple(predicted[1].tolist())),
+        labels=tuple(labels.tolist()),
+    )
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test; 1 without flipped images."""
+    return min(1.0, 2 * binomial_cdf(min(gained, lost), gained + lost, 0.5))
+
+
+def paired_difference(gained: int, lost: int, samples: int) -> Estimate:
+    """Return (gained - lost) / samples with its 95 % interval (Agresti & Min 2005).
+
+    Wald's interval after adding half an image to each cell of the table.
+    """
+    n = samples + 2
+    middle = (gained - lost) / n
+    spread = 1.96 * math.sqrt(gained + lost + 1 - (gained - lost) ** 2 / n) / n
+    value = (gained - lost) / samples
+    return Estimate(value, min(middle - spread, value), max(middle + spread, value))

@@ -1,0 +1,227 @@
+"""Probable label errors and outliers of a dataset, from features: `vitrail check --labels`.
+
+Every image is scored by a closed-form probe that was fitted without it (ridge.py). Confident
+learning (Northcutt et al. 2021, arXiv:1911.00068): the image is suspicious if another class is the
+most probable of those whose probability is at least the mean over the images with that label. The
+probe is then fitted again without the suspicious images, so that they cannot vouch for each other,
+and all images are scored again. Suspects are ranked by margin: the probability of the label minus
+that of the most probable other class.
+
+Shapes: N images, D features, K classes.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.checkpoints.load import load
+from vitrail.data.datasets import Dataset, ImageDataset, LabelSets, Sample, open_splits
+from vitrail.data.storage import atomic_path
+from vitrail.data.tar_shards import MAX_SHARD_BYTES, write_shards
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.calibration import probabilities
+from vitrail.probing import ridge
+from vitrail.probing.features import features_of, pixels_of
+
+ROUNDS = 2  # fits: on all images, then without the suspects of the first
+NEIGHBORS = 10
+OUTLIER_Z = 6.0  # robust standard deviations below the median similarity to the neighbors
+CHUNK = 1024  # images whose similarities to all others are held at a time
+COLUMNS = ("name", "split", "index", "label", "suggested", "margin", "action")
+ACTIONS = ("keep", "fix", "drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCheck:
+    """Images whose label or content is suspicious, most suspicious first."""
+
+    errors: list[dict[str, Any]]  # name, split, index, label, suggested, margin
+    outliers: list[dict[str, Any]]  # name, split, index, label, similarity
+    accuracy: float  # of the probe on left-out images: how far the suggestions can be trusted
+    images: int
+    features: str  # what the probe saw
+
+
+def check_labels(
+    reference: str,
+    model: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> LabelCheck:
+    """Check the labels of all splits, with the features of a model or, without one, pixels."""
+    backbone = None if model is None else load(model)
+    parts: list[tuple[str, ImageDataset, Any]] = []
+    for split, dataset in open_splits(reference).items():
+        if dataset.multi_label:
+            raise DataError("the images have several labels; --labels needs one label per image")
+        if backbone is None:
+            found = pixels_of(dataset, progress=progress, **options)
+        else:
+            found = features_of(backbone, dataset, progress=progress, **options)
+        parts.append((split, dataset, found))
+    classes = parts[0][2].classes
+    values = np.concatenate([found.values for _, _, found in parts])
+    labels = np.concatenate([found.labels for _, _, found in parts])
+    rows = [
+        {"name": dataset.name(int(i)), "split": split, "index": int(i), "label": classes[label]}
+        for split, dataset, found in parts
+        for i, label in zip(indices_of(found, dataset), found.labels.tolist(), strict=True)
+    ]
+    p = out_of_fold(values, labels, len(classes))
+    suspects, suggested, margins = confident_learning(p, labels)
+    similarity = neighbor_similarity(values)
+    return LabelCheck(
+        errors=[
+            rows[i] | {"suggested": classes[suggested[i]], "margin": float(margins[i])}
+            for i in suspects
+        ],
+        outliers=[
+            rows[i] | {"similarity": float(similarity[i])} for i in find_outliers(similarity)
+        ],
+        accuracy=float((p.argmax(axis=1) == labels).mean()),
+        images=len(labels),
+        features=model or "pixels of 32 x 32 copies",
+    )
+
+
+def indices_of(found: Any, dataset: Dataset) -> Iterable[int]:
+    return found.indices if len(found.indices) else range(len(dataset))
+
+
+def out_of_fold(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return probabilities (N, K) by probes that were fitted without the image and suspects."""
+    kept, p = np.ones(len(labels), bool), np.zeros((0, classes))
+    for _ in range(ROUNDS):
+        path = ridge.fit_path(values[kept], labels[kept], classes)
+        scores = path.probes[path.best].scores(values)
+        scores[torch.from_numpy(kept)] = path.held_out
+        p = probabilities(path.scale * scores.numpy(), "softmax")
+        suspects = confident_learning(p, labels)[0]
+        kept = np.ones(len(labels), bool)
+        kept[suspects] = False
+        counts = np.bincount(labels[kept], minlength=classes)
+        if (counts[np.unique(labels)] < 2).any():  # too few images are left of a class
+            break
+    return p
+
+
+def confident_learning(
+    p: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return suspects by rising margin, and the suggested class and margin of each image (N,)."""
+    present = np.bincount(labels, minlength=p.shape[1]) > 0
+    means = [p[labels == k, k].mean() if present[k] else 2.0 for k in range(p.shape[1])]
+    confident = np.where(p >= np.array(means), p, -1.0)
+    likely = np.where(confident.max(axis=1) >= 0, confident.argmax(axis=1), labels)
+    others = p.copy()
+    np.put_along_axis(others, labels[:, None], -1.0, axis=1)
+    margins = p[np.arange(len(labels)), labels] - others.max(axis=1)
+    suspects = np.flatnonzero(likely != labels)
+    return suspects[np.argsort(margins[suspects], kind="stable")], others.argmax(axis=1), margins
+
+
+def neighbor_similarity(values: np.ndarray) -> np.ndarray:
+    """Return the mean cosine similarity of each row to its nearest others, centered. (N,)"""
+    centered = torch.from_numpy(values - values.mean(axis=0)).float()
+    unit = torch.nn.functional.normalize(centered)
+    count = min(NEIGHBORS, len(unit) - 1)
+    nearest = [
+        (unit[start : start + CHUNK] @ unit.T).topk(count + 1).values[:, 1:].mean(1)
+        for start in range(0, len(unit), CHUNK)
+    ]
+    return torch.cat(nearest).numpy()
+
+
+def find_outliers(similarity: np.ndarray) -> np.ndarray:
+    """Return the rows that are far less similar to their neighbors than usual, worst first."""
+    median = np.median(similarity)
+    spread = 1.4826 * np.median(np.abs(similarity - median)) + 1e-9
+    order = np.argsort(similarity, kind="stable")
+    return order[(median - similarity[order]) / spread > OUTLIER_Z]
+
+
+def write_review(errors: list[dict[str, Any]], path: Path) -> None:
+    """Write the suspects as CSV, to be reviewed: the column `action` is keep, fix or drop."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in errors:
+            values = row | {"margin": f"{row['margin']:.4f}", "action": ""}
+            writer.writerow(values[name] for name in COLUMNS)
+
+
+class ReviewedDataset:
+    """A dataset with some labels fixed and some images dropped."""
+
+    def __init__(self, dataset: ImageDataset, rows: Mapping[int, int | None]) -> None:
+        self.dataset, self.rows = dataset, rows  # index → label, or None to drop it
+        self.classes, self.multi_label = dataset.classes, False
+        self.kept = [i for i in range(len(dataset)) if rows.get(i, 0) is not None]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        sample = self.dataset[self.kept[index]]
+        return sample._replace(label=self.rows.get(self.kept[index], sample.label))
+
+    def name(self, index: int, /) -> str:
+        return self.dataset.name(self.kept[index])
+
+    def labels(self) -> np.ndarray | LabelSets:
+        labels = np.array(self.dataset.labels())
+        for index, label in self.rows.items():
+            labels[index] = -1 if label is None else label
+        return labels[self.kept]
+
+
+def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
+    """Write the dataset as .tar shards with the actions of a reviewed CSV; count the actions."""
+    datasets = open_splits(reference)
+    changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
+    counts = Counter[str]()
+    for line, (split, index, row) in enumerate(read_review(review), 2):
+        action = (row.get("action") or "keep").strip().lower()
+        where = f"{review}, line {line}"
+        if action not in ACTIONS:
+            raise DataError(f"{where}: unknown action {action!r}; expected keep, fix or drop")
+        if split not in datasets or not 0 <= index < len(datasets[split]):
+            raise DataError(f"{where}: {reference} has no image {index} in split {split!r}")
+        if datasets[split].name(index) != row["name"]:
+            raise DataError(f"{where}: image {index} is now {datasets[split].name(index)!r}")
+        if action == "fix" and row["suggested"] not in datasets[split].classes:
+            raise DataError(f"{where}: unknown class {row['suggested']!r} in column suggested")
+        counts[action] += 1
+        if action == "fix":
+            changes[split][index] = datasets[split].classes.index(row["suggested"])
+        elif action == "drop":
+            changes[split][index] = None
+    if not counts["fix"] + counts["drop"]:
+        raise DataError(f"{review}: no line has an action; write fix or drop into that column")
+    if next(folder.glob("*.tar"), None):
+        raise ConfigError(f"{folder} already contains .tar files; choose another folder")
+    for split, dataset in datasets.items():
+        for _ in write_shards(
+            ReviewedDataset(dataset, changes[split]), folder, split, MAX_SHARD_BYTES
+        ):
+            pass
+    return counts
+
+
+def read_review(path: Path) -> Iterator[tuple[str, int, dict[str, str]]]:
+    """Yield split, index and all columns of each line of a review."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for row in csv.DictReader(file):
+                yield row["split"], int(row["index"]), row
+    except (OSError, UnicodeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not a review of vitrail check --labels: {error!r}; expected the columns "
+            f"{', '.join(COLUMNS)}"
+        ) from None

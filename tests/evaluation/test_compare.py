@@ -1,0 +1,88 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import vitrail
+from tiny_models import awake
+from tiny_runs import CLASSES, write_colors
+from vitrail.cli import main
+from vitrail.evaluation.compare import compare_results, mcnemar, paired_difference
+from vitrail.evaluation.results import Predictions
+
+
+def result(correct, indices=None):
+    """An evaluation of images of two classes, with the given ones correct."""
+    labels = np.arange(len(correct)) % 2
+    logits = np.eye(2, dtype=np.float32)[np.where(correct, labels, 1 - labels)]
+    indices = np.arange(len(correct)) if indices is None else indices
+    predictions = Predictions(classes=("a", "b"), logits=logits, labels=labels, indices=indices)
+    return SimpleNamespace(predictions=predictions, calibration=SimpleNamespace(ece=0.0))
+
+
+def test_mcnemar_and_interval_equal_published_values():
+    assert mcnemar(0, 0) == 1
+    assert mcnemar(10, 2) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
+    assert mcnemar(2, 10) == mcnemar(10, 2)
+    # Agresti & Min 2005: prime minister's ratings, 150 and 86 of 1,600 changed
+    value, low, high = paired_difference(86, 150, 1600)
+    assert value == -64 / 1600
+    assert (low, high) == pytest.approx((-0.0587, -0.0212), abs=2e-4)
+
+
+def test_interval_covers_the_true_difference():
+    rng = np.random.default_rng(0)
+    cells = rng.multinomial(500, [0.06, 0.03, 0.91], size=2000)
+    covered = [
+        low <= 0.03 <= high for _, low, high in (paired_difference(*c[:2], 500) for c in cells)
+    ]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_planted_regression_is_found_and_noise_is_not():
+    """Two points among 2,000 images with 4 % flips of noise; the level of the test is kept."""
+    rng = np.random.default_rng(0)
+    found = silent = 0
+    for _ in range(100):
+        first = rng.random(2000) < 0.9
+        noise = rng.random(2000) < 0.04
+        second = np.where(noise, rng.random(2000) < 0.9, first)
+        worse = second & (rng.random(2000) >= 0.02 / 0.9)
+        found += compare_results(result(first), result(worse)).verdict.startswith("B is less")
+        silent += compare_results(result(first), result(second)).verdict.startswith("no diff")
+    assert found >= 95
+    assert silent >= 90
+
+
+def test_only_images_that_both_can_read_are_compared():
+    first, second = np.ones(10, bool), np.ones(8, bool)
+    second[3] = False
+    compared = compare_results(result(first), result(second, np.arange(2, 10)))
+    assert compared.samples == 8
+    assert compared.lost.tolist() == [5]
+    assert compared.at(5) == {"label": "b", "a": "b", "b": "a"}
+    assert [(c.name, c.lost) for c in compared.classes] == [("b", 1), ("a", 0)]
+
+
+def test_compare_command_writes_page_and_json(tmp_path, capsys):
+    data = write_colors(tmp_path / "colors.npz", test=60)
+    config = vitrail.VitConfig(
+        depth=1, width=8, mlp_width=16, heads=2, patch_size=4, image_size=8, num_classes=3
+    )
+    for name, seed in (("a", 0), ("b", 1)):
+        vitrail.save(awake(config, seed), tmp_path / name, class_names=CLASSES)
+    models = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *models, str(data), "--out", str(tmp_path / "out"), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["samples"] == 60
+    gap = len(values["gained"]) - len(values["lost"])
+    assert gap == round(60 * (values["accuracy"][1] - values["accuracy"][0]))
+    assert all(cost["milliseconds"] > 0 for cost in values["costs"])
+    page = (tmp_path / "out" / "comparison.html").read_text(encoding="utf-8")
+    assert "Correct by A, wrong by B" in page
+    assert page.count("<img") >= 3  # the image and both attention maps
+    assert page.count("<img") % 3 == 0
+    assert main(["compare", models[0], models[0], str(data), "--max-drop", "0.1"]) == 0
+    assert "No difference shown: +0.0 points" in capsys.readouterr().out
+    assert main(["compare", models[0], models[0], str(data), "--max-drop", "0.001"]) == 1

@@ -1,0 +1,112 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import vitrail
+from tiny_runs import write_colors
+from vitrail.cli import main
+from vitrail.errors import DataError
+from vitrail.probing.label_errors import (
+    apply_review,
+    check_labels,
+    confident_learning,
+    find_outliers,
+    neighbor_similarity,
+    out_of_fold,
+)
+
+
+def clusters(rng, samples=400, classes=4, width=16):
+    """Features of overlapping classes, and their labels."""
+    labels = np.arange(samples) % classes
+    centers = 2 * rng.normal(size=(classes, width))
+    return (centers[labels] + rng.normal(size=(samples, width))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_flipped_labels_are_found(share):
+    rng = np.random.default_rng(0)
+    values, labels = clusters(rng)
+    flipped = rng.permutation(400)[: int(400 * share)]
+    noisy = labels.copy()
+    noisy[flipped] = (labels[flipped] + rng.integers(1, 4, len(flipped))) % 4
+    suspects, suggested, margins = confident_learning(out_of_fold(values, noisy, 4), noisy)
+    hits = np.isin(suspects, flipped)
+    assert hits.mean() > 0.9
+    assert hits.sum() > 0.9 * len(flipped)
+    assert (suggested[flipped] == labels[flipped]).mean() > 0.9
+    assert (np.diff(margins[suspects]) >= 0).all()
+
+
+def test_confident_learning_follows_its_definition():
+    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55]])
+    labels = np.array([0, 0, 1, 1, 0])
+    # mean self-confidence: class 0 is 0.65, class 1 is 0.55
+    suspects, suggested, margins = confident_learning(p, labels)
+    assert suspects.tolist() == [3, 4]  # 0.7 >= 0.65 for class 0, 0.55 >= 0.55 for class 1
+    assert suggested[[3, 4]].tolist() == [0, 1]
+    np.testing.assert_allclose(margins[[3, 4]], [-0.4, -0.1])
+
+
+def test_outliers_are_far_from_their_neighbors():
+    rng = np.random.default_rng(0)
+    values, _ = clusters(rng)
+    values[7] = 8 * rng.normal(size=16)
+    assert find_outliers(neighbor_similarity(values)).tolist()[:1] == [7]
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    """A dataset with six wrong labels."""
+    path = write_colors(tmp_path / "colors.npz", train=150, test=30)
+    arrays = dict(np.load(path))
+    arrays["y_train"][[3, 30, 60, 90, 120, 147]] = [1, 2, 1, 2, 1, 2]
+    np.savez(path, **arrays)
+    return path
+
+
+def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main(["check", str(wrong), "--labels", "--out", str(out), "--json"]) == 0
+    labels = json.loads(capsys.readouterr().out)["labels"]
+    found = {row["index"] for row in labels["errors"]}
+    assert found <= {3, 30, 60, 90, 120, 147}
+    assert len(found) >= 4
+    assert {row["suggested"] for row in labels["errors"]} == {"red"}
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "looks like <i>red</i>" in page
+    with (out / "labels.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        row["action"] = "fix" if number < len(rows) - 1 else "drop"
+    with (out / "labels.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    review, fixed = str(out / "labels.csv"), tmp_path / "fixed"
+    assert main(["check", str(wrong), "--apply", review, "--out", str(fixed)]) == 0
+    assert f"{len(rows) - 1} labels fixed, 1 images dropped" in capsys.readouterr().out
+    train = vitrail.open_dataset(fixed, "train")
+    assert len(train) == 149
+    assert not {row["name"] for row in check_labels(str(fixed)).errors} & {
+        row["name"] for row in rows
+    }
+    assert len(vitrail.open_dataset(fixed, "test")) == 30
+
+
+def test_a_review_of_something_else_is_refused(wrong, tmp_path):
+    review = tmp_path / "labels.csv"
+    header = "name,split,index,label,suggested,margin,action\n"
+    for text, message in (
+        ("a,b\n1,2\n", "expected the columns"),
+        (header + "train/3,train,3,red,red,-1,\n", "no line has an action"),
+        (header + "train/3,train,3,red,red,-1,delete\n", "line 2: unknown action 'delete'"),
+        (header + "train/3,train,4,red,red,-1,drop\n", "image 4 is now 'train/4'"),
+        (header + "train/3,train,900,red,red,-1,drop\n", "has no image 900"),
+        (header + "train/3,train,3,red,gray,-1,fix\n", "unknown class 'gray'"),
+    ):
+        review.write_text(text)
+        with pytest.raises(DataError, match=message):
+            apply_review(str(wrong), review, tmp_path / "fixed")
