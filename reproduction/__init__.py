@@ -6,6 +6,6 @@ paper_runs.toml    the paper's own runs, checked by paper_scale.py (`--scale ful
 jobs.py            one training run as a value, and its result; runner.py runs them on all cores
 trained.py         experiments that compare models; inspected.py those that look into them
 tables.py          tables 1, 2, 5 and 6, with accuracies of given weights
-stats.py           means over seeds and verdicts; results.py makes reports of them
+results.py         means over seeds, verdicts, and the reports made of them
 report.py          reports as Markdown and JSON; figures.py their charts
 """

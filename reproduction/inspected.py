@@ -16,8 +16,7 @@ from torch import Tensor
 
 from reproduction.jobs import Datasets, test_split
 from reproduction.report import TEXT, Report, Verdict
-from reproduction.results import Results
-from reproduction.stats import bootstrap_mean, rules_verdict
+from reproduction.results import Results, bootstrap_mean, rules_verdict
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset

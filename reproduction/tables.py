@@ -15,8 +15,7 @@ from reproduction import published as paper
 from reproduction.figures import Point
 from reproduction.published import DATA, REAL, TABLE2, Accuracy
 from reproduction.report import TEXT, Report, Table
-from reproduction.results import Results
-from reproduction.stats import rules_verdict
+from reproduction.results import Results, rules_verdict
 from vitrail.errors import ConfigError, unknown
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.metrics import Estimate

@@ -23,8 +23,15 @@ from reproduction.jobs import (
 )
 from reproduction.published import DATA, TABLE6, TABLE8
 from reproduction.report import TEXT, Report
-from reproduction.results import Results
-from reproduction.stats import Mean, average, equality_verdict, parts_verdict, pooled_means, slope
+from reproduction.results import (
+    Mean,
+    Results,
+    average,
+    equality_verdict,
+    parts_verdict,
+    pooled_means,
+    slope,
+)
 from vitrail.data.datasets import open_dataset
 from vitrail.planning.flops import cost_of, training_flops
 from vitrail.training.config import ModelSettings

@@ -12,8 +12,7 @@ from reproduction import inspected
 from reproduction.inspected import HYBRID, SHORT, SIGNIFICANCE, VIT
 from reproduction.jobs import Datasets, Result, grid_jobs
 from reproduction.report import Verdict, json_value
-from reproduction.results import Results
-from reproduction.stats import bootstrap_mean
+from reproduction.results import Results, bootstrap_mean
 from tiny_runs import write_colors
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing

@@ -8,10 +8,9 @@ import pytest
 from reproduction import trained
 from reproduction.jobs import PROBE, PROTOCOL, Datasets, Result
 from reproduction.report import TEXT
-from reproduction.results import Results
-from reproduction.runner import EXPERIMENTS, list_jobs
-from reproduction.stats import (
+from reproduction.results import (
     Mean,
+    Results,
     average,
     equality_verdict,
     parts_verdict,
@@ -19,6 +18,7 @@ from reproduction.stats import (
     rules_verdict,
     slope,
 )
+from reproduction.runner import EXPERIMENTS, list_jobs
 from vitrail.cli.reproduce import NAMES
 from vitrail.models.registry import configuration
 

@@ -9,7 +9,7 @@ Shapes: B images, C channels, H x W pixels, h x w patches, K classes, s steps.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ BLUR = 10 / 224  # sigma as a fraction of a side: 10 pixels at 224, as in Fong &
 HEAD_STD = 0.02  # of a randomized head: initialized heads are zero, which have no gradient
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
+class Curves(NamedTuple):
     """Probability of a class as pixels are inserted or deleted, most important first."""
 
     shares: np.ndarray  # (s + 1,) fraction of the pixels, 0 to 1
@@ -38,8 +37,7 @@ class Curves:
     deletion_area: float  # smaller is better
 
 
-@dataclass(frozen=True, kw_only=True)
-class Faithfulness:
+class Faithfulness(NamedTuple):
     """Insertion and deletion curves and the sanity check of each method."""
 
     curves: dict[str, Curves]  # of methods and `BASELINES`

@@ -7,7 +7,6 @@ in the last one only those that are read, and so are all keys and values: the co
 (`is_plain_linear` in `models/attention.py`).
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -24,8 +23,7 @@ DAY = 86_400  # seconds
 UTILIZATION = 0.35  # assumed share of the peak; the paper's own runs reach 0.32 to 0.43
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Size of a model and FLOPs per image."""
 
     parameters: int
