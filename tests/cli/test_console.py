@@ -4,7 +4,6 @@ import io
 import sys
 
 import pytest
-from rich.console import Console
 
 from vitrail.cli.console import Progress, clock, table
 from vitrail.cli.live import (
@@ -63,16 +62,6 @@ def test_loss_curve():
     assert live.losses == [2.0] * (MAX_LOSSES // 2)
 
 
-@pytest.mark.parametrize(
-    ("terminal", "printed"), [(True, "  two words, and a\n    reason\n"), (False, None)]
-)
-def test_long_lines_hang_on_a_terminal_only(terminal, printed):
-    live, page = Live(), io.StringIO()
-    live.terminal, live.console = terminal, Console(width=20, file=page)
-    live.log("  two words, and a reason")
-    assert page.getvalue() == (printed or "  two words, and a reason\n")
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -106,22 +95,6 @@ def test_progress_shows_speed_and_time_left_on_a_terminal(monkeypatch, clock_at,
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
     assert sys.stderr is terminal
     assert capsys.readouterr().out == ""
-
-
-def test_progress_line_is_removed_when_a_pass_fails(monkeypatch, clock_at):
-    terminal = set_terminal(monkeypatch)
-    progress = Progress()
-
-    def broken_pass():
-        with progress:
-            clock_at(1)
-            progress(1, 10)
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        broken_pass()
-    assert progress.view is None
-    assert terminal.getvalue().endswith("\x1b[2K")
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])

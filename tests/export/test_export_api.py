@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exportable import CONFIGS, SMALLEST, WIDE, exported
+from exportable import CONFIGS, SMALLEST, WIDE
 
 import vitrail
 from tiny_models import awake
@@ -113,11 +113,6 @@ def test_models_without_values_and_foreign_modules_are_rejected(tmp_path):
         export_model(shapes, tmp_path / "model.onnx")
     with pytest.raises(CheckpointError, match="a Linear is not a vitrail model"):
         export_model(torch.nn.Linear(2, 2), tmp_path / "model.onnx")
-
-
-def test_fixed_image_size_of_a_mixer_is_noted(tmp_path):
-    done = export_model(awake(CONFIGS["Mixer"]), tmp_path / "model.onnx")
-    assert done.notes == ("the image size of a Mixer is fixed: 8x8 pixels",)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
@@ -235,8 +230,3 @@ def test_given_data_takes_precedence_and_int8_may_include_preprocessing(trained,
     assert (done.cost.images, done.cost.data) == (7, str(data))
     assert done.difference < 0.5
     assert open_session(done.path, 1).get_inputs()[0].name == "pixels"
-
-
-def test_part_of_a_dataset_can_be_measured(trained):
-    engine = OnnxEngine(exported("class token", int8=True), threads=1)
-    assert measure_int8(trained, engine, max_images=10).images == 10

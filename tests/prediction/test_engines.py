@@ -53,30 +53,15 @@ def test_int8_accuracy_is_measured_before_use(model, data):
     assert "n=256" in lines[-1]
 
 
-def test_inaccurate_int8_is_rejected_with_both_accuracies(model, data, monkeypatch):
-    broken = open_with(model, "onnx-int8", max_drop=1.0)
-    monkeypatch.setattr("vitrail.export.session.engine_for", lambda *_, **__: Worse(broken, model))
-    with pytest.raises(CheckpointError, match=r"int8 accuracy .*, float .*: the drop exceeds"):
-        open_with(model, "onnx-int8", data=data, max_drop=0.0)
-
-
-class Worse:
-    """An engine with inverted logits."""
-
-    name = "onnx-int8"
-
-    def __init__(self, engine, model):
-        self.engine = engine
-        self.model = model
-
-    def __call__(self, images):
-        return -self.model(images)
-
-
-def test_int8_needs_labeled_images_unless_the_guard_is_disabled(model):
+def test_int8_is_rejected_if_inaccurate_or_not_measured(model, data, monkeypatch):
     with pytest.raises(ConfigError, match="must be measured; give --data"):
         open_with(model, "onnx-int8")
-    assert open_with(model, "onnx-int8", max_drop=1.0).name == "onnx-int8"
+    assert open_with(model, "onnx-int8", max_drop=1.0).name == "onnx-int8"  # without the guard
+    monkeypatch.setattr(
+        "vitrail.export.session.engine_for", lambda *_, **__: lambda images: -model(images)
+    )
+    with pytest.raises(CheckpointError, match=r"int8 accuracy .*, float .*: the drop exceeds"):
+        open_with(model, "onnx-int8", data=data, max_drop=0.0)
 
 
 def choose(model, monkeypatch, throughput, **changes):
@@ -93,11 +78,7 @@ def test_auto_takes_the_fastest_and_logs_it(model, data, monkeypatch):
     assert name == "onnx-int8"
     assert "int8 accuracy" in lines
     assert "onnx-int8 3, onnx 2, torch 1" in lines
-
-
-def test_auto_skips_unmeasured_int8(model, monkeypatch):
-    throughput = {"torch": 1.0, "onnx": 2.0, "onnx-int8": 3.0}
-    assert choose(model, monkeypatch, throughput)[0] == "onnx"
+    assert choose(model, monkeypatch, throughput)[0] == "onnx"  # without data, int8 is skipped
 
 
 def test_auto_falls_back_to_torch_without_onnxruntime(model, monkeypatch):

@@ -160,14 +160,11 @@ def test_invalid_request_is_a_one_line_error(client, path, status, text):
         assert rejected.headers["allow"] == "GET"
 
 
-def test_unsupported_media_type_is_415(client):
+def test_media_types_and_limits_of_body_images_and_pixels(client):
     for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
         rejected = post(client, headers={"content-type": kind})
         assert "curl -F pictures=@" in error(rejected, 415)
     assert "compressed" in error(post(client, headers={"content-encoding": "gzip"}), 415)
-
-
-def test_limits_of_body_images_and_pixels(client):
     assert "50,000 bytes" in error(post(client, data=b"x" * 50_001), 413)
     assert "50,000 bytes" in error(post(client, data=(b"x" * 1000 for _ in range(60))), 413)
     assert "6 images" in error(client.post("/predict", files=files(*[encoded_image()] * 7)), 413)

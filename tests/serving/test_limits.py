@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from raw_client import BOUNDARY, form_body
 
 from vitrail.serving.config import Limits
-from vitrail.serving.limits import AdmissionController, ApiError, parse_form
+from vitrail.serving.limits import AdmissionController, ApiError, RequestRecord, parse_form
 
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 LIMITS = Limits(images=8)
@@ -78,27 +78,24 @@ def test_file_names_are_unicode_and_truncated():
 def test_reservations_are_bounded_and_released():
     limits = Limits(images=3, queue=4, heavy=1, body=60, memory=100)
     admission = AdmissionController(limits, lambda: 2.0)
-    first = admission.reserve(60)
-    first.resize(3)
+    first, second, third = (RequestRecord(str(n), "POST") for n in range(3))
+    admission.reserve(first, 60)
+    admission.reserve_images(first, 3)
     assert (admission.images, admission.bytes) == (3, 60)
     with pytest.raises(ApiError) as error:
-        admission.reserve(50)  # too many bytes
+        admission.reserve(second, 50)  # too many bytes
     assert error.value.reason == "memory"
-    second = admission.reserve(10, heavy=True)
+    admission.reserve(second, 10, heavy=True)
     assert admission.is_full
     for heavy in (False, True):
         with pytest.raises(ApiError) as error:
-            admission.reserve(1, heavy=heavy)
+            admission.reserve(third, 1, heavy=heavy)
         assert error.value.status == 503
         assert error.value.headers == {"Retry-After": "2"}  # 4 images, 2 per second
     with pytest.raises(ApiError):
-        second.resize(2)
-    second.release()
-    third = admission.reserve(1, heavy=True)
-    with pytest.raises(ApiError) as error:
-        admission.reserve(1, heavy=True)
-    third.release()
-    third.release()  # releasing twice changes nothing
+        admission.reserve_images(second, 2)
+    admission.release(second)
+    admission.release(second)  # releasing twice changes nothing
     assert (admission.images, admission.bytes, admission.heavy) == (3, 60, 0)
-    first.release()
+    admission.release(first)
     assert (admission.images, admission.bytes, admission.heavy) == (0, 0, 0)

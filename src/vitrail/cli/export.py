@@ -15,13 +15,22 @@ from vitrail.cli.console import (
     print_json,
     print_lines,
 )
-from vitrail.cli.options import FileToWrite, Int8Options, Json, ModelReference, Preset, options_of
-from vitrail.export import Target
+from vitrail.cli.options import (
+    DataOptions,
+    FileToWrite,
+    Int8Data,
+    Json,
+    MaxDrop,
+    ModelReference,
+    Preset,
+    options_of,
+)
+from vitrail.export import MAX_DROP, Target
 from vitrail.formatting import byte_size, duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Int8Options):
+class Export(DataOptions):
     """Export a model to ONNX, torch.export or a web page, and verify its outputs."""
 
     model: ModelReference
@@ -32,6 +41,8 @@ class Export(Int8Options):
     the model in a browser, offline."""
     int8: bool = False
     """Quantize weights to 8 bits: smaller and faster; the accuracy is measured."""
+    data: Int8Data = None
+    max_drop: MaxDrop = MAX_DROP
     preprocessing: Preset = None
     with_preprocessing: bool = False
     """Include preprocessing: the file takes uint8 pixels of any size."""

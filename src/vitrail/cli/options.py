@@ -21,7 +21,7 @@ from tyro.constructors import (
 from vitrail.cli.console import WIDTH
 from vitrail.data.preprocessing import Preset as PresetName
 from vitrail.errors import ConfigError, DataError
-from vitrail.export import MAX_DROP, EngineKind
+from vitrail.export import EngineKind
 
 if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
@@ -54,6 +54,10 @@ FolderToWrite = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOL
 Preset = Annotated[PresetName | None, tyro.conf.arg(help=PRESET_HELP)]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda or mps (default: the best available).")]
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object instead of text.")]
+INT8_DATA_HELP = "int8: labeled dataset to measure the accuracy on (default: the training data)."
+Int8Data = Annotated[str | None, tyro.conf.arg(help=INT8_DATA_HELP)]
+MAX_DROP_HELP = "int8: largest accepted drop in accuracy, as a fraction."
+MaxDrop = Annotated[float, tyro.conf.arg(help=MAX_DROP_HELP)]
 BatchSize = Annotated[int, tyro.conf.arg(help="Images per batch.")]
 Workers = Annotated[int | None, tyro.conf.arg(help="Data loading processes.")]
 Overwrite = Annotated[bool, tyro.conf.arg(help="Replace the model in --out.")]
@@ -69,16 +73,6 @@ class DataOptions:
 
     allow_outside: bool = False
     """Read listed files outside the list's own folder; only for lists you trust."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int8Options(DataOptions):
-    """Options of commands that may quantize a model."""
-
-    data: str | None = None
-    """int8: labeled dataset to measure the accuracy on (default: the training data)."""
-    max_drop: float = MAX_DROP
-    """int8: largest accepted drop in accuracy, as a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)

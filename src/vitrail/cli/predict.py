@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 
 from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log_stderr, printable
-from vitrail.cli.options import UNMET, BatchSize, EngineOptions, Int8Options, RunnableModel
+from vitrail.cli.options import UNMET, BatchSize, EngineOptions, Int8Data, MaxDrop, RunnableModel
 from vitrail.errors import ConfigError, DataError
+from vitrail.export import MAX_DROP
 from vitrail.formatting import truncate
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ MAX_ERRORS = 20  # that are named; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(EngineOptions, Int8Options):
+class Predict(EngineOptions):
     """Classify images: files, folders, glob patterns, or a list on standard input."""
 
     model: RunnableModel
@@ -48,6 +49,8 @@ class Predict(EngineOptions, Int8Options):
     """Print one JSON object per image and line."""
     features: Path | None = None
     """Write the feature vectors to this .npz file instead of predicting classes."""
+    data: Int8Data = None
+    max_drop: MaxDrop = MAX_DROP
     batch_size: BatchSize = 16
 
     def run(self) -> int:

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import tyro
 
 from vitrail.cli.console import VERBOSITY, log
-from vitrail.cli.options import EngineOptions, Int8Options, options_of
+from vitrail.cli.options import EngineOptions, Int8Data, MaxDrop, options_of
 from vitrail.errors import ConfigError
+from vitrail.export import MAX_DROP
 from vitrail.formatting import MIB
 from vitrail.serving.config import MAX_PIXELS
 
@@ -18,7 +19,7 @@ TOKEN = "VITRAIL_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(EngineOptions, Int8Options):
+class Serve(EngineOptions):
     """Serve models over HTTP; open the address in a browser to try them."""
 
     models: Annotated[
@@ -29,6 +30,8 @@ class Serve(EngineOptions, Int8Options):
     """Address to bind; 0.0.0.0 allows access from other machines: set a --token."""
     port: int = 8000
     """Port; 0 selects a free one."""
+    data: Int8Data = None
+    max_drop: MaxDrop = MAX_DROP
     batch: int = 0
     """Maximum batch size; 0 tunes it at startup."""
     queue: int = 256

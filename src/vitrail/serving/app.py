@@ -51,7 +51,7 @@ from vitrail.serving.limits import (
     shutting_down,
     start_record,
 )
-from vitrail.serving.metrics import Metrics, log_event, log_exception, log_request
+from vitrail.serving.metrics import Metrics, log_event, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
 from vitrail.serving.schemas import ApiRoute
 
@@ -107,7 +107,7 @@ class AppState:
                 try:
                     (batch_size,) = await self.batcher.submit(SingleWork(attempt), [None]).done
                 except Exception as error:
-                    log_exception("warm-up", served.name, error, self.config.log)
+                    log_event(f"warm-up of {served.name}", self.config.log, error)
                     continue
                 able.add(served)
                 if attempt is full:  # else the default is as good as any
@@ -225,8 +225,7 @@ def make_app(state: AppState) -> ASGIApp:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Return every error as one line of JSON; what the request reserved is released first."""
-    if (reservation := request.scope[RECORD].reservation) is not None:
-        reservation.release()
+    request.app.state.vitrail.admission.release(request.scope[RECORD])
     match error:
         case ApiError():
             return ErrorResponse(error)
@@ -273,11 +272,10 @@ class RequestMiddleware:
             if not record.status:
                 await ErrorResponse(shutting_down())(scope, receive, send)
         except Exception as error:  # a bug; status 500 was sent already
-            log_exception(record.id, record.route, error, state.config.log)
+            log_event(f"{record.id}: internal error", state.config.log, error)
         finally:
             state.in_flight -= 1
-            if record.reservation is not None:
-                record.reservation.release()
+            state.admission.release(record)
             # the pattern that matched, so that the number of metrics is bounded
             record.route = self.patterns.get(scope.get("endpoint"), "other")
             seconds = time.perf_counter() - record.start

@@ -63,7 +63,9 @@ class RequestRecord:
     body_complete: bool = False
     reason: str = ""  # why it was rejected
     start: float = field(default_factory=time.perf_counter)
-    reservation: "Reservation | None" = None
+    reserved_images: int = 0
+    reserved_bytes: int = 0
+    reserved_heavy: int = 0
 
 
 def start_record(scope: Scope, headers: Mapping[bytes, bytes]) -> RequestRecord:
@@ -184,55 +186,46 @@ def check_request(
 
 
 class AdmissionController:
-    """Counts the images and bytes of admitted requests; `throughput` is in images per second."""
+    """Reserves queue slots and bytes for requests; `throughput` is in images per second."""
 
     def __init__(self, limits: Limits, throughput: Callable[[], float]) -> None:
         self.limits, self.throughput = limits, throughput
-        self.images = self.heavy = self.bytes = 0
+        self.images = self.heavy = self.bytes = 0  # of all admitted requests
 
     @property
     def is_full(self) -> bool:
         return self.images >= self.limits.queue
 
-    def reserve(self, size: int, *, heavy: bool = False) -> "Reservation":
+    def reserve(self, record: RequestRecord, size: int, *, heavy: bool = False) -> None:
         """Admit a request of `size` bytes; it counts as one image until its body is parsed."""
-        if self.is_full:
-            raise self.overloaded("queue")
         if heavy and self.heavy >= self.limits.heavy:
             raise self.overloaded("heavy")
         if self.bytes + size > self.limits.memory:
             raise self.overloaded("memory")
-        return Reservation(self, size, heavy)
+        self.reserve_images(record, 1)
+        self.bytes += size
+        self.heavy += heavy
+        record.reserved_bytes, record.reserved_heavy = size, int(heavy)
+
+    def reserve_images(self, record: RequestRecord, count: int) -> None:
+        """Reserve a slot for each image of a request."""
+        more = count - record.reserved_images
+        if self.images + more > self.limits.queue:
+            raise self.overloaded("queue")
+        self.images += more
+        record.reserved_images = count
+
+    def release(self, record: RequestRecord) -> None:
+        self.images -= record.reserved_images
+        self.bytes -= record.reserved_bytes
+        self.heavy -= record.reserved_heavy
+        record.reserved_images = record.reserved_bytes = record.reserved_heavy = 0
 
     def overloaded(self, reason: str) -> ApiError:
         seconds = math.ceil(self.images / (self.throughput() or DEFAULT_THROUGHPUT))
         seconds = min(MAX_RETRY_AFTER, max(1, seconds))
         text = f"the server is overloaded; try again in {seconds} s"
         return ApiError(503, text, reason=reason, headers={"Retry-After": str(seconds)})
-
-
-class Reservation:
-    """The queue slots and bytes of one request, until `release`."""
-
-    def __init__(self, controller: AdmissionController, size: int, heavy: bool) -> None:
-        self.controller, self.images, self.bytes, self.heavy = controller, 1, size, int(heavy)
-        controller.images += self.images
-        controller.bytes += self.bytes
-        controller.heavy += self.heavy
-
-    def resize(self, images: int) -> None:
-        """Reserve a slot for each image, now that their number is known."""
-        more = images - self.images
-        if self.controller.images + more > self.controller.limits.queue:
-            raise self.controller.overloaded("queue")
-        self.controller.images += more
-        self.images = images
-
-    def release(self) -> None:
-        self.controller.images -= self.images
-        self.controller.bytes -= self.bytes
-        self.controller.heavy -= self.heavy
-        self.images = self.bytes = self.heavy = 0
 
 
 # Bodies
@@ -265,7 +258,7 @@ async def read_uploads(
     size = int(length) if length.isascii() and length.isdigit() else limits.body  # chunked
     if size > limits.body:
         raise too_large
-    reservation = record.reservation = admission.reserve(size, heavy=heavy)
+    admission.reserve(record, size, heavy=heavy)
     chunks: list[bytes] = []
     try:
         async with asyncio.timeout(limits.timeout):
@@ -290,7 +283,7 @@ async def read_uploads(
         uploads = parse_form(headers["content-type"], body, limits)
     if not uploads:
         raise ApiError(400, f"the request contains no image; {USAGE}", reason="empty")
-    reservation.resize(len(uploads))
+    admission.reserve_images(record, len(uploads))
     record.images = len(uploads)
     return uploads
 

@@ -96,15 +96,11 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
     print(line, file=sys.stderr, flush=True)
 
 
-def log_event(text: str, format: LogFormat) -> None:
-    """Log an event of the server itself, whatever the log format."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = json.dumps({"time": now, "event": text}) if format == "json" else f"vitrail: {text}"
+def log_event(text: str, format: LogFormat, error: BaseException | None = None) -> None:
+    """Log an event of the server itself, or a bug with its traceback, whatever the log format."""
+    values = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
+    if error is not None:
+        values["bug"] = "".join(traceback.format_exception(error))
+        text += f": {values['bug']}"
+    line = json.dumps(values) if format == "json" else f"vitrail: {text}"
     print(line, file=sys.stderr, flush=True)
-
-
-def log_exception(id: str, route: str, error: BaseException, format: LogFormat) -> None:
-    """Log an internal error with its traceback, whatever the log format."""
-    trace = "".join(traceback.format_exception(error))
-    line = json.dumps({"id": id, "route": route, "bug": trace})
-    print(line if format == "json" else f"{id}: {trace}", file=sys.stderr)
