@@ -12,7 +12,7 @@ thumbnail darker than its right neighbor?); pairs of similar hashes are compared
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -68,8 +68,6 @@ class SampleInfo:
 
 
 class UnreadableFile(NamedTuple):
-    """A file that cannot be decoded."""
-
     name: str
     split: str
     reason: str
@@ -96,9 +94,7 @@ class DuplicateGroup(NamedTuple):
 
 
 class SizeRange(NamedTuple):
-    """Range of a side in pixels."""
-
-    least: int
+    least: int  # pixels
     median: int
     most: int
 
@@ -192,9 +188,9 @@ def check_dataset(
     stats, locations = stats[readable], [locations[row] for row in readable]
     labels = {split: part.labels() for split, part in datasets.items()}
 
-    def infos(rows: np.ndarray) -> tuple[SampleInfo, ...]:
+    def infos(rows: Iterable[int]) -> tuple[SampleInfo, ...]:
         samples = []
-        for split, index in (locations[row] for row in rows.tolist()):
+        for split, index in (locations[row] for row in rows):
             part, label = datasets[split], labels[split][index]
             ids = label if isinstance(label, tuple) else (int(label),)
             names = tuple(part.classes[number] for number in ids)
@@ -207,8 +203,10 @@ def check_dataset(
         ids = values.classes if isinstance(values, LabelSets) else values
         for number, count in enumerate(np.bincount(ids).tolist()):
             counts[datasets[split].classes[number]][split] += count
-    # of identical images, only the first is compared with others
-    first = np.sort(np.unique(stats["digest"], axis=0, return_index=True)[1])
+    identical: dict[bytes, list[int]] = defaultdict(list)
+    for row, digest in enumerate(stats["digest"]):
+        identical[digest.tobytes()].append(row)
+    first = [rows[0] for rows in identical.values()]  # only these are compared with others
     near = near_pairs(stats["hash"][first], stats["thumbnail"][first])
     sides = {
         side: SizeRange(int(stats[side].min()), int(np.median(stats[side])), int(stats[side].max()))
@@ -228,10 +226,11 @@ def check_dataset(
         unreadable=tuple(unreadable),
         duplicates=tuple(
             DuplicateGroup(infos(rows), exact=True, bits=0)
-            for rows in equal_groups(stats["digest"])
+            for rows in identical.values()
+            if len(rows) > 1
         ),
         near_duplicates=tuple(
-            DuplicateGroup(infos(first[[left, right]]), exact=False, bits=bits)
+            DuplicateGroup(infos([first[left], first[right]]), exact=False, bits=bits)
             for left, right, bits in near
         ),
         small=infos(np.flatnonzero(short < SMALL_RATIO * np.median(short))) if len(short) else (),
@@ -303,15 +302,6 @@ def contrasts(thumbnails: np.ndarray) -> np.ndarray:
     """Return the mean absolute deviation of each thumbnail in gray levels: (n,)."""
     flat = thumbnails.reshape(-1, THUMBNAIL_SIDE**2).astype(np.float32)
     return np.abs(flat - flat.mean(axis=1, keepdims=True)).mean(axis=1)
-
-
-def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
-    """Return groups of indices of equal rows of (n, 2), in order of the first."""
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    changes = np.any(digests[order[1:]] != digests[order[:-1]], axis=1)
-    groups = np.split(order, np.flatnonzero(changes) + 1)
-    groups = [np.sort(group) for group in groups if len(group) > 1]
-    return sorted(groups, key=lambda group: int(group[0]))
 
 
 def near_pairs(hashes: np.ndarray, thumbnails: np.ndarray) -> list[tuple[int, int, int]]:

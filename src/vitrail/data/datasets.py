@@ -47,8 +47,6 @@ IMAGE_EXTENSIONS |= {".avif", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", "
 
 
 class Sample(NamedTuple):
-    """An image and its label."""
-
     data: bytes | np.ndarray  # encoded image, or pixels uint8 (H, W) or (H, W, C)
     label: Label  # one class, or all classes that apply
     name: str  # path in the folder, member of a shard, or row of an array

@@ -105,8 +105,20 @@ class EncodedImage:
             if pixels is None:
                 pixels = decode_simplejpeg(self.header, channels, scale, fast=fast)
         if pixels is None:
-            pixels = decode_pillow(self.header, channels, scale)
-        return apply_orientation(pixels, self.header.orientation)
+            with open_pillow(self.header) as image:
+                if scale > 1:
+                    image.draft(image.mode, (image.width // scale, image.height // scale))
+                image.load()
+                pixels = np.array(to_8bit(image).convert("L" if channels == 1 else "RGB"))
+            pixels = pixels.reshape(*pixels.shape[:2], channels)
+        orientation = self.header.orientation
+        if orientation >= 5:
+            pixels = pixels.swapaxes(0, 1)
+        if orientation in (2, 3, 6, 7):
+            pixels = pixels[:, ::-1]
+        if orientation in (3, 4, 7, 8):
+            pixels = pixels[::-1]
+        return np.ascontiguousarray(pixels)
 
     def top_rows(self, rows: int, channels: int, scale: int) -> np.ndarray | None:
         """Decode the first rows, if that is less work and the image is stored top down."""
@@ -248,16 +260,6 @@ def open_pillow(header: Header) -> Iterator[ImageFile.ImageFile]:
         del file.read  # a reference cycle, which would keep the file until garbage collection
 
 
-def decode_pillow(header: Header, channels: int, scale: int) -> np.ndarray:
-    """Decode as stored: (height, width, channels)."""
-    with open_pillow(header) as image:
-        if scale > 1:
-            image.draft(image.mode, (image.width // scale, image.height // scale))
-        image.load()
-        pixels = np.array(to_8bit(image).convert("L" if channels == 1 else "RGB"))
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
 def decode_simplejpeg(
     header: Header, channels: int, scale: int, *, fast: bool = False, cut_short: bool = False
 ) -> np.ndarray | None:
@@ -353,17 +355,6 @@ def scale_to_8bit(image: Image.Image) -> np.ndarray:
             f"{image.format} with values from {low:g} to {high:g}; scale them to 0 to 255"
         )
     return np.rint(values.clip(0, full) * (255 / full)).astype(np.uint8)
-
-
-def apply_orientation(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Rotate and mirror stored pixels as EXIF says."""
-    if orientation >= 5:
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    return np.ascontiguousarray(pixels)
 
 
 def to_rgb(pixels: np.ndarray) -> np.ndarray:

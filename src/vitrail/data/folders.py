@@ -19,7 +19,7 @@ import csv
 import io
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -86,41 +86,34 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     subfolders, outside = list_folder(root)
     split_folders = find_split_folders(root, subfolders)
     split_names = tuple(sorted(set(split_folders.values()), key=split_order))
-    names, class_names, groups = PackedStrings(), set[str](), []
+    names, encoder, class_names = PackedStrings(), SampleEncoder(), set[str]()
+    others: dict[str, Counter[str]] = defaultdict(Counter)  # class folder: files by extension
     for top, top_split in (split_folders or {"": ""}).items():
         is_wanted = split not in split_names or split == top_split
         for name in list_folder(root / top)[0] if top else subfolders:
-            start, skipped = len(names), Counter[str]()
-            images = walk_images(root, f"{top}/{name}" if top else name, skipped)
-            if is_wanted:
-                for path in images:
-                    names.append(path)
-                groups.append((top_split, name, len(names) - start, skipped))
-            if len(names) > start or (not is_wanted and next(images, None) is not None):
+            skipped = others[name] if is_wanted else Counter()
+            for path in walk_images(root, f"{top}/{name}" if top else name, skipped):
                 class_names.add(name)
+                if not is_wanted:
+                    break
+                names.append(path)
+                encoder.add((name,), top_split)
     if not class_names:
         return None
     classes = tuple(sorted(class_names))
-    class_ids = {name: number for number, name in enumerate(classes)}
-    groups = [group for group in groups if group[1] in class_ids]
-    counts = np.array([count for _, _, count, _ in groups], np.int64)
-    skipped = Counter[str]()
-    for *_, extensions in groups:
-        skipped.update(extensions)
-    notes = skipped_notes(skipped, 0 if split_folders else outside)
-    notes += case_collisions(classes)
-    others = (name for name in subfolders if name not in split_folders) if split_folders else ()
-    notes += [
-        f"{name}/ is not a split and was skipped" for name in others if any_image(root / name)
-    ]
-    split_ids = [split_names.index(name) if name else 0 for name, *_ in groups]
+    skipped = sum((others[name] for name in classes), Counter())
+    notes = skipped_notes(skipped, 0 if split_folders else outside) + case_collisions(classes)
+    for name in subfolders if split_folders else ():
+        if name not in split_folders and any_image(root / name):
+            notes.append(f"{name}/ is not a split and was skipped")
+    split_names, split_ids = encoder.splits(str(root), extra=split_names)
     return DatasetIndex(
         names=names,
-        labels=np.repeat(np.array([class_ids[name] for _, name, _, _ in groups], np.int32), counts),
+        labels=encoder.labels({n: i for i, n in enumerate(classes)}, classes, str(root)),
         classes=classes,
         store=FolderStore(str(root), names),
         split_names=split_names,
-        split_ids=np.repeat(np.array(split_ids, np.uint8), counts) if split_folders else None,
+        split_ids=split_ids,
         notes=tuple(notes),
     )
 

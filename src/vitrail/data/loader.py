@@ -153,8 +153,6 @@ class Batch(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A transformed sample."""
-
     image: Tensor | None  # None: unreadable and not replaced
     label: Label
     row: int  # in the dataset

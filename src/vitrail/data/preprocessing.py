@@ -14,15 +14,7 @@ from vitrail.errors import ConfigError, unknown
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Resize = Literal["direct", "short-side"]
 Preset = Literal[
-    "google",
-    "big_vision",
-    "fewshot",
-    "timm",
-    "torchvision",
-    "transformers",
-    "deit",
-    "dino",
-    "clip",
+    "google", "big_vision", "fewshot", "timm", "torchvision", "transformers", "deit", "dino", "clip"
 ]
 Policy = Literal["none", "randaugment", "trivial", "augmix"]
 Crop = Literal["inception", "padded", "whole"]
@@ -35,16 +27,17 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-# Resize mode, resize target as a fraction of the crop (None: no crop), filter, antialiasing, stats.
+# Resize mode, resize target as a fraction of the center crop (None: no crop), filter, antialiasing,
+# mean and std.
 PRESETS: dict[str, tuple[Resize, tuple[int, int] | None, Interpolation, bool, Any]] = {
-    "google": ("direct", None, "bilinear", False, HALF),
+    "google": ("direct", None, "bilinear", False, HALF),  # the paper: no aspect ratio, [-1, 1]
     "big_vision": ("short-side", (8, 7), "area", True, HALF),
-    "fewshot": ("direct", (8, 7), "bilinear", False, HALF),
-    "timm": ("short-side", (10, 9), "bicubic", True, HALF),
+    "fewshot": ("direct", (8, 7), "bilinear", False, HALF),  # the few-shot protocol
+    "timm": ("short-side", (10, 9), "bicubic", True, HALF),  # AugReg
     "torchvision": ("short-side", (8, 7), "bilinear", True, IMAGENET),
     "transformers": ("direct", None, "bilinear", True, HALF),
-    "deit": ("short-side", (10, 9), "bicubic", True, IMAGENET),
-    "dino": ("short-side", (8, 7), "bicubic", True, IMAGENET),
+    "deit": ("short-side", (10, 9), "bicubic", True, IMAGENET),  # DeiT, DeiT III
+    "dino": ("short-side", (8, 7), "bicubic", True, IMAGENET),  # DINO, DINOv2, MAE
     "clip": ("short-side", (1, 1), "bicubic", True, CLIP),
 }
 
@@ -95,19 +88,9 @@ def from_dict(values: Mapping[str, Any]) -> Preprocessing:
 
 
 def preset(name: str, size: tuple[int, int], channels: int = 3) -> Preprocessing:
-    """Return the evaluation preprocessing of a library for a model of this input size.
+    """Return a preprocessing of `PRESETS` for a model of this input size.
 
-    google          resize to the size without keeping the aspect ratio, [-1, 1]: the paper
-    big_vision      short side to 8/7 of the size, center crop, [-1, 1]
-    fewshot         resize to 8/7 of the size, center crop, [-1, 1]: the few-shot protocol
-    timm            short side to 10/9 of the size, center crop, [-1, 1]: AugReg
-    torchvision     short side to 8/7 of the size, center crop, ImageNet statistics
-    transformers    resize to the size, [-1, 1]
-    deit            as timm, ImageNet statistics: DeiT, DeiT III
-    dino            short side to 8/7 of the size, bicubic, ImageNet statistics: DINO, DINOv2, MAE
-    clip            short side to the size, center crop, CLIP statistics
-
-    Statistics are for RGB; mean and std of any other number of channels are 0.5.
+    Its statistics are for RGB; mean and std of any other number of channels are 0.5.
     """
     if name not in PRESETS:
         raise unknown("preprocessing", name, PRESETS)

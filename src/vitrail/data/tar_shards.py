@@ -142,7 +142,14 @@ def index_shards(
     allow_truncated: bool = False,
 ) -> DatasetIndex:
     """Index tars; of one split only, if the names of the tars state it."""
-    notes = missing_shards(paths)
+    numbered = [re.fullmatch(r"(.*?)(\d+)\.tar", path) for path in paths]
+    notes = [
+        f"{os.path.basename(a)}{n + 1:0{width}}.tar is missing"
+        for (a, n, width), (b, m, _) in pairwise(
+            sorted((match[1], int(match[2]), len(match[2])) for match in numbered if match)
+        )
+        if a == b and m > n + 1
+    ]
     has_folders = len({os.path.dirname(path) for path in paths}) > 1
     stated = {
         path: split_in_name(os.path.basename(path))
@@ -260,17 +267,6 @@ def split_in_name(name: str) -> str:
     return next((word for word in words if word in SPLITS), "")
 
 
-def missing_shards(paths: Sequence[str]) -> list[str]:
-    """Return a warning for each gap in `train-000000.tar`, `train-000001.tar`, …"""
-    matches = [re.fullmatch(r"(.*?)(\d+)\.tar", path) for path in paths]
-    numbers = sorted((m[1], int(m[2]), len(m[2])) for m in matches if m)
-    return [
-        f"{os.path.basename(a)}{n + 1:0{width}}.tar is missing"
-        for (a, n, width), (b, m, _) in pairwise(numbers)
-        if a == b and m > n + 1
-    ]
-
-
 def find_shards(reference: str) -> list[str]:
     """Return the tars of a path, a folder, or a pattern with `*`, `?` or braces."""
 
@@ -313,14 +309,6 @@ def expand_braces(pattern: str) -> Iterator[str]:
 # Index of one tar.
 
 
-class TarMember(NamedTuple):
-    """A file inside a tar."""
-
-    name: str
-    offset: int
-    size: int
-
-
 class ReadAhead:
     """Window of a file: neighboring headers are read together."""
 
@@ -342,13 +330,13 @@ class ReadAhead:
             self.start, inside = position, 0
         return self.data[inside : inside + size]
 
-    def text(self, member: TarMember, limit: int) -> str:
-        if member.size > limit:
+    def text(self, name: str, start: int, size: int, limit: int) -> str:
+        if size > limit:
             raise DataError(
-                f"{self.path}: {member.name} has {member.size:,} bytes, above the limit of "
-                f"{limit:,}; it is corrupt or not a dataset"
+                f"{self.path}: {name} has {size:,} bytes, above the limit of {limit:,}; it is "
+                "corrupt or not a dataset"
             )
-        return self.read(member.offset, member.size).decode("utf-8", "surrogateescape")
+        return self.read(start, size).decode("utf-8", "surrogateescape")
 
 
 def read_tar_index(path: str, *, use_cache: bool = True) -> TarIndex:
@@ -385,28 +373,28 @@ def build_index(path: str) -> TarIndex:
             index.first.append(position == 0)
 
     try:
-        for member in tar_members(file):
-            base = member.name.rpartition("/")[2]
+        for name, start, size in tar_members(file):
+            base = name.rpartition("/")[2]
             stem, _, extension = base.partition(".")  # a key ends at the first dot
-            member_key = member.name[: len(member.name) - len(base)] + stem
+            member_key = name[: len(name) - len(base)] + stem
             if member_key != key:
                 end_sample()
                 key, label, images = member_key, "", 0
-            last = member.name
-            if "/." in f"/{member.name}" or member.name.startswith("__MACOSX/"):
+            last = name
+            if "/." in f"/{name}" or name.startswith("__MACOSX/"):
                 continue  # hidden
             if is_image_name(base):
-                index.names.append(member.name)
-                index.offsets.append(member.offset)
-                index.sizes.append(member.size)
+                index.names.append(name)
+                index.offsets.append(start)
+                index.sizes.append(size)
                 images += 1
             elif base in TEXT_FILES:
-                text = file.text(member, MAX_TEXT_BYTES).removeprefix("\ufeff")
+                text = file.text(name, start, size, MAX_TEXT_BYTES).removeprefix("\ufeff")
                 index.texts.setdefault(base, text)
             elif extension.lower() == "cls":
-                label = file.text(member, MAX_LABEL_BYTES).strip()
+                label = file.text(name, start, size, MAX_LABEL_BYTES).strip()
             elif extension.lower() == "json":
-                label = label or label_in_json(file.text(member, MAX_LABEL_BYTES))
+                label = label or label_in_json(file.text(name, start, size, MAX_LABEL_BYTES))
     except EOFError as error:
         intact = (
             f"intact up to {last}, {len(index.names):,} images" if last else "nothing is intact"
@@ -430,8 +418,11 @@ def label_in_json(text: str) -> str:
     return "".join(LABEL_SEPARATOR + label for label in labels) or LABEL_SEPARATOR
 
 
-def tar_members(file: ReadAhead) -> Iterator[TarMember]:
-    """Yield every complete regular file; raise EOFError where the tar is truncated or corrupt."""
+def tar_members(file: ReadAhead) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of every complete regular file.
+
+    Raise EOFError where the tar is truncated or corrupt.
+    """
     position, long_name, pax = 0, "", {}
     while True:
         block = file.read(position, BLOCK)
@@ -460,13 +451,12 @@ def tar_members(file: ReadAhead) -> Iterator[TarMember]:
             raise EOFError(f"is truncated within {name}")
         position = start + (size + BLOCK - 1) // BLOCK * BLOCK
         if kind == b"L":
-            long_name = file.text(TarMember("a long name", start, size), MAX_NAME_BYTES)
-            long_name = long_name.rstrip("\0")
+            long_name = file.text("a long name", start, size, MAX_NAME_BYTES).rstrip("\0")
         elif kind == b"x":
-            pax = parse_pax(file.text(TarMember("a pax header", start, size), MAX_LABEL_BYTES))
+            pax = parse_pax(file.text("a pax header", start, size, MAX_LABEL_BYTES))
         else:
             if kind in REGULAR and not name.endswith("/"):
-                yield TarMember(name.removeprefix("./"), start, size)
+                yield name.removeprefix("./"), start, size
             if kind not in (b"K", b"g"):
                 long_name, pax = "", {}
 

@@ -40,10 +40,8 @@ PILLOW_FILTERS = {
 
 
 class NamedImage(NamedTuple):
-    """An encoded image and its name."""
-
     name: str
-    data: bytes
+    data: bytes  # encoded
 
 
 ImageInput = NamedImage | str | PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
