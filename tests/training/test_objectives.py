@@ -98,14 +98,7 @@ def test_teacher_is_not_a_submodule(tiny):
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
 
 
-def test_teacher_follows_the_device(tiny):
-    objective = Distillation(random_model(tiny), SOFTMAX, random_model(tiny, seed=1)).to("meta")
-    images, labels = batch()
-    assert objective(images.to("meta"), labels.to("meta")).is_meta
-    assert {p.device.type for p in objective.teacher.model.parameters()} == {"meta"}
-
-
-def test_teacher_gets_its_own_normalization(tiny):
+def test_teacher_gets_its_own_device_size_and_normalization(tiny):
     odd = Preprocessing(size=(8, 8), mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 1.0))
     student, teacher = random_model(tiny), random_model(tiny, seed=1, preprocessing=odd)
     objective = Distillation(student, SOFTMAX, teacher)
@@ -113,10 +106,7 @@ def test_teacher_gets_its_own_normalization(tiny):
     images = normalize(pixels, preset("google", (8, 8)))
     torch.testing.assert_close(objective.teacher.preprocess(images), normalize(pixels, odd))
     torch.testing.assert_close(objective.teacher(images), teacher(normalize(pixels, odd)))
-
-
-def test_teacher_gets_its_own_image_size(tiny):
-    student, teacher = random_model(tiny), random_model(tiny.change(image_size=16), seed=1)
+    teacher = random_model(tiny.change(image_size=16), seed=1)
     objective = Distillation(student, SOFTMAX, teacher)
     for size in (8, 12, 20):  # progressive resizing
         images = torch.randn(2, 3, size, size)
@@ -124,6 +114,10 @@ def test_teacher_gets_its_own_image_size(tiny):
         torch.testing.assert_close(objective.teacher(images), teacher(resized))
     images = torch.randn(2, 3, 16, 16)
     assert objective.teacher.preprocess(images) is images
+    objective.to("meta")
+    images, labels = batch()
+    assert objective(images.to("meta"), labels.to("meta")).is_meta
+    assert {p.device.type for p in teacher.parameters()} == {"meta"}
 
 
 def test_teacher_of_another_family(tiny):
@@ -209,40 +203,28 @@ def test_autocast_leaves_the_loss_exact(tiny):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("targets", [LABELS, MIXED], ids=["labels", "shares"])
-def test_softmax_matches_torch(targets, smoothing):
-    expected = F.cross_entropy(LOGITS, targets, label_smoothing=smoothing)
-    assert torch.equal(LOSSES["softmax"](LOGITS, targets, smoothing), expected)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("targets", [ONE_HOT, MIXED, SEVERAL], ids=["one", "mixed", "several"])
-def test_sigmoid_is_summed_over_classes_and_averaged_over_images(targets, smoothing):
-    smooth = targets * (1 - smoothing) + smoothing / 4
-    chance = LOGITS.double().sigmoid()
-    each = -(smooth * chance.log() + (1 - smooth) * (1 - chance).log())
-    loss = LOSSES["sigmoid"](LOGITS, targets, smoothing)
-    torch.testing.assert_close(loss.double(), each.sum(dim=1).mean(), atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_index_and_one_hot_targets_agree(kind, smoothing):
-    loss = LOSSES[kind]
-    torch.testing.assert_close(loss(LOGITS, LABELS, smoothing), loss(LOGITS, ONE_HOT, smoothing))
+def test_losses_match_torch_and_the_formula(smoothing):
+    for targets in (LABELS, MIXED):
+        expected = F.cross_entropy(LOGITS, targets, label_smoothing=smoothing)
+        assert torch.equal(LOSSES["softmax"](LOGITS, targets, smoothing), expected)
+    for targets in (ONE_HOT, MIXED, SEVERAL):  # summed over classes, averaged over images
+        smooth = targets * (1 - smoothing) + smoothing / 4
+        chance = LOGITS.double().sigmoid()
+        each = -(smooth * chance.log() + (1 - smooth) * (1 - chance).log())
+        loss = LOSSES["sigmoid"](LOGITS, targets, smoothing)
+        torch.testing.assert_close(loss.double(), each.sum(dim=1).mean(), atol=1e-6, rtol=1e-6)
+    for loss in LOSSES.values():
+        by_index, one_hot = loss(LOGITS, LABELS, smoothing), loss(LOGITS, ONE_HOT, smoothing)
+        torch.testing.assert_close(by_index, one_hot)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_half_precision_logits_are_reduced_in_float32(kind):
+def test_half_precision_and_extreme_logits(kind):
     half = LOGITS.bfloat16()
     for targets in (LABELS, MIXED.bfloat16()):
         loss = LOSSES[kind](half, targets, 0.1)
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss, LOSSES[kind](half.float(), targets.clone(), 0.1))
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-def test_extreme_logits_give_finite_losses(kind):
     logits = torch.tensor([[1e4, -1e4, 0.0, 3.0]], requires_grad=True)
     loss = LOSSES[kind](logits, torch.tensor([1]), 0.0)
     loss.backward()
@@ -266,9 +248,6 @@ def test_soft_distillation_is_zero_for_equal_logits():
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert logits.grad is not None
     assert logits.grad.abs().max() < 1e-6
-
-
-def test_hard_distillation_uses_the_argmax():
     teacher = LOGITS.roll(1, 0)
     expected = F.cross_entropy(LOGITS, teacher.argmax(1))
     assert torch.equal(hard_distillation(LOGITS, teacher), expected)

@@ -13,7 +13,7 @@ from vitrail.models.config import BitConfig, VitConfig
 from vitrail.models.init import initialize
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build
-from vitrail.training.auto_config import DatasetStats, choose_augmentation, complete_settings
+from vitrail.training.auto_config import AutoConfig, DatasetStats, choose_augmentation
 from vitrail.training.data_module import BatchStream, batch_preparation
 from vitrail.training.loop import make_state, train_step
 from vitrail.training.objectives import make_objective
@@ -50,7 +50,7 @@ def tiny_model(settings, *, distillation=True):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_takes_two_steps(name, tmp_path):
-    settings = complete_settings(read_recipe(name), STATS, gpu=False, start=None).settings
+    settings = AutoConfig(read_recipe(name), STATS, gpu=False, start=None).settings
     settings = replace(settings, batch_size=BATCH, image_sizes=())
     model = tiny_model(settings)
     taught = settings.model.distillation

@@ -51,14 +51,9 @@ def test_schedule_matches_the_formula(kind):
     assert rates(schedule=kind, **options) == pytest.approx(authors(formula))
 
 
-def test_rsqrt_timescale():
-    optim = OptimSettings(
-        learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10, cooldown=0
-    )
-    assert lr_factor(optim, 9 + 50, 1000) == pytest.approx(2**-0.5)
-
-
-def test_stairs_start_after_their_fraction():
+def test_rsqrt_timescale_and_stairs():
+    optim = OptimSettings(learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10)
+    assert lr_factor(replace(optim, cooldown=0), 9 + 50, 1000) == pytest.approx(2**-0.5)
     optim = OptimSettings(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
     assert [lr_factor(optim, step, 100) for step in (0, 28, 29)] == [1, 1, 0.1]
 
@@ -98,20 +93,19 @@ def schedule(**fields) -> Schedule:
     )
 
 
-def test_shortened_run_reaches_the_end_of_the_schedule():
-    shorter = schedule()
+def test_stretched_schedules():
+    shorter, longer, late = schedule(), schedule(), schedule()
     assert [shorter.position(step) for step in range(101)] == list(range(101))
     shorter.stretch_to(20, 60)
     assert [shorter.position(step) for step in (20, 40, 60)] == pytest.approx([20, 60, 100])
-    assert shorter.lr_factor(59) == pytest.approx(1 - 99 / 100)
-
-
-def test_stretching_is_continuous_and_leaves_a_step():
-    before, after, late = schedule(), schedule(), schedule()
-    after.stretch_to(50, 300)
-    assert after.lr_factor(50) == before.lr_factor(50)
+    assert shorter.lr_factor(59) == pytest.approx(1 - 99 / 100)  # the end of the schedule
+    longer.stretch_to(50, 300)
+    assert longer.lr_factor(50) == schedule().lr_factor(50)  # without a jump
     late.stretch_to(50, 20)
     assert late.steps == 51
+    restored = schedule(length=7)
+    restored.load_state_dict(shorter.state_dict())
+    assert [restored.position(s) for s in range(60)] == [shorter.position(s) for s in range(60)]
 
 
 def test_image_size_stages():
@@ -119,13 +113,6 @@ def test_image_size_stages():
     assert [growing.image_size(step) for step in (0, 49, 50, 99)] == [32, 32, 64, 64]
     growing.stretch_to(0, 200)
     assert [growing.image_size(step) for step in (98, 100, 199)] == [32, 64, 64]
-
-
-def test_schedule_state_round_trip():
-    changed, restored = schedule(), schedule(length=7)
-    changed.stretch_to(30, 77)
-    restored.load_state_dict(changed.state_dict())
-    assert [restored.position(s) for s in range(77)] == [changed.position(s) for s in range(77)]
 
 
 @pytest.mark.parametrize(

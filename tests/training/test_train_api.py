@@ -46,33 +46,20 @@ def test_keywords_override_a_recipe_like_options(configs, recipe, changes, args)
     assert config.settings == parse(["train", "pictures", "--recipe", str(recipe), *args]).settings
 
 
-def test_alternatives_replace_those_of_the_recipe(configs, recipe):
+def test_keywords_and_paths(configs, recipe, tmp_path):
     vitrail.train("pictures", "run", recipe=str(recipe), steps=7, optim={"warmup": 0.2})
     settings = configs[0].settings
     assert (settings.steps, settings.epochs) == (7, None)
     assert (settings.optim.warmup, settings.optim.warmup_steps) == (0.2, None)
-
-
-def test_none_overrides_nothing(configs, recipe):
     vitrail.train("pictures", "run", recipe=recipe, steps=None)
-    assert configs[0].settings.epochs == 3
-
-
-def test_steps_and_epochs_together_raise(configs):
+    assert configs[1].settings.epochs == 3  # None overrides nothing
+    vitrail.train(tmp_path / "pictures", tmp_path / "run", start=tmp_path / "model")
+    assert configs[2].start == str(tmp_path / "model")
     with pytest.raises(vitrail.ConfigError, match="both set the length of the run"):
         vitrail.train("pictures", "run", steps=7, epochs=2)
-
-
-def test_start_may_be_a_path(configs, tmp_path):
-    vitrail.train(tmp_path / "pictures", tmp_path / "run", start=tmp_path / "model")
-    assert configs[0].start == str(tmp_path / "model")
-
-
-def test_model_object_as_start_raises(configs):
-    with pytest.raises(
-        vitrail.ConfigError, match=r"start is a VisionTransformer, .* vitrail\.save"
-    ):
-        vitrail.train("pictures", "run", start=vitrail.create("ViT-Mu/4", num_classes=3))
+    model = vitrail.create("ViT-Mu/4", num_classes=3)
+    with pytest.raises(vitrail.ConfigError, match=r"start is a VisionTransformer, .*\.save"):
+        vitrail.train("pictures", "run", start=model)
 
 
 @pytest.fixture

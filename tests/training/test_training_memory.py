@@ -30,20 +30,14 @@ def chosen(monkeypatch, free: int, **machine):
     return choose_accumulation(settings, model, torch.device("cpu"), lines.append), model, lines
 
 
-def test_enough_memory_changes_nothing(monkeypatch):
+def test_memory_decides_about_checkpointing_and_accumulation(monkeypatch):
     accumulate, model, lines = chosen(monkeypatch, 2**40)
     assert (accumulate, model.checkpointing, lines) == (1, False, [])
-
-
-def test_checkpointing_is_enabled_when_memory_is_short(monkeypatch):
     activations = activation_bytes(femto(), SHAPE)
     _, model, lines = chosen(monkeypatch, int(0.9 * activations / memory.USABLE))
     assert model.checkpointing
     assert "activation checkpointing enabled" in lines[0]
     assert not any("note" in line for line in lines)
-
-
-def test_insufficient_memory_is_logged(monkeypatch):
     accumulate, _, lines = chosen(monkeypatch, 0)
     assert accumulate == 8
     assert "--optim.kind adafactor" in next(line for line in lines if line.startswith("note"))
@@ -106,19 +100,14 @@ def test_activation_bytes_scale_with_the_batch():
 
 
 def test_activation_bytes_leaves_the_model_unchanged():
-    model = create("ViT-Mu/4", num_classes=3)
-    before = model.head.weight
+    model = femto(stem="conv")
+    before, shape = model.head.weight, (2, *SHAPE[1:])
     for mode in (True, False):
-        activation_bytes(model.train(mode), SHAPE)
+        real = activation_bytes(model.train(mode), shape)
         assert model.training is mode
     assert model.head.weight is before
     assert before.grad is None
-
-
-def test_meta_device_gives_similar_activation_bytes():
-    model = femto(stem="conv")
-    real = activation_bytes(model, (2, *SHAPE[1:]))
-    assert activation_bytes(model.to("meta"), (2, *SHAPE[1:])) == pytest.approx(real, rel=0.15)
+    assert activation_bytes(model.to("meta"), shape) == pytest.approx(real, rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -211,10 +211,7 @@ class Search:
         test: bool = False,
         folder: Path | None = None,
     ) -> Trial:
-        """Fit a method to `fit`, evaluate it on dev; with `test`, fit it to all, evaluate on test.
-
-        A run in `folder` that was stopped is resumed.
-        """
+        """Fit a method to `fit` and evaluate it on dev; with `test`, to all, on the test split."""
         if name in PROBES:
             features = self.features("fit", "dev") if test else self.features("fit")
             data = (features.values, features.labels, len(features.classes))
@@ -240,7 +237,7 @@ class Search:
             splits=DataSplits(
                 reference=self.config.data, train=train, held_out={split: self.parts[split]}
             ),
-            resume=folder is not None and has_state(folder),
+            resume=folder is not None and has_state(folder),  # it was stopped
             overwrite=True,
         )
         started, timer = time.monotonic(), TrialCallback(self.callback)
@@ -438,8 +435,7 @@ def search(
     hold out, if there is no val beside test. The time budget is counted from `started`. A search
     that is stopped starts over, but the final run on all images can be resumed.
     """
-    started = time.monotonic() if started is None else started
-    settings = config.settings
+    started, settings = started or time.monotonic(), config.settings
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ConfigError(
             f"the search runs in one process, and there are {processes}; start it without torchrun"
@@ -456,6 +452,7 @@ def search(
         write_json(result.folder / "ladder.json", result.to_dict())
         return result
 
+    searching = None
     try:
         with lock_folder(config.out):
             check_folder(config)
@@ -479,7 +476,8 @@ def search(
         finished, outcomes = searching.final_run(chosen)
         return write(replace(result, finished=finished, outcomes=outcomes))
     finally:
-        shutil.rmtree(config.out / TRIALS, ignore_errors=True)
+        if searching is not None:
+            shutil.rmtree(config.out / TRIALS, ignore_errors=True)
 
 
 def open_search(

@@ -114,18 +114,39 @@ def sample_indices(dataset: Dataset) -> list[int]:
 
 
 class AutoConfig:
-    """Settings being completed, and the reason for each decision."""
+    """Settings without anything that is None, and the reason for each decision."""
 
     def __init__(
-        self, settings: Settings, stats: DatasetStats, *, gpu: bool, start: Config | None
+        self,
+        settings: Settings,
+        stats: DatasetStats,
+        *,
+        gpu: bool,
+        start: Config | None,
+        new_head: bool = True,
+        plan: FinetunePlan | None = None,
+        weights: Sequence[str] = (),
     ) -> None:
+        """`start` is the model to fine-tune, if there is one.
+
+        `new_head`: the classes differ from those of `start`; `plan`: how much of it, with
+        parameters named `weights`, can be fine-tuned in the time.
+        """
         self.settings, self.stats, self.gpu = settings, stats, gpu
-        self.start = start  # the model to fine-tune
+        self.start = start
         self.reasons: list[str] = []
         self.probe_images: int | None = None  # training images for the initial head; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
         self.precision = torch.float32
         self.shards = 1  # of a batch, for CPU data parallelism
+        if start is None:
+            self.choose_model()
+        else:
+            self.choose_transfer(start, plan, weights, new_head=new_head)
+        self.choose_length()
+        self.choose_optimizer()
+        self.choose_loss()
+        self.choose_balance()
 
     def explain(self, what: str, why: str) -> None:
         self.reasons.append(f"{what}: {why}")
@@ -178,11 +199,10 @@ class AutoConfig:
             self.explain(f"{half} pixels in the first half of the run", "a quarter of the cost")
 
     def choose_transfer(
-        self, *, new_head: bool, plan: FinetunePlan | None, weights: Sequence[str]
+        self, start: Config, plan: FinetunePlan | None, weights: Sequence[str], *, new_head: bool
     ) -> None:
         """Linear probing, then as much fine-tuning as fits, unless an optimizer is set."""
-        settings, stats, start = self.settings, self.stats, self.start
-        assert start is not None
+        settings, stats = self.settings, self.stats
         auto = settings.optim.kind is None and settings.objective == "classify"
         if settings.head_init is None:
             probe = auto and new_head and stats.classes > 1 and not stats.multi_label
@@ -228,18 +248,12 @@ class AutoConfig:
                 epochs = 4.0
             settings = replace(settings, epochs=epochs)
             self.explain(f"{epochs:g} epochs", "more for small datasets; or set --minutes")
-        self.settings = settings
-
-    def choose_workers(self) -> None:
-        """Load data in-process beside a CPU that computes with all its cores.
-
-        The threads of a matrix product wait for each other; one that shares its core with a loader
-        delays all.
-        """
-        settings = self.settings
         if settings.machine.workers is None and not self.gpu and self.stats.seconds < FAST_DECODE:
-            self.settings = replace(settings, machine=replace(settings.machine, workers=0))
+            # The threads of a matrix product wait for each other: one that shares its core with a
+            # loading process delays all.
+            settings = replace(settings, machine=replace(settings.machine, workers=0))
             self.explain("data loading in-process", "all cores are needed for compute")
+        self.settings = settings
 
     def choose_optimizer(self) -> None:
         settings, start, optim = self.settings, self.start, self.settings.optim
@@ -321,34 +335,6 @@ class AutoConfig:
             self.explain(f"early stopping at {accuracy} val accuracy", why)
 
 
-def complete_settings(
-    settings: Settings,
-    stats: DatasetStats,
-    *,
-    gpu: bool,
-    start: Config | None,
-    new_head: bool = True,
-    plan: FinetunePlan | None = None,
-    weights: Sequence[str] = (),
-) -> AutoConfig:
-    """Set everything that is None; `start` is the model to fine-tune, if there is one.
-
-    `new_head`: the classes differ from those of `start`; `plan`: how much of it, with parameters
-    named `weights`, can be fine-tuned in the time.
-    """
-    auto = AutoConfig(settings, stats, gpu=gpu, start=start)
-    if start is None:
-        auto.choose_model()
-    else:
-        auto.choose_transfer(new_head=new_head, plan=plan, weights=weights)
-    auto.choose_length()
-    auto.choose_workers()
-    auto.choose_optimizer()
-    auto.choose_loss()
-    auto.choose_balance()
-    return auto
-
-
 def is_small(start: Config) -> bool:
     return isinstance(start, VitConfig) and 12 * start.depth * start.width**2 <= SMALL_ENCODER
 
@@ -375,26 +361,21 @@ def choose_augmentation(
 
 
 def describe_augmentation(augmentation: Augmentation, mixing: Mixing) -> str:
-    """Return `random crops of 35 % or more, flips, cutmix 1 after 15 epochs`."""
-    parts = []
-    if augmentation.crop == "inception" and augmentation.crop_area:
-        parts.append(f"random resized crops of {augmentation.crop_area[0]:.0%} or more")
-    if augmentation.crop == "padded":
-        parts.append(f"random crops with a padding of {augmentation.padding} pixels")
-    if augmentation.flip:
-        parts.append("flips")
-    if augmentation.policy != "none":
-        parts.append(augmentation.policy)
-    if augmentation.color_jitter:
-        parts.append(f"color jitter {augmentation.color_jitter:g}")
-    if augmentation.erasing:
-        parts.append(f"random erasing {augmentation.erasing:.0%}")
+    """Return `random resized crops of 35 % or more, flips, cutmix 1 after 15 epochs`."""
+    crops = {"padded": f"random crops with a padding of {augmentation.padding} pixels"}
+    if augmentation.crop_area:
+        crops["inception"] = f"random resized crops of {augmentation.crop_area[0]:.0%} or more"
     after = f" after {mixing.after:g} epochs" if mixing.after else ""
-    if mixing.mixup:
-        parts.append(f"mixup {mixing.mixup:g}{after}")
-    if mixing.cutmix:
-        parts.append(f"cutmix {mixing.cutmix:g}{after}")
-    return ", ".join(parts) or "none"
+    parts = [
+        crops.get(str(augmentation.crop)),
+        augmentation.flip and "flips",
+        augmentation.policy != "none" and augmentation.policy,
+        augmentation.color_jitter and f"color jitter {augmentation.color_jitter:g}",
+        augmentation.erasing and f"random erasing {augmentation.erasing:.0%}",
+        mixing.mixup and f"mixup {mixing.mixup:g}{after}",
+        mixing.cutmix and f"cutmix {mixing.cutmix:g}{after}",
+    ]
+    return ", ".join(part for part in parts if part) or "none"
 
 
 def image_size_stages(settings: Settings, config: Config) -> Stages:

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitrail import distributed
 from vitrail.data.datasets import ImageDataset
@@ -77,16 +76,6 @@ class TimeBudget:
                 scaled = cost * (before + change) / before
                 self.step[other] = cost + change if change > 0 else scaled
 
-    def average_step(self, stages: Stages, progress: float) -> float:
-        """Return the seconds per step over the rest of the schedule."""
-        bounds = [start for start, _ in stages] + [1.0]
-        shares = [max(0.0, end - max(start, progress)) for start, end in pairwise(bounds)]
-        total = sum(shares)
-        if not total:
-            return self.step[stages[-1][1]]
-        costs = [self.step[size] for _, size in stages]
-        return sum(share * cost for share, cost in zip(shares, costs, strict=True)) / total
-
     def evaluations(self) -> int:
         """Return how many evaluations during training are affordable."""
         if not self.evaluation:
@@ -94,8 +83,14 @@ class TimeBudget:
         return min(MAX_EVALUATIONS, int(EVALUATION_FRACTION * self.seconds / self.evaluation))
 
     def steps_that_fit(self, stages: Stages, progress: float, evaluations: int) -> int:
-        free = self.remaining() - evaluations * self.evaluation
-        return max(1, int(free / self.average_step(stages, progress)))
+        """Return the steps that fit into the rest of the time, at their mean cost."""
+        bounds = [start for start, _ in stages] + [1.0]
+        shares = [max(0.0, end - max(start, progress)) for start, end in pairwise(bounds)]
+        costs = [self.step[size] for _, size in stages]
+        mean = costs[-1]
+        if total := sum(shares):
+            mean = sum(share * cost for share, cost in zip(shares, costs, strict=True)) / total
+        return max(1, int((self.remaining() - evaluations * self.evaluation) / mean))
 
     def due(self) -> bool:
         """Return whether it is time to correct the schedule, or to end the run."""
@@ -180,7 +175,9 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
     """
     state = trainer.state
     eager = state.wrapped
-    compiled = compile_module(eager.objective if isinstance(eager, CpuDataParallel) else eager)
+    if not torch.cuda.is_available():
+        check_compiler("machine.compile", "leave it out")
+    compiled: Any = torch.compile(eager.objective if isinstance(eager, CpuDataParallel) else eager)
     if before is not None:
         is_faster = before.machine.compile
     else:
@@ -200,12 +197,6 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
     else:
         machine = replace(trainer.settings.machine, compile=False)
         trainer.settings = replace(trainer.settings, machine=machine)
-
-
-def compile_module(module: nn.Module) -> nn.Module:
-    if not torch.cuda.is_available():
-        check_compiler("machine.compile", "leave it out")
-    return torch.compile(module)  # pyright: ignore[reportReturnType]
 
 
 # Fine-tuning within a time budget. From most to least expensive:

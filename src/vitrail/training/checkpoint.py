@@ -20,7 +20,6 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -92,12 +91,28 @@ def load_state(
             f"checkpoint mismatch: {path} was saved with other optimizers or frozen weights; "
             "resume with the settings it was saved with"
         )
-    states = empty_optimizer_states(note, optimizers, names)
-    for number, state in enumerate(states):
-        for param, slots in state.items():
-            for key, value in slots.items():
-                if isinstance(value, Tensor) and value.ndim:
-                    tensors[f"optimizer.{number}.{key}.{names[param]}"] = value
+    group_of = {p: group for o in optimizers for group in o.param_groups for p in group["params"]}
+    params = {name: param for param, name in names.items()}
+    states: list[dict[Tensor, dict[str, Any]]] = [{} for _ in optimizers]
+    for full_name, saved in (note["tensors"] | note["values"]).items():
+        if not full_name.startswith("optimizer."):
+            continue
+        _, number, key, name = full_name.split(".", 3)
+        param, value = params[name], saved
+        if full_name in note["tensors"]:  # to be filled
+            *shape, dtype = saved
+            if tuple(shape) == tuple(param.shape):  # sharded like the parameter
+                value = torch.empty_like(param.detach(), dtype=getattr(torch, dtype))
+            else:
+                value = torch.empty(shape, dtype=getattr(torch, dtype), device=param.device)
+            tensors[full_name] = value
+        elif isinstance(saved, dict):
+            # Torch keeps step counters on the CPU, unless the optimizer is fused or capturable.
+            group = group_of[param]
+            on_cpu = key == "step" and not (group.get("fused") or group.get("capturable"))
+            device, dtype = "cpu" if on_cpu else param.device, getattr(torch, saved["dtype"])
+            value = torch.tensor(saved["number"], dtype=dtype, device=device)
+        states[int(number)].setdefault(param, {})[key] = value
     on_all_processes(f"cannot read {path}", lambda: distributed.load_tensors(path, tensors))
     for optimizer, state, saved_groups in zip(optimizers, states, note["optimizers"], strict=True):
         optimizer.state.clear()
@@ -143,34 +158,6 @@ def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[st
 def signature(tensor: Tensor) -> list[Any]:
     """Return a tensor's shape and dtype for JSON."""
     return [*tensor.shape, str(tensor.dtype).removeprefix("torch.")]
-
-
-def empty_optimizer_states(
-    note: dict[str, Any], optimizers: list[Optimizer], names: dict[Tensor, str]
-) -> list[dict[Tensor, dict[str, Any]]]:
-    """Return the saved state of each optimizer, with tensors yet to be filled."""
-    group_of = {p: group for o in optimizers for group in o.param_groups for p in group["params"]}
-    params = {name: param for param, name in names.items()}
-    states: list[dict[Tensor, dict[str, Any]]] = [{} for _ in optimizers]
-    for full_name, saved in (note["tensors"] | note["values"]).items():
-        if not full_name.startswith("optimizer."):
-            continue
-        _, number, key, name = full_name.split(".", 3)
-        param, value = params[name], saved
-        if full_name in note["tensors"]:
-            *shape, dtype = saved
-            if tuple(shape) == tuple(param.shape):  # sharded like the parameter
-                value = torch.empty_like(param.detach(), dtype=getattr(torch, dtype))
-            else:
-                value = torch.empty(shape, dtype=getattr(torch, dtype), device=param.device)
-        elif isinstance(saved, dict):
-            # Torch keeps step counters on the CPU, unless the optimizer is fused or capturable.
-            group = group_of[param]
-            on_cpu = key == "step" and not (group.get("fused") or group.get("capturable"))
-            device, dtype = "cpu" if on_cpu else param.device, getattr(torch, saved["dtype"])
-            value = torch.tensor(saved["number"], dtype=dtype, device=device)
-        states[int(number)].setdefault(param, {})[key] = value
-    return states
 
 
 # Atomic folders
@@ -222,11 +209,29 @@ def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, 
 
 
 def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
-    """Return the newest undamaged state, its note, and the errors of newer ones."""
+    """Return the newest undamaged state, its note, and the errors of newer ones.
+
+    Processes share the work of verifying the digests.
+    """
+
+    def read() -> dict[str, Any]:
+        try:
+            note = json.loads((path / NOTE).read_text(encoding="utf-8"))
+            if note["digest"] != digest_of_note(note):
+                raise ValueError
+            digests = note["files"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise CheckpointError(f"digest mismatch in {NOTE}") from None
+        assigned = sorted(digests)[distributed.rank() :: distributed.world_size()]
+        for name, digest in digests_of([path / name for name in assigned]).items():
+            if digest != digests[name]:
+                raise CheckpointError(f"digest mismatch in {name}")
+        return note
+
     damaged: list[str] = []
     for path in distributed.broadcast_object(list_states(folder)):
         try:
-            note = on_all_processes(f"{path} is damaged", partial(read_valid_note, path))[0]
+            note = on_all_processes(f"{path} is damaged", read)[0]
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -236,22 +241,6 @@ def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
             f"{damaged[0]}, and no other state is intact; delete {folder} to start over"
         )
     raise CheckpointError(f"{folder} has no saved state to resume from; start over")
-
-
-def read_valid_note(path: Path) -> dict[str, Any]:
-    """Read the note and verify all digests; processes share the work."""
-    try:
-        note = json.loads((path / NOTE).read_text(encoding="utf-8"))
-        if note["digest"] != digest_of_note(note):
-            raise ValueError
-        digests = note["files"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise CheckpointError(f"digest mismatch in {NOTE}") from None
-    assigned = sorted(digests)[distributed.rank() :: distributed.world_size()]
-    for name, digest in digests_of([path / name for name in assigned]).items():
-        if digest != digests[name]:
-            raise CheckpointError(f"digest mismatch in {name}")
-    return note
 
 
 def list_states(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -66,13 +67,11 @@ def cgroup_free_bytes() -> list[int]:
     """Return what the container may still allocate; empty if there is no limit."""
     free = []
     for limit, usage, reclaimable in CGROUP_LIMITS:
-        try:
+        with suppress(OSError, KeyError, ValueError):  # no such file, or "max"
             most, used = (int((CGROUP / name).read_text()) for name in (limit, usage))
             lines = (CGROUP / limit).with_name("memory.stat").read_text().splitlines()
             cached = int(dict(line.split() for line in lines)[reclaimable])
             free.append(max(0, most - used + cached))
-        except (OSError, KeyError, ValueError):  # no such file, or "max"
-            continue
     return free
 
 

@@ -37,13 +37,11 @@ from vitrail.probing.features import features_of
 from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (
     AutoConfig,
-    DatasetStats,
-    complete_settings,
     dataset_stats,
     sample_indices,
     uses_whitening,
 )
-from vitrail.training.budget import FinetunePlan, plan_finetuning, seconds_per_image
+from vitrail.training.budget import plan_finetuning, seconds_per_image
 from vitrail.training.callbacks import Callback
 from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
@@ -78,13 +76,28 @@ def build_model(
             raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
         lines: list[str] = []
         model = load_pretrained(start, settings, len(classes), lines.append)
-        auto = complete_settings(
+        config, plan = model.config, None
+        open_length = settings.minutes is not None and settings.optim.kind is None
+        if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
+            fit_images, _, dev = hold_out_dev(splits)
+            evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
+            elapsed = 0.0 if started is None else time.monotonic() - started
+            forward = distributed.broadcast_object(seconds_per_image(model, device))
+            plan = plan_finetuning(
+                config,
+                seconds=60 * (settings.minutes or 0.0) - distributed.broadcast_object(elapsed),
+                forward=forward / distributed.world_size(),
+                read=distributed.broadcast_object(stats.seconds),
+                train=len(fit_images),
+                evaluated=sum(evaluated.values()),
+            )
+        auto = AutoConfig(
             settings,
             stats,
             gpu=gpu,
-            start=model.config,
+            start=config,
             new_head=get_metadata(model).class_names != classes,
-            plan=plan_for_budget(settings, splits, stats, model, device, started),
+            plan=plan,
             weights=[name for name, _ in model.named_parameters()],
         )
         if auto.settings.model.image_size != settings.model.image_size:
@@ -94,7 +107,7 @@ def build_model(
             log(line)
         preprocessing = get_metadata(model).preprocessing
     else:
-        auto = complete_settings(settings, stats, gpu=gpu, start=None)
+        auto = AutoConfig(settings, stats, gpu=gpu, start=None)
         chosen = auto.settings.model
         assert chosen.name is not None
         model = create(
@@ -124,34 +137,6 @@ def build_model(
         preprocessing=preprocessing, class_names=classes, multi_label=multi_label
     )
     return model, auto
-
-
-def plan_for_budget(
-    settings: Settings,
-    splits: DataSplits,
-    stats: DatasetStats,
-    model: Model,
-    device: torch.device,
-    started: float | None,
-) -> FinetunePlan | None:
-    """Measure what fine-tuning costs and plan it; None where the run has a fixed length."""
-    config = model.config
-    if settings.minutes is None or settings.optim.kind is not None:
-        return None
-    if not isinstance(config, VitConfig) or len(set(pair(config.image_size))) > 1:
-        return None
-    forward = distributed.broadcast_object(seconds_per_image(model, device))
-    elapsed = 0.0 if started is None else time.monotonic() - started
-    train, _, dev = hold_out_dev(splits)
-    evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
-    return plan_finetuning(
-        config,
-        seconds=60 * settings.minutes - distributed.broadcast_object(elapsed),
-        forward=forward / distributed.world_size(),
-        read=distributed.broadcast_object(stats.seconds),
-        train=len(train),
-        evaluated=sum(evaluated.values()),
-    )
 
 
 def load_pretrained(

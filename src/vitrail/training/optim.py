@@ -32,13 +32,12 @@ BLOCK = re.compile(r"(?:encoder\.)?(?:blocks|positions)\.(\d+)\.")
 UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
 BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
 IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
-FUSED_QKV = ".qkv.weight"  # three matrices
 ADAM_BETAS, LION_BETAS = (0.9, 0.999), (0.9, 0.99)  # of their papers
 FUSED_DEVICES = {"cpu", "cuda", "mps"}  # torch itself raises only at the first step
 
 
 def make_optimizers(
-    named: Iterable[tuple[str, nn.Parameter]], optim: OptimSettings, depth: int
+    parameters: Iterable[tuple[str, nn.Parameter]], optim: OptimSettings, depth: int
 ) -> list[Optimizer]:
     """Create the optimizers of the trainable parameters of a model of `depth` blocks.
 
@@ -47,26 +46,24 @@ def make_optimizers(
     """
     assert optim.kind is not None, "set by auto_config"
     assert optim.learning_rate is not None, "set by auto_config"
-    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     distances = distances_from_head([name for name, _ in trainable], depth)
     if optim.kind != "muon":
         groups = parameter_groups(trainable, optim.learning_rate, optim, distances)
-        return [OPTIMIZERS[optim.kind](groups, optim)]
+        return [build_optimizer(optim.kind, groups, optim)]
     matrices = [(name, p) for name, p in trainable if is_muon_parameter(name, p)]
     if not matrices:
         raise ConfigError(
             "optim.kind=muon is for matrices of blocks and convolutions, and none of them is "
             "trained; use optim.kind=adamw"
         )
-    names = {name for name, _ in matrices}
-    others = [item for item in trainable if item[0] not in names]
+    others = [(name, p) for name, p in trainable if not is_muon_parameter(name, p)]
     rest = parameter_groups(others, optim.learning_rate, optim, distances)
-    single = [(name, p) for name, p in matrices if not name.endswith(FUSED_QKV)]
-    fused = [(name, p) for name, p in matrices if name.endswith(FUSED_QKV)]
-    rate = optim.muon_learning_rate
-    groups = parameter_groups(single, rate, optim, distances)
-    groups += [group | {"parts": 3} for group in parameter_groups(fused, rate, optim, distances)]
-    return [Muon(groups), *([adamw(rest, optim)] if rest else [])]
+    groups, rate = [], optim.muon_learning_rate
+    for parts in (1, 3):  # the fused weight of queries, keys and values is three matrices
+        named = [item for item in matrices if item[0].endswith(".qkv.weight") == (parts == 3)]
+        groups += [g | {"parts": parts} for g in parameter_groups(named, rate, optim, distances)]
+    return [Muon(groups), *([build_optimizer("adamw", rest, optim)] if rest else [])]
 
 
 def set_learning_rates(optimizers: Iterable[Optimizer], factor: float) -> None:
@@ -165,34 +162,22 @@ def is_muon_parameter(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 4 or (parameter.ndim == 2 and bool(IN_BLOCK.fullmatch(name)))
 
 
-def adamw(groups: list[Group], optim: OptimSettings) -> Optimizer:
-    return AdamW(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **fused(groups))
-
-
-def adam(groups: list[Group], optim: OptimSettings) -> Optimizer:
-    """Adam with L2 regularization, not decoupled weight decay."""
-    return Adam(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **fused(groups))
-
-
-def sgd(groups: list[Group], optim: OptimSettings) -> Optimizer:
-    """SGD; torch's fused kernel does not support DTensors (FSDP)."""
-    plain = all(type(p) is nn.Parameter for group in groups for p in group["params"])
-    return SGD(groups, momentum=optim.momentum, **(fused(groups) if plain else {"foreach": True}))
-
-
-OPTIMIZERS: dict[str, Callable[[list[Group], OptimSettings], Optimizer]] = {
-    "adamw": adamw,
-    "adam": adam,
-    "sgd": sgd,
-    "lion": lambda groups, optim: Lion(groups, betas=optim.betas or LION_BETAS),
-    "adafactor": lambda groups, optim: Adafactor(groups, betas=optim.betas or ADAM_BETAS),
-}
-
-
-def fused(groups: list[Group]) -> dict[str, bool]:
-    """Use torch's fused kernels where they exist, and foreach operations elsewhere."""
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
-    return {"fused": True} if devices <= FUSED_DEVICES else {"foreach": True}
+def build_optimizer(kind: str, groups: list[Group], optim: OptimSettings) -> Optimizer:
+    """Create an optimizer, with torch's fused kernels where they exist."""
+    params = [parameter for group in groups for parameter in group["params"]]
+    fused = {parameter.device.type for parameter in params} <= FUSED_DEVICES
+    if kind == "sgd":  # the fused kernel does not support DTensors (FSDP)
+        fused = fused and all(type(parameter) is nn.Parameter for parameter in params)
+    options = {"fused": True} if fused else {"foreach": True}
+    match kind:
+        case "sgd":
+            return SGD(groups, momentum=optim.momentum, **options)
+        case "lion":
+            return Lion(groups, betas=optim.betas or LION_BETAS)
+        case "adafactor":
+            return Adafactor(groups, betas=optim.betas or ADAM_BETAS)
+    adam = AdamW if kind == "adamw" else Adam  # Adam: L2 regularization, not decoupled decay
+    return adam(groups, betas=optim.betas or ADAM_BETAS, eps=optim.eps, **options)
 
 
 class Lion(Optimizer):
@@ -277,15 +262,19 @@ class Adafactor(Optimizer):
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, cap) = self.state[parameter], group["betas"]
-        dims = factored_dims(parameter.shape)
+        shape, dims = parameter.shape, None  # the two largest dimensions, if large enough
+        if len(shape) >= 2:
+            *_, second, first = sorted(range(len(shape)), key=lambda dim: shape[dim])
+            if shape[second] >= MIN_FACTORED_DIM:
+                dims = {"rows": first, "columns": second}  # the dimension that a mean reduces
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)  # on the CPU: no synchronization
             state["momentum"] = torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE)
             if dims is None:
                 state["squares"] = torch.zeros_like(parameter)
             for name, dim in (dims or {}).items():
-                shape = [1 if i == dim else n for i, n in enumerate(parameter.shape)]
-                state[name] = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+                means = [1 if i == dim else n for i, n in enumerate(shape)]
+                state[name] = torch.zeros(means, dtype=parameter.dtype, device=parameter.device)
         state["step"] += 1
         decay = min(cap, 1 - state["step"].item() ** -DECAY_EXPONENT)
         squares = gradient.square() + EPS
@@ -306,14 +295,6 @@ class Adafactor(Optimizer):
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(momentum, alpha=-group["lr"])
-
-
-def factored_dims(shape: torch.Size) -> dict[str, int] | None:
-    """Return the dimension that row and column means reduce: the two largest, if large enough."""
-    if len(shape) < 2:
-        return None
-    *_, second, first = sorted(range(len(shape)), key=lambda dim: shape[dim])
-    return {"rows": first, "columns": second} if shape[second] >= MIN_FACTORED_DIM else None
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small singular values grow fast

@@ -91,14 +91,10 @@ def grid(name: str) -> list[float]:
 
 def drop_alternatives(settings: Settings, names: Collection[str]) -> Settings:
     """Reset the settings whose alternatives (steps vs. epochs) are about to be set."""
-    default = Settings()
     for name in alternatives_of(names):
         table, _, key = name.rpartition(".")
-        if not table:
-            settings = replace(settings, **{key: getattr(default, key)})
-            continue
-        part = replace(getattr(settings, table), **{key: getattr(getattr(default, table), key)})
-        settings = replace(settings, **{table: part})
+        default = getattr(getattr(Settings(), table) if table else Settings(), key)
+        settings = override(settings, {table: {key: default}} if table else {key: default})
     return settings
 
 
@@ -128,20 +124,32 @@ def inheritance_chain(name: str) -> list[tuple[str, Values]]:
     """Return text and values, by full name, of a recipe, of the one it extends, and so on."""
     files, chain = [find(name)], []
     while True:
-        text, values = read_file(files[-1])
+        file = files[-1]
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read the recipe {file}: {error.strerror}") from None
+        try:
+            text = data.decode("utf-8-sig")
+            values = tomllib.loads(text)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{file.name} is not UTF-8 text (at line {line})") from None
+        except (ValueError, RecursionError) as error:
+            last = f"at line {len(data.splitlines())}, the last"
+            reason = str(error).replace("at end of document", last)
+            raise ConfigError(f"{file.name} is not a TOML file: {reason}") from None
+        values.pop("run", None)  # a run's settings.toml has this table beside its settings
         extends = values.pop("extends", None)
         if not isinstance(extends, str | None) or extends == "":
-            raise ConfigError(
-                f"extends={extends!r} in {files[-1].name} must be the name of a recipe"
-            )
-        chain.append((text, flatten(values, f" in {files[-1].name}")))
+            raise ConfigError(f"extends={extends!r} in {file.name} must be the name of a recipe")
+        chain.append((text, flatten(values, f" in {file.name}")))
         if extends is None:
             return chain
-        file = find(extends, relative_to=files[-1])
-        if file in files:
-            path = " extends ".join(other.name for other in files)
-            raise ConfigError(f"{path} extends {file.name}: a recipe cannot extend itself")
-        files.append(file)
+        files.append(find(extends, relative_to=file))
+        if files[-1] in files[:-1]:
+            path = " extends ".join(file.name for file in files)
+            raise ConfigError(f"{path}: a recipe cannot extend itself")
 
 
 def find(name: str, relative_to: Traversable | None = None) -> Traversable:
@@ -158,25 +166,6 @@ def find(name: str, relative_to: Traversable | None = None) -> Traversable:
         hint = f"; did you mean the packaged recipe {file.stem!r}?" if packaged else ""
         raise ConfigError(f"recipe file not found: {name}{hint}")
     return file
-
-
-def read_file(file: Traversable) -> tuple[str, Values]:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe {file}: {error.strerror}") from None
-    try:
-        text = data.decode("utf-8-sig")
-        values = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{file.name} is not UTF-8 text (at line {line})") from None
-    except (ValueError, RecursionError) as error:
-        last = f"at line {len(data.splitlines())}, the last"
-        reason = str(error).replace("at end of document", last)
-        raise ConfigError(f"{file.name} is not a TOML file: {reason}") from None
-    values.pop("run", None)  # a run's settings.toml has this table beside its settings
-    return text, values
 
 
 def flatten(values: Mapping[str, Any], where: str) -> Values:
