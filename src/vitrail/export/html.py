@@ -24,6 +24,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
 from vitrail.data.decode import thumbnail, to_jpeg
 from vitrail.errors import ConfigError
+from vitrail.evaluation.conformal import load_conformal
 from vitrail.evaluation.evaluate import Progress
 from vitrail.export.kernel_program import KernelProgram, compile_model
 from vitrail.export.session import open_session, run_session
@@ -113,6 +114,7 @@ def check_input(shape: list[int]) -> np.ndarray:
 def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, Any]:
     """Return what the page knows about the model, with the keys of the server's /model."""
     metadata, config = get_metadata(model), model.config
+    conformal = load_conformal(metadata, config.num_classes, model)
     view = None
     if isinstance(config, VitConfig) and f"layer {config.depth - 1}" in program.tensors:
         lag = (1 - 1 / config.stride[0]) / 2 if config.stem == "conv" else 0.0
@@ -132,6 +134,7 @@ def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "classes": list(metadata.names(config.num_classes)),
         "multi_label": metadata.multi_label,
+        "conformal": None if conformal is None else conformal.to_dict(),
         "image_size": list(metadata.preprocessing.size),
         "channels": config.channels,
         "preprocessing": metadata.preprocessing.to_dict(),

@@ -71,8 +71,8 @@ def compile_model(model: Model, *, int8: bool = False) -> KernelProgram:
 def pack_weights(graph: onnx.GraphProto, *, int8: bool) -> dict[str, list[bytes]]:
     """Round the float constants of a graph in place; return their bytes, by type, as stored.
 
-    Values are float16 where that is in range, int8 with a scale per column in dense layers of the
-    encoder, and float32 otherwise.
+    Tensors are float16 where that is in range, int8 with a scale per column in dense layers of the
+    encoder, and float32 otherwise. Scalars stay exact: one is `ALMOST_ZERO` of onnx.py.
     """
     used = {name for node in graph.node for name in node.input}
     dense = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
@@ -88,7 +88,7 @@ def pack_weights(graph: onnx.GraphProto, *, int8: bool) -> dict[str, list[bytes]
             levels = np.rint(array / scales).astype(np.int8)
             packed[tensor.name] = [levels.tobytes(), scales.tobytes()]
             array = levels * scales
-        elif np.abs(array).max(initial=0) < np.finfo(np.float16).max:
+        elif array.size > 1 and np.abs(array).max() < np.finfo(np.float16).max:
             packed[tensor.name] = [array.astype(np.float16).tobytes()]
             array = array.astype(np.float16).astype(np.float32)
         else:

@@ -56,7 +56,8 @@ function writeTaught({ memory, head }) {
 // --- The worker ---
 
 const about = JSON.parse(embedded("model")), stored = readTaught(JSON.parse(embedded("taught")));
-if (stored.head) about.classes = stored.memory.classes;
+const useClasses = (classes) => Object.assign(about, { classes, conformal: null });
+if (stored.head) useClasses(stored.memory.classes);
 const worker = new Worker(URL.createObjectURL(new Blob([embedded("worker")], { type: "text/javascript" })));
 const waiting = new Map();
 let calls = 0;
@@ -94,8 +95,28 @@ async function classify(blob, key) {
   // All classes, most probable first.
   if (!about.classes.length) throw new UserError("There are no classes yet; add two below.");
   const logits = await run("predict", { blob, key });
-  const guesses = probabilitiesOf(logits).map((probability, i) => ({ label: about.classes[i], probability }));
+  const guesses = probabilitiesOf(logits).map((probability, index) =>
+    ({ label: about.classes[index], probability, index }));
   return guesses.sort((a, b) => b.probability - a.probability);
+}
+
+function conformalSet(guesses) {
+  // The prediction set of a calibrated model, as in evaluation/conformal.py.
+  const { method, thresholds } = about.conformal;
+  let sum = 0;
+  return guesses.filter(({ probability, index }, rank) => {
+    sum += probability;
+    const score = method === "lac" ? 1 - probability : sum + (method === "raps" ? 0.1 * rank : 0);
+    return rank === 0 || score <= (thresholds[index] ?? thresholds[0]);
+  }).map(({ label }) => label);
+}
+
+function labelsOf(guesses, threshold) {
+  // Several if multi-label; none below the threshold, which a calibration may have found.
+  const [{ index }] = guesses, abstain = about.conformal?.abstain ?? [];
+  const least = abstain[index] ?? abstain[0] ?? threshold ?? (about.multi_label ? 0.5 : 0);
+  const labels = guesses.filter(({ probability }) => probability >= least).map(({ label }) => label);
+  return about.multi_label ? labels : labels.slice(0, 1);
 }
 
 const ANSWERS = {
@@ -111,9 +132,9 @@ const ANSWERS = {
       if (!error.final) throw error;
       throw new UserError("The image cannot be read: " + error.message, true);
     }
-    const least = threshold ?? (about.multi_label ? 0.5 : 0);
-    const labels = guesses.filter(({ probability }) => probability >= least).map(({ label }) => label);
-    const answer = { guesses: guesses.slice(0, top), labels: about.multi_label ? labels : labels.slice(0, 1) };
+    const answer = { guesses: guesses.slice(0, top), labels: labelsOf(guesses, threshold) };
+    if (about.conformal)
+      Object.assign(answer, { set: conformalSet(guesses), error_rate: about.conformal.error_rate });
     return { answers: [answer], seconds: (performance.now() - start) / 1000, engine: "WebAssembly" };
   },
   attention: (_, blob) => run("attention", { blob, key: keyOf(blob) }),
@@ -121,7 +142,7 @@ const ANSWERS = {
     const { classes, accuracy, errors } = await run("teach", { name, blobs: body.getAll("pictures") });
     const notes = accuracy === null ? [] : ["leave-one-out accuracy " + percent(accuracy)];
     if (classes.length < 2) notes.push("add a second class to classify images");
-    else about.classes = classes;
+    else useClasses(classes);
     find("keep").hidden = false;
     return { notes, errors };
   },

@@ -14,19 +14,20 @@ const csvField = (text) => {
 };
 
 async function classifyAll(files, progress) {
-  const lines = [["file", "label", "probability", "error", ...about.classes].map(csvField).join(",")];
+  const more = about.conformal ? ["set"] : [];
+  const header = ["file", "label", "probability", "error", ...more, ...about.classes];
+  const lines = [header.map(csvField).join(",")];
   for (const [i, file] of files.entries()) {
     progress(i);
     let fields;
     try {
       const guesses = await classify(file);
       const of = new Map(guesses.map(({ label, probability }) => [label, probability]));
-      const labels = about.multi_label ? guesses.filter((x) => x.probability >= 0.5) : guesses.slice(0, 1);
-      fields = [csvField(labels.map(({ label }) => label).join("; ")), guesses[0].probability.toFixed(6), "",
-        ...about.classes.map((label) => of.get(label).toFixed(6))];
+      fields = [csvField(labelsOf(guesses).join("; ")), guesses[0].probability.toFixed(6), "",
+        ...more.map(() => csvField(conformalSet(guesses).join("; "))), ...about.classes.map((label) => of.get(label).toFixed(6))];
     } catch (error) {
       if (!(error instanceof UserError)) throw error;
-      fields = ["", "", csvField(error.message), ...about.classes.map(() => "")];
+      fields = ["", "", csvField(error.message), ...[...more, ...about.classes].map(() => "")];
     }
     lines.push([csvField(file.webkitRelativePath || file.name), ...fields].join(","));
   }

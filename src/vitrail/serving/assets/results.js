@@ -115,10 +115,15 @@ function showAnswer(upload) {
   if (upload.state === "failed") return setStatus("Request failed", upload.message);
   if (!answered) return setStatus("Classifying …", upload.message);
   const { headline, sentence } = verdict(upload);
-  setStatus(headline, sentence + labeled(upload));
+  setStatus(headline, sentence + predictionSet(upload.answer) + labeled(upload));
   showGuesses(upload);
   const facts = [duration(upload.seconds), "engine " + upload.engine, upload.note];
   find("facts").textContent = facts.filter(Boolean).join(" · ");
+}
+
+function predictionSet({ set, error_rate: rate }) {
+  // Of a calibrated model.
+  return set?.length > 1 ? " Prediction set: " + joinNames(set) + " (error rate " + percent(rate) + ")." : "";
 }
 
 function labeled({ truth, answer }) {
