@@ -256,6 +256,9 @@ def test_unreachable_server_is_reported(page):
     page.route("**/predict*", lambda route: route.abort())
     give(page)
     assert result(page)[1] == "The server does not respond. Is it still running?"
+    page.unroute("**/predict*")
+    page.locator("#again").click()
+    until_text(page, "headline", "^sun$")
 
 
 # Token, models, teaching
