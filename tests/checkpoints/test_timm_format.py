@@ -256,17 +256,21 @@ def test_gelu_priority(small, settings, gelu):
     [
         ({"-": "heads"}, {}, r"number of heads.*width 8.*heads="),
         ({"fc_norm.weight": 8, "fc_norm.bias": 8, "-": "norm"}, {}, r"norm after average pooling"),
-        ({"norm_pre.weight": 8, "norm_pre.bias": 8}, {}, r"norm_pre.*CLIP"),
+        (
+            {"norm_pre.weight": 8, "norm_pre.bias": 8},
+            {},
+            r"a bias in patch_embed.proj before norm_pre",
+        ),
         ({"-": "patch_embed.proj.bias"}, {}, r"no bias in patch_embed.proj"),
-        ({}, {"global_pool": "avg"}, r"unused class token.*without config\.json"),
+        ({"-": "norm.bias"}, {}, r"RMSNorm"),
         ({}, {"model_args": {"global_pool": "max"}}, r"global_pool='max'"),
         ({"attn_pool.latent": 8}, {}, r"both a class token and attention pooling"),
-        ({}, {"model_args": {"act_layer": "quick_gelu"}}, r"act_layer='quick_gelu'.*gelu_tanh"),
+        ({}, {"model_args": {"act_layer": "relu"}}, r"act_layer='relu'.*gelu_tanh"),
         ({}, {"model_args": {"act_layer": ["gelu"]}}, r"act_layer=\['gelu'\]"),
         (
             {"blocks.0.attn.q_norm.weight": 4},
             {},
-            r"unexpected tensors: blocks\.0\.attn\.q_norm\.weight",
+            r"missing tensors: blocks\.0\.attn\.k_norm\.bias",
         ),
         ({"-": "blocks.1.mlp.fc2"}, {}, r"missing tensors: blocks\.1\.mlp\.fc2\.bias"),
         (

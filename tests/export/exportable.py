@@ -9,6 +9,7 @@ from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.export.onnx import OnnxGraph, to_onnx
 from vitrail.export.session import open_session
 from vitrail.export.torch_program import trace
+from vitrail.models.config import Numerics
 
 BASE = VitConfig(
     depth=2, width=16, mlp_width=24, heads=2, patch_size=4, image_size=8, num_classes=3
@@ -46,6 +47,9 @@ KINDS = {
     "timm's numerics": {"numerics": "timm"},
     "transformers' numerics": {"numerics": "transformers", "image_size": 24},
     "torchvision's numerics": {"numerics": "torchvision"},
+    "rotary": {"position": "rotary", "registers": 2, "key_bias": False, "layer_scale": 0.1},
+    "pre-norm": {"pre_norm": True, "numerics": Numerics(gelu="quick")},
+    "rms norm, qk norm": {"norm": "rmsnorm", "qk_norm": True, "pool": "cls+mean"},
     "everything": {"registers": 2, "distillation": True, "layer_scale": 0.1, "mlp": "swiglu"},
     "hybrid": {**HYBRID, "resnet_blocks": (1, 1)},
     "hybrid with a root only": {**HYBRID, "numerics": "google"},

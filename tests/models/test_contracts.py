@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tiny_models import awake
 from vitrail import BitConfig, DataError, VitConfig, create
+from vitrail.models.config import Numerics
 from vitrail.models.registry import CONFIGURATIONS
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,15 @@ VARIANTS = {
     "relative, mean": {"position": "relative", "pool": "mean"},
     "relative, registers": {"position": "relative", "registers": 2},
     "sines": {"position": "sincos-2d"},
+    "rotary": {"position": "rotary"},
+    "rotary, map": {"position": "rotary", "pool": "map", "image_size": (8, 12)},
+    "DINOv3": {"position": "rotary", "registers": 2, "layer_scale": 0.1, "key_bias": False},
+    "no key bias": {"key_bias": False},
+    "CLIP": {"pre_norm": True, "numerics": Numerics(gelu="quick", norm_eps=1e-5)},
+    "rms norm, qk norm": {"norm": "rmsnorm", "qk_norm": True},
+    "qk norm, rotary": {"qk_norm": True, "position": "rotary"},
+    "class token and mean": {"pool": "cls+mean"},
+    "class token, mean": {"pool": "mean", "class_token": True},
     "everything": {
         "registers": 2,
         "distillation": True,

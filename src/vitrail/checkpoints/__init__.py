@@ -8,7 +8,8 @@ rules.py         the rule engine: a foreign format is one table, read in both di
 google.py        vision_transformer, big_vision and big_transfer (.npz)
 bit.py           BiT of big_transfer (.npz and PyTorch) and big_vision
 timm.py          timm, also DeiT, DINO, DINOv2 and MAE
-huggingface.py   transformers
+huggingface.py   transformers' ViT, DeiT, DINOv2, MAE and MSN
+clip.py          transformers' CLIP and SigLIP image towers
 torchvision.py   torchvision
 files.py         read untrusted tensor files safely, write files atomically
 hub.py           the Hugging Face hub: hf:owner/name

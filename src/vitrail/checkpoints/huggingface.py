@@ -1,5 +1,7 @@
 """transformers' ViT: config.json, preprocessor_config.json and the weights.
 
+`clip.py` and `dinov3.py` have the tables of its other models.
+
 DeiT, DINOv2, MAE and MSN of transformers can be read but not written. transformers 5 has two sets
 of names: files keep the old one, `model.state_dict()` returns a new one. `normalize` converts all
 of these to the names of ViT in files:
@@ -13,7 +15,7 @@ of these to the names of ViT in files:
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +24,6 @@ import torch
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.metadata import ASSUMED, Metadata
 from vitrail.checkpoints.rules import (
-    Format,
     Rule,
     Table,
     applicable,
@@ -41,7 +42,18 @@ from vitrail.models.config import NUMERICS, Gelu, VitConfig, normalize_size, pai
 Settings = Mapping[str, Any]
 
 PROCESSOR = "preprocessor_config.json"
-MODEL_TYPES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")
+MODEL_TYPES = (
+    "vit",
+    "deit",
+    "dinov2",
+    "dinov2_with_registers",
+    "vit_mae",
+    "vit_msn",
+    "clip",
+    "clip_vision_model",
+    "siglip",
+    "siglip_vision_model",
+)
 TIMM_WRAPPER = "timm_wrapper"  # a timm model saved by transformers, under timm's names
 
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -79,8 +91,13 @@ GELUS: dict[str, Gelu] = {
     "gelu_new": "tanh",
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
+    "quick_gelu": "quick",
 }
-HIDDEN_ACT: dict[Gelu, str] = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+HIDDEN_ACT: dict[Gelu, str] = {
+    "exact": "gelu",
+    "tanh": "gelu_pytorch_tanh",
+    "quick": "quick_gelu",
+}
 DINO_EPS = 1e-6  # DINOv2's default, where ViT's is 1e-12
 IN_SHAPES = {  # settings that the shapes determine too: theirs → ours
     "hidden_size": "width",
@@ -172,11 +189,6 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     scaled = f"{block}.layer_scale1.lambda1" in tensors
     distillation = prefix + DISTILLATION in tensors
     patches = checkpoint.shape(prefix + POSITION, 3)[1] - 1 - distillation
-    activation = settings.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in GELUS:
-        raise CheckpointError(
-            f"unsupported hidden_act={activation!r} in config.json; supported: {', '.join(GELUS)}"
-        )
     default_eps = DINO_EPS if scaled else NUMERICS["transformers"].norm_eps
     eps = number(settings, "layer_norm_eps", default_eps)
     config = VitConfig(
@@ -195,16 +207,9 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         qkv_bias=f"{block}.attention.attention.query.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         dropout=number(settings, "hidden_dropout_prob", 0.0),
-        numerics=replace(NUMERICS["transformers"], gelu=GELUS[activation], norm_eps=eps),
+        numerics=replace(NUMERICS["transformers"], gelu=read_gelu(settings, "gelu"), norm_eps=eps),
     )
-    for theirs, ours in IN_SHAPES.items():
-        stated, actual = settings.get(theirs), getattr(config, ours)
-        if stated is not None and theirs == "patch_size":
-            stated = normalize_size(theirs, stated)
-        if stated is not None and stated != actual:
-            raise CheckpointError(
-                f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
-            )
+    check_stated(settings, config)
     activation = settings.get("pooler_act", "tanh")
     if config.representation and activation != "tanh":
         raise CheckpointError(
@@ -235,20 +240,25 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
         "distillation_head": "distillation_classifier",
     }
     yield from modules(names)
-    for kind in ("weight", "bias"):
-        qkv = (f"{theirs}.attention.attention.{part}.{kind}" for part in ("query", "key", "value"))
-        yield Rule(
-            f"{ours}.attention.qkv.{kind}",
-            tuple(qkv),
-            lambda *parts: torch.cat(parts),
-            lambda joined: joined.chunk(3),
-        )
+    parts = ("query", "key", "value")
+    yield from joint_qkv(f"{ours}.attention.qkv", theirs + ".attention.attention.{part}", parts)
     for i in (1, 2):
         yield same(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1")
     yield without_batch("cls_token", f"{prefix}embeddings.cls_token")
     yield without_batch("distillation_token", prefix + DISTILLATION)
     yield without_batch("registers", prefix + REGISTERS)
     yield without_batch("position.table", prefix + POSITION)
+
+
+def joint_qkv(ours: str, theirs: str, parts: Sequence[str]) -> Iterator[Rule]:
+    """Map separate projections, where `theirs` has a placeholder {part}, to a joint one."""
+    for kind in ("weight", "bias"):
+        yield Rule(
+            f"{ours}.{kind}",
+            tuple(f"{theirs.replace('{part}', part)}.{kind}" for part in parts),
+            lambda *arrays: torch.cat(arrays),
+            lambda joint: joint.chunk(3),
+        )
 
 
 def vit_unsupported(config: VitConfig) -> list[str]:
@@ -303,6 +313,27 @@ def infer_image_size(
             f"{patches} patches of {patch_size[0]} x {patch_size[1]} pixels"
         )
     return height, width
+
+
+def check_stated(settings: Settings, config: VitConfig) -> None:
+    """Reject settings that contradict the shapes of the weights."""
+    for theirs, ours in IN_SHAPES.items():
+        stated, actual = settings.get(theirs), getattr(config, ours)
+        if stated is not None and theirs == "patch_size":
+            stated = normalize_size(theirs, stated)
+        if stated is not None and stated != actual:
+            raise CheckpointError(
+                f"config.json mismatch: {theirs}={stated!r}, the weights have {actual!r}"
+            )
+
+
+def read_gelu(settings: Settings, default: str) -> Gelu:
+    activation = settings.get("hidden_act", default)
+    if not isinstance(activation, str) or activation not in GELUS:
+        raise CheckpointError(
+            f"unsupported hidden_act={activation!r} in config.json; supported: {', '.join(GELUS)}"
+        )
+    return GELUS[activation]
 
 
 def number(settings: Settings, name: str, default: float) -> float:
@@ -375,6 +406,9 @@ def read_processor(values: Settings, image_size: tuple[int, int], channels: int)
     size, short = image_size, False
     if values.get("do_resize", True) and values.get("size") is not None:
         size, short = read_size("size", values["size"])
+        kinds = [values.get(name) for name in ("image_processor_type", "feature_extractor_type")]
+        if isinstance(values["size"], int) and any(str(kind).startswith("CLIP") for kind in kinds):
+            short = True  # CLIP's old files: one number is the short side
     crop = values.get("crop_size") is not None and values.get("do_center_crop", True)
     resample = values.get("resample")
     resample = RESAMPLE["bilinear"] if resample is None else resample
@@ -427,4 +461,3 @@ VIT = Table(
     vit_unsupported,
     vit_json,
 )
-FORMAT = Format("transformers", (VIT,), normalize, read_metadata)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import bit, bundle, google, hub, huggingface, timm, torchvision
+from vitrail.checkpoints import bit, bundle, clip, google, hub, huggingface, timm, torchvision
 from vitrail.checkpoints.files import (
     INDEX,
     SUFFIXES,
@@ -27,7 +27,7 @@ from vitrail.checkpoints.files import (
     weight_files,
 )
 from vitrail.checkpoints.metadata import ASSUMED, Family, Metadata, get_metadata, recognize_family
-from vitrail.checkpoints.rules import Table, check_layers, read
+from vitrail.checkpoints.rules import Format, NumericsLoss, Table, check_layers, read
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, unknown
 from vitrail.models.config import (
@@ -49,7 +49,12 @@ Reference = str | PathLike[str]
 Change = tuple[str, str, str]  # made on the user's behalf: part, change, detail
 FORMATS = {
     "google": google.FORMAT,
-    "huggingface": huggingface.FORMAT,
+    "huggingface": Format(
+        "transformers",
+        (huggingface.VIT, clip.CLIP, clip.SIGLIP),
+        lambda checkpoint: clip.normalize(huggingface.normalize(checkpoint)),
+        huggingface.read_metadata,
+    ),
     "torchvision": torchvision.FORMAT,
     "timm": timm.FORMAT,
     "bit_pytorch": bit.FORMAT,
@@ -241,21 +246,22 @@ def read_our_metadata(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def table_for(config: Config, format: str) -> Table:
-    """Return the table for a model family in a format."""
+    """Return the table of a format for a model: the first that can express it, or the first."""
     if format not in FORMATS:
         raise unknown("format", format, ["bundle", *FORMATS])
     tables = {
-        name: table
+        name: [table for table in each.tables if isinstance(config, table.family)]
         for name, each in FORMATS.items()
-        for table in each.tables
-        if isinstance(config, table.family)
     }
-    if format not in tables:
+    if not tables[format]:
         vit = "hybrid" if getattr(config, "stem", None) == "resnet" else "ViT"
         family = {BitConfig: "BiT", MixerConfig: "Mixer"}.get(type(config), vit)
-        supported = ", ".join(["bundle", *tables])
+        supported = ", ".join(["bundle", *(name for name in tables if tables[name])])
         raise CheckpointError(f"{format} does not support {family} models; use one of {supported}")
-    return tables[format]
+    for table in tables[format]:
+        if all(isinstance(loss, NumericsLoss) for loss in table.unsupported(config)):
+            return table
+    return tables[format][0]
 
 
 def set_metadata(model: Model, checkpoint: Checkpoint, format: str, source: str) -> Family | None:

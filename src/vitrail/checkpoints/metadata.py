@@ -143,12 +143,15 @@ TENSORS = {
         (r"(?:dino_|ibot_)?head\.(?:mlp\.0|last_layer)\.", "DINO", "dino"),
         (r"patch_embed\.backbone\.", "AugReg hybrid", "timm"),
         (r"attn_pool\.latent$", "SigLIP", "timm"),
+        (r"norm_pre\.weight$", "CLIP", "clip"),
         (r"stages\.0\.blocks\.0\.", "BiT", "timm"),
     ),
     "huggingface": (
         (r"distillation_token$|deit\.(?:embed|enc)", "DeiT", "dino"),
         (r"layer_scale1\.lambda1$", "DINOv2", "dino"),
         (r"decoder\.decoder_", "MAE", "dino"),
+        (r"pre_layrnorm\.weight$", "CLIP", "clip"),
+        (r"head\.probe$", "SigLIP", "transformers"),
     ),
 }
 MODEL_TYPES = {  # of transformers; its "vit" may be AugReg or DINO

@@ -55,6 +55,8 @@ class Table:
     templates: Callable[..., Iterable[Rule]]  # for a config; unused templates are ignored
     unsupported: Callable[..., list[str]]  # features of a config the format cannot express
     json_files: Callable[..., dict[str, Any]] = lambda config, metadata: {}  # next to the weights
+    # the last step of writing: undo what the format's `normalize` does to a current file
+    finish: Callable[..., dict[str, Tensor]] = lambda config, tensors: tensors
 
     def rules(self, config: Config) -> list[Rule]:
         """Return one rule for each tensor of a model."""
@@ -291,6 +293,7 @@ def unsupported_features(
     positions: Sequence[str] = ("learned",),
     pools: Sequence[str] = ("cls",),
     qkv_bias: bool = True,
+    pre_norm: bool = False,
 ) -> list[str]:
     """Return the features that a library cannot express which has plain ViTs and these options."""
     features = {
@@ -303,6 +306,19 @@ def unsupported_features(
         "LayerScale": config.layer_scale is not None,
         "qkv_bias=False": qkv_bias and not config.qkv_bias,
         "SwiGLU": config.mlp != "gelu",
+        "a norm before the encoder": config.pre_norm and not pre_norm,
+    }
+    return applicable(features) + unsupported_attention(config)
+
+
+def unsupported_attention(config: VitConfig) -> list[str]:
+    """Return the features of recent models that most libraries' plain ViT lacks."""
+    read_token = config.pool in ("cls", "cls+mean")
+    features = {
+        f"norm={config.norm!r}": config.norm != "layernorm",
+        "qk_norm=True": config.qk_norm,
+        "key_bias=False": config.qkv_bias and not config.key_bias,
+        "a class token that the head does not read": config.class_token and not read_token,
     }
     return applicable(features)
 

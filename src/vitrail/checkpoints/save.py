@@ -77,7 +77,7 @@ def save(
     losses = check_losses(model, format, destination, allow_loss)
     table = table_for(model.config, table_name(format))
     file = weights_path(destination, format)
-    tensors = write(model, table.rules(model.config))
+    tensors = table.finish(model.config, write(model, table.rules(model.config)))
     if format == OLDER:
         tensors = {google.pre_2021_name(name): tensor for name, tensor in tensors.items()}
     header = {"format": "pt"}

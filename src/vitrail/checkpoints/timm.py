@@ -1,6 +1,7 @@
 """timm checkpoints: ViT and hybrid, BiT (ResNetV2) and MLP-Mixer, with config.json.
 
-DeiT, DeiT III, DINO, DINOv2 and MAE use timm's names with variations, which `normalize` removes:
+CLIP and SigLIP image towers are among timm's ViTs. DeiT, DeiT III, DINO, DINOv2 and MAE use timm's
+names with variations, which `normalize` removes:
 
     module., backbone., model., _orig_mod.   wrappers: data parallel, DINO, Lightning, torch.compile
     head.mlp.…, head.last_layer.…            DINO's projection head: skipped, like mask_token
@@ -83,7 +84,8 @@ OURS = "vitrail"  # prefix of the metadata keys in files written by vitrail
 
 DEFAULT_SIZE = 224  # if neither positions nor settings state the image size
 LAYER_SCALE_INIT = 1e-5  # as in DINOv2; it cannot be read from trained weights
-ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
+ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+CLIP_EPS = 1e-5  # of all models with a norm before the encoder
 POOLS: dict[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
 # Architectures whose heads or GELU differ from the defaults for their width.
 HEADS = {"vit_base_patch16_gap": 16, "vit_giantopt": 16, "test_vit": 2}
@@ -355,13 +357,17 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     if not isinstance(layer_scale, float) or layer_scale <= 0:
         layer_scale = LAYER_SCALE_INIT
     default = "silu" if swiglu else "gelu_tanh" if name.startswith(TANH_GELU) else "gelu"
+    default = "quick_gelu" if "_quickgelu" in name else default
     activation = args.get("act_layer") or default
     gelus: dict[str, Gelu] = {"silu": NUMERICS["timm"].gelu} if swiglu else ACTIVATIONS
     if not isinstance(activation, str) or activation not in gelus:
         raise CheckpointError(
             f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(gelus)}"
         )
-    pool: Pool = "cls" if "cls_token" in tensors else "mean"
+    class_token = "cls_token" in tensors
+    pool: Pool = "cls" if class_token and stated_pool(settings) != "avg" else "mean"
+    pre_norm = "norm_pre.weight" in tensors
+    numerics = replace(NUMERICS["timm"], gelu=gelus[activation])
     return VitConfig(
         depth=checkpoint.count(r"blocks\.(\d+)\."),
         width=width,
@@ -376,33 +382,41 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
         position="learned" if "pos_embed" in tensors else "none",
         pool="map" if "attn_pool.latent" in tensors else pool,
+        class_token=class_token,
         representation=checkpoint.size("pre_logits.fc.weight", 2),
         registers=checkpoint.size("reg_token", 3, axis=1),
         distillation="dist_token" in tensors,
         layer_scale=layer_scale if "blocks.0.ls1.gamma" in tensors else None,
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        qk_norm="blocks.0.attn.q_norm.weight" in tensors,
         mlp="swiglu" if swiglu else "gelu",
-        numerics=replace(NUMERICS["timm"], gelu=gelus[activation]),
+        pre_norm=pre_norm,
+        numerics=replace(numerics, norm_eps=CLIP_EPS) if pre_norm else numerics,
     )
+
+
+def stated_pool(settings: Mapping[str, Any]) -> str | None:
+    """Return global_pool from config.json."""
+    _, args, cfg, _ = parse_settings(settings)
+    pools = [section.get("global_pool") for section in (args, settings, cfg)]
+    return next((pool for pool in pools if isinstance(pool, str)), None)
 
 
 def reject_unknown_vits(checkpoint: Checkpoint) -> None:
     """Raise for timm models that no vitrail model can represent."""
     names = checkpoint.tensors.keys()
-    _, args, cfg, _ = parse_settings(checkpoint.settings)
-    pools = [section.get("global_pool") for section in (args, checkpoint.settings, cfg)]
-    pool = next((pool for pool in pools if isinstance(pool, str)), None)
+    args, pool = parse_settings(checkpoint.settings).model_args, stated_pool(checkpoint.settings)
+    pre_norm = "norm_pre.weight" in names
     features = {
-        "a norm before the encoder (norm_pre), as in CLIP": "norm_pre.weight" in names,
-        "no bias in patch_embed.proj": "patch_embed.proj.bias" not in names,
+        "no bias in patch_embed.proj": "patch_embed.proj.bias" not in names and not pre_norm,
+        "a bias in patch_embed.proj before norm_pre": "patch_embed.proj.bias" in names and pre_norm,
+        "RMSNorm": "norm.weight" in names and "norm.bias" not in names,
         "a norm after average pooling (fc_norm); only fc_norm=False is supported": "fc_norm.weight"
         in names,
         f"global_pool={pool!r}": pool not in (None, "", *POOLS.values()),
-        "pool_include_prefix=True with registers": "reg_token" in names
-        and args.get("pool_include_prefix"),
+        "pool_include_prefix=True": args.get("pool_include_prefix")
+        and {"reg_token", "cls_token"} & names,
         "both a class token and attention pooling": {"cls_token", "attn_pool.latent"} <= names,
-        "an unused class token (global_pool='avg' in config.json); without config.json the weights "
-        "load as a model with class-token pooling": "cls_token" in names and pool == "avg",
     }
     for feature in applicable(features):
         raise CheckpointError(f"unsupported timm model: {feature}")
@@ -410,9 +424,12 @@ def reject_unknown_vits(checkpoint: Checkpoint) -> None:
 
 VIT_MODULES = {
     "stem.projection": "patch_embed.proj",
+    "encoder.pre_norm": "norm_pre",
     "encoder.blocks.{i}.norm1": "blocks.{i}.norm1",
     "encoder.blocks.{i}.attention.qkv": "blocks.{i}.attn.qkv",
     "encoder.blocks.{i}.attention.merge": "blocks.{i}.attn.proj",
+    "encoder.blocks.{i}.attention.q_norm": "blocks.{i}.attn.q_norm",
+    "encoder.blocks.{i}.attention.k_norm": "blocks.{i}.attn.k_norm",
     "encoder.blocks.{i}.norm2": "blocks.{i}.norm2",
     "encoder.blocks.{i}.mlp.fc1": "blocks.{i}.mlp.fc1",
     "encoder.blocks.{i}.mlp.fc2": "blocks.{i}.mlp.fc2",
@@ -471,8 +488,16 @@ def vit_unsupported(config: VitConfig) -> list[str]:
         "a distillation token with SwiGLU": distilled and swiglu,
         "a hybrid with SwiGLU": swiglu and hybrid,
         "SwiGLU with attention pooling": swiglu and config.pool == "map",
+        "SwiGLU with a norm before the encoder": swiglu and config.pre_norm,
+        "a distillation token with a norm before the encoder": distilled and config.pre_norm,
+        "a class token with attention pooling": config.class_token and config.pool == "map",
+        f"pool={config.pool!r}": config.pool not in POOLS,
+        f"norm={config.norm!r}": config.norm != "layernorm",
+        "key_bias=False": config.qkv_bias and not config.key_bias,
     }
     numerics = replace(NUMERICS["timm"], gelu=config.numerics.gelu)  # act_layer selects the GELU
+    if config.pre_norm:
+        numerics = replace(numerics, norm_eps=CLIP_EPS)
     return applicable(features) + unsupported_numerics(config, numerics)
 
 
@@ -486,6 +511,8 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         name = "vit_giant_patch14_dinov2"
     elif config.distillation:
         name = "deit_base_distilled_patch16_224"
+    elif config.pre_norm:
+        name = "vit_base_patch16_clip_224"
     activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     arguments = {
         "img_size": list(pair(config.image_size)),
@@ -498,11 +525,13 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         "init_values": 0.0 if scale is None else scale or LAYER_SCALE_INIT,
         "pos_embed": "none" if config.position == "none" else "learn",
         "reg_tokens": config.registers,
-        "class_token": config.pool == "cls",
+        "class_token": bool(config.class_token),
         "global_pool": POOLS[config.pool],
         "fc_norm": False,
         "act_layer": "silu" if swiglu else activations[config.numerics.gelu],
     }
+    if config.pre_norm or config.qk_norm:
+        arguments |= {"pre_norm": config.pre_norm, "qk_norm": config.qk_norm}
     classifier = ["head", "head_dist"] if config.distillation else "head"
     return config_json(name, arguments, config, metadata, first_conv, classifier)
 

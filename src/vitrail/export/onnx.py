@@ -405,6 +405,11 @@ class OnnxGraph:
         parameters = [w] if bias is None else [w, bias]
         return self.emit("Conv", name, *parameters, strides=list(stride), pads=pads)
 
+    def rms_norm(self, out: Tensor, x: Value, weight: Tensor, eps: float) -> str:
+        squares = self.emit("ReduceMean", self.emit("Mul", x, x), int64(-1), keepdims=1)
+        size = self.emit("Sqrt", self.elementwise(out, "Add", squares, eps))
+        return self.emit("Mul", self.emit("Div", x, size), weight)
+
     def max_pool2d(self, out: Tensor, x: Value, kernel: Any, stride: Any) -> str:
         name, pads = self.unpad(x, -torch.inf)
         settings = {"kernel_shape": list(kernel), "strides": list(stride), "pads": pads}
@@ -436,9 +441,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mean": lambda g, out, x, dim: g.emit("ReduceMean", x, int64(*dim), keepdims=0),
     "new_zeros": lambda g, out, x, size, **_: g.constant(torch.zeros(size, dtype=out.dtype)),
     "permute": lambda g, out, x, dims: g.emit("Transpose", x, perm=list(dims)),
+    "rms_norm": lambda g, out, x, _, weight, eps: g.rms_norm(out, x, weight, eps),
     "rsub": lambda g, out, x, other: g.elementwise(out, "Sub", other, x),
     "scalar_tensor": lambda g, out, x, **_: g.operand(x, out.dtype),
     "select": lambda g, out, x, dim, index: g.emit("Gather", x, torch.tensor(index), axis=dim),
+    "sigmoid": lambda g, out, x: g.emit("Sigmoid", x),
     "silu": lambda g, out, x: g.emit("Mul", x, g.emit("Sigmoid", x)),
     "stack": lambda g, out, parts: g.emit(
         "Concat", *(g.emit("Unsqueeze", x, int64(0)) for x in parts), axis=0

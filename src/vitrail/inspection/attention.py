@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.models.attention import relative_bias
+from vitrail.models.attention import Relative, relative_bias
 from vitrail.models.patch_embed import check_images
 from vitrail.models.pos_embed import Grid, RelativeKeys
 from vitrail.models.registry import name_of
@@ -64,7 +64,7 @@ class LayerAttention(NamedTuple):
 
     query: Tensor  # (B, H, N, K)
     key: Tensor  # (B, H, N, K)
-    relative: RelativeKeys | None
+    relative: Relative
     tokens: Tensor  # (B, N, D), after the block
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
@@ -80,7 +80,7 @@ class LayerAttention(NamedTuple):
         """Return attention before the softmax: (b, H, q, N)."""
         query, key = self.query[images, :, rows], self.key[images]
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        if self.relative is not None:
+        if isinstance(self.relative, RelativeKeys):
             offsets = self.relative.offsets[rows]
             scores += relative_bias(query, RelativeKeys(self.relative.keys, offsets))
         return scores

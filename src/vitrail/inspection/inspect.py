@@ -254,7 +254,7 @@ def inspect_weights(model: Model) -> Inspection:
     facts["layers and heads"] = f"{config.depth} and {config.heads}"
     facts["positions"] = config.position
     facts["pooling"] = config.pool
-    prefix = ["class token"] * (config.pool == "cls")
+    prefix = ["class token"] * bool(config.class_token)
     prefix += ["distillation token"] * config.distillation
     prefix += [f"register {number}" for number in range(config.registers)]
     return replace(

@@ -104,10 +104,11 @@ def head_weights(model: VisionTransformer, tokens: Tensor, fuse: Fuse) -> Tensor
     if isinstance(model.pool, AttentionPool):
         maps = model.pool.attention_map(model.encoder.norm(tokens))  # (B, H, 1, h * w)
         weights[:, config.num_prefix :] = FUSES[fuse](maps[:, :, 0], dim=1)
-    elif config.pool == "cls":
-        weights[:, : config.num_class_tokens] = 1 / config.num_class_tokens
     else:
-        weights[:, config.num_prefix :] = 1 / (tokens.shape[1] - config.num_prefix)
+        if config.pool != "mean":
+            weights[:, : config.num_class_tokens] = 1 / config.num_class_tokens
+        if config.pool != "cls":
+            weights[:, config.num_prefix :] = 1 / (tokens.shape[1] - config.num_prefix)
     return weights
 
 

@@ -10,25 +10,51 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks as GLOBAL_HOOKS
 
-from vitrail.models.pos_embed import RelativeKeys
+from vitrail.models.config import NormKind, VitConfig
+from vitrail.models.pos_embed import RelativeKeys, Rotation
 
 # (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
+Relative = RelativeKeys | Rotation | None  # positions inside attention
+
+
+class RmsNorm(nn.RMSNorm):
+    """nn.RMSNorm that computes in the dtype of its weight, like nn.LayerNorm under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+NORMS: dict[NormKind, type[nn.LayerNorm] | type[RmsNorm]] = {
+    "layernorm": nn.LayerNorm,
+    "rmsnorm": RmsNorm,
+}
+
+
 class SelfAttention(nn.Module):
     """Self-attention with a joint projection for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int, *, bias: bool = True) -> None:
+    def __init__(self, config: VitConfig) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        width, self.heads = config.width, config.heads
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
+        self.q_bias = self.v_bias = None
+        if config.qkv_bias and not config.key_bias:
+            self.q_bias = nn.Parameter(torch.empty(width))
+            self.v_bias = nn.Parameter(torch.empty(width))
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            eps = config.numerics.norm_eps
+            self.q_norm = NORMS[config.norm](config.head_width, eps=eps)
+            self.k_norm = NORMS[config.norm](config.head_width, eps=eps)
         self.merge = nn.Linear(width, width)
 
     def forward(
         self,
         tokens: Tensor,
-        relative: RelativeKeys | None = None,
+        relative: Relative = None,
         num_queries: int | None = None,
         bias: Tensor | None = None,
         attend: Attend | None = None,
@@ -38,38 +64,55 @@ class SelfAttention(nn.Module):
         `bias` (or the bias computed from `relative`) is added to the attention logits. `attend`
         replaces the fused kernel, for example to record queries, keys or attention weights.
         """
-        if num_queries is not None and attend is None and is_plain_linear(self.qkv):
-            width, weight, b = self.merge.in_features, self.qkv.weight, self.qkv.bias
+        # Keys that are normalized or rotated are not linear in the tokens.
+        linear = self.k_norm is None and not isinstance(relative, Rotation)
+        if linear and num_queries is not None and attend is None and is_plain_linear(self.qkv):
+            width, weight, b = self.merge.in_features, self.qkv.weight, self.joint_bias()
             q_bias, kv_bias = (None, None) if b is None else (b[:width], b[width:])
             query = F.linear(tokens[:, :num_queries], weight[:width], q_bias)
             query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, Q, K)
-            if relative is not None:
+            if isinstance(relative, RelativeKeys):
                 bias = relative_bias(query, relative)
             mixed = attend_without_kv(weight[width:], kv_bias, query, tokens, bias)
         else:
-            query, key, value = self.query_key_value(tokens)
+            query, key, value = self.query_key_value(tokens, relative)
             query = query[:, :, :num_queries]
-            if relative is not None:
+            if isinstance(relative, RelativeKeys):
                 bias = relative_bias(query, relative)
             mixed = (attend or F.scaled_dot_product_attention)(query, key, value, bias)
         return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, H, Q, K) → (B, Q, D)
 
-    def query_key_value(self, tokens: Tensor) -> tuple[Tensor, ...]:
+    def query_key_value(self, tokens: Tensor, relative: Relative = None) -> tuple[Tensor, ...]:
         """Project tokens to queries, keys and values, each (B, H, N, K)."""
-        parts = self.qkv(tokens).chunk(3, dim=-1)
-        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        joint = self.qkv(tokens)
+        if self.q_bias is not None:
+            joint = joint + self.joint_bias()
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in joint.chunk(3, dim=-1)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if isinstance(relative, Rotation):
+            query, key = relative.rotate(query), relative.rotate(key)
+        return query, key, value
+
+    def joint_bias(self) -> Tensor | None:
+        """The bias of queries, keys and values (3 D); zeros for keys without one."""
+        if self.q_bias is None or self.v_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
     def attention_map(
         self,
         tokens: Tensor,
-        relative: RelativeKeys | None = None,
+        relative: Relative = None,
         heads: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the attention weights (B, H, N, N) of all or some heads."""
-        query, key, _ = self.query_key_value(tokens)
+        query, key, _ = self.query_key_value(tokens, relative)
         if heads is not None:
             query, key = query[:, list(heads)], key[:, list(heads)]
-        bias = None if relative is None else relative_bias(query, relative)
+        bias = relative_bias(query, relative) if isinstance(relative, RelativeKeys) else None
         return attention_weights(query, key, bias)
 
 

@@ -11,13 +11,14 @@ from typing import Any, Literal, Self, get_args, get_origin
 from vitrail.errors import ConfigError, unknown
 
 Library = Literal["google", "big_transfer", "timm", "transformers", "torchvision"]
-Gelu = Literal["tanh", "exact"]
+Gelu = Literal["tanh", "exact", "quick"]  # quick: x sigmoid(1.702 x)
 ResizeMethod = Literal["google", "timm", "transformers", "torchvision", "bilinear", "flexivit"]
 StemKind = Literal["patches", "conv", "resnet"]
-PositionKind = Literal["none", "learned", "learned-2d", "relative", "sincos-2d"]
+PositionKind = Literal["none", "learned", "learned-2d", "relative", "sincos-2d", "rotary"]
 PositionPlace = Literal["stem", "every-layer", "shared"]
-Pool = Literal["cls", "mean", "map"]
+Pool = Literal["cls", "mean", "map", "cls+mean"]
 MlpKind = Literal["gelu", "swiglu"]
+NormKind = Literal["layernorm", "rmsnorm"]
 InitScheme = Literal["google", "big_vision", "timm", "quick"]
 Size = int | tuple[int, int]  # pixels: one side of a square, or (height, width)
 
@@ -28,6 +29,7 @@ POSITION_PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {
     "learned-2d": ("stem", "every-layer", "shared"),
     "relative": ("every-layer", "shared"),  # inside attention
     "sincos-2d": ("stem",),
+    "rotary": ("shared",),  # inside attention
 }
 
 MAY_BE_ZERO = {"num_classes", "representation", "registers"}
@@ -41,15 +43,15 @@ def validate_fields(config: Any) -> None:
         if get_origin(f.type) is Literal:
             if not any(value == choice for choice in get_args(f.type)):
                 raise unknown(name, value, get_args(f.type))
-        elif f.type is bool:
-            if not isinstance(value, bool):
+        elif f.type in (bool, bool | None):
+            if not isinstance(value, bool) and (value is not None or f.type is bool):
                 raise ConfigError(f"{name}={value!r} must be True or False")
         elif f.type is int:
             integer, minimum = as_int(value), 0 if name in MAY_BE_ZERO else 1
             if integer is None or integer < minimum:
                 raise ConfigError(f"{name}={value!r} must be an integer >= {minimum}")
             object.__setattr__(config, name, integer)
-        elif f.type is float and name.endswith("_eps"):
+        elif f.type is float and name.endswith(("_eps", "_theta")):
             if not isinstance(value, int | float) or value <= 0:
                 raise ConfigError(f"{name}={value!r} must be a positive number")
         elif f.type is float:
@@ -117,6 +119,8 @@ class BaseConfig:
         check_field_names(changes, type(self))
         if "position" in changes:  # the old placement may not exist for the new kind
             changes.setdefault("position_place", None)
+        if "pool" in changes:  # and so may the class token
+            changes.setdefault("class_token", None)
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]: subclasses are dataclasses
 
 
@@ -138,14 +142,20 @@ class VitConfig(BaseConfig):
     resnet_width: int = 1  # times 64 channels
     position: PositionKind = "learned"
     position_place: PositionPlace | None = None  # None: the first of POSITION_PLACES[position]
-    pool: Pool = "cls"
+    rope_theta: float = 100.0  # longest period of rotary positions, in halves of an image side
+    pool: Pool = "cls"  # cls+mean: the class token and the mean of the patches, concatenated
+    class_token: bool | None = None  # None: if `pool` reads it
     representation: int = 0  # channels of the tanh layer before the head; 0: no such layer
 
     registers: int = 0  # extra tokens without position embedding (Darcet et al. 2024)
     distillation: bool = False  # distillation token with its own head (DeiT)
     layer_scale: float | None = None  # initial value of LayerScale; None: no LayerScale
     qkv_bias: bool = True
+    key_bias: bool = True  # False: only queries and values have a bias (DINOv3)
+    qk_norm: bool = False  # normalize queries and keys of each head (Dehghani et al. 2023)
     mlp: MlpKind = "gelu"
+    norm: NormKind = "layernorm"
+    pre_norm: bool = False  # norm before the encoder, and no bias in the patch projection (CLIP)
 
     dropout: float = 0.0  # after every dense layer except q, k, v, and after the positions
     drop_path: float = 0.0  # stochastic depth rate of the last block; linear from 0
@@ -156,6 +166,8 @@ class VitConfig(BaseConfig):
         validate_fields(self)
         position_place = self.position_place or POSITION_PLACES[self.position][0]
         object.__setattr__(self, "position_place", position_place)
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", self.pool in ("cls", "cls+mean"))
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} does not split into heads={self.heads}")
         check_combinations(self)
@@ -176,7 +188,7 @@ class VitConfig(BaseConfig):
     @property
     def num_class_tokens(self) -> int:
         """Class and distillation token: the prefix tokens with a position embedding."""
-        return (self.pool == "cls") + self.distillation
+        return bool(self.class_token) + self.distillation
 
     @property
     def num_prefix(self) -> int:
@@ -201,7 +213,12 @@ class VitConfig(BaseConfig):
     @property
     def num_features(self) -> int:
         """Channels of `features`, the input of the head."""
-        return self.representation or self.width
+        return self.representation or self.num_pooled
+
+    @property
+    def num_pooled(self) -> int:
+        """Channels after pooling."""
+        return self.width * (2 if self.pool == "cls+mean" else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,7 +369,13 @@ def check_combinations(config: VitConfig) -> None:
             f"width={config.width} must be a multiple of {multiple} "
             f"for position={config.position!r}"
         )
-    if config.registers and config.position_place != "stem" and config.position != "relative":
+    if config.position == "rotary" and config.head_width % 4:
+        raise ConfigError(
+            f"width={config.width} with heads={config.heads} gives {config.head_width} channels "
+            "per head, and position='rotary' needs a multiple of 4"
+        )
+    in_attention = config.position in ("relative", "rotary")
+    if config.registers and config.position_place != "stem" and not in_attention:
         raise ConfigError("registers have no position; use them with position_place='stem'")
     if config.patch_dropout and config.position_place != "stem":
         raise ConfigError(
@@ -360,6 +383,10 @@ def check_combinations(config: VitConfig) -> None:
             f"position={config.position!r} in the encoder layers needs; "
             "use position='learned' with position_place='stem', or patch_dropout=0"
         )
+    if config.pool in ("cls", "cls+mean") and not config.class_token:
+        raise ConfigError(f"pool={config.pool!r} needs a class token; use class_token=True")
+    if config.pre_norm and config.stem != "patches":
+        raise ConfigError(f"pre_norm=True needs stem='patches', not stem={config.stem!r}")
     if config.distillation and (config.pool != "cls" or config.representation):
         raise ConfigError("a distillation token needs pool='cls' and representation=0")
     if config.stem == "conv":

@@ -18,9 +18,15 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import GLOBAL_HOOKS, Attend, SelfAttention
+from vitrail.models.attention import GLOBAL_HOOKS, NORMS, Attend, Relative, SelfAttention
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
-from vitrail.models.pos_embed import POS_EMBEDS, Grid, RelativeKeys, is_tracing
+from vitrail.models.pos_embed import (
+    POS_EMBEDS,
+    Grid,
+    RelativePosEmbed,
+    RotaryPosEmbed,
+    is_tracing,
+)
 
 LINEAR = 2 * math.sqrt(2 / math.pi)  # 2 u = LINEAR x + CUBIC x^3
 CUBIC = LINEAR * 0.044715
@@ -67,17 +73,17 @@ class Block(nn.Module):
         super().__init__()
         width, eps = config.width, config.numerics.norm_eps
         branch = {"scale": config.layer_scale, "dropout": config.dropout, "drop_path": drop_path}
-        self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attention = SelfAttention(width, config.heads, bias=config.qkv_bias)
+        self.norm1 = NORMS[config.norm](width, eps=eps)
+        self.attention = SelfAttention(config)
         self.branch1 = Branch(width, **branch)
-        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.norm2 = NORMS[config.norm](width, eps=eps)
         self.mlp = MLPS[config.mlp](width, config.mlp_width, config.numerics, config.dropout)
         self.branch2 = Branch(width, **branch)
 
     def forward(
         self,
         tokens: Tensor,
-        relative: RelativeKeys | None = None,
+        relative: Relative = None,
         num_queries: int | None = None,
         attend: Attend | None = None,
     ) -> Tensor:
@@ -88,7 +94,7 @@ class Block(nn.Module):
     def add_attention(
         self,
         tokens: Tensor,
-        relative: RelativeKeys | None = None,
+        relative: Relative = None,
         num_queries: int | None = None,
         bias: Tensor | None = None,
         attend: Attend | None = None,
@@ -136,7 +142,7 @@ def drop_path(tokens: Tensor, rate: float) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """All blocks, the position embeddings inside the encoder, and the final LayerNorm."""
+    """All blocks, the position embeddings inside the encoder, and the norms around them."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -145,8 +151,9 @@ class Encoder(nn.Module):
         self.blocks = cast(list[Block], nn.ModuleList(blocks))  # for the type checker
         positions = [POS_EMBEDS[config.position](config) for _ in range(config.num_layer_positions)]
         self.positions = cast(list[Any], nn.ModuleList(positions))
-        self.relative = config.position == "relative"
-        self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
+        norm, eps = NORMS[config.norm], config.numerics.norm_eps
+        self.pre_norm = norm(config.width, eps=eps) if config.pre_norm else None
+        self.norm = norm(config.width, eps=eps)
         self.checkpointing = False  # activation checkpointing
         self.merge = 0  # pairs of patches merged per block, at inference
 
@@ -201,10 +208,8 @@ class Encoder(nn.Module):
         block = self.blocks[index]
         return run_block(block, tokens, relative, num_queries, checkpointing=self.checkpointing)
 
-    def layer_inputs(
-        self, index: int, tokens: Tensor, grid: Grid
-    ) -> tuple[Tensor, RelativeKeys | None]:
-        """Add the position embedding of layer `index`, or return its relative keys."""
+    def layer_inputs(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Relative]:
+        """Add the position embedding of layer `index`, or return that of its attention."""
         if self.merge:
             raise ConfigError(
                 f"merge={self.merge} leaves no token for each patch, which tokens, layers and "
@@ -213,7 +218,9 @@ class Encoder(nn.Module):
         if not self.positions:
             return tokens, None
         position = self.positions[index % len(self.positions)]  # a shared one is the only one
-        if self.relative:
+        if isinstance(position, RotaryPosEmbed):
+            return tokens, position.rotation(grid, tokens)
+        if isinstance(position, RelativePosEmbed):
             return tokens, position.embedding(grid)
         return position(tokens, grid), None
 
@@ -294,6 +301,8 @@ def gelu(x: Tensor, kind: Gelu, *, inplace: bool = False) -> Tensor:
         or forward_ad._current_level >= 0
         or type(x) is not Tensor
     )
+    if kind == "quick":
+        return x * torch.sigmoid(1.702 * x)
     if transformed or not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous():
         return F.gelu(x, approximate="tanh" if kind == "tanh" else "none")
     if kind == "exact":

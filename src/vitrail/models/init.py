@@ -88,6 +88,8 @@ def init_module(name: str, module: nn.Module, generator: Generator) -> None:
             last_of_unit = name.startswith("stem.resnet.") and name.endswith(".norm3")
             nn.init.constant_(module.weight, 0.0 if last_of_unit else 1.0)
             nn.init.zeros_(module.bias)
+        case nn.RMSNorm():
+            nn.init.ones_(module.weight)
         case nn.Linear() if name == "representation":
             lecun_normal_(module.weight, generator)
             nn.init.zeros_(module.bias)
@@ -102,6 +104,9 @@ def init_module(name: str, module: nn.Module, generator: Generator) -> None:
         case SelfAttention():
             init_projection(module.qkv, 3, generator)
             init_projection(module.merge, 1, generator)
+            if module.q_bias is not None and module.v_bias is not None:
+                nn.init.zeros_(module.q_bias)
+                nn.init.zeros_(module.v_bias)
         case AttentionPool():
             nn.init.xavier_uniform_(module.probe, generator=generator)
             init_projection(module.query, 1, generator)
@@ -137,7 +142,8 @@ def init_like_timm(model: nn.Module, positions: list[nn.Parameter], generator: G
         elif isinstance(module, PatchProjection):
             bound = 1 / math.sqrt(module.weight[0].numel())
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+            if module.bias is not None:
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
         elif isinstance(module, AttentionPool):
             std = module.probe.shape[-1] ** -0.5
             bounds = {"a": -2 * std, "b": 2 * std}

@@ -23,10 +23,12 @@ class PatchProjection(nn.Module):
     The values are those of nn.Conv2d; it is faster and gives tokens in channels-last order.
     """
 
-    def __init__(self, channels: int, width: int, patch_size: tuple[int, int]) -> None:
+    def __init__(
+        self, channels: int, width: int, patch_size: tuple[int, int], *, bias: bool = True
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, channels, *patch_size))
-        self.bias = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = self.weight.shape[2:]
@@ -40,7 +42,8 @@ class PatchStem(nn.Module):
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
-        self.projection = PatchProjection(config.channels, config.width, pair(config.patch_size))
+        patch_size, bias = pair(config.patch_size), not config.pre_norm
+        self.projection = PatchProjection(config.channels, config.width, patch_size, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.projection(images)

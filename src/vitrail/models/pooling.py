@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import attend_without_kv, attention_weights, is_plain_linear
+from vitrail.models.attention import NORMS, attend_without_kv, attention_weights, is_plain_linear
 from vitrail.models.config import Pool, VitConfig
 from vitrail.models.encoder import Mlp, size_bias
 
@@ -43,6 +43,13 @@ class PatchMean(nn.Module):
         return (weights @ patches)[:, 0]
 
 
+class ClassTokenAndMean(PatchMean):
+    """The class token and the mean of the patches, concatenated: DINOv2's linear classifier."""
+
+    def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
+        return torch.cat([tokens[:, 0], super().forward(tokens, sizes)], dim=1)
+
+
 class AttentionPool(nn.Module):
     """Attention of one learned query to all patches (Zhai et al. 2022; big_vision's MAP head)."""
 
@@ -54,7 +61,7 @@ class AttentionPool(nn.Module):
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
         self.merge = nn.Linear(config.width, config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
+        self.norm = NORMS[config.norm](config.width, eps=config.numerics.norm_eps)
         self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
@@ -87,4 +94,9 @@ class AttentionPool(nn.Module):
         return query.expand(batch, -1, -1, -1)
 
 
-POOLS: dict[Pool, type[nn.Module]] = {"cls": ClassToken, "mean": PatchMean, "map": AttentionPool}
+POOLS: dict[Pool, type[nn.Module]] = {
+    "cls": ClassToken,
+    "mean": PatchMean,
+    "map": AttentionPool,
+    "cls+mean": ClassTokenAndMean,
+}

@@ -1,8 +1,8 @@
-"""Position embeddings: those of appendix D.4, and the sin-cos embedding of big_vision.
+"""Position embeddings: those of appendix D.4, big_vision's sin-cos, and DINOv3's rotary ones.
 
 Each kind is a module in `POS_EMBEDS` that adds its embedding to tokens; `embedding(grid)` returns
 it for a grid of any size, as (T, D): one row for each class or distillation token and each patch in
-raster order. The relative kind returns `RelativeKeys` for attention instead.
+raster order. Two kinds act inside attention: relative returns `RelativeKeys`, rotary a `Rotation`.
 `resized_parameters(grid)` returns the parameters of a model made for another grid. `vit.py` and
 `encoder.py` decide where embeddings are added (stem, every layer, shared).
 
@@ -239,12 +239,68 @@ class RelativePosEmbed(nn.Module):
         return {"table": self.cache.get(self.table, grid, resize)}
 
 
+class Rotation(NamedTuple):
+    """Rotary position embedding as used by attention."""
+
+    cos: Tensor  # (h * w, K / 2)
+    sin: Tensor  # (h * w, K / 2)
+    prefix: int  # tokens before the patches, which are not rotated
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """Rotate queries or keys (B, H, N, K) of the patches.
+
+        Channel c of the first half forms a pair with channel c of the second half.
+        """
+        x, y = heads[:, :, self.prefix :].chunk(2, dim=-1)
+        turned = [x * self.cos - y * self.sin, y * self.cos + x * self.sin]
+        turned = torch.cat(turned, dim=-1).to(heads.dtype)
+        return torch.cat([heads[:, :, : self.prefix], turned], dim=2)
+
+
+class RotaryPosEmbed(nn.Module):
+    """2-D rotary positions of DINOv3 (Siméoni et al. 2025, arXiv:2508.10104), without parameters.
+
+    The centers of the patches have coordinates from -1 to 1 on each axis, whatever the grid. Half
+    of a head's K / 2 pairs of channels rotate by 2 pi y / period and the others by 2 pi x / period,
+    with periods theta^(4 i / K), i from 0 to K / 4 - 1.
+    """
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.head_width, self.theta = config.head_width, config.rope_theta
+        self.prefix = config.num_prefix
+        self.cache = Cache()
+
+    def rotation(self, grid: Grid, tokens: Tensor) -> Rotation:
+        """Return the rotation for a grid, with the dtype and device of `tokens`."""
+        key = (grid, tokens.dtype, tokens.device)
+        table = self.cache.get(None, key, lambda: self.embedding(grid).to(tokens))
+        cos, sin = table.chunk(2, dim=1)
+        return Rotation(cos, sin, self.prefix)
+
+    def embedding(self, grid: Grid) -> Tensor:
+        """Return cosines, then sines, of the angles: (h * w, K), in float64."""
+        exponents = torch.arange(0, self.head_width, 4, dtype=torch.float64) / self.head_width
+        frequencies = 2 * torch.pi * self.theta**-exponents  # (K / 4,)
+        rows, columns = (
+            ((2 * torch.arange(n, dtype=torch.float64) + 1) / n - 1)[:, None] * frequencies
+            for n in grid
+        )  # (h, K / 4), (w, K / 4)
+        rows = rows[:, None].expand(*grid, -1)
+        angles = torch.cat([rows, columns.expand(*grid, -1)], dim=-1).flatten(0, 1)
+        return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+    def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
+        return {}
+
+
 POS_EMBEDS: dict[PositionKind, type[nn.Module]] = {
     "none": NoPosEmbed,
     "learned": LearnedPosEmbed,
     "learned-2d": Learned2dPosEmbed,
     "relative": RelativePosEmbed,
     "sincos-2d": SinCos2dPosEmbed,
+    "rotary": RotaryPosEmbed,
 }
 
 

@@ -50,7 +50,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         width = config.width
         self.stem = STEMS[config.stem](config)
-        self.cls_token = token_parameter(config.pool == "cls", width)
+        self.cls_token = token_parameter(bool(config.class_token), width)
         self.distillation_token = token_parameter(config.distillation, width)
         self.registers = token_parameter(config.registers, width)
         at_stem = config.position_place == "stem"
@@ -58,7 +58,7 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Encoder(config)
         self.pool = POOLS[config.pool](config)
-        self.representation = linear_or_none(width, config.representation)
+        self.representation = linear_or_none(config.num_pooled, config.representation)
         self.head = linear_or_none(config.num_features, config.num_classes)
         self.distillation_head = linear_or_none(width, config.distillation * config.num_classes)
         # The head reads only the class tokens, so the last block computes only these: the same
@@ -91,6 +91,8 @@ class VisionTransformer(nn.Module):
         if self.registers is not None:  # after the class tokens, without position
             rest = prepend(tokens[:, prefix:], self.registers)
             tokens = torch.cat([tokens[:, :prefix], rest], dim=1)
+        if self.encoder.pre_norm is not None:
+            tokens = self.encoder.pre_norm(tokens)
         return tokens, grid  # (B, N, D)
 
     def run_encoder(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
@@ -123,6 +125,12 @@ class VisionTransformer(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return one vector per image (B, D): the input of the head (equation 4)."""
         return self.pool_features(*self.run_encoder(*self.prepare_tokens(images)))
+
+    def patch_features(self, images: Tensor) -> Tensor:
+        """Return the patches after the final norm as a feature map (B, D, h, w), for dense use."""
+        tokens, grid = self.prepare_tokens(images)
+        patches = self.encoder(tokens, grid)[:, self.config.num_prefix :]  # (B, h * w, D)
+        return patches.mT.unflatten(2, grid)
 
     def distillation_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of the class token and of the distillation token, each (B, K)."""

@@ -1,0 +1,234 @@
+"""transformers' CLIP and SigLIP image towers, alone or inside a model with a text tower.
+
+CLIP has a class token and a norm before the encoder; SigLIP (1 and 2 at a fixed resolution) has an
+attention pooling head. `normalize` converts all files to the names of the published ones:
+
+    vision_model.encoder.layers.0.…     the image tower; its own files may have no prefix
+    text_model.…, logit_scale, …        skipped, like the projections to the joint space
+    vision_model.head.attention.in_proj_weight    split into query and key_value
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.files import Checkpoint
+from vitrail.checkpoints.huggingface import (
+    HIDDEN_ACT,
+    PROCESSOR,
+    Settings,
+    check_stated,
+    infer_image_size,
+    joint_qkv,
+    number,
+    processor_json,
+    read_gelu,
+)
+from vitrail.checkpoints.metadata import Metadata
+from vitrail.checkpoints.rules import (
+    Rule,
+    Table,
+    applicable,
+    infer_heads,
+    modules,
+    same,
+    unsupported_features,
+    without_batch,
+)
+from vitrail.errors import CheckpointError
+from vitrail.models.config import NUMERICS, VitConfig
+
+TOWER = "vision_model."
+PATCHES = "embeddings.patch_embedding"
+POSITION = f"{TOWER}embeddings.position_embedding.weight"
+LAYER = TOWER + "encoder.layers.{i}"
+POOL = f"{TOWER}head."
+IN_PROJ = f"{POOL}attention.in_proj_"
+QUERY, KEY_VALUE = f"{POOL}attention.query.", f"{POOL}attention.key_value."
+SKIPPED = {
+    r"text_model\.": "the text tower",
+    r"text_projection\.": "the text tower",
+    r"visual_projection\.": "maps features to the space of the text tower",
+    r"logit_(?:scale|bias)$": "compares images with texts",
+    r"(?:vision_model\.)?embeddings\.position_ids$": "indices of positions",
+}
+DEFAULT_HEADS = 12  # of transformers, for a config.json that does not state it
+
+
+def normalize(checkpoint: Checkpoint) -> Checkpoint:
+    """Convert to the names of published files, without all that is not the image tower."""
+    if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
+        return checkpoint
+    tensors, skipped = {}, dict(checkpoint.skipped)
+    reasons = dict(SKIPPED)
+    if "classifier.weight" in checkpoint.tensors:
+        reasons[r"vision_model\.head\."] = "not used by transformers' classifier"
+    for name, tensor in checkpoint.tensors.items():
+        pattern = next((pattern for pattern in reasons if re.match(pattern, name)), None)
+        if pattern is not None:
+            skipped[re.sub(rf"({pattern}).+", r"\1*", name)] = reasons[pattern]
+        elif name.startswith((TOWER, "classifier.")):
+            tensors[name] = tensor
+        else:
+            tensors[TOWER + name] = tensor
+    for kind in ("weight", "bias"):
+        joint = tensors.get(IN_PROJ + kind)
+        if joint is not None and joint.shape and joint.shape[0] % 3 == 0:
+            width = joint.shape[0] // 3
+            tensors[QUERY + kind] = joint.map(lambda array, width=width: array[:width])
+            tensors[KEY_VALUE + kind] = joint.map(lambda array, width=width: array[width:])
+            del tensors[IN_PROJ + kind]
+    return replace(checkpoint, tensors=tensors, skipped=skipped)
+
+
+def join_projections(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo the split of `normalize`."""
+    for kind in ("weight", "bias"):
+        if QUERY + kind in tensors:
+            parts = [tensors.pop(QUERY + kind), tensors.pop(KEY_VALUE + kind)]
+            tensors[IN_PROJ + kind] = torch.cat(parts)
+    return tensors
+
+
+def tower_config(checkpoint: Checkpoint) -> VitConfig:
+    """Infer the config from shapes, and from config.json where shapes are ambiguous."""
+    tensors, settings = checkpoint.tensors, tower_settings(checkpoint.settings)
+    width, channels, *patch = checkpoint.shape(f"{TOWER}{PATCHES}.weight", 4)
+    clip, has_head = f"{TOWER}pre_layrnorm.weight" in tensors, "classifier.weight" in tensors
+    if clip and has_head:
+        raise CheckpointError(
+            "unsupported CLIPForImageClassification: its classifier reads patches before the final "
+            "norm; a CLIP image tower without classifier can be loaded"
+        )
+    pool = "cls" if clip else "map" if f"{POOL}probe" in tensors else "mean"
+    gelu = read_gelu(settings, "quick_gelu" if clip else "gelu_pytorch_tanh")
+    eps = number(settings, "layer_norm_eps", 1e-5 if clip else 1e-6)
+    default_heads = DEFAULT_HEADS if "model_type" in settings else None
+    heads = infer_heads(
+        width, settings.get("heads"), settings.get("num_attention_heads"), default_heads
+    )
+    config = VitConfig(
+        depth=checkpoint.count(rf"{re.escape(TOWER)}encoder\.layers\.(\d+)\."),
+        width=width,
+        mlp_width=checkpoint.shape(f"{LAYER.format(i=0)}.mlp.fc1.weight", 2)[0],
+        heads=heads,
+        patch_size=(patch[0], patch[1]),
+        image_size=infer_image_size(
+            settings, checkpoint.shape(POSITION, 2)[0] - clip, (patch[0], patch[1])
+        ),
+        channels=channels,
+        num_classes=checkpoint.size("classifier.weight", 2),
+        pool=pool,
+        pre_norm=clip,
+        numerics=replace(NUMERICS["transformers"], gelu=gelu, norm_eps=eps),
+    )
+    check_stated(settings, config)
+    return config
+
+
+def tower_settings(settings: Settings) -> Settings:
+    """Return the settings of the image tower: those of a full model are in vision_config."""
+    tower = settings.get("vision_config")
+    return {**settings, **tower} if isinstance(tower, Mapping) else settings
+
+
+def tower_templates(config: VitConfig) -> Iterator[Rule]:
+    ours = "encoder.blocks.{i}"
+    names = {
+        "stem.projection": TOWER + PATCHES,
+        "encoder.pre_norm": f"{TOWER}pre_layrnorm",  # the spelling of transformers
+        f"{ours}.norm1": f"{LAYER}.layer_norm1",
+        f"{ours}.attention.merge": f"{LAYER}.self_attn.out_proj",
+        f"{ours}.norm2": f"{LAYER}.layer_norm2",
+        f"{ours}.mlp.fc1": f"{LAYER}.mlp.fc1",
+        f"{ours}.mlp.fc2": f"{LAYER}.mlp.fc2",
+        "encoder.norm": f"{TOWER}post_layernorm",
+        "pool.query": QUERY.removesuffix("."),
+        "pool.key_value": KEY_VALUE.removesuffix("."),
+        "pool.merge": f"{POOL}attention.out_proj",
+        "pool.norm": f"{POOL}layernorm",
+        "pool.mlp.fc1": f"{POOL}mlp.fc1",
+        "pool.mlp.fc2": f"{POOL}mlp.fc2",
+        "head": "classifier",
+    }
+    yield from modules(names)
+    yield from joint_qkv(f"{ours}.attention.qkv", LAYER + ".self_attn.{part}_proj", "qkv")
+    token = (f"{TOWER}embeddings.class_embedding",)
+    yield Rule("cls_token", token, lambda array: array[None], lambda tensor: (tensor[0],))
+    yield same("position.table", POSITION)
+    yield without_batch("pool.probe", f"{POOL}probe")
+
+
+def clip_unsupported(config: VitConfig) -> list[str]:
+    features = {
+        "a CLIP tower without a norm before the encoder": not config.pre_norm,
+        "a classifier on a CLIP tower": config.num_classes,
+        "a representation layer": config.representation,
+        "images or patches that are not square": not isinstance(config.image_size, int)
+        or not isinstance(config.patch_size, int),
+    }
+    return unsupported_features(config, pre_norm=True) + applicable(features)
+
+
+def siglip_unsupported(config: VitConfig) -> list[str]:
+    features = {
+        "a classifier on attention pooling": config.num_classes and config.pool == "map",
+        "mean pooling without a classifier": not config.num_classes and config.pool == "mean",
+        "a representation layer": config.representation,
+    }
+    return unsupported_features(config, pools=("map", "mean")) + applicable(features)
+
+
+def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    kind, kind_name = ("clip", "CLIP") if config.pre_norm else ("siglip", "Siglip")
+    tower = {
+        "model_type": f"{kind}_vision_model",
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": HIDDEN_ACT[config.numerics.gelu],
+        "layer_norm_eps": config.numerics.norm_eps,
+        "attention_dropout": 0.0,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": config.channels,
+    }
+    settings: dict[str, Any] = {"architectures": [f"{kind_name}VisionModel"], **tower}
+    if config.num_classes:
+        names = metadata.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
+        settings = {
+            "architectures": ["SiglipForImageClassification"],
+            "model_type": "siglip",
+            "vision_config": tower | {"vision_use_head": False},
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
+
+
+def has_tower(tensors: Mapping[str, Any]) -> bool:
+    return f"{TOWER}{PATCHES}.weight" in tensors
+
+
+CLIP = Table(
+    VitConfig,
+    lambda tensors: has_tower(tensors) and f"{TOWER}pre_layrnorm.weight" in tensors,
+    tower_config,
+    tower_templates,
+    clip_unsupported,
+    tower_json,
+)
+SIGLIP = Table(
+    VitConfig,
+    has_tower,
+    tower_config,
+    tower_templates,
+    siglip_unsupported,
+    tower_json,
+    join_projections,
+)
