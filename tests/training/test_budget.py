@@ -1,5 +1,7 @@
 """Time budgets with a simulated clock, and torch.compile."""
 
+import time
+
 import pytest
 from torch import nn
 
@@ -164,3 +166,20 @@ def test_a_run_ends_with_the_step_that_uses_up_its_time():
     assert budget.due()
     budget.correct(plan, 3)
     assert plan.steps == 3
+
+
+def test_measurements_before_the_run_count(colors, tmp_path, monkeypatch):
+    planned = []
+
+    def slow_trial(trainer, size):
+        time.sleep(0.5)
+        return 0.01
+
+    def record(**values):
+        planned.append(values["used"])
+        return TimeBudget(**values)
+
+    monkeypatch.setattr(budget, "time_step", slow_trial)
+    monkeypatch.setattr(budget, "TimeBudget", record)
+    tiny_run(colors, tmp_path / "run", steps=None, minutes=0.05, optim=OptimSettings(kind="adamw"))
+    assert planned[0] >= 0.5

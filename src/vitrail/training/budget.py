@@ -38,6 +38,7 @@ MAX_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
 END_SECONDS = 2.0  # for saving and the report, beside the final evaluation
 TRIALS = 3  # steps at each image size from which a time budget is planned
+TRIAL_FRACTION = 0.01  # of the budget, after which one process tries no more steps of a size
 OVERHEAD = 1.15  # of a real step over a trial: data loading, the optimizer
 MAX_COMPILED_RATIO = 0.97  # of the eager step's time; less of a gain is noise
 
@@ -110,18 +111,19 @@ class TimeBudget:
         schedule.stretch_to(step, step + fit)
 
 
-def plan_time_budget(trainer: "Trainer", *, elapsed: float) -> TimeBudget:
+def plan_time_budget(trainer: "Trainer") -> TimeBudget:
     """Measure a few steps at each image size, and plan as many steps as fit."""
     schedule, evaluator = trainer.state.schedule, trainer.evaluator
     minutes = trainer.settings.minutes
     assert minutes is not None
     evaluation = evaluator.estimate_seconds()
+    step = {size: time_step(trainer, size) for _, size in schedule.stages}
     budget = TimeBudget(
         seconds=60 * minutes,
-        used=elapsed,
+        used=trainer.elapsed(),  # with the measurements
         evaluation=evaluation,
         final=evaluator.final_cost() * evaluation,
-        step={size: time_step(trainer, size) for _, size in schedule.stages},
+        step=step,
     )
     if trainer.state.step:  # resumed: the schedule exists, only the time is less
         correct_schedule(budget, schedule, trainer.state.step)
@@ -155,8 +157,9 @@ def time_step(trainer: "Trainer", size: int) -> float:
     if trainer.teacher is not None:  # the label, then the teacher's features
         features = trainer.teacher.teacher.model.config.num_features
         targets = torch.zeros(micro, 1 + features, device=device)
-    times = []
-    for _ in range(TRIALS):
+    times: list[float] = []
+    enough = TRIAL_FRACTION * 60 * (trainer.settings.minutes or math.inf)
+    while len(times) < TRIALS and (sum(times) < enough or distributed.world_size() > 1):
         started = time.monotonic()
         with autocast_for(trainer.precision, device)():
             loss = trainer.state.wrapped(images, targets)

@@ -361,7 +361,7 @@ class Trainer:
             self.restore_checkpoint()
             self.callback.log(f"resumed at step {self.state.step:,}")
         if self.settings.minutes is not None:
-            self.budget = plan_time_budget(self, elapsed=self.elapsed())
+            self.budget = plan_time_budget(self)
         first, step = distributed.is_main(), self.state.step
         if first:
             write_run(
