@@ -23,7 +23,7 @@ from vitrail.evaluation.dataset import (
     real_correct,
 )
 from vitrail.evaluation.results import Predictions
-from vitrail.export.verify import open_labeled_images
+from vitrail.export.verify import measure_int8
 
 pytestmark = pytest.mark.slow
 
@@ -166,9 +166,9 @@ def test_commands_use_the_held_out_split(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     model = vitrail.load(home / "tenth")
     for data in (None, "pictures/"):
-        source, _, notes = open_labeled_images(model, data)
-        assert len(source) == 6
-        assert notes[0] == "split: val"
+        measured = measure_int8(model, model, data)
+        assert measured.images == 6
+        assert measured.notes[0] == "split: val"
     assert main(["evaluate", "tenth", "pictures/"]) == 0
     output = capsys.readouterr().out
     assert "6 images" in output
