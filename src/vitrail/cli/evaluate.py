@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.cli.console import (
     Progress,
@@ -59,6 +59,10 @@ class Evaluate(EngineOptions):
     ones if the model was trained on this dataset)."""
     out: Path | None = None
     """Folder for evaluation.html, evaluation.json and predictions.csv."""
+    corruptions: bool = False
+    """Also evaluate under 15 common corruptions at 5 severities (ImageNet-C)."""
+    corruption_images: int = 500
+    """Images for --corruptions, evenly spaced; each is evaluated 76 times."""
     flip: bool = False
     """Average the probabilities of each image and its mirror image."""
     crops: Literal[1, 5] = 1
@@ -120,14 +124,34 @@ class Evaluate(EngineOptions):
             result = evaluate(
                 predictor.runner, self.data, self.split, **protocol, **loading, progress=shown
             )
+            rows = None
+            if self.corruptions:
+                from vitrail.evaluation.robustness import evaluate_corruptions
+
+                rows = evaluate_corruptions(
+                    predictor.runner,
+                    self.data,
+                    self.split,
+                    images=self.corruption_images,
+                    conformal=predictor.conformal,
+                    progress=shown,
+                )
         if not distributed.is_main():
             return
         written = [str(path) for path in self.write(predictor, result)]
+        if rows is not None and self.out is not None:
+            from vitrail.reports.robustness import write_robustness
+
+            facts = {"model": self.model, "data": self.data}
+            written += map(str, write_robustness(self.out, rows, facts))
         if self.json:
             about = {"model": self.model, "data": self.data}
-            print_json(about | result.to_dict() | {"written": written})
+            extra = {"written": written} | ({} if rows is None else {"corruptions": rows})
+            print_json(about | result.to_dict() | extra)
         else:
             print_lines(report(result, f"{self.model} on {self.data}"))
+            if rows is not None:
+                print_lines(corruption_report(rows))
             for path in written:
                 print(f"done: {path}")
             if not written:
@@ -177,6 +201,24 @@ class Evaluate(EngineOptions):
         memory = replace(memory, temperature=memory.temperature * temperature)
         with saving_memory(memory, out):
             save(calibrated, out)
+
+
+def corruption_report(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Accuracy by corruption and severity, then the means."""
+    from vitrail.data.corruptions import CORRUPTIONS, SEVERITIES
+    from vitrail.evaluation.robustness import mean_over_corruptions
+
+    accuracy = {(row["corruption"], row["severity"]): percent(row["accuracy"]) for row in rows}
+    lines = [
+        [name.replace("_", " "), "", *(accuracy[name, severity] for severity in SEVERITIES)]
+        for name in CORRUPTIONS
+    ]
+    for key in ("accuracy", "ece", "coverage"):
+        if key in rows[0]:
+            means = mean_over_corruptions(rows, key).values()
+            lines.append([f"mean {METRICS.get(key, key)}", *map(percent, means)])
+    yield ""
+    yield from table(lines, "lrrrrrr", ["severity", "clean", *map(str, SEVERITIES)])
 
 
 def report(result: "EvaluationResult", title: str) -> Iterator[str]:

@@ -8,6 +8,7 @@
     image_headers.py  image headers, and limits against hostile files; decode.py pixels
     preprocessing.py  configuration of preprocessing (saved with the weights) and augmentation
     transforms.py     images → uint8 tensors of the model's input size
+    corruptions.py    the 15 common corruptions of ImageNet-C
     augment.py        crops, RandAugment, TrivialAugment, AugMix, random erasing, mixup and CutMix
     loader.py         order of the samples; samples → batches, in threads or worker processes
     check.py          problems of a dataset

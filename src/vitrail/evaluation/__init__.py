@@ -6,5 +6,6 @@ metrics.py       accuracy, F1, average precision, selective accuracy, and 95 % C
 calibration.py   reliability diagram, ECE, Brier score, temperature scaling
 conformal.py     prediction sets and abstention with a guaranteed error rate
 compare.py       two models on the same images: paired difference, McNemar, flips
+robustness.py    accuracy, calibration and coverage under common corruptions
 results.py       the result types, and their accumulation over batches and processes
 """

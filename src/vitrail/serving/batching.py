@@ -441,7 +441,14 @@ def predict_batch(
         rows = [i for i, x in enumerate(items) if (x.top, x.threshold) == (top, threshold)]
         selected = logits if len(rows) == len(items) else logits[rows]
         names = [items[row].name for row in rows]
-        decoded = decode_logits(selected, names, predictor.metadata, top=top, threshold=threshold)
+        decoded = decode_logits(
+            selected,
+            names,
+            predictor.metadata,
+            top=top,
+            threshold=threshold,
+            conformal=predictor.conformal,
+        )
         predictions |= zip(rows, decoded, strict=True)
     return [predictions[row] for row in range(len(items))]
 

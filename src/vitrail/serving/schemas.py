@@ -56,6 +56,7 @@ class PredictionItem(BaseModel):
     name: str
     label: str
     labels: list[str]
+    prediction_set: list[str]  # of a calibrated model: contains the true class
     guesses: list[GuessItem]
     error: str
 

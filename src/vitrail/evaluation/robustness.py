@@ -1,0 +1,141 @@
+"""Accuracy, calibration and coverage under common corruptions: `vitrail evaluate --corruptions`.
+
+Images are corrupted after resizing and cropping, as in ImageNet-C; they are read once.
+
+Shapes: N images, B images of a batch, K classes.
+"""
+
+from itertools import product
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from vitrail.data.datasets import Dataset, Sample
+from vitrail.errors import DataError
+from vitrail.evaluation.calibration import (
+    expected_calibration_error,
+    probabilities,
+    reliability_bins,
+)
+from vitrail.evaluation.conformal import Conformal
+from vitrail.evaluation.dataset import match_classes, open_evaluation_split
+from vitrail.evaluation.evaluate import Outputs, Runner, labels_at, run_inference
+from vitrail.evaluation.results import no_readable_images
+
+CLEAN = ("clean", 0)
+BATCH_SIZE = 16
+
+
+class Subset:
+    """Evenly spaced images of a dataset."""
+
+    def __init__(self, dataset: Dataset, count: int) -> None:
+        self.dataset, self.classes, self.multi_label = dataset, dataset.classes, dataset.multi_label
+        spaced = np.linspace(0, len(dataset) - 1, min(count, len(dataset)))
+        self.rows = np.unique(spaced.astype(int))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        return self.dataset[int(self.rows[index])]
+
+    def name(self, index: int, /) -> str:
+        return self.dataset.name(int(self.rows[index]))
+
+    def labels(self) -> Any:
+        labels: Any = self.dataset.labels()
+        return labels[self.rows]
+
+
+def evaluate_corruptions(
+    runner: Runner,
+    data: Dataset | str | PathLike[str],
+    split: str | None = None,
+    *,
+    images: int = 500,
+    conformal: Conformal | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Return one row for the clean images and for each corruption and severity.
+
+    `images` of the split are used, evenly spaced; `options` are those of `run_inference`. The keys
+    are corruption, severity, accuracy, ece and, of a calibrated model, coverage (share of
+    prediction sets with the true class), set_size, accepted and accepted_error.
+    """
+    metadata = runner.metadata
+    source, _ = open_evaluation_split(data, split, metadata)
+    match = match_classes(metadata.class_names, runner.num_classes, source)
+    if match.source.multi_label or runner.channels != 3:
+        raise DataError("corruptions need RGB images with one label each")
+    source = Subset(match.source, images)
+    variants = [CLEAN, *product(CORRUPTIONS, SEVERITIES)]
+    shape = (1, 3, 1, 1)
+    mean = torch.tensor(metadata.preprocessing.mean, device=runner.device).reshape(shape)
+    std = torch.tensor(metadata.preprocessing.std, device=runner.device).reshape(shape)
+    seeds = iter(range(len(source)))
+
+    def predict(batch: Tensor) -> Tensor:
+        """Return the logits of all variants. (B, variants x K)"""
+        pixels = ((batch * std + mean) * 255).round().clamp(0, 255).byte()
+        arrays = pixels.permute(0, 2, 3, 1).cpu().numpy()
+        numbers = [next(seeds) for _ in arrays]
+        logits = [runner.run(batch)]
+        for name, severity in variants[1:]:
+            changed = np.stack(
+                [corrupt(x, name, severity, n) for x, n in zip(arrays, numbers, strict=True)]
+            )
+            tensor = torch.from_numpy(changed).permute(0, 3, 1, 2).to(runner.device).float() / 255
+            logits.append(runner.run((tensor - mean) / std))
+        return torch.cat([part.float().cpu() for part in logits], dim=1)
+
+    outputs = Outputs(len(source))
+    skipped = run_inference(
+        predict,
+        source,
+        metadata.preprocessing,
+        outputs.add,
+        channels=runner.channels,
+        device=runner.device,
+        batch_size=BATCH_SIZE,
+        **options,
+    )
+    values, indices = outputs.finish()
+    if not len(indices):
+        raise no_readable_images(len(source), skipped)
+    labels = labels_at(source, indices)
+    if match.columns is not None:  # the dataset's order of classes
+        labels = np.asarray(match.columns)[labels]
+    rows = []
+    for number, (name, severity) in enumerate(variants):
+        logits = values.reshape(len(indices), len(variants), -1)[:, number]
+        p = probabilities(logits, "softmax")
+        correct = p.argmax(axis=1) == labels
+        row = {
+            "corruption": name,
+            "severity": severity,
+            "accuracy": float(correct.mean()),
+            "ece": expected_calibration_error(*reliability_bins(p.max(axis=1), correct)),
+        }
+        if conformal is not None:
+            inside, accepted = conformal.sets(p), conformal.accepts(p)
+            row |= {
+                "coverage": float(inside[np.arange(len(labels)), labels].mean()),
+                "set_size": float(inside.sum(axis=1).mean()),
+                "accepted": float(accepted.mean()),
+                "accepted_error": float((~correct)[accepted].mean()) if accepted.any() else 0.0,
+            }
+        rows.append(row)
+    return rows
+
+
+def mean_over_corruptions(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
+    """Return the mean of a metric over corruptions, by severity; 0 is clean."""
+    return {
+        severity: float(np.mean([row[key] for row in rows if row["severity"] == severity]))
+        for severity in (0, *SEVERITIES)
+    }
