@@ -10,7 +10,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-PATIENCE = 60.0  # seconds; a busy machine takes long
+PATIENCE = 30.0  # seconds; a busy machine takes long
 
 
 @contextlib.contextmanager
