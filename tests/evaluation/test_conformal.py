@@ -23,6 +23,7 @@ from vitrail.evaluation.conformal import (
     coverage_range,
     images_needed,
 )
+from vitrail.export.torch_program import describe_model
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of
 
@@ -183,13 +184,16 @@ def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
     assert "exchangeability" in text
 
 
-def test_thresholds_are_dropped_when_the_head_changes(calibrated):
+def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated):
     folder, data = calibrated
     model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)
     assert vitrail.Predictor(model).conformal == conformal
+    vitrail.export_model(model, folder / "calibrated.onnx")
+    assert vitrail.Predictor(folder / "calibrated.onnx").conformal == conformal
     with torch.no_grad():
         model.head.weight *= 2
     assert vitrail.Predictor(model).conformal is None
+    assert "conformal" not in describe_model(model)
 
 
 def test_targets_that_the_data_cannot_support_are_refused(calibrated):

@@ -7,6 +7,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoints.metadata import get_metadata
+from vitrail.evaluation.conformal import load_conformal
 from vitrail.extras import check_compiler
 from vitrail.models.config import pair, to_dict
 from vitrail.models.registry import name_of
@@ -49,6 +51,8 @@ class ModelOutputs(nn.Module):
 def describe_model(model: Model, *, int8: bool = False) -> dict[str, Any]:
     """Return the metadata of an exported file as plain values."""
     metadata = get_metadata(model)
+    if load_conformal(metadata, model.config.num_classes, model) is None:
+        metadata = replace(metadata, conformal={})  # of another head
     return {
         "vitrail": __version__,
         "name": name_of(model.config),
