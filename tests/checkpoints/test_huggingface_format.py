@@ -184,13 +184,26 @@ def test_dinov2(mlp, registers):
     assert_loads(tensors, {"heads": 2}, config)
 
 
-def test_dinov2_classifier_raises():
+def test_dinov2_classifier_reads_class_token_and_mean():
     tensors = tensors_of(THEIRS.change(layer_scale=1.0)) | {"classifier.weight": torch.zeros(3, 16)}
-    with pytest.raises(CheckpointError, match="concatenated class token"):
-        load(tensors, {"heads": 2})
+    assert load(tensors, {"heads": 2}).config.pool == "cls+mean"
 
 
-@pytest.mark.parametrize("kind", ["bert", "swin", 7, ["vit"]])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("swinv2", "windowed"),
+        ("siglip2", "NaFlex.*model_type 'siglip'"),
+        ("sam_vision_model", "windowed"),
+        ("hiera", "hierarchical"),
+    ],
+)
+def test_other_architectures_raise_with_a_reason(kind, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        huggingface.normalize(Checkpoint({}, {"model_type": kind}))
+
+
+@pytest.mark.parametrize("kind", ["bert", "swin", "siglip2", "sam_vision_model", 7, ["vit"]])
 def test_unsupported_model_type_raises(kind):
     with pytest.raises(CheckpointError, match=re.escape(f"model_type={kind!r}")):
         huggingface.normalize(Checkpoint({}, {"model_type": kind}))

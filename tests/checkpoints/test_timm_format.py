@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import load_tensors, random_model, same_weights
+from small_models import VIT, load_tensors, random_model, same_weights
 
 from vitrail import NUMERICS, BitConfig, CheckpointError, MixerConfig, VitConfig
 from vitrail.checkpoints import bit, timm
@@ -411,3 +411,29 @@ def test_no_metadata_without_pretrained_cfg(small):
 def test_invalid_pretrained_cfg_raises(small, wrong):
     with pytest.raises(CheckpointError, match=r"invalid preprocessing in config\.json"):
         timm.read_metadata({"pretrained_cfg": wrong}, small)
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_dinov3_of_meta(mlp):
+    changes = {"position": "rotary", "registers": 2, "key_bias": False, "num_classes": 0}
+    numerics = replace(NUMERICS["timm"], norm_eps=1e-5)
+    config = VIT.change(**changes, layer_scale=1e-5, mlp=mlp, numerics=numerics, image_size=224)
+    model, tensors = random_model(config), {}
+    for name, tensor in write(model, timm.VIT.rules(config)).items():
+        if name.endswith("q_bias"):
+            value = write(model, timm.VIT.rules(config))[name.replace("q_bias", "v_bias")]
+            joint = torch.cat([tensor, torch.full_like(tensor, 9.0), value])  # masked
+            tensors[name.replace("q_bias", "qkv.bias")] = joint
+            tensors[name.replace("q_bias", "qkv.bias_mask")] = torch.ones_like(joint)
+        elif mlp == "swiglu" and ".mlp.fc1." in name:
+            for part, half in zip(("w1", "w2"), tensor.chunk(2), strict=True):
+                tensors[name.replace("fc1", part)] = half
+        elif not name.endswith("v_bias"):
+            name = name.replace("reg_token", "storage_tokens")
+            tensors[name.replace("mlp.fc2", "mlp.w3") if mlp == "swiglu" else name] = tensor
+    tensors["rope_embed.periods"] = torch.ones(config.head_width // 4)
+    tensors["mask_token"] = torch.zeros(1, 8)
+    again, skipped = load_tensors("timm", tensors)
+    assert again.config == config
+    assert same_weights(model, again)
+    assert {"mask_token", "rope_embed.periods", "blocks.*.attn.qkv.bias_mask"} == skipped.keys()

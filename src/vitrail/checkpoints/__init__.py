@@ -10,6 +10,7 @@ bit.py           BiT of big_transfer (.npz and PyTorch) and big_vision
 timm.py          timm, also DeiT, DINO, DINOv2 and MAE
 huggingface.py   transformers' ViT, DeiT, DINOv2, MAE and MSN
 clip.py          transformers' CLIP and SigLIP image towers
+dinov3.py        DINOv3 of transformers, timm and Meta
 torchvision.py   torchvision
 files.py         read untrusted tensor files safely, write files atomically
 hub.py           the Hugging Face hub: hf:owner/name

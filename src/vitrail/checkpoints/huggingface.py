@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.metadata import ASSUMED, Metadata
@@ -53,7 +54,24 @@ MODEL_TYPES = (
     "clip_vision_model",
     "siglip",
     "siglip_vision_model",
+    "dinov3_vit",
+    "ijepa",
 )
+OTHERS = {  # of which a part of the name identifies the reason
+    "siglip2": "NaFlex, images of any aspect ratio as sequences of patches; SigLIP 2 with a fixed "
+    "resolution has model_type 'siglip'",
+    "swin": "hierarchical windowed attention",
+    "hiera": "a hierarchical model",
+    "mvit": "a hierarchical model",
+    "pvt": "a hierarchical model",
+    "levit": "a hierarchical model",
+    "sam": "windowed attention with decomposed relative positions",
+    "vitdet": "windowed attention with decomposed relative positions",
+    "beit": "relative position biases",
+    "data2vec": "relative position biases",
+    "convnext": "a convolutional network",
+    "resnet": "a convolutional network",
+}
 TIMM_WRAPPER = "timm_wrapper"  # a timm model saved by transformers, under timm's names
 
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -64,7 +82,7 @@ GELU_MLP = ("intermediate.dense", "output.dense")
 SWIGLU_MLP = ("mlp.weights_in", "mlp.weights_out")
 HEADS = ("classifier.", "distillation_classifier.")
 RENAMES = (  # new → old
-    (r"^(?:vit|deit|dinov2|dinov2_with_registers)\.", ""),
+    (r"^(?:vit|deit|ijepa|dinov2|dinov2_with_registers)\.", ""),
     (r"^layers\.", "encoder.layer."),
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
     (r"\.attention\.k_proj\.", ".attention.attention.key."),
@@ -120,8 +138,10 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Convert to the names of ViT in files, without tensors that only pre-training uses."""
     model_type = checkpoint.settings.get("model_type")
     if model_type is not None and model_type not in (*MODEL_TYPES, TIMM_WRAPPER):
+        reasons = [why for part, why in OTHERS.items() if part in str(model_type)]
+        reason = f" ({reasons[0]})" if reasons else ""
         raise CheckpointError(
-            f"unsupported model_type={model_type!r} in config.json; supported: "
+            f"unsupported model_type={model_type!r} in config.json{reason}; supported: "
             f"{', '.join(MODEL_TYPES)}"
         )
     if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
@@ -188,7 +208,11 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     hidden = checkpoint.shape(f"{block}.{fc1}.weight", 2)[0]
     scaled = f"{block}.layer_scale1.lambda1" in tensors
     distillation = prefix + DISTILLATION in tensors
-    patches = checkpoint.shape(prefix + POSITION, 3)[1] - 1 - distillation
+    class_token = f"{prefix}embeddings.cls_token" in tensors  # I-JEPA has none
+    patches = checkpoint.shape(prefix + POSITION, 3)[1] - class_token - distillation
+    num_classes, pool = checkpoint.size("classifier.weight", 2), "cls" if class_token else "mean"
+    if has_head and class_token and checkpoint.shape("classifier.weight", 2)[1] == 2 * width:
+        pool = "cls+mean"  # DINOv2's classifier
     default_eps = DINO_EPS if scaled else NUMERICS["transformers"].norm_eps
     eps = number(settings, "layer_norm_eps", default_eps)
     config = VitConfig(
@@ -199,7 +223,8 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         patch_size=(patch[0], patch[1]),
         image_size=infer_image_size(settings, patches, (patch[0], patch[1])),
         channels=channels,
-        num_classes=checkpoint.size("classifier.weight", 2),
+        num_classes=num_classes,
+        pool=pool,
         representation=checkpoint.size(f"{prefix}pooler.dense.bias"),
         registers=checkpoint.size(prefix + REGISTERS, 3, axis=1),
         distillation=distillation,
@@ -214,11 +239,6 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     if config.representation and activation != "tanh":
         raise CheckpointError(
             f"unsupported pooler_act={activation!r} in config.json; supported: tanh"
-        )
-    if has_head and checkpoint.shape("classifier.weight", 2)[1] == 2 * config.width:
-        raise CheckpointError(
-            "unsupported classifier on the concatenated class token and patch mean, as in "
-            "DINOv2; a DINOv2 without classifier can be loaded"
         )
     return config
 
@@ -267,7 +287,24 @@ def vit_unsupported(config: VitConfig) -> list[str]:
     return unsupported_features(config, qkv_bias=False) + applicable(head)
 
 
+def ijepa_unsupported(config: VitConfig) -> list[str]:
+    return unsupported_features(config, pools=("mean",), qkv_bias=False) + applicable(
+        {"a representation layer": config.representation}
+    )
+
+
+def ijepa_names(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {re.sub(r"^vit\.", "ijepa.", name): tensor for name, tensor in tensors.items()}
+
+
 # config.json.
+
+
+def ijepa_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
+    files = vit_json(config, metadata)
+    kind = "ForImageClassification" if config.num_classes else "Model"
+    files["config.json"] |= {"model_type": "ijepa", "architectures": [f"IJepa{kind}"]}
+    return files
 
 
 def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
@@ -460,4 +497,13 @@ VIT = Table(
     vit_templates,
     vit_unsupported,
     vit_json,
+)
+IJEPA = Table(  # read as ViT
+    VitConfig,
+    lambda tensors: False,
+    vit_config,
+    vit_templates,
+    ijepa_unsupported,
+    ijepa_json,
+    ijepa_names,
 )

@@ -15,7 +15,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import bit, bundle, clip, google, hub, huggingface, timm, torchvision
+from vitrail.checkpoints import (
+    bit,
+    bundle,
+    clip,
+    dinov3,
+    google,
+    hub,
+    huggingface,
+    timm,
+    torchvision,
+)
 from vitrail.checkpoints.files import (
     INDEX,
     SUFFIXES,
@@ -51,12 +61,17 @@ FORMATS = {
     "google": google.FORMAT,
     "huggingface": Format(
         "transformers",
-        (huggingface.VIT, clip.CLIP, clip.SIGLIP),
-        lambda checkpoint: clip.normalize(huggingface.normalize(checkpoint)),
+        (huggingface.VIT, clip.CLIP, clip.SIGLIP, dinov3.TRANSFORMERS, huggingface.IJEPA),
+        lambda checkpoint: dinov3.normalize(clip.normalize(huggingface.normalize(checkpoint))),
         huggingface.read_metadata,
     ),
     "torchvision": torchvision.FORMAT,
-    "timm": timm.FORMAT,
+    "timm": Format(
+        "timm",
+        (timm.BIT, timm.MIXER, timm.VIT, dinov3.TIMM),
+        lambda checkpoint: dinov3.normalize_timm(timm.normalize(checkpoint)),
+        timm.read_metadata,
+    ),
     "bit_pytorch": bit.FORMAT,
 }
 ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # all their models share one

@@ -142,6 +142,7 @@ TENSORS = {
         (r"(?:register_tokens|mask_token)$", "DINOv2", "dino"),
         (r"(?:dino_|ibot_)?head\.(?:mlp\.0|last_layer)\.", "DINO", "dino"),
         (r"patch_embed\.backbone\.", "AugReg hybrid", "timm"),
+        (r"(?:storage_tokens|attn\.q_bias)$", "DINOv3", "dino"),
         (r"attn_pool\.latent$", "SigLIP", "timm"),
         (r"norm_pre\.weight$", "CLIP", "clip"),
         (r"stages\.0\.blocks\.0\.", "BiT", "timm"),
@@ -155,6 +156,8 @@ TENSORS = {
     ),
 }
 MODEL_TYPES = {  # of transformers; its "vit" may be AugReg or DINO
+    "dinov3_vit": "DINOv3",
+    "ijepa": "I-JEPA",
     "deit": "DeiT",
     "dinov2": "DINOv2",
     "dinov2_with_registers": "DINOv2",

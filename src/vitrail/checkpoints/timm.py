@@ -34,7 +34,6 @@ from torch import Tensor
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.metadata import ASSUMED, Metadata
 from vitrail.checkpoints.rules import (
-    Format,
     Rule,
     Table,
     applicable,
@@ -85,10 +84,16 @@ OURS = "vitrail"  # prefix of the metadata keys in files written by vitrail
 DEFAULT_SIZE = 224  # if neither positions nor settings state the image size
 LAYER_SCALE_INIT = 1e-5  # as in DINOv2; it cannot be read from trained weights
 ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-CLIP_EPS = 1e-5  # of all models with a norm before the encoder
+CLIP_EPS = 1e-5  # of models with a norm before the encoder or rotary positions
 POOLS: dict[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
 # Architectures whose heads or GELU differ from the defaults for their width.
-HEADS = {"vit_base_patch16_gap": 16, "vit_giantopt": 16, "test_vit": 2}
+HEADS = {
+    "vit_huge_plus": 20,
+    "vit_7b": 32,
+    "vit_base_patch16_gap": 16,
+    "vit_giantopt": 16,
+    "test_vit": 2,
+}
 TANH_GELU = (
     "vit_base_patch32_siglip_",
     "vit_so400m_patch16_siglip_",
@@ -366,7 +371,10 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         )
     class_token = "cls_token" in tensors
     pool: Pool = "cls" if class_token and stated_pool(settings) != "avg" else "mean"
-    pre_norm = "norm_pre.weight" in tensors
+    pre_norm, rotary = "norm_pre.weight" in tensors, has_rotary_positions(checkpoint)
+    if rotary:
+        known_heads += rotary_heads(width)
+    q_bias = "blocks.0.attn.q_bias" in tensors
     numerics = replace(NUMERICS["timm"], gelu=gelus[activation])
     return VitConfig(
         depth=checkpoint.count(r"blocks\.(\d+)\."),
@@ -380,19 +388,35 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         stem="resnet" if hybrid else "patches",
         resnet_blocks=checkpoint.units(BACKBONE_UNIT),
         resnet_width=root_width // ROOT_WIDTH if hybrid else 1,
-        position="learned" if "pos_embed" in tensors else "none",
+        position="learned" if "pos_embed" in tensors else "rotary" if rotary else "none",
         pool="map" if "attn_pool.latent" in tensors else pool,
         class_token=class_token,
         representation=checkpoint.size("pre_logits.fc.weight", 2),
         registers=checkpoint.size("reg_token", 3, axis=1),
         distillation="dist_token" in tensors,
         layer_scale=layer_scale if "blocks.0.ls1.gamma" in tensors else None,
-        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors or q_bias,
+        key_bias=not q_bias,
         qk_norm="blocks.0.attn.q_norm.weight" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         pre_norm=pre_norm,
-        numerics=replace(numerics, norm_eps=CLIP_EPS) if pre_norm else numerics,
+        numerics=replace(numerics, norm_eps=CLIP_EPS) if pre_norm or rotary else numerics,
     )
+
+
+def has_rotary_positions(checkpoint: Checkpoint) -> bool:
+    """Whether this is a DINOv3: a ViT without position table, recognized by name or by tensors."""
+    names, name = checkpoint.tensors.keys(), parse_settings(checkpoint.settings).architecture
+    layout = {"reg_token", "blocks.0.ls1.gamma"} <= names and "blocks.0.attn.qkv.bias" not in names
+    if "pos_embed" in names:
+        return False
+    return "dinov3" in name or "blocks.0.attn.q_bias" in names or (layout and not name)
+
+
+def rotary_heads(width: int) -> list[int]:
+    """The number of heads of DINOv3: 64 channels per head, 128 in the 7B model."""
+    channels = 128 if width == 4096 else 64
+    return [] if width % channels else [width // channels]
 
 
 def stated_pool(settings: Mapping[str, Any]) -> str | None:
@@ -454,6 +478,9 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
     yield without_batch("distillation_token", "dist_token")
     yield without_batch("registers", "reg_token")
     yield without_batch("pool.probe", "attn_pool.latent")
+    for part in "qv":  # DINOv3
+        name = f"attn.{part}_bias"
+        yield same(f"encoder.blocks.{{i}}.attention.{part}_bias", f"blocks.{{i}}.{name}")
     start, stop = config.num_class_tokens, config.num_prefix
     zeros = (config.registers, config.width)  # registers have no position in our table
     yield Rule(
@@ -652,4 +679,3 @@ MIXER = Table(
     mixer_unsupported,
     mixer_json,
 )
-FORMAT = Format("timm", (BIT, MIXER, VIT), normalize, read_metadata)
