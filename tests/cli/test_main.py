@@ -229,6 +229,13 @@ def test_closed_pipe_is_no_error():
         ("inspect nowhere", "nowhere"),
         ("export ViT-B/16 --out model.onnx", NO_WEIGHTS),
         ("convert nowhere out --to timm", "nowhere"),
+        ("serve ViT-B/16 --port 0", NO_WEIGHTS),
+        ("inspect ViT-B/16", NO_WEIGHTS),
+        ("fewshot ViT-B/16 builtin:sign-digits", NO_WEIGHTS),
+        ("convert ViT-B/16 OUT --to timm", NO_WEIGHTS),
+        ("teach ViT-B/16 a=cats/ --out OUT", NO_WEIGHTS),
+        ("train nowhere", "Dataset not found: nowhere"),
+        ("pack nowhere out", "Dataset not found: nowhere"),
         ("plan ViT-B/61 --no-probe", "unknown model 'ViT-B/61'"),
         ("vtab nowhere tasks.toml", "tasks.toml"),
         ("reproduce table99", "unknown experiment 'table99'"),
@@ -248,6 +255,13 @@ def test_bad_input_is_one_line_and_status_2(words, message, tmp_path, capsys, mo
     assert error.startswith("vitrail: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_public_names_exist():
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = vitrail.nonsense
 
 
 # Commands that have no tests of their own
