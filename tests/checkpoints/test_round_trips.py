@@ -63,7 +63,15 @@ SUPPORTED = {
         *("vit", "mean", "attention pooling", "no head", "gray", "not square", "oblong patches"),
         *("distilled", "registers", "no qkv bias", "hybrid root"),
     },
-    "huggingface": {"vit", "no head", "gray", "not square", "oblong patches", "no qkv bias"},
+    "huggingface": {
+        "vit",
+        "mean",
+        "no head",
+        "gray",
+        "not square",
+        "oblong patches",
+        "no qkv bias",
+    },
     "torchvision": {"vit", "representation"},
 }
 

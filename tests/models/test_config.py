@@ -37,7 +37,7 @@ def test_equivalent_values_are_normalized(tiny):
         ({"lr": 1}, "unknown setting 'lr'; known: depth"),
         ({"positon": "none"}, r"unknown setting 'positon'; did you mean 'position'\?"),
         ({"pool": "clss"}, r"unknown pool 'clss'; did you mean 'cls'\?"),
-        ({"position": "rotary"}, "unknown position 'rotary'"),
+        ({"position": "spiral"}, "unknown position 'spiral'"),
         ({"numerics": "tim"}, r"unknown numerics 'tim'; did you mean 'timm'\?"),
         ({"width": 9}, "width=9 does not split into heads=2"),
         ({"depth": 0}, "depth=0 must be an integer >= 1"),

@@ -407,7 +407,7 @@ class OnnxGraph:
 
     def rms_norm(self, out: Tensor, x: Value, weight: Tensor, eps: float) -> str:
         squares = self.emit("ReduceMean", self.emit("Mul", x, x), int64(-1), keepdims=1)
-        size = self.emit("Sqrt", self.elementwise(out, "Add", squares, eps))
+        size = self.emit("Sqrt", self.emit("Add", squares, self.operand(eps, out.dtype)))
         return self.emit("Mul", self.emit("Div", x, size), weight)
 
     def max_pool2d(self, out: Tensor, x: Value, kernel: Any, stride: Any) -> str:
