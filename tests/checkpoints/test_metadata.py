@@ -11,7 +11,7 @@ from PIL import Image
 from small_models import FAMILIES, VIT, random_model
 
 import vitrail
-from vitrail import CheckpointError, ConfigError, DataError, Metadata, Preprocessing, load, save
+from vitrail import ConfigError, DataError, Metadata, Preprocessing, load, save
 from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
 from vitrail.checkpoints.save import convert
@@ -286,12 +286,6 @@ def test_convert_passes_the_warning_on(tmp_path, capsys):
     assert json.loads(output.out)["notice"] == output.err.strip()
     assert main([*arguments, "--preprocessing", "deit"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_clip_is_rejected(tmp_path):
-    path = bare(tmp_path, TIMM, extra=["norm_pre.weight"])
-    with pytest.raises(CheckpointError, match=r"norm_pre\), as in CLIP"):
-        load(path)
 
 
 def test_preset_names_match_the_literal():
