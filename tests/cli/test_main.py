@@ -90,7 +90,7 @@ def test_help_of_a_command(name, capsys, monkeypatch):
         (["train", "x", "--seed=a"], "--seed a: expected INT; see vitrail train --help"),
         (
             ["train", "x", "--model.pool", "max"],
-            "--model.pool max: expected one of cls, mean, map; see vitrail train --help",
+            "--model.pool max: expected one of cls, mean, map, cls+mean; see vitrail train --help",
         ),
         (["evaluate"], "missing MODEL, DATA; see vitrail evaluate --help"),
         (["check", "x", "y"], "unexpected argument 'y'; see vitrail check --help"),

@@ -87,7 +87,7 @@ def test_existing_file_is_replaced_only_with_overwrite(model, tmp_path, monkeypa
     [
         ("m.pt", {}, r"m.pt does not have the suffix for --to onnx; try .*m.onnx"),
         ("m.onnx", {"to": "torch"}, r"for --to torch; try .*m.pt2"),
-        ("m.pt2", {"to": "torch", "int8": True}, "int8 is for --to onnx, not torch"),
+        ("m.pt2", {"to": "torch", "int8": True}, "int8 is for --to onnx and html, not torch"),
         ("m.pt2", {"to": "torch", "preprocessing": True}, "preprocessing is for --to onnx"),
         ("m.onnx", {"data": "images"}, "add --int8, or leave it out"),
         ("m.onnx", {"int8": True, "max_drop": 3}, "max_drop=3 must be a fraction"),

@@ -127,7 +127,7 @@ def test_light_colors_are_distinct():
 
 
 def test_matplotlib_is_imported_lazily():
-    code = "import sys, vitrail.reports.pages, vitrail.reports.run; print(*sys.modules)"
+    code = "import sys, vitrail.reports.pages, vitrail.reports.inspection; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "matplotlib" not in done.stdout.split()
 

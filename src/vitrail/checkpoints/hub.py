@@ -186,8 +186,10 @@ def hub_errors(name: str, action: str, revision: str = "main") -> Iterator[None]
         message = f"cannot {action} hf:{name} at {constants.ENDPOINT}: {reason}"
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
         if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError):
-            message = f"hf:{name} not found at {constants.ENDPOINT}, or private or gated: check "
-            message += f"the name, request access on its page, or {LOGIN}"
+            message = (
+                f"hf:{name} not found at {constants.ENDPOINT}, or private or gated: check the "
+                f"name, request access on its page, or {LOGIN}"
+            )
         elif isinstance(error, errors.RevisionNotFoundError):
             message = f"hf:{name} has no revision {revision!r}"
         elif status in (401, 403):
