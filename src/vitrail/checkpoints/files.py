@@ -8,7 +8,6 @@ temporary file that is renamed into place.
 import argparse
 import io
 import json
-import math
 import os
 import pickle
 import re
@@ -19,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.data.arrays import check_npz_size, read_npy_header
+from vitrail.data.arrays import check_npz_size, npz_members
 from vitrail.data.storage import atomic_path
 from vitrail.errors import CheckpointError, DataError, VitrailError
 
@@ -59,8 +59,7 @@ SUFFIXES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LazyTensor:
+class LazyTensor(NamedTuple):
     """A tensor in a file: the shape is known, the values are read on demand."""
 
     shape: tuple[int, ...]
@@ -189,44 +188,33 @@ def shard_names(index: Path) -> list[str]:
 
 def read_npz(path: Path) -> Checkpoint:
     """Open an .npz. Each array is read, and its CRC checked, on demand."""
-    file = OpenFile(path)
+    file, tensors = OpenFile(path), {}
 
-    def lazy(name: str, info: zipfile.ZipInfo, shape: tuple[int, ...]) -> LazyTensor:
-        def read() -> Tensor:
-            with (
-                file.stream() as stream,
-                zipfile.ZipFile(stream) as archive,
-                archive.open(info) as member,
-            ):
-                array = np.lib.format.read_array(member, allow_pickle=False)
-                member.read()  # up to the end, where zipfile checks the CRC
-            if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16 of JAX
-                array = np.ascontiguousarray(array).view(np.int16)
-                return torch.from_numpy(array).view(torch.bfloat16)
-            if array.dtype.kind not in "fiu":
-                raise CheckpointError(
-                    f"{name} has dtype {array.dtype}; expected floating-point weights"
-                )
-            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    def read(name: str, info: zipfile.ZipInfo) -> Tensor:
+        with (
+            file.stream() as stream,
+            zipfile.ZipFile(stream) as archive,
+            archive.open(info) as member,
+        ):
+            array = np.lib.format.read_array(member, allow_pickle=False)
+            member.read()  # up to the end, where zipfile checks the CRC
+        if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16 of JAX
+            array = np.ascontiguousarray(array).view(np.int16)
+            return torch.from_numpy(array).view(torch.bfloat16)
+        if array.dtype.kind not in "fiu":
+            raise CheckpointError(
+                f"{name} has dtype {array.dtype}; expected floating-point weights"
+            )
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
-        return LazyTensor(shape, read)
-
-    tensors = {}
     with file.stream() as stream, zipfile.ZipFile(stream) as archive:
-        members = archive.infolist()
-        check_npz_size(path, members)
-        for info in members:
-            name = info.filename.removesuffix(".npy")
-            with archive.open(info) as member:
-                shape, _, dtype = read_npy_header(member)
-                start = member.tell()
+        for info, _, shape, _, dtype in npz_members(path, archive):
             if dtype.hasobject:
                 raise CheckpointError(
                     f"{path} contains pickled Python objects, and loading it could run code"
                 )
-            if math.prod(shape) * dtype.itemsize + start != info.file_size:
-                raise CheckpointError(f"{path}: the size of {name} does not match its header")
-            tensors[name] = lazy(name, info, shape)
+            name = info.filename.removesuffix(".npy")
+            tensors[name] = LazyTensor(shape, partial(read, name, info))
     return Checkpoint(tensors)
 
 
@@ -236,25 +224,22 @@ def read_safetensors(path: Path) -> Checkpoint:
         pass  # validates the header against the file
     file = OpenFile(path)
 
-    def lazy(name: str, dtype: str, shape: tuple[int, ...], start: int) -> LazyTensor:
-        def read() -> Tensor:
-            if dtype not in SAFETENSORS_DTYPES:
-                raise CheckpointError(f"{name} has the unsupported dtype {dtype}")
-            with file.stream() as stream:
-                tensor = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype], device="cpu")
-                stream.seek(start)
-                if stream.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
-                    raise EOFError(f"{name} is truncated")
-                return tensor
-
-        return LazyTensor(shape, read)
+    def read(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+        if dtype not in SAFETENSORS_DTYPES:
+            raise CheckpointError(f"{name} has the unsupported dtype {dtype}")
+        with file.stream() as stream:
+            tensor = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype], device="cpu")
+            stream.seek(8 + length + data_offsets[0])
+            if stream.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
+                raise EOFError(f"{name} is truncated")
+            return tensor
 
     with file.stream() as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(length))
     metadata = header.pop("__metadata__", {})
     tensors = {
-        name: lazy(name, info["dtype"], tuple(info["shape"]), 8 + length + info["data_offsets"][0])
+        name: LazyTensor(tuple(info["shape"]), partial(read, name, **info))
         for name, info in header.items()
     }
     return Checkpoint(tensors, metadata)
@@ -282,7 +267,7 @@ def read_torch(path: Path) -> Checkpoint:
         return loaded[name]
 
     tensors = {
-        name: LazyTensor(tuple(tensor.shape), lambda name=name: read(name))
+        name: LazyTensor(tuple(tensor.shape), partial(read, name))
         for name, tensor in mapped.items()
     }
     guesses = {}

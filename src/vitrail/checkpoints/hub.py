@@ -24,11 +24,8 @@ from vitrail.errors import CheckpointError, VitrailError
 from vitrail.formatting import byte_size, comma_list
 
 PREFIX = "hf:"
-ADDRESS = re.compile(
-    r"hf:(?P<name>(?!\.|.*/\.)[\w.-]+(/[\w.-]+)?)"
-    r"(@(?P<revision>(?!.*\.\.)[\w.+-]+(/[\w.+-]+)*))?",
-    re.ASCII,
-)
+NAME, REVISION = r"(?!\.|.*/\.)[\w.-]+(/[\w.-]+)?", r"(?!.*\.\.)[\w.+-]+(/[\w.+-]+)*"
+ADDRESS = re.compile(rf"hf:(?P<name>{NAME})(@(?P<revision>{REVISION}))?", re.ASCII)
 SETTINGS = ("config.json", "preprocessor_config.json", "README.md")
 Files = dict[str, tuple[int | None, str | None]]  # name → size, sha256 (of large files only)
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"

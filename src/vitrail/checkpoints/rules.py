@@ -14,7 +14,6 @@ A table has one template per kind of tensor, and makes a rule of it for each ten
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -45,8 +44,7 @@ class Rule(NamedTuple):
     unpack: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """How a format stores one model family."""
 
     family: type[Config]
@@ -80,8 +78,7 @@ class Table:
         return rules
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """A library's checkpoint format."""
 
     preprocessing: str  # the preset its models are trained with
@@ -307,18 +304,11 @@ def unsupported_features(
         "qkv_bias=False": qkv_bias and not config.qkv_bias,
         "SwiGLU": config.mlp != "gelu",
         "a norm before the encoder": config.pre_norm and not pre_norm,
-    }
-    return applicable(features) + unsupported_attention(config)
-
-
-def unsupported_attention(config: VitConfig) -> list[str]:
-    """Return the features of recent models that most libraries' plain ViT lacks."""
-    read_token = config.pool in ("cls", "cls+mean")
-    features = {
         f"norm={config.norm!r}": config.norm != "layernorm",
         "qk_norm=True": config.qk_norm,
         "key_bias=False": config.qkv_bias and not config.key_bias,
-        "a class token that the head does not read": config.class_token and not read_token,
+        "a class token that the head does not read": config.class_token
+        and config.pool not in ("cls", "cls+mean"),
     }
     return applicable(features)
 

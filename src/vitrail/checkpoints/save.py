@@ -5,10 +5,10 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -153,8 +153,7 @@ def push(model: Model, name: str, *, private: bool = False) -> str:
 # only if weights and logits match the source.
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """The plan or the result of a conversion."""
 
     model: str
@@ -230,7 +229,7 @@ def convert(
                     path.replace(destination / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None
-    return replace(conversion, difference=difference, notes=[*conversion.notes, *notes])
+    return conversion._replace(difference=difference, notes=[*conversion.notes, *notes])
 
 
 def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:

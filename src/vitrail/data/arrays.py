@@ -26,7 +26,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +71,7 @@ IDX_FILE = re.compile(r"(train|t10k|test|val)-(images|labels)[-.]idx[13]-ubyte(\
 CIFAR_BYTES = 3 * 32 * 32  # of an image: red, green and blue planes
 HF_PREFIX = "hf:"
 SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
+TABLE_FILES = (*SAVED_MARKERS, "*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
 
 
 class LazyArray:
@@ -96,38 +97,36 @@ class LazyArray:
 
     @property
     def values(self) -> np.ndarray:
-        values = self.cached  # two threads may both read it, with the same result
-        if values is None:
-            try:
-                values = self.cached = self.read()
-            except READ_ERRORS as error:
-                raise read_error(self.path, error) from None
-        return values
-
-    def read(self) -> np.ndarray:
-        count = math.prod(self.stored_shape)
+        if self.cached is not None:
+            return self.cached
         if self.dtype.hasobject:
             name = self.member.removesuffix(".npy") or self.path.stem
             raise DataError(
                 f"{self.path}: {name} contains pickled Python objects, which could run code"
             )
-        if self.member:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
-                values = np.lib.format.read_array(stream, allow_pickle=False)
-        elif self.path.suffix == ".gz":
-            with gzip.open(self.path) as file:
-                file.read(self.start)
-                data = file.read(count)
-                file.read(1)  # to the end, where the checksum is verified
-            if len(data) < count:
-                raise EOFError("truncated")
-            values = np.frombuffer(data, np.uint8).reshape(self.stored_shape)
-        elif not count:
-            values = np.zeros(self.stored_shape, self.dtype)
-        else:
-            order = "F" if self.fortran else "C"
-            values = np.memmap(self.path, self.dtype, "r", self.start, self.stored_shape, order)
-        return values if self.shape == self.stored_shape else values.transpose(0, 2, 3, 1)
+        shape, count = self.stored_shape, math.prod(self.stored_shape)
+        try:
+            if self.member:
+                with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+                    values = np.lib.format.read_array(stream, allow_pickle=False)
+            elif self.path.suffix == ".gz":
+                with gzip.open(self.path) as file:
+                    file.read(self.start)
+                    data = file.read(count)
+                    file.read(1)  # to the end, where the checksum is verified
+                if len(data) < count:
+                    raise EOFError("truncated")
+                values = np.frombuffer(data, np.uint8).reshape(shape)
+            elif not count:
+                values = np.zeros(shape, self.dtype)
+            else:
+                order = "F" if self.fortran else "C"
+                values = np.memmap(self.path, self.dtype, "r", self.start, shape, order)
+            values = values if self.shape == shape else values.transpose(0, 2, 3, 1)
+        except READ_ERRORS as error:
+            raise read_error(self.path, error) from None
+        self.cached = values  # two threads may both read it, with the same result
+        return values
 
 
 class LabeledArray(NamedTuple):
@@ -246,7 +245,15 @@ def index_array_files(path: Path) -> DatasetIndex:
         if path.suffix.lower() == ".npz" and path.is_file():
             arrays = read_npz(path)
         else:
-            arrays = {file.stem: read_npy(file) for file in sorted(folder.glob("*.npy"))}
+            arrays = {}
+            for file in sorted(folder.glob("*.npy")):
+                with file.open("rb") as stream:
+                    shape, fortran, dtype = read_npy_header(stream)
+                    start = stream.tell()
+                size = math.prod(shape) * dtype.itemsize + start
+                if not dtype.hasobject and size > file.stat().st_size:
+                    raise ValueError(f"{file.name} is truncated")
+                arrays[file.stem] = LazyArray(file, shape, dtype, start=start, fortran=fortran)
     except READ_ERRORS as error:
         raise read_error(path, error) from None
     if path.suffix.lower() == ".npy" and path.is_file():
@@ -310,24 +317,28 @@ def read_npz(path: Path) -> dict[str, LazyArray]:
     """Return the arrays of an .npz file by name; uncompressed ones will be memory-mapped."""
     arrays = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        members = archive.infolist()
-        check_npz_size(path, members)
-        for info in members:
-            with archive.open(info) as stream:
-                shape, fortran, dtype = read_npy_header(stream)
-                start = stream.tell()
+        for info, start, shape, fortran, dtype in npz_members(path, archive):
             array = LazyArray(path, shape, dtype, fortran=fortran, member=info.filename)
             arrays[info.filename.removesuffix(".npy")] = array
-            if dtype.hasobject:
-                continue
-            if math.prod(shape) * dtype.itemsize + start != info.file_size:
-                raise ValueError(f"the size of {info.filename} does not match its header")
-            if info.compress_type == zipfile.ZIP_STORED:
+            if info.compress_type == zipfile.ZIP_STORED and not dtype.hasobject:
                 file.seek(info.header_offset + 26)  # lengths of the name and of the extra field
                 lengths = np.frombuffer(file.read(4), "<u2")
                 array.start = start + info.header_offset + 30 + int(lengths.sum())
                 array.member = ""
     return arrays
+
+
+def npz_members(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[Any, ...]]:
+    """Yield entry, length of the .npy header, shape, Fortran order and dtype of each array."""
+    members = archive.infolist()
+    check_npz_size(path, members)
+    for info in members:
+        with archive.open(info) as stream:
+            shape, fortran, dtype = read_npy_header(stream)
+            start = stream.tell()
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize + start != info.file_size:
+            raise ValueError(f"the size of {info.filename} does not match its header")
+        yield info, start, shape, fortran, dtype
 
 
 def check_npz_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
@@ -340,16 +351,6 @@ def check_npz_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
             f"uncompressed size of {total:,} bytes is more than {MAX_EXPANSION} times the file "
             "size; if you trust it, save it uncompressed with np.savez"
         )
-
-
-def read_npy(path: Path) -> LazyArray:
-    """Return the array of an .npy file, memory-mapped on first use."""
-    with path.open("rb") as file:
-        shape, fortran, dtype = read_npy_header(file)
-        start = file.tell()
-    if not dtype.hasobject and math.prod(shape) * dtype.itemsize + start > path.stat().st_size:
-        raise ValueError(f"{path.name} is truncated")
-    return LazyArray(path, shape, dtype, start=start, fortran=fortran)
 
 
 def read_npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -588,14 +589,6 @@ class TableStore(RowStore):
         raise DataError(f"{name} contains no image")
 
 
-def is_table_folder(folder: Path) -> bool:
-    """Return whether a folder contains parquet files, or the output of `save_to_disk`."""
-    if any((folder / marker).is_file() for marker in SAVED_MARKERS):
-        return True
-    patterns = ("*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
-    return any(next(folder.glob(pattern), None) for pattern in patterns)
-
-
 def index_hf(reference: str) -> DatasetIndex:
     """Index all splits of a dataset of the hub, a folder or a file."""
     library = require("datasets", extra="data", feature=reference)
@@ -629,7 +622,7 @@ def index_hf(reference: str) -> DatasetIndex:
             splits.remove(split)
             continue
         for values in labels:
-            encoder.add(values)
+            encoder.add(values, split)
     if not len(encoder.ends):
         raise DataError(f"{reference} contains no labeled images")
     classes, ids = number_classes(encoder, names)
@@ -647,16 +640,8 @@ def index_hf(reference: str) -> DatasetIndex:
     images = [tables[split].cast_column(image, undecoded) for split in splits]
     lengths = [len(tables[split]) for split in splits]
     rows = row_names((split or "row", n) for split, n in zip(splits, lengths, strict=True))
-    split_ids = np.repeat(np.arange(len(splits), dtype=np.uint8), lengths)
-    return DatasetIndex(
-        names=rows,
-        labels=encoder.labels(ids, classes, reference),
-        classes=classes,
-        store=TableStore(images, image, rows, roots),
-        split_names=tuple(splits) if splits != [""] else (),
-        split_ids=split_ids if splits != [""] else None,
-        notes=tuple(notes),
-    )
+    store = TableStore(images, image, rows, roots)
+    return encoder.index(reference, rows, store, classes, ids, splits=splits, notes=notes)
 
 
 def find_columns(

@@ -60,27 +60,46 @@ def corrupt(pixels: np.ndarray, name: str, severity: int, seed: int = 0) -> np.n
         raise ConfigError(f"severity={severity} must be 1 to 5")
     value = PARAMETERS[name][severity - 1]
     rng = np.random.default_rng([seed, severity, CORRUPTIONS.index(name)])
-    if name == "pixelate":
-        return pixelate(pixels, value)
-    if name == "jpeg_compression":
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "JPEG", quality=value)
-        return np.asarray(Image.open(stream))
-    x = globals()[name](pixels / 255.0, value, rng)
+    x, (height, width) = pixels / 255.0, pixels.shape[:2]
+    match name:
+        case "gaussian_noise":
+            x = x + rng.normal(size=x.shape, scale=value)
+        case "shot_noise":
+            x = rng.poisson(x * value) / value
+        case "impulse_noise":
+            flipped, salt = rng.random(x.shape) < value, rng.random(x.shape) < 0.5
+            x = np.where(flipped, salt.astype(float), x)
+        case "motion_blur":
+            x = blur_along(x, value[0], value[1], rng.uniform(-45, 45))
+        case "zoom_blur":  # the mean of the image and enlarged copies
+            factors = np.arange(1, *value)
+            x = (x + sum(zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
+        case "frost":  # a generated texture: bright veins in bluish ice
+            ice = [np.abs(2 * plasma(max(height, width), 1.6, rng) - 1) for _ in range(2)]
+            veins = (1 - np.minimum(*ice))[:height, :width, None] ** 3
+            x = value[0] * x + value[1] * veins * np.array([0.85, 0.93, 1.0])
+        case "fog":
+            thickness, decay = value
+            clouds = plasma(max(height, width), decay, rng)[:height, :width, None]
+            x = (x + thickness * clouds) * x.max() / (x.max() + thickness)
+        case "brightness":  # of HSV: hue and saturation stay
+            level = x.max(axis=2, keepdims=True)
+            brighter = np.clip(level + value, 0, 1)
+            x = np.where(level > 0, x * brighter / np.where(level > 0, level, 1), brighter)
+        case "contrast":
+            means = x.mean(axis=(0, 1), keepdims=True)
+            x = (x - means) * value + means
+        case "pixelate":
+            image, size = Image.fromarray(pixels), (int(width * value), int(height * value))
+            small = image.resize(size, Image.Resampling.BOX)
+            return np.asarray(small.resize(image.size, Image.Resampling.NEAREST))
+        case "jpeg_compression":
+            stream = io.BytesIO()
+            Image.fromarray(pixels).save(stream, "JPEG", quality=value)
+            return np.asarray(Image.open(stream))
+        case _:
+            x = globals()[name](x, value, rng)
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
-
-
-def gaussian_noise(x: np.ndarray, scale: float, rng: np.random.Generator) -> np.ndarray:
-    return x + rng.normal(size=x.shape, scale=scale)
-
-
-def shot_noise(x: np.ndarray, photons: float, rng: np.random.Generator) -> np.ndarray:
-    return rng.poisson(x * photons) / photons
-
-
-def impulse_noise(x: np.ndarray, amount: float, rng: np.random.Generator) -> np.ndarray:
-    flipped, salt = rng.random(x.shape) < amount, rng.random(x.shape) < 0.5
-    return np.where(flipped, salt.astype(float), x)
 
 
 def defocus_blur(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
@@ -116,16 +135,6 @@ def exchanged(height: int, width: int, reach: int, rounds: int) -> np.ndarray:
     return np.array(places).ravel()
 
 
-def motion_blur(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    return blur_along(x, value[0], value[1], rng.uniform(-45, 45))
-
-
-def zoom_blur(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    """Average with enlarged copies."""
-    factors = np.arange(1, *value)
-    return (x + sum(zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
-
-
 def snow(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
     mean, scale, zoom, threshold, radius, sigma, mix = value
     flakes = zoomed(rng.normal(mean, scale, x.shape[:2])[:, :, None], zoom)
@@ -134,32 +143,6 @@ def snow(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
     gray = x @ np.array([0.299, 0.587, 0.114])
     x = mix * x + (1 - mix) * np.maximum(x, gray[:, :, None] * 1.5 + 0.5)
     return x + flakes + np.rot90(flakes, 2)
-
-
-def frost(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    """Blend with a generated texture: bright veins in bluish ice."""
-    side = max(x.shape[:2])
-    ice = [np.abs(2 * plasma(side, 1.6, rng) - 1) for _ in range(2)]
-    veins = (1 - np.minimum(*ice))[: x.shape[0], : x.shape[1], None] ** 3
-    return value[0] * x + value[1] * veins * np.array([0.85, 0.93, 1.0])
-
-
-def fog(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    thickness, decay = value
-    clouds = plasma(max(x.shape[:2]), decay, rng)[: x.shape[0], : x.shape[1], None]
-    return (x + thickness * clouds) * x.max() / (x.max() + thickness)
-
-
-def brightness(x: np.ndarray, amount: float, rng: np.random.Generator) -> np.ndarray:
-    """Add to the value of HSV: hue and saturation stay."""
-    value = x.max(axis=2, keepdims=True)
-    brighter = np.clip(value + amount, 0, 1)
-    return np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter)
-
-
-def contrast(x: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
-    means = x.mean(axis=(0, 1), keepdims=True)
-    return (x - means) * factor + means
 
 
 def elastic_transform(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
@@ -175,14 +158,6 @@ def elastic_transform(x: np.ndarray, value: tuple, rng: np.random.Generator) -> 
     x = sample(x, np.concatenate([grid, np.ones((height, width, 1))], axis=2) @ inverse)
     moves = rng.uniform(-1, 1, (height, width, 2))
     return sample(x, grid + alpha * gaussian_blur(moves, sigma, truncate=3))
-
-
-def pixelate(pixels: np.ndarray, factor: float) -> np.ndarray:
-    image = Image.fromarray(pixels)
-    small = image.resize(
-        (int(image.width * factor), int(image.height * factor)), Image.Resampling.BOX
-    )
-    return np.asarray(small.resize(image.size, Image.Resampling.NEAREST))
 
 
 # Parts of the above; images are (H, W, C).

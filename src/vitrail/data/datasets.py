@@ -120,9 +120,6 @@ class LabelSets:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return (self[index] for index in range(len(self)))
-
     def __getitem__(self, index: int, /) -> tuple[int, ...]:
         index = index + len(self) if index < 0 else index
         start = self.ends[index - 1] if index else 0
@@ -171,18 +168,28 @@ class SampleEncoder:
         ends = np.frombuffer(self.ends, np.int64) if len(self.ends) else np.zeros(0, np.int64)
         return LabelSets(labels, ends) if self.multi_label else labels
 
-    def splits(
-        self, source: str, extra: Iterable[str] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray | None]:
-        """Return split names and the position of each sample's split; None if none is stated."""
-        if set(self.split_codes) <= {""}:
-            return (), None
-        if "" in self.split_codes:
-            raise DataError(f"{source}: some images have a split and others do not")
-        names = {canonical_split(name) for name in (*self.split_codes, *extra)}
-        names = tuple(sorted(names, key=split_order))
-        ids = [names.index(canonical_split(name)) for name in self.split_codes]
-        return names, np.array(ids, np.uint8)[np.frombuffer(self.split_values, np.uint8)]
+    def index(
+        self,
+        source: str,
+        names: PackedStrings,
+        store: ImageStore,
+        classes: tuple[str, ...],
+        class_ids: dict[str, int],
+        *,
+        splits: Iterable[str] = (),
+        notes: Iterable[str] = (),
+    ) -> "DatasetIndex":
+        """Return the index of all samples; `splits` are named by the dataset even if empty."""
+        split_names, split_ids = (), None
+        if not set(self.split_codes) <= {""}:
+            if "" in self.split_codes:
+                raise DataError(f"{source}: some images have a split and others do not")
+            stated = {canonical_split(name) for name in (*self.split_codes, *splits)}
+            split_names = tuple(sorted(stated, key=split_order))
+            ids = [split_names.index(canonical_split(name)) for name in self.split_codes]
+            split_ids = np.array(ids, np.uint8)[np.frombuffer(self.split_values, np.uint8)]
+        labels = self.labels(class_ids, classes, source)
+        return DatasetIndex(names, labels, classes, store, split_names, split_ids, tuple(notes))
 
 
 class DatasetIndex(NamedTuple):
@@ -223,9 +230,6 @@ class ImageDataset:
         label = self.index.labels[row]
         label = label if isinstance(label, tuple) else int(label)
         return Sample(self.index.store.read(row), label, self.index.names[row])
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[index] for index in range(len(self)))
 
     def name(self, index: int, /) -> str:
         return self.index.names[self.row(index)]
@@ -527,7 +531,7 @@ def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
         return None
     if published is not None:
         return published()
-    if arrays.is_table_folder(folder):
+    if any(next(folder.glob(pattern), None) for pattern in arrays.TABLE_FILES):
         return arrays.index_hf(str(folder))
     if any(arrays.array_role(file.stem)[0] == "images" for file in folder.glob("*.npy")):
         return arrays.index_array_files(folder)

@@ -31,7 +31,6 @@ from PIL import (
     GifImagePlugin,
     Image,
     ImageFile,
-    ImageOps,
     JpegImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
@@ -316,21 +315,23 @@ def silence_libtiff() -> None:
         return  # linked statically into Pillow
 
 
-def pixels_from_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels (H, W, 3) of a Pillow image, converted as `decode` does for a file."""
-    try:
-        upright = ImageOps.exif_transpose(image)
-        return np.array(to_8bit(upright).convert("RGB"))
-    except DataError:
-        raise
-    except Exception as error:  # it may not be decoded yet, which can raise anything
-        raise DataError(f"cannot decode the Pillow image: {error}") from error
-
-
 def to_8bit(image: Image.Image) -> Image.Image:
     """Convert any mode to 8-bit gray or color, with transparency composited on white."""
     if image.mode == "F" or image.mode.startswith("I"):
-        gray = scale_to_8bit(image)
+        values = np.asarray(image)
+        if image.mode.startswith("I;16"):
+            gray = (values >> 8).astype(np.uint8)  # the high byte, as in Pillow for 16-bit RGB
+            gray[values == image.info.get("transparency", -1)] = 255
+        else:
+            low, high = float(values.min()), float(values.max())
+            ranges = (1, 255, 65_535, 2**32 - 1) if image.mode == "F" else (255, 65_535, 2**31 - 1)
+            # some overshoot is usual
+            full = next((white for white in ranges if high <= 1.25 * white), math.nan)
+            if not (low >= -0.25 * full):  # comparisons with NaN are false
+                raise DataError(
+                    f"{image.format} with values from {low:g} to {high:g}; scale them to 0 to 255"
+                )
+            gray = np.rint(values.clip(0, full) * (255 / full)).astype(np.uint8)
         if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(262) == 0:
             gray = 255 - gray  # white is zero, which Pillow handles in 8 bits only
         return Image.fromarray(gray)
@@ -339,22 +340,6 @@ def to_8bit(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, solid.convert("RGBA"))
     return image if image.mode in ("1", "L", "RGB") else image.convert("RGB")
-
-
-def scale_to_8bit(image: Image.Image) -> np.ndarray:
-    """Scale 16-bit, 32-bit and float pixels to 8-bit gray."""
-    values = np.asarray(image)
-    if image.mode.startswith("I;16"):
-        gray = (values >> 8).astype(np.uint8)  # the high byte, as in Pillow for 16-bit RGB
-        return np.where(values == image.info.get("transparency", -1), np.uint8(255), gray)
-    low, high = float(values.min()), float(values.max())
-    ranges = (1, 255, 65_535, 2**32 - 1) if image.mode == "F" else (255, 65_535, 2**31 - 1)
-    full = next((white for white in ranges if high <= 1.25 * white), math.nan)  # some overshoot
-    if not (low >= -0.25 * full):  # comparisons with NaN are false
-        raise DataError(
-            f"{image.format} with values from {low:g} to {high:g}; scale them to 0 to 255"
-        )
-    return np.rint(values.clip(0, full) * (255 / full)).astype(np.uint8)
 
 
 def to_rgb(pixels: np.ndarray) -> np.ndarray:

@@ -106,16 +106,9 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     for name in subfolders if split_folders else ():
         if name not in split_folders and any_image(root / name):
             notes.append(f"{name}/ is not a split and was skipped")
-    split_names, split_ids = encoder.splits(str(root), extra=split_names)
-    return DatasetIndex(
-        names=names,
-        labels=encoder.labels({n: i for i, n in enumerate(classes)}, classes, str(root)),
-        classes=classes,
-        store=FolderStore(str(root), names),
-        split_names=split_names,
-        split_ids=split_ids,
-        notes=tuple(notes),
-    )
+    ids = {name: number for number, name in enumerate(classes)}
+    store = FolderStore(str(root), names)
+    return encoder.index(str(root), names, store, classes, ids, splits=split_names, notes=notes)
 
 
 def find_split_folders(root: Path, subfolders: Sequence[str]) -> dict[str, str]:
@@ -225,15 +218,9 @@ def open_single_class(
             )
     if not len(names):
         raise DataError(f"{name}={', '.join(map(str, paths))}: contains no images")
-    return ImageDataset(
-        DatasetIndex(
-            names=names,
-            labels=np.zeros(len(names), np.int32),
-            classes=(name,),
-            store=FolderStore("", names),
-            notes=tuple(skipped_notes(skipped)),
-        )
-    )
+    labels, notes = np.zeros(len(names), np.int32), tuple(skipped_notes(skipped))
+    store = FolderStore("", names)
+    return ImageDataset(DatasetIndex(names, labels, (name,), store, notes=notes))
 
 
 # Lists.
@@ -263,16 +250,8 @@ def index_list(path: Path) -> DatasetIndex:
     if not ALLOW_OUTSIDE.get():
         check_inside(path, names)
     classes, ids = number_classes(encoder, read_classes(str(path.parent)))
-    split_names, split_ids = encoder.splits(str(path))
-    return DatasetIndex(
-        names=names,
-        labels=encoder.labels(ids, classes, str(path)),
-        classes=classes,
-        store=FolderStore(str(path.parent), names),
-        split_names=split_names,
-        split_ids=split_ids,
-        notes=tuple(case_collisions(classes)),
-    )
+    store = FolderStore(str(path.parent), names)
+    return encoder.index(str(path), names, store, classes, ids, notes=case_collisions(classes))
 
 
 def check_inside(path: Path, names: PackedStrings) -> None:

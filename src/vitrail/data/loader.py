@@ -168,8 +168,11 @@ class ItemBatch(NamedTuple):
     errors: list[tuple[str, str]]
 
 
-class Loader:
-    """Iterable over batches; `skipped` maps the names of unreadable images to the reason."""
+class Loader(TorchDataset):
+    """Iterable over batches; `skipped` maps the names of unreadable images to the reason.
+
+    For the workers, a map-style dataset of items.
+    """
 
     def __init__(
         self,
@@ -191,12 +194,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         workers = default_workers(self.dataset) if self.workers is None else self.workers
-        replace = isinstance(self.sampler, TrainSampler) and not self.strict
-        items = ItemDataset(self.dataset, self.transform, self.seed, replace=replace)
-        batches = threaded_batches(items, self.sampler)
+        batches = threaded_batches(self)
         if workers:  # DataLoader needs the sampler's length only for its own
             batches = DataLoader(
-                items,
+                self,
                 batch_sampler=self.sampler,  # pyright: ignore[reportArgumentType]
                 num_workers=workers,
                 collate_fn=collate,
@@ -217,6 +218,21 @@ class Loader:
                 "a data loading worker was killed, most likely out of memory; use fewer workers"
             ) from None
 
+    def __getitem__(self, key: SampleKey) -> Item:
+        """Read and transform a sample; in training, another one if it is unreadable."""
+        errors = []
+        for attempt in range(MAX_REPLACEMENTS):
+            rng = key.rng(self.seed, attempt)
+            index = key.row if attempt == 0 else int(rng.integers(len(self.dataset)))
+            try:
+                sample = self.dataset[index]
+                return Item(self.transform(sample.data, rng), sample.label, index, errors)
+            except DataError as error:
+                errors.append((self.dataset.name(index), str(error)))
+                if self.strict or isinstance(self.sampler, EvalSampler):
+                    break
+        return Item(None, 0, key.row, errors)
+
     def encode(self, labels: list[Label]) -> Tensor:
         """Return class ids (B,), or 0 and 1 (B, K) if the dataset is multi-label."""
         if not self.dataset.multi_label:
@@ -227,40 +243,16 @@ class Loader:
         return encoded
 
 
-class ItemDataset(TorchDataset):
-    """Reads and transforms samples, in the worker."""
-
-    def __init__(self, dataset: Dataset, transform: Transform, seed: int, *, replace: bool) -> None:
-        self.dataset = dataset
-        self.transform = transform
-        self.seed = seed
-        self.replace = replace
-
-    def __getitem__(self, key: SampleKey) -> Item:
-        errors = []
-        for attempt in range(MAX_REPLACEMENTS):
-            rng = key.rng(self.seed, attempt)
-            index = key.row if attempt == 0 else int(rng.integers(len(self.dataset)))
-            try:
-                sample = self.dataset[index]
-                return Item(self.transform(sample.data, rng), sample.label, index, errors)
-            except DataError as error:
-                errors.append((self.dataset.name(index), str(error)))
-                if not self.replace:
-                    break
-        return Item(None, 0, key.row, errors)
-
-
-def threaded_batches(items: ItemDataset, batches: Iterable[list[SampleKey]]) -> Iterator[ItemBatch]:
+def threaded_batches(loader: Loader) -> Iterator[ItemBatch]:
     """Load each batch on request, its images in threads; the cores are free in between.
 
     Pixels in memory are loaded without threads, which would cost more than they save.
     """
-    if getattr(items.dataset, "in_memory", False) or available_cores() == 1:
-        yield from (collate([items[key] for key in keys]) for keys in batches)
+    if getattr(loader.dataset, "in_memory", False) or available_cores() == 1:
+        yield from (collate([loader[key] for key in keys]) for keys in loader.sampler)
         return
     with reader_pool() as pool:
-        yield from map(collate, map_batches(pool, items.__getitem__, batches))
+        yield from map(collate, map_batches(pool, loader.__getitem__, loader.sampler))
 
 
 def collate(items: list[Item]) -> ItemBatch:

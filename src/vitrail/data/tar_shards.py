@@ -194,16 +194,10 @@ def index_shards(
         unlabeled = any(len(tar.names) for tar in tars.values())
         raise DataError(f"{source} contains no {'labels' if unlabeled else 'images'}")
     classes, ids = shard_classes(encoder, tars, known)
-    stated_splits, split_ids = encoder.splits(source, extra=filter(None, stated.values()))
-    return DatasetIndex(
-        names=names,
-        labels=encoder.labels(ids, classes, source),
-        classes=classes,
-        store=ShardStore(paths, *map(np.concatenate, (shard, offset, size))),
-        split_names=stated_splits,
-        split_ids=split_ids,
-        notes=(*notes, *case_collisions(classes)),
-    )
+    store = ShardStore(paths, *map(np.concatenate, (shard, offset, size)))
+    notes += case_collisions(classes)
+    splits = filter(None, stated.values())
+    return encoder.index(source, names, store, classes, ids, splits=splits, notes=notes)
 
 
 def labeled_images(tar: TarIndex, path: str, *, alone: bool) -> Iterator[tuple[int, ListRow]]:

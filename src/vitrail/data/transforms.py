@@ -17,12 +17,12 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitrail.data import augment
 from vitrail.data.augment import Box
-from vitrail.data.decode import Decoder, EncodedImage, open_image, pixels_from_pillow
+from vitrail.data.decode import Decoder, EncodedImage, open_image, to_8bit
 from vitrail.data.preprocessing import Augmentation, Interpolation, Preprocessing
 from vitrail.data.storage import read_file
 from vitrail.errors import ConfigError, DataError
@@ -76,7 +76,12 @@ def read_image(image: ImageInput, channels: int = 3) -> bytes | np.ndarray:
         case np.ndarray():
             return check_pixels(image, "(H, W) or (H, W, C)", -1, channels)
         case Image.Image():
-            return pixels_from_pillow(image)
+            try:
+                return np.array(to_8bit(ImageOps.exif_transpose(image)).convert("RGB"))
+            except DataError:
+                raise
+            except Exception as error:  # it may not be decoded yet, which can raise anything
+                raise DataError(f"cannot decode the Pillow image: {error}") from error
     raise DataError(
         f"{type(image).__name__} is not an image; expected a path, bytes, a Pillow image or pixels"
     )
@@ -204,12 +209,22 @@ class LazyImage:
         self.full_size = full_size or decoder == "pillow"
         self.encoded: EncodedImage | None = None
         self.array = np.empty(0, np.uint8)
-        if isinstance(data, np.ndarray):
-            self.array = to_channels(data, channels)
-            self.height, self.width = self.array.shape[:2]
-        else:
+        if not isinstance(data, np.ndarray):
             self.encoded = open_image(data)
             self.height, self.width = self.encoded.height, self.encoded.width
+            return
+        array = data[:, :, None] if data.ndim == 2 else data
+        self.height, self.width, actual = array.shape
+        if actual == 1 < channels:
+            array = np.repeat(array, channels, axis=2)
+        elif actual == 3 and channels == 1:
+            array = np.array(Image.fromarray(array).convert("L"))[:, :, None]  # torch may write
+        elif actual != channels:
+            raise ConfigError(
+                f"images of {actual} channels do not fit a model of {channels}; load it with "
+                f"channels={actual}, or fine-tune it with --model.channels {actual}"
+            )
+        self.array = array
 
     def crop(self, box: Box, size: tuple[int, int]) -> np.ndarray:
         """Return a crop that will be resized to `size`."""
@@ -286,23 +301,6 @@ def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
     if height <= width:
         return short, max(short, int(short * width / height))
     return max(short, int(short * height / width)), short
-
-
-def to_channels(array: np.ndarray, channels: int) -> np.ndarray:
-    """Convert pixels (H, W) or (H, W, any) to (H, W, channels): gray ↔ RGB."""
-    if array.ndim == 2:
-        array = array[:, :, None]
-    actual = array.shape[2]
-    if actual == channels:
-        return array
-    if actual == 1:
-        return np.repeat(array, channels, axis=2)
-    if actual == 3 and channels == 1:
-        return np.array(Image.fromarray(array).convert("L"))[:, :, None]  # a copy: torch may write
-    raise ConfigError(
-        f"images of {actual} channels do not fit a model of {channels}; load it with "
-        f"channels={actual}, or fine-tune it with --model.channels {actual}"
-    )
 
 
 def to_pillow(pixels: np.ndarray) -> Image.Image:
