@@ -4,6 +4,7 @@ targets in proportion to their pixels."""
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -220,8 +221,8 @@ def test_invalid_settings_are_rejected():
 
 METHODS = {
     "mixup": lambda *batch, **how: augment.mixup(*batch, alpha=0.8, **how),
-    "rolled": lambda *batch, **how: augment.mixup(*batch, alpha=0.8, pairing="roll", **how),
-    "big_vision": lambda *batch, **how: augment.mixup_big_vision(*batch, alpha=0.2, **how),
+    "rolled": lambda *batch, **how: augment.mixup(*batch, alpha=0.8, style="torchvision", **how),
+    "big_vision": lambda *batch, **how: augment.mixup(*batch, alpha=0.2, style="big_vision", **how),
     "cutmix": lambda *batch, **how: augment.cutmix(*batch, alpha=1.0, **how),
     "either": lambda *batch, **how: augment.mixup_or_cutmix(
         *batch, mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.9, **how
@@ -261,7 +262,7 @@ def is_mixup(images):
 
 def test_alpha_of_zero_disables_a_method():
     images, labels = batch()
-    for method in (augment.mixup, augment.mixup_big_vision, augment.cutmix):
+    for method in (augment.mixup, augment.cutmix):
         mixed, targets = method(images, labels, classes=4, alpha=0.0, rng=seeded())
         assert torch.equal(mixed, images)
         assert torch.equal(targets, torch.eye(4))
@@ -291,16 +292,19 @@ def test_prob_and_switch_prob():
 
 def test_pairings_and_multi_label_targets():
     images, labels = batch()
-    for pairing, partners in (("flip", [3, 2, 1, 0]), ("roll", [3, 0, 1, 2])):
-        mixed, _ = augment.blend(images, augment.one_hot(labels, 4), 0.0, pairing)
+    how = {"classes": 4, "alpha": 0.5}
+    for style, partners in (("timm", [3, 2, 1, 0]), ("torchvision", [3, 0, 1, 2])):
+        partner_only = SimpleNamespace(beta=lambda *_: 0.0)
+        mixed, _ = augment.mixup(images, labels, rng=partner_only, style=style, **how)
         assert mixed[:, 0, 0, 0].tolist() == partners
     rng = seeded()
     for _ in range(50):
-        _, targets = augment.mixup_big_vision(images, labels, classes=4, alpha=0.5, rng=rng)
+        _, targets = augment.mixup(images, labels, rng=rng, style="big_vision", **how)
         assert targets.diag().min() >= 0.5  # the larger share is its own
         assert targets[1, :2].sum() == pytest.approx(1)
     several = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
-    _, targets = augment.blend(images[:2], augment.one_hot(several, 3), 0.75, "flip")
+    quarter = SimpleNamespace(beta=lambda *_: 0.75)
+    _, targets = augment.mixup(images[:2], several, classes=3, alpha=1.0, rng=quarter)
     torch.testing.assert_close(targets, torch.tensor([[0.75, 1.0, 0.25], [0.25, 1.0, 0.75]]))
 
 

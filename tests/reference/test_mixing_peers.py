@@ -115,6 +115,8 @@ def test_rolled_mixup_matches_torchvision(share):
     peer._dist = SimpleNamespace(sample=lambda _: torch.tensor(share, dtype=torch.float64))
     expected, expected_targets = peer(images, labels)
     rng = scripted(share)
-    mixed, targets = augment.mixup(images, labels, classes=4, alpha=1.0, rng=rng, pairing="roll")
+    mixed, targets = augment.mixup(
+        images, labels, classes=4, alpha=1.0, rng=rng, style="torchvision"
+    )
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(targets, expected_targets)

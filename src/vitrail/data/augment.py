@@ -30,18 +30,12 @@ from vitrail.errors import ConfigError, unknown
 Rng = np.random.Generator
 Range = tuple[float, float]
 Fill = int | tuple[int, int, int]
-Pairing = Literal["flip", "roll"]
+MixupStyle = Literal["timm", "torchvision", "big_vision"]
 
 MAX_TRIES = 10  # for a random box that fits
 LEVELS = np.arange(256)  # all values of a byte
 FIXED_POINT = 2**15
 AUG_MIX_SEVERITY = 3
-# Partner of each image in mixing: the first with the last, as in timm; or each with the one before
-# it, as in torchvision and big_vision.
-PAIRINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "flip": lambda batch: batch.flip(0),
-    "roll": lambda batch: batch.roll(1, 0),
-}
 
 
 class Box(NamedTuple):
@@ -490,18 +484,23 @@ def mixup(
     classes: int,
     alpha: float,
     rng: Rng,
-    pairing: Pairing = "flip",
+    style: MixupStyle = "timm",
 ) -> tuple[Tensor, Tensor]:
-    """Zhang et al. 2018 (arXiv:1710.09412): x and y become lam * own + (1 - lam) * partner's."""
-    return blend(images, one_hot(labels, classes), sample_lam(alpha, rng), pairing)
+    """Zhang et al. 2018 (arXiv:1710.09412): x and y become lam * own + (1 - lam) * partner's.
 
-
-def mixup_big_vision(
-    images: Tensor, labels: Tensor, *, classes: int, alpha: float, rng: Rng
-) -> tuple[Tensor, Tensor]:
-    """Mixup of AugReg: an image always keeps the larger share."""
-    lam = sample_lam(alpha, rng)
-    return blend(images, one_hot(labels, classes), max(lam, 1 - lam), "roll")
+    The partner of the first image is the last, of the second the last but one; in torchvision's and
+    big_vision's style, that of each image is the one before it. In big_vision's (AugReg), an image
+    always keeps the larger share.
+    """
+    if not images.is_floating_point():
+        raise ConfigError(f"cannot mix {images.dtype} images; normalize them first")
+    targets, lam = one_hot(labels, classes), sample_lam(alpha, rng)
+    lam = max(lam, 1 - lam) if style == "big_vision" else lam
+    mixed = []
+    for own in (images, targets):
+        partner = own.flip(0) if style == "timm" else own.roll(1, 0)
+        mixed.append(own.lerp(partner, 1 - lam))
+    return mixed[0], mixed[1]
 
 
 def cutmix(
@@ -513,11 +512,11 @@ def cutmix(
     """
     height, width = images.shape[-2:]
     top, left, rows, columns = cutmix_box(height, width, sample_lam(alpha, rng), rng)
-    partner, targets = PAIRINGS["flip"], one_hot(labels, classes)
+    targets = one_hot(labels, classes)
     region = (..., slice(top, top + rows), slice(left, left + columns))
     pasted = images.clone()
-    pasted[region] = partner(images[region])
-    return pasted, targets.lerp(partner(targets), rows * columns / (height * width))
+    pasted[region] = images[region].flip(0)
+    return pasted, targets.lerp(targets.flip(0), rows * columns / (height * width))
 
 
 def mixup_or_cutmix(
@@ -540,14 +539,6 @@ def mixup_or_cutmix(
     if not mixup_alpha or (cutmix_alpha and rng.random() < switch_prob):
         return cutmix(images, labels, classes=classes, alpha=cutmix_alpha, rng=rng)
     return mixup(images, labels, classes=classes, alpha=mixup_alpha, rng=rng)
-
-
-def blend(images: Tensor, targets: Tensor, lam: float, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Return lam * own + (1 - lam) * partner's, for images and for targets (B, K)."""
-    if not images.is_floating_point():
-        raise ConfigError(f"cannot mix {images.dtype} images; normalize them first")
-    partner = PAIRINGS[pairing]
-    return images.lerp(partner(images), 1 - lam), targets.lerp(partner(targets), 1 - lam)
 
 
 def cutmix_box(height: int, width: int, lam: float, rng: Rng) -> Box:

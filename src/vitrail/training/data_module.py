@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail import distributed
-from vitrail.data import datasets
-from vitrail.data.augment import mixup_big_vision, mixup_or_cutmix
+from vitrail.data import augment, datasets
 from vitrail.data.datasets import (
     Dataset,
     ImageDataset,
@@ -261,16 +260,10 @@ def batch_preparation(
         if mixing.style == "big_vision":
             if rng.random() >= chance:
                 return images, labels
-            return mixup_big_vision(images, labels, classes=num_classes, alpha=mixup, rng=rng)
-        return mixup_or_cutmix(
-            images,
-            labels,
-            classes=num_classes,
-            mixup_alpha=mixup,
-            cutmix_alpha=cutmix,
-            prob=chance,
-            rng=rng,
-        )
+            how = {"classes": num_classes, "alpha": mixup, "rng": rng}
+            return augment.mixup(images, labels, **how, style="big_vision")
+        how = {"mixup_alpha": mixup, "cutmix_alpha": cutmix, "prob": chance}
+        return augment.mixup_or_cutmix(images, labels, classes=num_classes, rng=rng, **how)
 
     return prepare
 
