@@ -23,8 +23,7 @@ import numpy as np
 
 from timing import machine
 from vitrail.models.registry import configuration
-from vitrail.planning.memory import FRAGMENTATION, PROCESS
-from vitrail.planning.plan import make_plan
+from vitrail.planning.plan import FRAGMENTATION, PROCESS, make_plan
 from vitrail.planning.request import PlanRequest, resident_bytes
 from vitrail.training.config import RunConfig
 from vitrail.training.trainer import run

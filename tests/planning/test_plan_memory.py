@@ -10,7 +10,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Mixing
 from vitrail.models.config import BitConfig
 from vitrail.models.vit import build
-from vitrail.planning.memory import preprocessing_for, record_step, trace_evaluation, trace_step
+from vitrail.planning.plan import preprocessing_for, record_step, trace_evaluation, trace_step
 from vitrail.planning.request import PlanRequest
 from vitrail.training.data_module import batch_preparation
 from vitrail.training.loop import make_state, train_step

@@ -86,9 +86,9 @@ def inspection(name, source):
         prefix=(name,),
         images=(image,),
         positions={name: EVERYTHING.positions["positions"]},
-        attention=replace(STATS, distance={name: np.ones((2, 2))}),
+        attention=STATS._replace(distance={name: np.ones((2, 2))}),
         faithfulness=Faithfulness(curves={name: curves(0.5, 0.5)}, sanity={name: 0.9}, images=1),
-        scatter=replace(SCATTER, classes=(name,) * 3, method=name),
+        scatter=SCATTER._replace(classes=(name,) * 3, method=name),
         notes=(name,),
     )
     return inspection_page(hostile)

@@ -251,8 +251,7 @@ def test_methods_are_compared_with_baselines():
 
 
 def test_text_follows_the_results():
-    stats = replace(
-        STATS,
+    stats = STATS._replace(
         outliers=np.zeros(2),
         prefix_norms=np.zeros((2, 0)),
         distance={"patches": np.array([[5.0], [6.0]])},

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
 from vitrail.models.vit import build, create
-from vitrail.planning.memory import AllocationRecorder
+from vitrail.planning.plan import AllocationRecorder
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.loop import TrainState, optimizer_step
 from vitrail.training.optim import (

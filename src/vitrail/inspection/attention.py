@@ -10,7 +10,6 @@ h x w patches; K channels per head, D width; b images and q queries at once; T m
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +33,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MIN_PATCHES = 36  # that the attention browser keeps before it averages heads instead
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionStats:
+class AttentionStats(NamedTuple):
     """Attention over many images, by layer and head: figure 7, right, and figure 11."""
 
     images: int
@@ -173,7 +171,12 @@ class StatsAccumulator:
         self.model, self.grid = model, grid
         config, device = model.config, next(model.parameters()).device
         self.prefix = config.num_prefix
-        self.positions = token_positions(grid, config.stride, self.prefix).to(device)  # (N, 2)
+        down, across = (
+            (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * pixels
+            for count, pixels in zip(grid, config.stride, strict=True)
+        )
+        patches = torch.cartesian_prod(down, across)  # centers in pixels from the image's: (h w, 2)
+        self.positions = torch.cat([patches.new_zeros(self.prefix, 2), patches]).to(device)
         self.images = 0
 
         def zeros(*shape: int) -> Tensor:
@@ -254,16 +257,6 @@ class StatsAccumulator:
         )
 
 
-def token_positions(grid: Grid, patch: tuple[int, int], prefix: int) -> Tensor:
-    """Return token centers in pixels from the image center: (N, 2); the prefix is at 0."""
-    down, across = (
-        (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * pixels
-        for count, pixels in zip(grid, patch, strict=True)
-    )
-    patches = torch.cartesian_prod(down, across)  # (h * w, 2)
-    return torch.cat([patches.new_zeros(prefix, 2), patches])
-
-
 @torch.inference_mode()
 def attention_for_browser(
     model: VisionTransformer, image: Tensor, *, max_bytes: int = 4_000_000
@@ -276,8 +269,17 @@ def attention_for_browser(
     tokens are not merged; they come first.
     """
     require_attention(model, "attention browser")
-    prefix, full_grid = model.config.num_prefix, patch_grid(model, image[None])
-    heads, block, grid = browser_resolution(model, full_grid, max_bytes)
+    config, full_grid = model.config, patch_grid(model, image[None])
+    prefix, blocks = config.num_prefix, range(1, max(full_grid) + 1)
+    grids = {n: (math.ceil(full_grid[0] / n), math.ceil(full_grid[1] / n)) for n in blocks}
+    fitting = (
+        (heads, block, grid)
+        for heads, fewest in ((config.heads, MIN_PATCHES), (1, 1))
+        for block, grid in grids.items()
+        if block == 1 or math.prod(grid) >= fewest
+        if config.depth * heads * (prefix + math.prod(grid)) ** 2 <= max_bytes
+    )
+    heads, block, grid = next(fitting, (1, max(full_grid), (1, 1)))
     down, across = (torch.arange(side) // block for side in full_grid)
     patches = prefix + down[:, None] * grid[1] + across  # (h, w)
     merged = torch.cat([torch.arange(prefix), patches.flatten()]).to(image.device)  # (N,)
@@ -295,19 +297,3 @@ def attention_for_browser(
             peaks.append(maps.amax(-1))
             layers.append((255 * maps / peaks[-1][..., None]).round().byte().cpu())
     return torch.stack(layers).numpy(), torch.stack(peaks).float().cpu().numpy(), grid
-
-
-def browser_resolution(
-    model: VisionTransformer, grid: Grid, max_bytes: int
-) -> tuple[int, int, Grid]:
-    """Return the heads, block size and grid at which all attention fits `max_bytes`."""
-    config, smaller = model.config, (1, 1)
-    for heads, fewest in ((config.heads, MIN_PATCHES), (1, 1)):
-        for block in range(1, max(grid) + 1):
-            smaller = math.ceil(grid[0] / block), math.ceil(grid[1] / block)
-            patches = smaller[0] * smaller[1]
-            if block > 1 and patches < fewest:
-                break
-            if config.depth * heads * (config.num_prefix + patches) ** 2 <= max_bytes:
-                return heads, block, smaller
-    return 1, max(grid), smaller  # the smallest possible

@@ -86,7 +86,15 @@ def insertion_deletion(
             pixels = enlarge(values, (height, width), token_offset(model))
             order = pixels.flatten().argsort(descending=True, stable=True)
             ranks = order.argsort().view_as(pixels)  # 0 for the most important pixel
-            total += probabilities(model, image, ranks, label, counts.to(images.device))
+            blurry, plain = blur(image), image.mean(dim=(1, 2), keepdim=True)
+            together = max(1, batch_size_for(model, (height, width)) // 2)
+            parts = []  # probabilities with the first pixels inserted, and deleted: (2, s)
+            for part in counts.to(images.device).split(together):
+                chosen = (ranks < part[:, None, None])[:, None]  # (s, 1, H, W)
+                both = torch.cat([image.where(chosen, blurry), plain.where(chosen, image)])
+                probability = get_metadata(model).probabilities(model(both))[:, label]
+                parts.append(probability.double().cpu().unflatten(0, (2, -1)))
+            total += torch.cat(parts, dim=1)
             if progress is not None:
                 progress(done)
     insertion, deletion = total / len(images)
@@ -111,22 +119,6 @@ def enlarge(values: Tensor, size: tuple[int, int], offset: float) -> Tensor:
     return down @ values @ across.mT
 
 
-def probabilities(
-    model: Model, image: Tensor, ranks: Tensor, label: Tensor, counts: Tensor
-) -> Tensor:
-    """Return the probability of a class with the first pixels of an image (C, H, W) inserted, and
-    deleted: (2, s)."""
-    blurry, plain = blur(image), image.mean(dim=(1, 2), keepdim=True)
-    together = max(1, batch_size_for(model, (image.shape[1], image.shape[2])) // 2)
-    parts = []
-    for part in counts.split(together):
-        chosen = (ranks < part[:, None, None])[:, None]  # (s, 1, H, W)
-        both = torch.cat([image.where(chosen, blurry), plain.where(chosen, image)])
-        probability = get_metadata(model).probabilities(model(both))[:, label]
-        parts.append(probability.double().cpu().unflatten(0, (2, -1)))
-    return torch.cat(parts, dim=1)
-
-
 def blur(image: Tensor) -> Tensor:
     """Apply a Gaussian blur that ignores what is outside of the image."""
     kernels = []
@@ -135,19 +127,6 @@ def blur(image: Tensor) -> Tensor:
         weights = torch.exp(-(((places[:, None] - places) / (BLUR * side)) ** 2) / 2)
         kernels.append((weights / weights.sum(dim=1, keepdim=True)).to(image))  # rows sum to 1
     return kernels[0] @ image @ kernels[1].mT
-
-
-def sanity_check(model: Model, method: str, images: Tensor, classes: Tensor | None = None) -> float:
-    """Compare a method's maps for this model and for the same model with random weights.
-
-    Spearman's rank correlation, mean over images: near 0 for a method that depends on what was
-    learned, 1 for one that gives the same map for any weights.
-    """
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    classes = predict_classes(model, images) if classes is None else classes
-    maps, others = (METHODS[method](m, images, classes) for m in (model, randomize(model)))
-    return rank_correlation(maps, others)
 
 
 def evaluate_faithfulness(
@@ -159,7 +138,9 @@ def evaluate_faithfulness(
 ) -> Faithfulness:
     """Evaluate methods for `classes` (B,), by default the predicted ones.
 
-    `progress` is called with the current test, the number of images done, and their total.
+    The sanity check compares a method's maps with those for random weights by Spearman's rank
+    correlation, mean over images: near 0 if they depend on what was learned, 1 if not. `progress`
+    is called with the current test, the number of images done, and their total.
     """
     for method in methods:
         if method not in METHODS:
@@ -172,13 +153,8 @@ def evaluate_faithfulness(
         what = f"testing {method}"
         report(what, 0, len(images))
         maps = METHODS[method](model, images, classes)
-        curves[method] = insertion_deletion(
-            model,
-            images,
-            maps,
-            classes,
-            progress=lambda done, what=what: report(what, done, len(images)),
-        )
+        step = lambda done, what=what: report(what, done, len(images))  # noqa: E731
+        curves[method] = insertion_deletion(model, images, maps, classes, progress=step)
         sanity[method] = rank_correlation(maps, METHODS[method](random_model, images, classes))
     return Faithfulness(curves=curves, sanity=sanity, images=len(images))
 

@@ -201,22 +201,18 @@ def class_maps(model: Model, images: Tensor, classes: Tensor | None, rule: Rule)
                     entering.append(tokens)
                     tokens = vit.encoder.run_layer(index, tokens, grid)
                 row = head_weights(vit, tokens, "mean")  # (B, N)
-            gradient = logit_gradient(vit, tokens, None if classes is None else classes[part])
+            with torch.enable_grad():
+                tokens = tokens.detach().requires_grad_()
+                logits = vit.run_head(vit.encoder.norm(tokens))[1]  # (B, K)
+                assert logits is not None
+                chosen = logits.argmax(dim=1) if classes is None else classes[part]
+                logit = logits.gather(1, chosen[:, None]).sum()
+                (gradient,) = torch.autograd.grad(logit, tokens)  # (B, N, D)
             for index in reversed(range(vit.config.depth)):
                 layer_map, gradient = backward_block(vit, index, entering.pop(), grid, gradient)
                 row = rule(row, layer_map)
             rows.append(row)
     return to_maps(vit, torch.cat(rows), images)
-
-
-@torch.enable_grad()
-def logit_gradient(vit: VisionTransformer, tokens: Tensor, classes: Tensor | None) -> Tensor:
-    """Return the gradient of each image's class logit by the last tokens: (B, N, D)."""
-    tokens = tokens.detach().requires_grad_()
-    logits = vit.run_head(vit.encoder.norm(tokens))[1]  # (B, K)
-    assert logits is not None
-    classes = logits.argmax(dim=1) if classes is None else classes
-    return torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), tokens)[0]
 
 
 @torch.enable_grad()

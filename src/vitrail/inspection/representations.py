@@ -8,7 +8,6 @@ q queries, n images of a dataset.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -49,8 +48,7 @@ class Neighbor(NamedTuple):
     pixels: np.ndarray  # uint8 (height, width, 3), a thumbnail
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scatter:
+class Scatter(NamedTuple):
     """Features of a dataset in two dimensions."""
 
     points: np.ndarray  # (n, 2)

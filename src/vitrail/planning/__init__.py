@@ -2,7 +2,6 @@
 
 request.py   what is to be planned; a few real steps in a subprocess: time, and memory
 flops.py     FLOPs of an image and of a whole run; published peaks of accelerators
-memory.py    every allocation of a training step, recorded without computing it
-plan.py      all of it: `make_plan(request)`
+plan.py      all of it: `make_plan(request)`; every allocation of a training step
 doctor.py    this machine: packages, hardware, disks, measured speed, problems
 """

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from math import ceil
 from pathlib import Path
@@ -69,9 +70,12 @@ Speeds = dict[str, Any]  # of `measure_speeds`
 def inspect_machine() -> Machine:
     """Describe this machine as it is now."""
     required, broken = requirements(), ""
-    cores = os.cpu_count() or 1
+    cores, cpuinfo = os.cpu_count() or 1, ""
+    with suppress(OSError):
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     processor: dict[str, Any] = {
-        "model": cpu_model(),
+        "model": model[1] if model else platform.processor() or platform.machine(),
         "cores": cores,  # of the machine
         "allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
         "quota": cpu_quota(),  # CPU limit of the container, in cores
@@ -139,15 +143,6 @@ def requirements() -> dict[str, list[Package]]:
     return packages
 
 
-def cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1] if match else platform.processor() or platform.machine()
-
-
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:
     """Return the CPU limit of the container in cores (cgroup v2 or v1)."""
     try:
@@ -165,10 +160,8 @@ def memory_limit(names: list[str], total: int, cgroup: Path = CGROUP) -> int | N
     """Return the memory limit of the container, if it is below the machine's memory."""
     limits = [total]
     for name in names:
-        try:
+        with suppress(OSError, ValueError):
             limits.append(int((cgroup / name).read_text()))
-        except (OSError, ValueError):
-            continue
     return min(limits) if min(limits) < total else None
 
 
@@ -193,23 +186,22 @@ def disks() -> Iterator[dict[str, Any]]:
 
 
 def version_fits(package: Package) -> bool:
-    version = package["version"]
-    return version is not None and version_key(version) >= version_key(package["least"])
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu → (2, 13, 0), which compares as versions do."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+    """Compare versions as tuples: 2.13.0+cpu is (2, 13, 0)."""
+    version, least = (
+        [int(part) for part in re.findall(r"\d+", (text or "").partition("+")[0])]
+        for text in (package["version"], package["least"])
+    )
+    return package["version"] is not None and version >= least
 
 
 def find_problems(machine: Machine) -> list[Problem]:
     """Return what to fix, fatal problems first."""
-    problems = [*package_problems(machine), *resource_problems(machine)]
-    rows = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in problems]
+    rows = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in list_problems(machine)]
     return sorted(rows, key=lambda problem: not problem["fatal"])
 
 
-def package_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+def list_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
+    """Yield problems of packages, disks, threads, load and memory: what, remedy, fatal."""
     for package in machine["packages"]:
         if not version_fits(package):
             name, least, version = package["name"], package["least"], package["version"]
@@ -225,10 +217,6 @@ def package_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
                 yield f"{what}, which vitrail[{extra}] needs", remedy, False
     if machine["broken"]:
         yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
-
-
-def resource_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
-    """Yield problems of disks, threads, load and memory."""
     for disk in machine["disks"]:
         remedy, free = REMEDIES[disk["what"]], disk["free"]
         where = f"{disk['path']} ({disk['what']})"
