@@ -14,7 +14,7 @@ from vitrail.evaluation.results import ClassMetrics, EvaluationResult, Mistake
 from vitrail.inspection.faithfulness import Faithfulness
 from vitrail.inspection.representations import Neighbor
 from vitrail.reports.inspection import inspection_page
-from vitrail.reports.pages import Report, dataset_page, evaluation_page, run_page
+from vitrail.reports.pages import dataset_page, evaluation_page, run_page
 
 NAMES = [
     "<script>alert(1)</script>\"'&",
@@ -53,7 +53,7 @@ def evaluation(name, source):
 
 
 def run(name, source):
-    report = Report(
+    return run_page(
         title=name,
         facts={name: name, "model": name, "time": name},
         rows=[{"step": 1, f"{name}/loss": 1.0, f"{name}/accuracy": 0.5, "loss": 1.0}],
@@ -61,12 +61,11 @@ def run(name, source):
         outcomes={name: result(name)},
         sources={name: source},
         class_names=[f"{n} {name}" for n in range(10)],
-        settings_toml=name,
+        settings=name,
         timings={name: 1.0},
         skipped={f"x{name}": name},
         next_steps=[f"vitrail {name}", name],
     )
-    return run_page(report)
 
 
 def inspection(name, source):

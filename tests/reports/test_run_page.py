@@ -8,11 +8,14 @@ import pytest
 from page_reader import Reader
 from vitrail import DataError
 from vitrail.data.datasets import open_dataset
+from vitrail.data.storage import write_atomic
 from vitrail.evaluation.results import EvaluationResult, Mistake
-from vitrail.reports import pages as module
-from vitrail.reports.pages import Report, points, write_report
+from vitrail.reports.pages import points, run_page
 
 pytestmark = pytest.mark.slow
+
+
+FACTS = {"model": "ViT-Pico/8", "data": "signs", "time": "4 min 2 s", "parameters": "2,671"}
 
 
 def rows(steps=200):
@@ -56,32 +59,23 @@ def source():
 
 @pytest.fixture
 def full(source):
-    return Report(
-        title="my run",
-        facts={"model": "ViT-Pico/8", "data": "signs", "time": "4 min 2 s", "parameters": "2,671"},
-        rows=list(rows()),
-        choices=["batches of 32: few pictures"],
-        outcomes={"test": outcome(source)},
-        sources={"test": source},
-        class_names=source.classes,
-        settings_toml='[model]\nname = "ViT-Pico/8"',
-        timings={"training": 200.0, "evaluation": 42.0},
-        skipped={"a.jpg": "it is cut off"},
-        next_steps=["vitrail convert runs/x", "try `--minutes 9`"],
-    )
+    return {
+        "title": "my run",
+        "facts": FACTS,
+        "rows": list(rows()),
+        "choices": ["batches of 32: few pictures"],
+        "outcomes": {"test": outcome(source)},
+        "sources": {"test": source},
+        "class_names": source.classes,
+        "settings": '[model]\nname = "ViT-Pico/8"',
+        "timings": {"training": 200.0, "evaluation": 42.0},
+        "skipped": {"a.jpg": "it is cut off"},
+        "next_steps": ["vitrail convert runs/x", "try `--minutes 9`"],
+    }
 
 
-def changed(report, **more):
-    return Report(**{**vars(report), **more})
-
-
-def written(report, tmp_path):
-    write_report(tmp_path / "report.html", report)
-    return (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_run_page_is_complete_and_self_contained(full, tmp_path):
-    text = written(full, tmp_path)
+def test_run_page_is_complete_and_self_contained(full):
+    text = run_page(**full)
     reader = Reader(text)
     assert all(value.startswith("data:image/") for value in reader.asked)
     assert len(reader.asked) == 2
@@ -105,42 +99,31 @@ def test_run_page_is_complete_and_self_contained(full, tmp_path):
     assert levels.count(1) == 1
     assert all(b <= a + 1 for a, b in pairwise(levels))
     assert "95\xa0% CI 98.2-99.9\xa0%" in text
-    surrogate = changed(full, skipped={"\udcff.jpg": "it is broken"})
-    assert "?" in written(surrogate, tmp_path)
 
 
-def test_minimal_run(full, tmp_path):
-    text = written(Report(title="bare", facts={}, rows=[]), tmp_path)
-    assert "<h2>" not in text
-    Reader(text)
-    text = written(changed(full, outcomes={}, sources={}), tmp_path)  # masked patches
+def test_minimal_run(full):
+    assert "<h2>" not in run_page(title="bare", facts={}, rows=[])
+    text = run_page(**full | {"outcomes": {}, "sources": {}})  # masked patches
     assert "Confusion matrix" not in text
     Reader(text)
 
 
-def test_multi_label_run(full, source, tmp_path):
+def test_page_with_an_undecodable_file_name_is_written(full, tmp_path):
+    page, path = run_page(**full | {"skipped": {"\udcff.jpg": "broken"}}), tmp_path / "report.html"
+    write_atomic(path, page)
+    assert "?.jpg" in path.read_text(encoding="utf-8")
+    with pytest.raises(DataError, match="cannot write"):
+        write_atomic(path / "report.html", page)
+
+
+def test_multi_label_run(full, source):
     multi_label = outcome(
         source, accuracy=1.0, confusion=None, mistakes=(Mistake(0, "x", (1, 2), 5, 0.9, 0.1),)
     )
-    text = written(changed(full, outcomes={"test": multi_label}), tmp_path)
+    text = run_page(**full | {"outcomes": {"test": multi_label}})
     assert "Confusion matrix" not in text
     assert "<b>1, 2</b>" in text
     assert "95\xa0% CI 99.1-100\xa0%" in text
-
-
-def test_failed_run_page_leaves_the_old_one(full, tmp_path, monkeypatch):
-    old = written(full, tmp_path)
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    with pytest.raises(DataError, match="cannot write"):
-        write_report(tmp_path / "report.html" / "report.html", full)
-    monkeypatch.setattr(module, "curves", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_report(tmp_path / "report.html", full)
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_repeated_steps_replace_earlier_ones():
@@ -152,12 +135,10 @@ def test_repeated_steps_replace_earlier_ones():
     assert math.isnan(points([{"step": 1, "loss": None}], "loss")[0][1])
 
 
-def test_thousand_classes_and_a_long_run_stay_small(full, source, tmp_path):
+def test_thousand_classes_and_a_long_run_stay_small(full, source):
     rng = np.random.default_rng(0)
     confusion = rng.poisson(0.05, (1000, 1000)) + np.diag(np.full(1000, 30))
     many = outcome(source, confusion=confusion, mistakes=(), samples=int(confusion.sum()))
     names = [f"a rather long name of class {n}" for n in range(1000)]
-    page = changed(
-        full, outcomes={"val": many}, class_names=names, rows=list(rows(200_000)), sources={}
-    )
-    assert len(written(page, tmp_path)) < 400_000
+    long = {"outcomes": {"val": many}, "class_names": names, "rows": list(rows(200_000))}
+    assert len(run_page(**full | long | {"sources": {}})) < 400_000

@@ -98,7 +98,7 @@ class Compare(DataOptions):
         about = {"a": names[0], "b": names[1], "data": self.data, "notes": notes, "costs": costs}
         written: list[str] = []
         if self.out is not None:
-            from vitrail.reports.comparison import write_comparison
+            from vitrail.reports.pages import write_comparison
 
             models = [predictor.model for predictor in predictors]
             paths = write_comparison(self.out, result, source, models, about)

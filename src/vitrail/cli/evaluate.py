@@ -140,7 +140,7 @@ class Evaluate(EngineOptions):
             return
         written = [str(path) for path in self.write(predictor, result)]
         if rows is not None and self.out is not None:
-            from vitrail.reports.robustness import write_robustness
+            from vitrail.reports.pages import write_robustness
 
             facts = {"model": self.model, "data": self.data}
             written += map(str, write_robustness(self.out, rows, facts))

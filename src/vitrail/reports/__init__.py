@@ -5,8 +5,6 @@ templates/        page layout, stylesheet, shared macros, one template per page,
                   attention browser
 figures.py        static plots by matplotlib, as inline SVG, .svg and .png
 images.py         images as data URLs, heat maps, figures of image tiles
-pages.py          the pages of `vitrail evaluate --out`, of a training run, of `vitrail check --out`
-comparison.py     the page of `vitrail compare --out`
-robustness.py     the page of `vitrail evaluate --corruptions --out`
+pages.py          the pages of a training run, and of `vitrail evaluate`, `compare` and `check`
 inspection.py     the page, figures and arrays of `vitrail inspect`
 """

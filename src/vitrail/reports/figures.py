@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from vitrail.data.corruptions import CORRUPTIONS, SEVERITIES
 from vitrail.data.storage import write_atomic
 from vitrail.evaluation.metrics import COVERAGE, most_confused
 from vitrail.evaluation.results import Calibration, SelectiveAccuracy
@@ -122,8 +123,12 @@ def confusion_matrix(confusion: np.ndarray, names: Sequence[str]) -> Any:
 
         shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
         shown = np.arange(len(confusion))
-        if len(confusion) > MAX_DRAWN:
-            shown = most_confused_classes(confusion, MAX_NAMED)
+        if len(confusion) > MAX_DRAWN:  # the classes of the most confused pairs
+            chosen: set[int] = set()
+            for pair in most_confused(confusion, MAX_NAMED**2):
+                if len(chosen | {pair.label, pair.predicted}) <= MAX_NAMED:
+                    chosen |= {pair.label, pair.predicted}
+            shown = np.array(sorted(chosen) or range(MAX_NAMED))
         counts, shares = confusion[np.ix_(shown, shown)], shares[np.ix_(shown, shown)]
         names = [printable(names[number]) for number in shown.tolist()]
         classes, named = len(shown), len(shown) <= MAX_NAMED
@@ -181,15 +186,6 @@ def confusion_matrix(confusion: np.ndarray, names: Sequence[str]) -> Any:
             set_tooltip(target, cell_tooltip(names, row, column, pair.images, shares[row, column]))
             axes.add_patch(target)
         return figure
-
-
-def most_confused_classes(confusion: np.ndarray, count: int) -> np.ndarray:
-    """Classes of the most confused pairs, in the order of classes."""
-    chosen: set[int] = set()
-    for pair in most_confused(confusion, count * count):
-        if len(chosen | {pair.label, pair.predicted}) <= count:
-            chosen |= {pair.label, pair.predicted}
-    return np.array(sorted(chosen) or range(count))
 
 
 def cell_tooltip(names: Sequence[str], row: int, column: int, count: int, share: float) -> str:
@@ -302,10 +298,15 @@ def line_chart(
     with plot_style():
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-        main = [
-            running_mean(points) if name in noisy and len(points) >= MIN_SMOOTHED else points
-            for name, _, points in lines
-        ]
+        main = []
+        for name, _, points in lines:
+            smooth = points
+            if name in noisy and len(points) >= MIN_SMOOTHED:  # centered mean over a sixth
+                smooth, reach = points.copy(), len(points) // 12
+                for index in np.flatnonzero(np.isfinite(points[:, 1])):
+                    near = min(reach, index)  # less at both ends; gaps stay
+                    smooth[index, 1] = np.nanmean(points[index - near : index + near + 1, 1])
+            main.append(smooth)
         last = [points[np.isfinite(points[:, 1])][-1] for points in main]
         names = [f"{truncate(name, MAX_NAME)} " if len(lines) > 1 else "" for name, _, _ in lines]
         ends = [name + show(y) for name, (_, y) in zip(names, last, strict=True)]
@@ -366,15 +367,6 @@ def thin(points: np.ndarray, *, positive: bool) -> np.ndarray:
         return points
     groups = np.array_split(points[:-1], MAX_POINTS - 1)
     return np.stack([*(group.mean(axis=0) for group in groups), points[-1]])
-
-
-def running_mean(points: np.ndarray) -> np.ndarray:
-    """Centered mean of points (n, 2) over a sixth of them, less at both ends; gaps stay."""
-    means, reach = points.copy(), len(points) // 12
-    for index in np.flatnonzero(np.isfinite(points[:, 1])):
-        near = min(reach, index)
-        means[index, 1] = np.nanmean(points[index - near : index + near + 1, 1])
-    return means
 
 
 def add_end_labels(
@@ -529,6 +521,33 @@ def faithfulness_plot(
         return figure
 
 
+def corruption_chart(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> Any:
+    """Accuracy of each corruption and severity as a table of shaded cells; all `metrics`, by key,
+    in tooltips."""
+    by_cell = {(row["corruption"], row["severity"]): row for row in rows}
+    clean = by_cell["clean", 0]["accuracy"]
+    names = {name: name.replace("_", " ") for name in CORRUPTIONS}
+    height, width = 22 * len(names), 46 * len(SEVERITIES)
+    with plot_style():
+        figure = new_figure(150 + width, height + 44, "accuracy by corruption and severity")
+        axes = add_axes(figure, 140, 8, width, height)
+        axes.set(xlim=(0.5, 5.5), ylim=(len(names) - 0.5, -0.5), xlabel="severity")
+        axes.grid(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_yticks(range(len(names)), names.values())
+        for number, name in enumerate(names):
+            for severity in SEVERITIES:
+                row = by_cell[name, severity]
+                lost = min(max(1 - row["accuracy"] / max(clean, 1e-9), 0), 1)
+                (cell,) = axes.bar(severity, 0.94, 0.96, number - 0.47, color=LIGHT["bad"])
+                cell.set_alpha(0.05 + 0.75 * lost)
+                text = ", ".join(f"{metric} {percent(row[key])}" for key, metric in metrics.items())
+                set_tooltip(cell, f"{names[name]} {severity}: {text}")
+                shown = f"{100 * row['accuracy']:.0f}"
+                axes.text(severity, number, shown, ha="center", va="center")
+        return figure
+
+
 def scatter_plot(scatter: "Scatter") -> Any:
     """Features of a dataset in two dimensions, one color per class, names at their medians.
 
@@ -546,7 +565,8 @@ def scatter_plot(scatter: "Scatter") -> Any:
             points = scatter.points[scatter.labels == number]
             if not len(points):
                 continue
-            color = LIGHT[f"s{number}"] if count <= SERIES_COLORS else hue(number, count)
+            hue = (number / count, (0.5, 0.42, 0.58)[number % 3], 0.65)  # readable on any paper
+            color = LIGHT[f"s{number}"] if count <= SERIES_COLORS else colorsys.hls_to_rgb(*hue)
             (dots,) = axes.plot(*points.T, "o", color=color, ms=size, mew=0, alpha=0.7)
             set_tooltip(dots, f"{name}: {len(points):,}")
             if count <= MAX_NAMED_CLASSES:
@@ -559,11 +579,6 @@ def scatter_plot(scatter: "Scatter") -> Any:
                     bbox={"boxstyle": "round,pad=0.2", "fc": LIGHT["paper"], "alpha": 0.8, "lw": 0},
                 )
         return figure
-
-
-def hue(number: int, count: int) -> tuple[float, float, float]:
-    """One of `count` colors that are readable on light and dark paper."""
-    return colorsys.hls_to_rgb(number / count, (0.5, 0.42, 0.58)[number % 3], 0.65)
 
 
 def set_tooltip(artist: Any, text: str) -> None:
@@ -584,11 +599,11 @@ def inline_svg(figure: Any) -> "Markup":
     from markupsafe import Markup
 
     width, height = (72 * inches for inches in figure.get_size_inches())
-    start = (
+    return Markup(
         f'<svg class="figure" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'style="--width: {width:.0f}px" role="img" aria-label="{escape(figure.get_label())}">'
+        f"{svg_body(figure)}"
     )
-    return Markup(start + svg_body(figure))
 
 
 def save_figure(figure: Any, path: Path) -> list[Path]:

@@ -72,7 +72,7 @@ def environment() -> "Environment":
         percent=lambda share: percent(share).replace(" ", NBSP),
         number=lambda value: compact_number(value) if math.isfinite(value) else ABSENT,
         thousands="{:,}".format,
-        prose=lambda text: Markup(prose(text)),
+        prose=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))),
         markup=Markup,
     )
     return env
@@ -105,11 +105,6 @@ def csp_hash(text: str) -> str:
     """Return the source expression of an inline script or style in a Content-Security-Policy."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
-def prose(text: str) -> str:
-    """Escape text, and turn `code` between backticks into elements."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def interval(low: float, high: float) -> str:

@@ -1,8 +1,10 @@
-"""The pages of `vitrail evaluate --out`, of a training run, and of `vitrail check --out`.
+"""The pages of a training run, and of `vitrail evaluate`, `compare` and `check` with --out.
 
+run_page             report.html: results, curves, mistakes, settings
 write_evaluation     evaluation.html: metrics, confusion matrix, calibration, mistakes;
                      evaluation.json, the same numbers; predictions.csv, one line per image
-write_report         report.html: results, curves, mistakes, settings
+write_robustness     corruptions.html: accuracy, ECE and coverage under common corruptions
+write_comparison     comparison.html: verdict, classes, flipped images
 write_dataset_check  index.html: recommendations, counts, problems; a contact sheet per class
 
 The folder of an evaluation may be that of a run, whose own page is report.html.
@@ -14,17 +16,22 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.check import DatasetReport, SampleInfo
+from vitrail.data.corruptions import SEVERITIES
 from vitrail.data.datasets import Dataset, ImageDataset, LabelSets, open_splits
-from vitrail.data.decode import thumbnail, to_png
+from vitrail.data.decode import thumbnail, to_jpeg, to_png
 from vitrail.data.storage import atomic_path, write_atomic
+from vitrail.errors import ConfigError
+from vitrail.evaluation.compare import Comparison
 from vitrail.evaluation.metrics import Estimate, most_confused, wilson_interval
 from vitrail.evaluation.results import (
     MAX_MISTAKES,
@@ -33,12 +40,16 @@ from vitrail.evaluation.results import (
     EvaluationResult,
     Mistake,
 )
-from vitrail.formatting import ABSENT, duration, percent
+from vitrail.evaluation.robustness import mean_over_corruptions
+from vitrail.formatting import ABSENT, byte_size, duration, percent
+from vitrail.inspection.images import load_samples
+from vitrail.inspection.relevance import rollout
 from vitrail.reports import figures
 from vitrail.reports.figures import Points, inline_svg, line_chart
 from vitrail.reports.html import NBSP, compact_number, interval, render
-from vitrail.reports.images import data_url, thumbnail_url
+from vitrail.reports.images import data_url, overlay, thumbnail_url
 
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 TILES = {  # estimate → name and explanation on the page
     "accuracy": ("top-1 accuracy", ""),
     "real_accuracy": ("ReaL accuracy", "top-1, ImageNet-ReaL labels"),
@@ -52,6 +63,7 @@ MULTI_LABEL_TILES = {
     "f1_micro": ("F1 (micro)", "over all labels"),
     "f1_macro": ("F1 (macro)", "mean over classes"),
 }
+CORRUPTION_METRICS = {"accuracy": "accuracy", "ece": "ECE", "coverage": "coverage of the sets"}
 MIN_SUPPORT = 10  # images a class needs to be called weak
 MIN_COVERED = 20  # images from which on selective accuracy is drawn
 CALIBRATED = 0.01  # an ECE that needs no correction
@@ -60,6 +72,8 @@ MAX_RECALL_BARS = 30
 CONFUSED_PAIRS = 5
 COMPACT = 14  # classes up to which the matrix fills half the page's width
 THUMBNAIL = 144  # pixels of a mistake's longer side
+MAX_FLIPS = 12  # images that one of two models classifies correctly, of each kind
+FLIP_SIDE = 160  # pixels
 HEADLINES = ("time", "parameters")  # facts shown as large as the accuracy
 LOG_RATIO = 30  # largest loss to smallest from which on the axis is logarithmic
 SHEET_SIDE = 96  # pixels of a thumbnail on a contact sheet
@@ -169,16 +183,12 @@ def tiles(result: EvaluationResult) -> Iterator[dict[str, Any]]:
             correct = round(result.accuracy * result.samples)
             explanation = f"{correct:,} of {result.samples:,} correct"
         lines += [explanation] if explanation else []
-        yield metric_tile(name, value, lines, first=not number)
+        yield tile(name, percent(value), lines, first=not number)
 
 
-def metric_tile(name: str, value: float, lines: Sequence[str], *, first: bool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": percent(value).replace(" ", NBSP),
-        "lines": [line.replace(" %", f"{NBSP}%") for line in lines],
-        "first": first,
-    }
+def tile(name: str, value: str, lines: Sequence[str] = (), *, first: bool = False) -> Any:
+    lines = [line.replace(" %", f"{NBSP}%") for line in lines]
+    return {"name": name, "value": value.replace(" ", NBSP), "lines": lines, "first": first}
 
 
 def confusion_section(confusion: np.ndarray | None, names: Sequence[str]) -> dict[str, Any] | None:
@@ -228,24 +238,19 @@ def mistake_figures(
     mistakes: Sequence[Mistake], source: Dataset, names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Mistakes with their images; an image that can no longer be read is left out."""
-
-    def label_of(mistake: Mistake) -> str:
-        if isinstance(mistake.label, tuple):
-            return ", ".join(names[number] for number in mistake.label) or "none"
-        return names[mistake.label]
-
-    return [
-        {
+    shown = []
+    for mistake in mistakes:
+        labels = mistake.label if isinstance(mistake.label, tuple) else (mistake.label,)
+        known = not math.isnan(mistake.confidence)
+        values = {
             "name": mistake.name,
-            "label": label_of(mistake),
+            "label": ", ".join(names[number] for number in labels) or "none",
             "predicted": names[mistake.predicted],
-            "confidence": ""
-            if math.isnan(mistake.confidence)
-            else f" ({100 * mistake.confidence:.0f}{NBSP}%)",
+            "confidence": f" ({100 * mistake.confidence:.0f}{NBSP}%)" if known else "",
             "image": thumbnail_url(source, mistake.index, THUMBNAIL),
         }
-        for mistake in mistakes
-    ]
+        shown.append(values)
+    return shown
 
 
 def weakest_classes(result: EvaluationResult) -> list[ClassMetrics]:
@@ -323,65 +328,55 @@ def noise_ece(calibration: Calibration) -> float:
     return float(expected + 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything shown on the page of a training run."""
-
-    title: str
-    facts: Mapping[str, str]  # model, parameters, data, time, …
-    rows: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
-    choices: Sequence[str] = ()  # automatic settings, "what: reason"
-    outcomes: Mapping[str, EvaluationResult] = field(default_factory=dict)  # by split
-    sources: Mapping[str, Dataset] = field(default_factory=dict)  # for the images of mistakes
-    class_names: Sequence[str] = ()
-    settings_toml: str = ""
-    timings: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
-    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable files, and why
-    next_steps: Sequence[str] = ()  # commands, or sentences with `commands`
-
-
-def write_report(path: Path, report: Report) -> None:
-    """Write the page whole, or leave the old one."""
-    write_atomic(path, run_page(report))
-
-
-def run_page(report: Report) -> str:
-    headlines = [name for name in HEADLINES if name in report.facts]
-    shown_mistakes = max(MAX_MISTAKES // max(1, len(report.outcomes)), 6)
-    skipped, tiles, splits = dict(report.skipped), [], []
-    for name, result in report.outcomes.items():
+def run_page(
+    *,
+    title: str,
+    facts: Mapping[str, str],  # model, parameters, data, time, …
+    rows: Sequence[Mapping[str, Any]],  # lines of metrics.jsonl
+    choices: Sequence[str] = (),  # automatic settings, "what: reason"
+    outcomes: Mapping[str, EvaluationResult] = EMPTY,  # by split
+    sources: Mapping[str, Dataset] = EMPTY,  # for the images of mistakes
+    class_names: Sequence[str] = (),
+    settings: str = "",  # TOML
+    timings: Mapping[str, float] = EMPTY,  # seconds by phase
+    skipped: Mapping[str, str] = EMPTY,  # unreadable files, and why
+    next_steps: Sequence[str] = (),  # commands, or sentences with `commands`
+) -> str:
+    """Return the page of a training run."""
+    headlines = [name for name in HEADLINES if name in facts]
+    shown_mistakes = max(MAX_MISTAKES // max(1, len(outcomes)), 6)
+    skipped, tiles, splits = dict(skipped), [], []
+    for name, result in outcomes.items():
         correct = round(result.accuracy * result.samples)
         lines = [f"95 % CI {interval(*wilson_interval(correct, result.samples))}"]
         lines += [f"{correct:,} of {result.samples:,} correct"]
         lines += [] if result.top5 is None else [f"top-5: {percent(result.top5)}"]
-        tiles.append(metric_tile(f"{name} accuracy", result.accuracy, lines, first=True))
-        mistakes, source = [], report.sources.get(name)
-        if source is not None:
+        tiles.append(tile(f"{name} accuracy", percent(result.accuracy), lines, first=True))
+        mistakes = []
+        if name in sources:
             shown = result.mistakes[:shown_mistakes]
-            mistakes = mistake_figures(shown, source, report.class_names)
-        confusion = confusion_section(result.confusion, report.class_names)
+            mistakes = mistake_figures(shown, sources[name], class_names)
+        confusion = confusion_section(result.confusion, class_names)
         splits.append({"name": name, "confusion": confusion, "mistakes": mistakes})
         skipped |= result.skipped
-    for name in headlines:
-        tiles.append({"name": name, "value": report.facts[name], "lines": [], "first": False})
-    total = sum(report.timings.values())
+    total = sum(timings.values())
     return render(
         "run.html",
-        report.title,
-        report.facts,
-        tiles=tiles,
-        other_facts={k: v for k, v in report.facts.items() if k not in headlines},
-        curves=dict(curves(report.rows)),
+        title,
+        facts,
+        tiles=[*tiles, *({**tile(name, ""), "value": facts[name]} for name in headlines)],
+        other_facts={k: v for k, v in facts.items() if k not in headlines},
+        curves=dict(curves(rows)),
         splits=splits,
-        choices=[choice.partition(": ")[::2] for choice in report.choices],
+        choices=[choice.partition(": ")[::2] for choice in choices],
         skipped=skipped,
         timings=[
             {"name": name, "share": seconds / total, "text": duration(seconds), "low": False}
-            for name, seconds in report.timings.items()
+            for name, seconds in timings.items()
             if total > 0
         ],
-        next_steps=report.next_steps,
-        settings=report.settings_toml.strip(),
+        next_steps=next_steps,
+        settings=settings.strip(),
     )
 
 
@@ -421,6 +416,96 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
     return series
 
 
+def write_robustness(
+    folder: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str]
+) -> list[Path]:
+    """Write corruptions.html and corruptions.json."""
+    table = [dict(row) for row in rows]
+    known = {key: name for key, name in CORRUPTION_METRICS.items() if key in table[0]}
+    means = {key: mean_over_corruptions(table, key) for key in known}
+    tiles = []
+    for key, name in known.items():
+        corrupted, clean = fmean(means[key][s] for s in SEVERITIES), means[key][0]
+        lines = [f"{percent(clean)} clean"]
+        tiles.append(tile(f"{name}, corrupted", percent(corrupted), lines, first=key == "accuracy"))
+    html = render(
+        "robustness.html",
+        "Common corruptions",
+        facts,
+        tiles=tiles,
+        chart=inline_svg(figures.corruption_chart(table, known)),
+        means=[(name, list(means[key].values())) for key, name in known.items()],
+        severities=["clean", *SEVERITIES],
+    )
+    page, values = folder / "corruptions.html", folder / "corruptions.json"
+    write_atomic(page, html)
+    write_atomic(values, json.dumps(dict(facts) | {"corruptions": table}, indent=1))
+    return [page, values]
+
+
+def write_comparison(
+    folder: Path,
+    result: Comparison,
+    source: Dataset,
+    models: Sequence[Any],
+    about: Mapping[str, Any],
+) -> list[Path]:
+    """Write comparison.html and comparison.json; `models` are None for exported ones."""
+    value, low, high = (100 * number for number in result.difference)
+    costs = [
+        f"{cost['milliseconds']:.2f} ms per image"
+        + (f", {byte_size(cost['bytes'])}" if cost["bytes"] else "")
+        for cost in about["costs"]
+    ]
+    facts = {
+        "data": about["data"],
+        "same top-1 class": percent(result.agreement),
+        "ECE of A and B": " / ".join(map(percent, result.ece)),
+        "cost of A": costs[0],
+        "cost of B": costs[1],
+    }
+    interval = [f"95 % CI {low:+.1f} to {high:+.1f}"]
+    flips = {"Correct by A, wrong by B": result.lost, "Correct by B, wrong by A": result.gained}
+
+    def shown(rows: np.ndarray) -> list[int]:  # evenly spaced
+        return rows[:: -(-len(rows) // MAX_FLIPS) or 1].tolist()
+
+    html = render(
+        "comparison.html",
+        "Model comparison",
+        facts,
+        tiles=[
+            tile("A: accuracy", percent(result.accuracy[0]), [about["a"]]),
+            tile("B: accuracy", percent(result.accuracy[1]), [about["b"]]),
+            tile("difference", f"{value:+.1f} points", interval, first=True),
+            tile("McNemar p", f"{result.p_value:.2g}", [f"n={result.samples:,}"]),
+        ],
+        summary=[result.verdict[:1].upper() + result.verdict[1:] + ".", *about["notes"]],
+        classes=[c for c in result.classes if c.gained or c.lost],
+        flips=[
+            (title, len(rows), [flip(i, result, source, models) for i in shown(rows)])
+            for title, rows in flips.items()
+        ],
+    )
+    page, values = folder / "comparison.html", folder / "comparison.json"
+    write_atomic(page, html)
+    write_atomic(values, json.dumps(dict(about) | result.to_dict(), indent=1))
+    return [page, values]
+
+
+def flip(index: int, result: Comparison, source: Dataset, models: Sequence[Any]) -> dict[str, Any]:
+    """Return an image with both predictions and, of Vision Transformers, both attention maps."""
+    images = [thumbnail_url(source, index, FLIP_SIDE)]
+    for model in filter(None, models):
+        with suppress(ConfigError):  # a model without attention
+            for image in load_samples(model, source, [index], {}):
+                heat = rollout(model, image.tensor[None])[0].cpu().numpy()
+                drawn = overlay(image.pixels, heat, image.box)
+                drawn.thumbnail((FLIP_SIDE, FLIP_SIDE))
+                images.append(data_url(to_jpeg(drawn), "jpeg"))
+    return {"name": source.name(index), "images": images, **result.at(index)}
+
+
 def write_dataset_check(
     report: DatasetReport,
     folder: str | os.PathLike[str],
@@ -434,7 +519,7 @@ def write_dataset_check(
     datasets = open_splits(report.reference)
     sheets = []
     for number, name in enumerate(report.classes):
-        png = contact_sheet(class_thumbnails(datasets, name))
+        png = contact_sheet(datasets, name)
         slug = re.sub(r"[^\w-]+", "-", name)[:60]
         write_atomic(folder / "sheets" / f"{number:04}-{slug}.png", png)
         if number < MAX_SHEETS:
@@ -498,21 +583,8 @@ def dataset_page(
     )
 
 
-def contact_sheet(images: Sequence[Image.Image]) -> bytes:
-    """Return a PNG with thumbnails in rows, transparent between them."""
-    step = SHEET_SIDE + SHEET_GAP
-    columns = min(SHEET_COLUMNS, max(len(images), 1))
-    rows = max(-(-len(images) // SHEET_COLUMNS), 1)
-    sheet = Image.new("RGBA", (columns * step - SHEET_GAP, rows * step - SHEET_GAP))
-    for number, image in enumerate(images):
-        left = number % SHEET_COLUMNS * step + (SHEET_SIDE - image.width) // 2
-        top = number // SHEET_COLUMNS * step + (SHEET_SIDE - image.height) // 2
-        sheet.paste(image, (left, top))
-    return to_png(sheet)
-
-
-def class_thumbnails(datasets: Mapping[str, ImageDataset], name: str) -> list[Image.Image]:
-    """Return thumbnails of a class, evenly spaced over all splits; unreadable ones are skipped."""
+def contact_sheet(datasets: Mapping[str, ImageDataset], name: str) -> bytes:
+    """Return a PNG with thumbnails of a class in rows, evenly spaced over all splits."""
     locations = []
     for dataset in datasets.values():
         if name in dataset.classes:
@@ -522,9 +594,16 @@ def class_thumbnails(datasets: Mapping[str, ImageDataset], name: str) -> list[Im
             else:
                 indices = np.flatnonzero(labels == number).tolist()
             locations += [(dataset, index) for index in indices]
-    if not locations:
-        return []
-    chosen = np.unique(np.linspace(0, len(locations) - 1, IMAGES_PER_CLASS).astype(int))
-    picked = [locations[position] for position in chosen]
-    images = [thumbnail(dataset, index, SHEET_SIDE) for dataset, index in picked]
-    return [image for image in images if image is not None]
+    chosen = np.linspace(0, len(locations) - 1, IMAGES_PER_CLASS).astype(int)
+    picked = [locations[position] for position in np.unique(chosen) if locations]
+    thumbnails = [thumbnail(dataset, index, SHEET_SIDE) for dataset, index in picked]
+    images = [image for image in thumbnails if image is not None]  # readable
+    step = SHEET_SIDE + SHEET_GAP
+    columns = min(SHEET_COLUMNS, max(len(images), 1))
+    rows = max(-(-len(images) // SHEET_COLUMNS), 1)
+    sheet = Image.new("RGBA", (columns * step - SHEET_GAP, rows * step - SHEET_GAP))
+    for number, image in enumerate(images):
+        left = number % SHEET_COLUMNS * step + (SHEET_SIDE - image.width) // 2
+        top = number // SHEET_COLUMNS * step + (SHEET_SIDE - image.height) // 2
+        sheet.paste(image, (left, top))
+    return to_png(sheet)

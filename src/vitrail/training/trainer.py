@@ -24,14 +24,14 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.provenance import DataProvenance
-from vitrail.data.storage import same_location
+from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.config import pair
 from vitrail.models.registry import name_of
 from vitrail.models.vit import build as build_empty
-from vitrail.reports.pages import Report, write_report
+from vitrail.reports.pages import run_page
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_accumulation, image_size_stages
 from vitrail.training.budget import (
@@ -593,7 +593,7 @@ class Trainer:
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
         height, width = pair(config.image_size)
-        report = Report(
+        page = run_page(
             title=self.folder.resolve().name,
             facts={
                 "model": name_of(config),
@@ -609,7 +609,7 @@ class Trainer:
             outcomes=outcomes,
             sources=dict(self.splits.held_out),
             class_names=train.classes,
-            settings_toml=to_toml(self.settings),
+            settings=to_toml(self.settings),
             timings=self.timings,
             skipped=self.batches.skipped,
             next_steps=[
@@ -618,7 +618,7 @@ class Trainer:
                 f"vitrail convert {self.folder} model.safetensors --to timm",
             ],
         )
-        write_report(self.folder / REPORT, report)
+        write_atomic(self.folder / REPORT, page)
 
     # Checkpoints
 
