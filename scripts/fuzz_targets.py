@@ -107,12 +107,12 @@ def form(data: bytes, folder: Path) -> None:
     """A content type, a line end and the body of a form."""
     from starlette.exceptions import HTTPException
 
-    from vitrail.serving.config import Limits
+    from vitrail.serving.config import ServerConfig
     from vitrail.serving.limits import ApiError, parse_form
 
     kind, _, body = data.partition(b"\n")
     try:
-        parse_form(kind.decode("latin-1"), body, Limits())
+        parse_form(kind.decode("latin-1"), body, ServerConfig().max_images)
     except (ApiError, HTTPException):
         raise VitrailError("refused") from None
 

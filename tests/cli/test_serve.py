@@ -86,20 +86,18 @@ def test_options_reach_the_server(monkeypatch):
     Serve(models=("a",), max_megabytes=0.5, queue=80, allow_origin=("https://x.example",)).run()
     settings = seen["s"]
     assert settings.token == "from-the-environment"
-    assert settings.limits.body == 2**19
-    assert settings.limits.queue == 80
-    assert settings.allow_origins == ("https://x.example",)
-    assert not settings.is_public
-    Serve(models=("a",), token="", host="0.0.0.0").run()
-    assert seen["s"].is_public
+    assert settings.max_body == 2**19
+    assert settings.queue == 80
+    assert settings.allow_origin == ("https://x.example",)
+    Serve(models=("a",), token="").run()
+    assert seen["s"].token == ""
 
 
-def test_reachable_server_without_token_is_public():
+def test_loopback_addresses():
     for host in ("", "0.0.0.0", "::", "192.168.1.5", "fe80::1", "desk.example"):
-        assert ServerConfig(host=host).is_public
-        assert not ServerConfig(host=host, token="secret").is_public
+        assert not ServerConfig(host=host).is_loopback
     for host in ("localhost", "127.0.0.1", "127.0.0.2", "::1"):
-        assert not ServerConfig(host=host).is_public
+        assert ServerConfig(host=host).is_loopback
 
 
 def test_accuracy_guard_reaches_the_engine(monkeypatch):

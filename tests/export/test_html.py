@@ -375,7 +375,7 @@ def test_class_names_cannot_end_the_script():
 def test_unsuitable_options_are_one_line(tmp_path):
     model = model_with_classes()
     for settings, message in (
-        ({"to": "html", "preprocessing": True}, "preprocessing is for --to onnx"),
+        ({"to": "html", "preprocessing": True}, "preprocessing works with --to onnx"),
         ({"to": "onnx", "examples": "images"}, "examples are for --to html"),
         ({"to": "html", "int8": True}, "give --data"),
     ):

@@ -9,7 +9,7 @@ from browser_tab import started
 
 @pytest.fixture(scope="module")
 def state():
-    with make_state(batch_size=8) as state:
+    with make_state(batch=8) as state:
         yield state
 
 

@@ -17,7 +17,7 @@ from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import preset
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import AppState, make_app
-from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.config import ServerConfig
 from vitrail.serving.server import make_server
 
 CLASSES = ("red", "green", "blue")
@@ -43,11 +43,11 @@ def encoded_image(color="red", size=(8, 8), format="PNG", seed=0):
 
 
 @contextmanager
-def make_state(models=None, *, batch_size=4, limits=None, **options):
+def make_state(models=None, **options):
     """An `AppState` with models, by name."""
-    options = {"allow_hosts": ("testserver",), **options}  # the test client's Host header
-    limits = limits or Limits()
-    state = AppState(ServerConfig(batch_size=batch_size, log="off", limits=limits, **options))
+    # The test client's Host header is "testserver".
+    options = {"batch": 4, "log": "off", "allow_host": ("testserver",), **options}
+    state = AppState(ServerConfig(**options))
     try:
         for name, model in (models or {"tiny": tiny_model()}).items():
             state.add_model(name, Predictor(model, device="cpu"))

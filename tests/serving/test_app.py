@@ -24,15 +24,16 @@ import vitrail
 from vitrail.errors import ConfigError
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
-from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.config import ServerConfig
 
 LARGE = encoded_image(size=(50, 50))
+LIMITS = {"max_megabytes": 50_000 / 2**20, "max_images": 6, "queue": 8, "max_pixels": 2000}
 
 
 @pytest.fixture(scope="module")
 def state():
     models = {"tiny": tiny_model(), "other": tiny_model(seed=1)}
-    with make_state(models, limits=Limits(body=50_000, images=6, queue=8, pixels=2000)) as state:
+    with make_state(models, **LIMITS) as state:
         yield state
 
 
@@ -175,7 +176,7 @@ def test_media_types_and_limits_of_body_images_and_pixels(client):
 
 
 def test_timeout_cancels_work_that_has_not_started():
-    with make_state(limits=Limits(timeout=0.2)) as state:
+    with make_state(timeout=0.2) as state:
         client = make_client(state)
         with blocked_batcher(state):
             assert "0.2 s" in error(post(client), 504)
@@ -233,7 +234,7 @@ def test_cross_origin_posts_are_rejected(client):
 
 
 def test_allowed_origins_may_send_requests():
-    with make_state(allow_origins=("https://friend.example",)) as state:
+    with make_state(allow_origin=("https://friend.example",)) as state:
         client, method = make_client(state), {"access-control-request-method": "POST"}
         for origin, status, preflight in (("friend", 200, 200), ("foe", 403, 400)):
             headers = {"origin": f"https://{origin}.example"}
@@ -245,7 +246,7 @@ def test_allowed_origins_may_send_requests():
 
 
 def test_dns_rebinding_is_rejected():
-    with make_state(allow_hosts=(), allow_teach=True) as state:
+    with make_state(allow_host=(), allow_teach=True) as state:
         client = TestClient(make_app(state), base_url="http://127.0.0.1:8000")
         host = "127.0.0.1.evil.example:8000"
         headers = {"host": host}  # which a browser fills in, and the page's origin with it
@@ -273,18 +274,18 @@ EVIL = ("evil.example", "evil.example:8000", "192.168.0.7.evil.example", "[evil.
     ],
 )
 def test_accepted_host_headers(options, accepted, rejected):
-    with make_state(**options, allow_hosts=("Proxy.org",)) as state:
+    with make_state(**options, allow_host=("Proxy.org",)) as state:
         client = TestClient(make_app(state), headers={"authorization": "Bearer s3cret"})
         for host in (*accepted, *rejected):
             status = client.get("/models", headers={"host": host}).status_code
             assert status == (200 if host in accepted else 403), host
 
 
-def test_allow_hosts_must_be_host_names():
-    ServerConfig(allow_hosts=("example.org", "::1", "192.168.0.1"))
+def test_allow_host_must_be_host_names():
+    ServerConfig(allow_host=("example.org", "::1", "192.168.0.1"))
     for name in ("http://example.org", "example.org:80", "a b", ""):
         with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
-            ServerConfig(allow_hosts=(name,))
+            ServerConfig(allow_host=(name,))
 
 
 def test_token_is_required_except_for_public_paths():
@@ -359,7 +360,7 @@ def test_log_contains_no_request_content(capsys):
 
 
 def test_ready_after_warm_up_and_until_shutdown():
-    with make_state(batch_size=0) as cold:
+    with make_state(batch=0) as cold:
         app = make_app(cold)
         client = TestClient(app)
         assert "warming" in error(client.get("/ready"), 503)
@@ -383,7 +384,7 @@ def test_ready_after_warm_up_and_until_shutdown():
     ],
 )
 def test_warm_up_falls_back_when_out_of_memory(monkeypatch, capsys, batch, limit, ready, taken):
-    with make_state(batch_size=batch) as state:
+    with make_state(batch=batch) as state:
         served, sizes = state.registry.get(None), []
         logits = served.predictor.logits
 

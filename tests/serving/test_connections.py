@@ -23,7 +23,6 @@ from serving_helpers import (
 
 from vitrail.serving import limits, protocol
 from vitrail.serving.app import json_response
-from vitrail.serving.config import Limits
 from vitrail.serving.schemas import FeaturesResponse, StatusResponse
 
 pytestmark = pytest.mark.slow
@@ -91,7 +90,7 @@ def test_requests_with_different_options_share_a_batch(state, port):
 def test_full_queue_is_503_with_retry_after():
     several = form("/predict", [PNG] * 3)
     with (
-        served(limits=Limits(queue=6, images=4)) as (state, _, port),
+        served(queue=6, max_images=4) as (state, _, port),
         blocked_batcher(state) as gate,
     ):
 
@@ -116,10 +115,11 @@ def test_full_queue_is_503_with_retry_after():
         assert metric(state, "vitrail_rejected_total", reason="queue") == 3
 
 
-def test_heavy_requests_are_limited():
+def test_heavy_requests_are_limited(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_HEAVY", 2)
     request = raw("/explain", encoded_image(size=(32, 32)), "image/png")
     with (
-        served(limits=Limits(heavy=2)) as (state, _, port),
+        served() as (state, _, port),
         blocked_batcher(state) as gate,
     ):
 
@@ -168,7 +168,7 @@ def test_large_responses_are_serialized_in_a_thread():
 def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
     """The client still sends when it is rejected; it reads an answer, not a broken connection."""
     monkeypatch.setattr(limits, "DRAIN_SECONDS", 0.3)
-    with served(limits=Limits(body=2**20)) as (state, _, port):
+    with served(max_megabytes=1) as (state, _, port):
         reply = exchange(port, head("/predict", 5 * 2**20, "image/png"), b"x" * 2**20)
         assert reply.startswith(b"HTTP/1.1 413 ")
         assert b"connection: close" in reply
@@ -179,7 +179,7 @@ def test_rejected_body_is_discarded_and_the_response_arrives(monkeypatch):
 
 
 def test_slow_upload_is_408():
-    with served(limits=Limits(timeout=0.3)) as (state, _, port):
+    with served(timeout=0.3) as (state, _, port):
         start = time.monotonic()
         reply = exchange(port, head("/predict", 1000, "image/png"), b"only this")
         assert time.monotonic() - start < 30  # the connection is closed

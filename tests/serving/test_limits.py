@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_client import BOUNDARY, form_body
 
-from vitrail.serving.config import Limits
+from vitrail.serving import limits
+from vitrail.serving.config import ServerConfig
 from vitrail.serving.limits import AdmissionController, ApiError, RequestRecord, parse_form
 
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
-LIMITS = Limits(images=8)
 
 
 def files(body, kind=TYPE):
-    return parse_form(kind, body, LIMITS)
+    return parse_form(kind, body, 8)
 
 
 def part(head, data=b"x"):
@@ -75,9 +75,10 @@ def test_file_names_are_unicode_and_truncated():
     assert files(part('Content-Disposition: form-data; name="pictures"'))[0].name == "picture 1"
 
 
-def test_reservations_are_bounded_and_released():
-    limits = Limits(images=3, queue=4, heavy=1, body=60, memory=100)
-    admission = AdmissionController(limits, lambda: 2.0)
+def test_reservations_are_bounded_and_released(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_HEAVY", 1)
+    monkeypatch.setattr(limits, "MAX_MEMORY", 100)
+    admission = AdmissionController(ServerConfig(max_images=3, queue=4), lambda: 2.0)
     first, second, third = (RequestRecord(str(n), "POST") for n in range(3))
     admission.reserve(first, 60)
     admission.reserve_images(first, 3)

@@ -24,7 +24,7 @@ from vitrail.data.decode import open_image
 from vitrail.data.image_headers import read_header
 from vitrail.errors import ConfigError
 from vitrail.serving import batching, protocol
-from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.config import ServerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -157,9 +157,9 @@ def test_images_are_never_decoded_in_the_batch_thread(port, monkeypatch):
 def test_concurrent_decoding_shares_a_pixel_budget(monkeypatch):
     """Large images wait for the budget and are answered."""
     monkeypatch.setattr(batching, "available_cores", lambda: 8)
-    limits, lock, now, most = Limits(pixels=100 * 100), threading.Lock(), 0, 0
-    budget = batching.BUDGET_IMAGES * limits.pixels
-    with served(limits=limits, batch_size=32) as (state, _, port):
+    largest, lock, now, most = 100 * 100, threading.Lock(), 0, 0
+    budget = batching.BUDGET_IMAGES * largest
+    with served(max_pixels=largest, batch=32) as (state, _, port):
         predictor = state.registry.get(None).predictor
         preprocess = predictor.preprocess
 
@@ -185,7 +185,7 @@ def test_concurrent_decoding_shares_a_pixel_budget(monkeypatch):
 
 
 def test_image_waiting_for_pixels_is_not_rejected(monkeypatch, release):
-    with served(limits=Limits(pixels=64)) as (state, _, port):
+    with served(max_pixels=64) as (state, _, port):
         started = block_decoding(monkeypatch, state, release)
         thread, statuses = in_background(port, [raw("/predict", STUCK)] * 2)
         assert started.acquire(timeout=20)
@@ -205,7 +205,7 @@ def test_image_waiting_for_pixels_is_not_rejected(monkeypatch, release):
 
 
 def test_stuck_batch_thread_fails_readiness_and_is_replaced(gate, release, capfd):
-    with served(limits=Limits(timeout=0.3), watchdog=3600) as (state, _, port):
+    with served(timeout=0.3, watchdog=3600) as (state, _, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         model = state.registry.get(None)
         answering, model.predict = model.predict, gate
@@ -232,7 +232,7 @@ def test_stuck_batch_thread_fails_readiness_and_is_replaced(gate, release, capfd
 
 def test_abandoned_batch_is_503_and_later_requests_succeed(gate):
     """Slow work within the limit is not abandoned."""
-    with served(limits=Limits(timeout=20), watchdog=20) as (state, _, port):
+    with served(timeout=20, watchdog=20) as (state, _, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         model = state.registry.get(None)
         answering, model.predict = model.predict, gate
@@ -259,7 +259,7 @@ def test_abandoned_batch_is_503_and_later_requests_succeed(gate):
 def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, release, capfd):
     monkeypatch.setattr(batching, "available_cores", lambda: 4)
     monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)
-    with served(limits=Limits(timeout=0.3), watchdog=0.4) as (state, server, port):
+    with served(timeout=0.3, watchdog=0.4) as (state, server, port):
         wait_for(lambda: status(port, "/ready")[0] == 200)
         block_decoding(monkeypatch, state, release)
 
@@ -279,7 +279,7 @@ def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, r
 
 
 def test_one_thread_stuck_for_very_long_stops_the_server(monkeypatch, release):
-    with served(limits=Limits(timeout=0.1), watchdog=0.1) as (state, server, port):
+    with served(timeout=0.1, watchdog=0.1) as (state, server, port):
         block_decoding(monkeypatch, state, release)
         run(closed_loop(port, [raw("/predict", STUCK)], clients=1))
         wait_for(lambda: state.unrecoverable and server.should_exit)
@@ -296,12 +296,12 @@ def test_process_with_stuck_threads_exits_with_status_70(tmp_path):
     code = """
 import sys, threading
 from vitrail.prediction.predictor import Predictor
-from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.config import ServerConfig
 from vitrail.serving.server import serve
 class Stuck(Predictor):
     def preprocess(self, data):
         threading.Event().wait()
-config = ServerConfig(port=0, grace=1, watchdog=0.5, limits=Limits(timeout=0.5), batch_size=1)
+config = ServerConfig(port=0, grace=1, watchdog=0.5, timeout=0.5, batch=1)
 serve({"tiny": sys.argv[1]}, config, predictor=Stuck, log=lambda line: print(line, flush=True))
 """
     words = [sys.executable, "-c", code, str(tmp_path / "tiny")]

@@ -33,7 +33,7 @@ from vitrail.cli.plan import Plan
 from vitrail.cli.predict import Predict
 from vitrail.cli.reproduce import Reproduce
 from vitrail.cli.serve import Serve
-from vitrail.cli.train import Finetune, Train, TrainingOptions
+from vitrail.cli.train import Finetune, Train
 from vitrail.cli.vtab import Vtab
 from vitrail.data.storage import allow_outside
 from vitrail.errors import VitrailError, unknown
@@ -163,7 +163,7 @@ def parse(argv: Sequence[str]) -> Any:
         options[number] = f"{OLD_OPTIONS.get(option, option)}{equals}{value}"
     command = with_switches(COMMANDS[name])
     default: Any = tyro.MISSING_NONPROP
-    if issubclass(command, TrainingOptions):
+    if issubclass(command, Train):
         default = command.defaults(options)
     colors = sys.stdout.isatty() and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     tyro._experimental_options["ansi_codes"] = colors  # tyro itself checks one of the three

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,15 @@ from vitrail.cli.console import (
     print_lines,
     table,
 )
-from vitrail.cli.options import DataOptions, DataReference, Device, Json, UnmetError
+from vitrail.cli.options import (
+    BatchSize,
+    DataOptions,
+    DataReference,
+    Device,
+    Json,
+    UnmetError,
+    options_of,
+)
 from vitrail.errors import ConfigError
 from vitrail.export import EngineKind
 from vitrail.formatting import byte_size, percent
@@ -54,8 +63,7 @@ class Compare(DataOptions):
     fraction)."""
     out: Path | None = None
     """Folder for comparison.html and comparison.json."""
-    batch_size: int = 64
-    """Images per batch."""
+    batch_size: BatchSize = 64
     device: Device = ""
     json: Json = False
 
@@ -69,31 +77,20 @@ class Compare(DataOptions):
         if self.max_drop is not None and not 0 <= self.max_drop < 1:
             raise ConfigError(f"--max-drop {self.max_drop}: expected a fraction, such as 0.01")
         guard = AccuracyGuard(max_drop=1.0)
-        a = Predictor(
-            self.a, engine=self.engine_a or "", guard=guard, device=self.device, log=log_stderr
-        )
-        b = Predictor(
-            self.b, engine=self.engine_b or "", guard=guard, device=self.device, log=log_stderr
-        )
-        predictors = [a, b]
+        pairs: list[tuple[str, EngineKind | None]]
+        pairs = [(self.a, self.engine_a), (self.b, self.engine_b)]
+        open_one = partial(Predictor, guard=guard, device=self.device, log=log_stderr)
+        predictors = [open_one(name, engine=engine or "") for name, engine in pairs]
         # The split is A's choice, so that both are evaluated on the same images.
         source, notes = open_evaluation_split(self.data, self.split, predictors[0].metadata)
+        loading = options_of(self, "batch_size", "device")
         with Progress() as progress:
             first, second = (
-                evaluate(
-                    predictor.runner,
-                    source,
-                    batch_size=self.batch_size,
-                    device=self.device,
-                    progress=progress,
-                )
+                evaluate(predictor.runner, source, **loading, progress=progress)
                 for predictor in predictors
             )
         result = compare_results(first, second)
-        names = [
-            f"{name}{f' ({engine})' if engine else ''}"
-            for name, engine in ((self.a, self.engine_a), (self.b, self.engine_b))
-        ]
+        names = [f"{name} ({engine})" if engine else name for name, engine in pairs]
         costs = measure_costs(predictors, (self.a, self.b))
         about = {"a": names[0], "b": names[1], "data": self.data, "notes": notes, "costs": costs}
         written: list[str] = []
@@ -167,15 +164,11 @@ def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
     yield from table(rows, "lrr", ["", "A", "B"])
     changed = [c for c in result.classes if c.gained or c.lost]
     if changed:
-        shown = (
-            changed if len(changed) <= 2 * MAX_ROWS else [*changed[:MAX_ROWS], *changed[-MAX_ROWS:]]
-        )
+        middle = slice(MAX_ROWS, max(MAX_ROWS, len(changed) - MAX_ROWS))
+        del changed[middle]
+        rows = [
+            [c.name, f"{c.support:,}", f"{c.lost:,}", f"{c.gained:,}", f"{c.p_value:.2g}"]
+            for c in changed
+        ]
         yield ""
-        yield from table(
-            [
-                [c.name, f"{c.support:,}", f"{c.lost:,}", f"{c.gained:,}", f"{c.p_value:.2g}"]
-                for c in shown
-            ],
-            "lrrrr",
-            ["class", "images", "lost", "gained", "McNemar p"],
-        )
+        yield from table(rows, "lrrrr", ["class", "images", "lost", "gained", "McNemar p"])

@@ -145,8 +145,8 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self.done()
 
-    def __call__(self, done: int, total: int | None = None) -> None:
-        now = time.monotonic()
+    def __call__(self, done: int, total: int | None = None, *, what: str = "") -> None:
+        now, self.what = time.monotonic(), what or self.what
         if self.marks and done < self.marks[-1][1]:
             self.marks.clear()
         if not self.marks or now - self.marks[-1][0] >= 1 / REFRESH_RATE:

@@ -3,7 +3,7 @@ of another format, with the same logits."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -68,8 +68,9 @@ class Export(DataOptions):
                 **options_of(self, "to", "int8", "data", "max_drop", "examples", "overwrite"),
             )
         if self.json:
-            values: dict[str, Any] = asdict(done) | {"path": str(done.path)}
+            values = done._asdict() | {"path": str(done.path)}
             if done.cost is not None:
+                values["cost"] = done.cost._asdict()
                 values["cost"]["pictures"] = values["cost"].pop("images")  # the key of 0.1
             print_json(values)
             return

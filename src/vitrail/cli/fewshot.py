@@ -167,7 +167,16 @@ def report(
     yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features ({origin})"
     yield from note_lines(notes, train.skipped | test.skipped)
     yield ""
-    rows = [[str(row[0].shots), *map(accuracy_text, row)] for row in trials]
+    rows = []
+    for row in trials:
+        cells = [str(row[0].shots)]
+        for trial in row:
+            if trial.interval is None:
+                cells.append(percent(trial.mean))
+                continue
+            half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
+            cells.append(f"{100 * trial.mean:.1f} ± {100 * half:.1f} %")
+        rows.append(cells)
     head = ["shots", *(trial.probe for trial in trials[0])]
     yield from table(rows, "r" * len(head), head)
     yield ""
@@ -178,14 +187,6 @@ def report(
                 low, high = min(trial.l2), max(trial.l2)
                 values = f"{low:g}" if low == high else f"{low:g} to {high:g}"
                 yield f"  best l2 by leave-one-out, shots={trial.shots}: {values}"
-
-
-def accuracy_text(trial: "Trial") -> str:
-    """`81.3 ± 2.0 %`"""
-    if trial.interval is None:
-        return percent(trial.mean)
-    half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
-    return f"{100 * trial.mean:.1f} ± {100 * half:.1f} %"
 
 
 @dataclass(frozen=True, kw_only=True)

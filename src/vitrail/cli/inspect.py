@@ -78,18 +78,12 @@ class Inspect(DataOptions):
                 evaluation_split(recorded)
                 data = recorded
                 notes = [f"images are from {recorded}, the model's training data"]
-        progress = Progress()
-
-        def show_progress(what: str, done: int, total: int) -> None:
-            progress.what = f"images ({what})"
-            progress(done, total)
-
-        with progress:
+        with Progress() as progress:
             result = inspect_model(
                 model,
                 self.pictures,
                 data=data,
-                progress=show_progress,
+                progress=lambda what, *done: progress(*done, what=f"images ({what})"),
                 **options_of(self, "images", "methods", "classes", "layers"),
                 **options_of(self, "fuse", "discard", "score"),
             )

@@ -64,20 +64,7 @@ def report(plan: "TrainingPlan") -> Iterator[str]:
         rows.append(("whole run", f"{plan.exaflops:,.4g} exaFLOPs", ""))
     yield from columns(rows)
     yield ""
-    yield from memory_report(plan)
-    yield from time_report(plan)
-    if any(one["device_days"] >= MIN_DAYS for one in plan.days()):
-        yield from accelerator_report(plan)
-    for note in plan.notes:
-        yield from paragraph(f"note: {note}")
-    yield from paragraph(
-        "FLOPs as in table 6 of the paper: a multiply-add is two operations, the backward pass "
-        "counts as two forward passes, elementwise operations are not counted."
-    )
-
-
-def memory_report(plan: "TrainingPlan") -> Iterator[str]:
-    request, memory = plan.request, plan.memory
+    request, memory, time = plan.request, plan.memory, plan.time()
     batch = f"batch of {request.batch_size:,}"
     if request.devices > 1:
         batch += f" over {request.devices} devices ({request.strategy})"
@@ -102,23 +89,26 @@ def memory_report(plan: "TrainingPlan") -> Iterator[str]:
         rows.append(("largest batch here", f"{plan.largest_batch:,}", "images per forward pass"))
     yield from columns(rows)
     yield ""
-
-
-def time_report(plan: "TrainingPlan") -> Iterator[str]:
-    time = plan.time()
-    if time is None:
-        return
-    yield "Time on this machine, measured"
-    rows = [
-        ("step", duration(time["step"]), ""),
-        ("throughput", f"{time['images_per_second']:,.1f} images/s", ""),
-    ]
-    if time["epoch"] is not None:
-        rows.append(("epoch", duration(time["epoch"]), f"{plan.request.images:,.0f} images"))
-    if time["run"] is not None:
-        rows.append(("run", duration(time["run"]), f"{plan.request.epochs:g} epochs"))
-    yield from columns(rows)
-    yield ""
+    if time is not None:
+        yield "Time on this machine, measured"
+        rows = [
+            ("step", duration(time["step"]), ""),
+            ("throughput", f"{time['images_per_second']:,.1f} images/s", ""),
+        ]
+        if time["epoch"] is not None:
+            rows.append(("epoch", duration(time["epoch"]), f"{request.images:,.0f} images"))
+        if time["run"] is not None:
+            rows.append(("run", duration(time["run"]), f"{request.epochs:g} epochs"))
+        yield from columns(rows)
+        yield ""
+    if any(one["device_days"] >= MIN_DAYS for one in plan.days()):
+        yield from accelerator_report(plan)
+    for note in plan.notes:
+        yield from paragraph(f"note: {note}")
+    yield from paragraph(
+        "FLOPs as in table 6 of the paper: a multiply-add is two operations, the backward pass "
+        "counts as two forward passes, elementwise operations are not counted."
+    )
 
 
 def accelerator_report(plan: "TrainingPlan") -> Iterator[str]:

@@ -41,8 +41,8 @@ START_TIME = time.monotonic()  # a time budget includes the time that importing 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(DataOptions):
-    """Options of both commands."""
+class Train(DataOptions):
+    """Train from scratch; settings that are not given are chosen from the data."""
 
     data: DataReference = ""
     out: Path | None = None
@@ -65,16 +65,13 @@ class TrainingOptions(DataOptions):
         recipe, out = option(argv, "--recipe"), option(argv, "--out")
         if "--resume" in argv and out is not None and is_run(Path(out)):
             settings, data, start = read_run(Path(out))
-            return cls(settings=settings, data=data, **cls.start_options(start))
+            origin: dict[str, Any] = {"origin": start} if issubclass(cls, Finetune) else {}
+            return cls(settings=settings, data=data, **origin)
         settings = read_recipe(recipe) if recipe else Settings()
         names = {word.partition("=")[0].replace("_", "-") for word in argv}
         alternatives = [name for pair in ALTERNATIVES for name in pair]
         passed = [name for name in alternatives if f"--{name}".replace("_", "-") in names]
         return cls(settings=drop_alternatives(settings, passed))  # options override the recipe
-
-    @classmethod
-    def start_options(cls, start: str) -> dict[str, Any]:
-        return {}
 
     def run(self) -> int:
         if self.print_settings:
@@ -127,7 +124,7 @@ class TrainingOptions(DataOptions):
             values = {"folder": str(result.folder), **options_of(result, "finished", "step")}
             print_json(values | {"seconds": round(result.seconds, 1), "results": results})
         else:
-            print_lines(report(result, self))
+            print_lines(report(result, self, f"stopped after step {result.step:,}"))
         return result.finished
 
     @property
@@ -137,12 +134,7 @@ class TrainingOptions(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(TrainingOptions):
-    """Train from scratch; settings that are not given are chosen from the data."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finetune(TrainingOptions):
+class Finetune(Train):
     """Fine-tune a pre-trained model: a bundle, a weights file, or a model from the hub."""
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
@@ -150,10 +142,6 @@ class Finetune(TrainingOptions):
     search: bool = False
     """Compare a linear probe, head-only, attention-only and full fine-tuning with several learning
     rates on held-out images, and keep the best. --resume applies to its final run."""
-
-    @classmethod
-    def start_options(cls, start: str) -> dict[str, Any]:
-        return {"origin": start}
 
     def run(self) -> int:
         if self.search and self.resume:
@@ -176,7 +164,7 @@ class Finetune(TrainingOptions):
         if self.json:
             print_json(result.to_dict())
         else:
-            print_lines(search_report(result))
+            print_lines(search_report(result, self))
         return result.finished
 
     @property
@@ -199,11 +187,11 @@ def option(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def report(result: "Result", command: TrainingOptions) -> Iterator[str]:
+def report(result: "Result | SearchResult", command: Train, stopped: str) -> Iterator[str]:
     """The results, and what to run next."""
     if not result.finished:
         name = "finetune" if command.start else "train"
-        yield f"stopped after step {result.step:,}; the state is saved. Resume with:"
+        yield f"{stopped}; the state is saved. Resume with:"
         yield f"  vitrail {name} --resume --out {result.folder}"
         return
     for split, outcome in result.outcomes.items():
@@ -218,7 +206,7 @@ def report(result: "Result", command: TrainingOptions) -> Iterator[str]:
         yield f'  vitrail.load("{result.folder}") in Python'
 
 
-def search_report(result: "SearchResult") -> Iterator[str]:
+def search_report(result: "SearchResult", command: Train) -> Iterator[str]:
     """The candidates, which of them improved the dev accuracy, and what to run next."""
     rows = []
     for candidate in result.candidates:
@@ -243,14 +231,4 @@ def search_report(result: "SearchResult") -> Iterator[str]:
     on_dev = f"{percent(best.accuracy)} on dev: {result.images:,} images, {origin}"
     yield from paragraph(f"chosen: {best.name} ({on_dev})")
     yield ""
-    if not result.finished:
-        yield "stopped in the run on all training images; the state is saved. Resume with:"
-        yield f"  vitrail finetune --resume --out {result.folder}"
-        return
-    for split, outcome in result.outcomes.items():
-        yield accuracy_line(split, outcome)
-    yield f"done in {duration(result.seconds)}: {result.folder}"
-    if not VERBOSITY.quiet:
-        yield ""
-        yield "Next:"
-        yield f"  vitrail evaluate {result.folder} {result.data}"
+    yield from report(result, command, "stopped in the run on all training images")

@@ -1,10 +1,9 @@
 """`vitrail.export_model`: write a model to a file that runs without vitrail."""
 
 import time
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from torch import nn
 
@@ -38,8 +37,7 @@ SUFFIXES: dict[Target, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
+class Exported(NamedTuple):
     """The file that was written, and how it compares with the model."""
 
     path: Path
@@ -47,8 +45,8 @@ class Exported:
     model: str
     bytes: int
     difference: float  # of logits and features from the model's, relative to the largest
-    cost: Int8Accuracy | None = None
-    notes: tuple[str, ...] = ()
+    cost: Int8Accuracy | None
+    notes: tuple[str, ...]
     seconds: float
 
 
@@ -86,12 +84,13 @@ def export_model(
         raise ConfigError(
             f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
         )
-    if int8 and to not in ("onnx", "html"):
-        raise ConfigError(f"int8 is for --to onnx and html, not {to}; leave one out")
-    if preprocessing and to != "onnx":
-        raise ConfigError(f"preprocessing is for --to onnx, not {to}; leave one out")
-    if examples is not None and to != "html":
-        raise ConfigError(f"examples are for --to html, not {to}; leave one out")
+    for option, given, targets in (
+        ("int8", int8, ("onnx", "html")),
+        ("preprocessing", preprocessing, ("onnx",)),
+        ("examples", examples is not None, ("html",)),
+    ):
+        if given and to not in targets:
+            raise ConfigError(f"{option} works with --to {' or '.join(targets)}, not with {to}")
     if data is not None and not int8:
         raise ConfigError("data is for measuring int8; add --int8, or leave it out")
     if not 0 <= max_drop <= 1:
@@ -107,12 +106,12 @@ def export_model(
             require("onnxruntime", "onnx", extra="export", feature="ONNX")
             from vitrail.export.onnx import to_onnx
 
+            content = to_onnx(model, int8=int8, preprocessing=preprocessing)
             if int8:
-                engine = OnnxEngine(to_onnx(model, int8=True))
+                engine = OnnxEngine(to_onnx(model, int8=True) if preprocessing else content)
                 cost = measure_int8(model, engine, data, progress=progress)
                 cost.check(max_drop)
                 notes = cost.notes
-            content = to_onnx(model, int8=int8, preprocessing=preprocessing)
             session = open_session(content)
             verify = verify_pixels if preprocessing else verify_images
             difference = verify(
@@ -146,13 +145,5 @@ def export_model(
         notes = (f"it takes any number of images of {height}x{width} pixels",)
     elif to == "onnx" and isinstance(model.config, MixerConfig) and not preprocessing:
         notes = (f"the image size of a Mixer is fixed: {height}x{width} pixels", *notes)
-    return Exported(
-        path=path,
-        to=to,
-        model=name_of(model.config),
-        bytes=size,
-        difference=difference,
-        cost=cost,
-        notes=notes,
-        seconds=time.perf_counter() - start,
-    )
+    seconds = time.perf_counter() - start
+    return Exported(path, to, name_of(model.config), size, difference, cost, notes, seconds)

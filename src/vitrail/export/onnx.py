@@ -482,7 +482,13 @@ class Preprocess(nn.Module):
         config = self.config
         images = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W)
         height, width = images.shape[2:]
-        rows, columns = self.resized_size(height, width)
+        target = config.resize_to or config.size
+        if config.resize == "direct":
+            rows, columns = map(float64, target)
+        else:  # the short side becomes that of the target
+            short = min(target)
+            rows = float64(height * short // width).clamp(min=short)
+            columns = float64(width * short // height).clamp(min=short)
         images = images @ self.crop_matrix(width, columns, config.size[1]).mT  # (B, C, H, w)
         if self.antialias:  # torch's kernel for bytes rounds after each axis
             images = (images + 0.5).floor().clamp(0, 255)
@@ -490,15 +496,6 @@ class Preprocess(nn.Module):
         images = ((images + 0.5).floor() if self.antialias else images.round()).clamp(0, 255)
         mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
         return images * (1 / (255 * std)) - mean / std
-
-    def resized_size(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Rows and columns after the resize, before the center crop."""
-        target = self.config.resize_to or self.config.size
-        if self.config.resize == "direct":
-            return float64(target[0]), float64(target[1])
-        short = min(target)
-        rows, columns = height * short // width, width * short // height
-        return float64(rows).clamp(min=short), float64(columns).clamp(min=short)
 
     def crop_matrix(self, old: int, new: Tensor, size: int) -> Tensor:
         """The matrix (size, old) of a resize from `old` to `new` and a center crop to `size`.
@@ -523,9 +520,9 @@ def resize_matrix(
         start = (positions * old / new).floor()
         end = ((positions + 1) * old / new).ceil()
         return ((columns >= start) & (columns < end)).float() / (end - start).float()
-    scale = round_to_float32(float64(old) / new)
+    scale = (float64(old) / new).float().double()
     shift = 0.0 if antialias or filter == "nearest" else 0.5
-    center = round_to_float32((positions + 0.5) * scale - shift)
+    center = ((positions + 0.5) * scale - shift).float().double()
     if antialias:  # all pixels under the filter, which grows with the scale
         distance = (columns + 0.5 - center).abs() / scale.clamp(min=1)  # (n, old)
         weights = evaluate_filter(filter, distance, ANTIALIAS_BICUBIC)
@@ -544,20 +541,12 @@ def evaluate_filter(filter: Interpolation, distance: Tensor, a: float) -> Tensor
     d = distance.clamp(max=SUPPORT[filter])
     if filter == "bilinear":
         return 1 - d
-    if filter == "lanczos":
-        return sinc(d) * sinc(d / 3)
+    if filter == "lanczos":  # sinc(d) sinc(d / 3)
+        angle = torch.pi * d
+        return torch.where(d == 0, 1.0, 3 * angle.sin() * (angle / 3).sin() / (angle * angle))
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return torch.where(d < 1, near, far)
-
-
-def sinc(x: Tensor) -> Tensor:
-    angle = torch.pi * x
-    return torch.where(x == 0, 1.0, angle.sin() / angle)
-
-
-def round_to_float32(values: Tensor) -> Tensor:
-    return values.float().double()
 
 
 def float64(size: int) -> Tensor:

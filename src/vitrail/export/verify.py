@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from os import PathLike, fspath
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,8 +117,7 @@ def check_difference(
     return difference
 
 
-@dataclass(frozen=True, kw_only=True)
-class Int8Accuracy:
+class Int8Accuracy(NamedTuple):
     """Accuracy of a model and of its int8 version on the same images."""
 
     accuracy: float
@@ -129,10 +128,6 @@ class Int8Accuracy:
 
     pictures = renamed_attribute("pictures", "images")
 
-    @property
-    def drop(self) -> float:
-        return self.accuracy - self.int8_accuracy
-
     def __str__(self) -> str:
         return (
             f"int8 accuracy {percent(self.int8_accuracy)}, float {percent(self.accuracy)} "
@@ -140,7 +135,7 @@ class Int8Accuracy:
         )
 
     def check(self, max_drop: float) -> None:
-        if self.drop > max_drop:
+        if self.accuracy - self.int8_accuracy > max_drop:
             raise CheckpointError(
                 f"{self}: the drop exceeds max_drop={max_drop:g}; allow more with --max-drop, or "
                 "use float"
@@ -199,11 +194,6 @@ def measure_int8(
     if not correct:
         raise no_readable_images(len(source), skipped)
     images = torch.cat(correct, dim=1).double()  # (2, N)
+    notes = (*notes, *matched.notes)
     accuracy, int8_accuracy = images.mean(1).tolist()
-    return Int8Accuracy(
-        accuracy=accuracy,
-        int8_accuracy=int8_accuracy,
-        images=images.shape[1],
-        data=name,
-        notes=(*notes, *matched.notes),
-    )
+    return Int8Accuracy(accuracy, int8_accuracy, images.shape[1], name, notes)

@@ -100,7 +100,7 @@ def open_engine(
     device: str | torch.device = "cpu",
     log: Log,
 ) -> Engine:
-    """Open the engine of that name; for `auto`, the fastest one that passes the guard."""
+    """Open the engine of that name; `auto` is the fastest one that passes the guard."""
     if choice not in get_args(EngineKind):
         raise unknown("engine", choice, get_args(EngineKind))
     if merge and choice != "torch":
@@ -113,16 +113,11 @@ def open_engine(
                 f"engine={choice} runs on the CPU, not on {device}; use torch there, or device=cpu"
             )
         return TorchEngine(model, merge=merge, device=device)
-    if choice == "auto":
-        return fastest_engine(model, guard, log)
-    engine = session.engine_for(model, choice, log=log)
-    if choice == "onnx-int8" and guard.max_drop < 1:
-        log(check_int8(model, engine, guard))
-    return engine
-
-
-def fastest_engine(model: Model, guard: AccuracyGuard, log: Log) -> Engine:
-    """Time the available engines; return the fastest that passes the guard."""
+    if choice != "auto":
+        engine = session.engine_for(model, choice, log=log)
+        if choice == "onnx-int8" and guard.max_drop < 1:
+            log(check_int8(model, engine, guard))
+        return engine
     engines: list[Engine] = [TorchEngine(model)]
     for kind in ("onnx", "onnx-int8"):
         try:

@@ -76,16 +76,16 @@ class AppState:
     """What the routes share: models, batcher, admission, metrics, and the server's health."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.config, self.limits = config, config.limits
+        self.config = config
         self.batcher = Batcher()
-        self.admission = AdmissionController(self.limits, lambda: self.batcher.throughput)
+        self.admission = AdmissionController(config, lambda: self.batcher.throughput)
         self.in_flight = 0
         self.metrics = self.batcher.metrics = Metrics(
             queue=lambda: self.admission.images,
             in_flight=lambda: self.in_flight,
             stuck=lambda: len(self.stuck_seconds),
         )
-        self.pool = DecodePool(self.limits)
+        self.pool = DecodePool(config)
         self.registry = ModelRegistry()
         self.examples: dict[str, list[Example]] = {}
         self.teach_folders: dict[str, Path | None] = {}
@@ -93,13 +93,12 @@ class AppState:
         self.unrecoverable = False  # so many threads are stuck that only a restart helps
 
     def add_model(self, name: str, predictor: Predictor, memory: ProbeMemory | None = None) -> None:
-        self.registry.models[name] = ServedModel(
-            name, predictor, self.pool, self.metrics, memory=memory
-        )
+        model = ServedModel(name, predictor, self.pool, self.metrics, memory=memory)
+        self.registry.models[name] = model
 
     async def warm_up(self) -> None:
         """Run every model once, tune its batch size if none is set, and find example images."""
-        able, models, size = set(), list(self.registry.models.values()), self.config.batch_size
+        able, models, size = set(), list(self.registry.models.values()), self.config.batch
         for served in models:
             run = partial(run_blank, served.predictor)
             full = partial(run, size) if size else partial(tune_batch_size, served.predictor)
@@ -119,14 +118,6 @@ class AppState:
             if name not in self.examples:
                 metadata, data = served.predictor.metadata, self.config.examples
                 self.examples[name] = await asyncio.to_thread(find_examples, metadata, data)
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether stuck threads keep every request from being answered in time."""
-        seconds = self.limits.timeout
-        slow_decoders = sum(age > seconds for age in self.pool.busy_seconds())
-        all_decoders = self.pool.size + MAX_SPARES
-        return self.batcher.batch_seconds > seconds or slow_decoders >= all_decoders
 
     @property
     def stuck_seconds(self) -> list[float]:
@@ -161,7 +152,7 @@ class AppState:
     async def run(self, request: Request, work: Work, items: Sequence[Any]) -> list[Any]:
         """Run work on items; give up on timeout or when the client disconnects."""
         job = self.batcher.submit(work, items)
-        loop, seconds = asyncio.get_running_loop(), self.limits.timeout
+        loop, seconds = asyncio.get_running_loop(), self.config.timeout
         deadline = loop.time() + seconds
         try:
             await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
@@ -199,24 +190,20 @@ def make_app(state: AppState) -> ASGIApp:
         warm_up.cancel()
 
     document = schemas.openapi_document(ROUTES, token=bool(state.config.token))
-
-    async def openapi(_: Request) -> Response:
-        return JSONResponse(document)
-
     kinds = (ApiError, VitrailError, ClientDisconnectedError, ValidationError, HTTPException)
     app = Starlette(
-        routes=[*ROUTES, Route("/openapi.json", openapi)],
+        routes=[*ROUTES, Route("/openapi.json", JSONResponse(document), methods=["GET"])],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((*kinds, Exception), handle_error),
     )
     app.router.redirect_slashes = False
     app.state.vitrail = state
     guarded = RequestMiddleware(app, state)
-    if not state.config.allow_origins:
+    if not state.config.allow_origin:
         return guarded
     return CORSMiddleware(
         guarded,
-        allow_origins=state.config.allow_origins,
+        allow_origins=state.config.allow_origin,
         allow_methods=("GET", "POST"),
         allow_headers=("Authorization", "Content-Type", "X-Request-Id"),
         expose_headers=("X-Request-Id", "Retry-After"),
@@ -355,33 +342,23 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
 async def features(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
     served = state.registry.get(query.model)
     vectors, header = await run_on_images(state, request, served, served.features)
+    return await json_response(
+        lambda: schemas.FeaturesResponse(
+            **header,
+            features=[None if x.values is None else x.values.tolist() for x in vectors],
+            answers=vectors,
+        )
+    )
 
-    def make() -> schemas.FeaturesResponse:
-        rows = [None if vector.values is None else vector.values.tolist() for vector in vectors]
-        return schemas.FeaturesResponse(**header, features=rows, answers=vectors)
 
-    return await json_response(make)
-
-
-@route(
-    upload,
-    "/explain",
-    "Draw where the model looks for a class",
-    ("image/png",),
-    query=schemas.ExplainQuery,
-)
+@route(upload, "/explain", "Draw a class explanation", ("image/png",), query=schemas.ExplainQuery)
 async def explain(state: AppState, request: Request, query: schemas.ExplainQuery) -> Response:
     draw = partial(registry.explain, method=query.method, label=query.label)
     png = await run_on_one_image(state, request, query, load_image, draw)
     return Response(png, media_type="image/png")
 
 
-@route(
-    upload,
-    "/attention",
-    "Return the attention maps of every layer and head",
-    schemas.AttentionResponse,
-)
+@route(upload, "/attention", "Attention maps of all layers and heads", schemas.AttentionResponse)
 async def attention(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
     maps = await run_on_one_image(state, request, query, registry.view, registry.attention)
     return await json_response(lambda: maps)
@@ -403,7 +380,7 @@ async def teach(state: AppState, request: Request, query: schemas.TeachQuery) ->
     label = " ".join(query.name.split())
     if not (label and label.isprintable()):
         raise ApiError(422, "the class name must be printable text", reason="parameter")
-    uploads = await read_uploads(request, state.limits, state.admission, heavy=True)
+    uploads = await read_uploads(request, state.admission, heavy=True)
     folder = state.teach_folders.get(served.name)
     images = [state.pool.submit(x.data, served.predictor.preprocess) for x in uploads]
     fit = partial(registry.teach, state.registry, served.name, label, uploads, images, folder)
@@ -415,7 +392,7 @@ async def run_on_images(
     state: AppState, request: Request, served: ServedModel, work: Work, *options: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run a model on the images of a request; return the results and the response's header."""
-    uploads = await read_uploads(request, state.limits, state.admission)
+    uploads = await read_uploads(request, state.admission)
     start = time.perf_counter()
     results = await state.run(request, work, [ImageItem(*x, *options) for x in uploads])
     if all(result.error for result in results):
@@ -438,7 +415,7 @@ async def run_on_one_image(
     model = state.registry.get(query.model).predictor.model
     if model is None:
         raise ApiError(422, "an exported model supports /predict and /features only")
-    uploads = await read_uploads(request, state.limits, state.admission, heavy=True)
+    uploads = await read_uploads(request, state.admission, heavy=True)
     if len(uploads) != 1:
         raise ApiError(400, f"expected one image, got {len(uploads)}", reason="form")
     image = state.pool.submit(uploads[0].data, partial(prepare, model))
@@ -449,12 +426,10 @@ async def run_on_one_image(
 
 async def json_response(make: Callable[[], BaseModel], size: int = SMALL_RESPONSE + 1) -> Response:
     """Return JSON of about `size` numbers or names; large ones are made in a thread."""
-
-    def serialize() -> bytes:
-        return make().model_dump_json().encode()
-
-    small = size <= SMALL_RESPONSE
-    body = serialize() if small else await asyncio.to_thread(serialize)
+    if size <= SMALL_RESPONSE:
+        body = make().model_dump_json().encode()
+    else:
+        body = await asyncio.to_thread(lambda: make().model_dump_json().encode())
     return Response(body, media_type="application/json")
 
 
@@ -470,10 +445,14 @@ async def health(state: AppState, *_: Any) -> schemas.StatusResponse:
 async def ready(state: AppState, *_: Any) -> schemas.StatusResponse:
     if state.draining:
         raise shutting_down()
+    seconds = state.config.timeout  # within which no request is answered while all are stuck
+    slow_decoders = sum(age > seconds for age in state.pool.busy_seconds())
+    stalled = state.batcher.batch_seconds > seconds
+    stalled |= slow_decoders >= state.pool.size + MAX_SPARES
     for failed, text, reason, seconds in (
         (state.warm_up_failed, "a model cannot run; see the server's log", "unable", 60),
         (not state.warm, "the models are warming up", "warming", 1),
-        (state.is_stalled or state.unrecoverable, "the compute threads are stuck", "stuck", 30),
+        (stalled or state.unrecoverable, "the compute threads are stuck", "stuck", 30),
     ):
         if failed:
             raise ApiError(503, text, reason=reason, headers={"Retry-After": str(seconds)})
@@ -530,15 +509,15 @@ SCRIPTS = {  # concatenated, so that each can use those before it
 @cache
 def build_page(name: str) -> tuple[str, str]:
     """Return a page and its Content-Security-Policy, which allows its style and script only."""
-
-    def asset(name: str) -> str:
-        file = resources.files("vitrail.serving") / "assets" / name
-        return file.read_text(encoding="utf-8")
-
-    style, script = ("\n".join(map(asset, parts[name])) for parts in (STYLES, SCRIPTS))
+    assets = resources.files("vitrail.serving") / "assets"
+    style, script = (
+        "\n".join((assets / part).read_text(encoding="utf-8") for part in parts[name])
+        for parts in (STYLES, SCRIPTS)
+    )
     assert "</script" not in script, "it would end the script element"
     icon = f"data:image/svg+xml,{quote(ICON)}"
-    html = Template(asset(name)).substitute(style=style, script=script, icon=icon)
+    template = Template((assets / name).read_text(encoding="utf-8"))
+    html = template.substitute(style=style, script=script, icon=icon)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src 'self' blob: data:; "
         f"style-src {csp_hash(style)}; script-src {csp_hash(script)}; "

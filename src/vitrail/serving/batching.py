@@ -36,7 +36,7 @@ from vitrail.data.decode import open_image
 from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
 from vitrail.errors import DataError
 from vitrail.prediction.predictor import Prediction, Predictor, decode_logits
-from vitrail.serving.config import MAX_PIXELS, Limits
+from vitrail.serving.config import MAX_PIXELS, ServerConfig
 from vitrail.serving.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -234,9 +234,9 @@ class DecodePool:
     Large images have their own low-priority threads, so that other images do not wait.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.max_pixels = limits, limits.pixels
-        self.free_pixels = BUDGET_IMAGES * limits.pixels
+    def __init__(self, config: ServerConfig) -> None:
+        self.config, self.max_pixels = config, config.max_pixels
+        self.free_pixels = BUDGET_IMAGES * config.max_pixels
         self.tasks: SimpleQueue[DecodeTask | None] = SimpleQueue()
         self.parked: list[DecodeTask] = []  # waiting for pixels
         self.lock = Lock()

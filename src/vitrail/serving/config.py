@@ -2,84 +2,99 @@
 
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 from vitrail.errors import ConfigError
+from vitrail.formatting import MIB
 
 LogFormat = Literal["text", "json", "off"]
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 MAX_PIXELS = 64 * 2**20  # the decoder's own limit: 8192 x 8192
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What the server accepts. Anything above is rejected at once, so memory stays bounded."""
-
-    body: int = 20 * 2**20  # bytes per request
-    images: int = 64  # per request
-    pixels: int = MAX_PIXELS  # per image
-    queue: int = 256  # images admitted and not yet answered
-    heavy: int = 8  # /explain, /attention and /teach requests admitted and not yet answered
-    memory: int = 256 * 2**20  # bytes of all admitted requests
-    timeout: float = 30.0  # seconds for the body to arrive, and again for the response
-
-    def __post_init__(self) -> None:
-        for name in ("body", "images", "pixels", "queue", "heavy", "timeout"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
-        if self.images > self.queue:
-            raise ConfigError(
-                f"a request of {self.images} images never fits into a queue of {self.queue}; "
-                "allow fewer images per request, or a longer queue"
-            )
-        if self.body > self.memory:
-            raise ConfigError(
-                f"a body of {self.body:,} bytes exceeds the {self.memory:,} bytes that all "
-                "requests share; allow smaller bodies"
-            )
-        if self.pixels > MAX_PIXELS:
-            raise ConfigError(
-                f"images of {self.pixels:,} pixels are never decoded; give at most {MAX_PIXELS}"
-            )
+MAX_MEMORY = 256 * MIB  # of the bodies of all admitted requests
+MAX_HEAVY = 8  # /explain, /attention and /teach requests admitted and not yet answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Options of `vitrail serve`."""
+    """Options of `vitrail serve`. Requests beyond a limit are rejected, so memory is bounded."""
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free port
-    token: str = ""  # bearer token that clients must send; empty: none
-    allow_origins: tuple[str, ...] = ()  # other sites whose pages may send requests; "*" for all
-    allow_hosts: tuple[str, ...] = ()  # accepted Host headers besides the server's own
-    allow_teach: bool = False  # clients may add classes
-    teach_to: Path | None = None  # where taught models are saved
-    using: str | None = None  # images of a model's known classes, for teaching
-    examples: str = ""  # data set of the example images; empty: see `examples_from`; or "none"
-    batch_size: int = 0  # images per batch; 0: measured
-    grace: float = 30.0  # seconds to finish admitted requests on shutdown
-    watchdog: float = 120.0  # seconds after which a thread at the same work counts as stuck
+    """Address to bind; 0.0.0.0 allows access from other machines: set a --token."""
+    port: int = 8000
+    """Port; 0 selects a free one."""
+    batch: int = 0
+    """Maximum batch size; 0 tunes it at startup."""
+    queue: int = 256
+    """Maximum number of queued images; requests beyond it get status 503."""
+    timeout: float = 30.0
+    """Seconds to receive a request, and seconds to process it."""
+    grace: float = 30.0
+    """Seconds to finish open requests at shutdown."""
+    watchdog: float = 120.0
+    """Seconds after which a batch, explanation or teaching request is considered stuck and its
+    thread is replaced; at least --timeout. With three stuck threads, or one for five times as long,
+    the server exits with status 70, to be restarted."""
+    max_megabytes: float = 20.0
+    """Maximum size of a request."""
+    max_images: int = 64
+    """Maximum number of images per request."""
+    max_pixels: int = MAX_PIXELS
+    """Maximum number of pixels per image."""
+    token: str | None = None
+    """Bearer token that clients must send; prefer the environment variable VITRAIL_TOKEN."""
+    allow_origin: tuple[str, ...] = ()
+    """Origins that may send requests from a browser (CORS), such as https://example.org."""
+    allow_host: tuple[str, ...] = ()
+    """Accepted Host headers, such as example.org behind a proxy. Without a token, only IP addresses
+    and the machine's own names are accepted otherwise (DNS rebinding)."""
+    allow_teach: bool = False
+    """Let clients teach classes from a few images."""
+    teach_to: Path | None = None
+    """Folder where taught classes are saved as a bundle; may be the model's own if it stores
+    training statistics."""
+    using: str | None = None
+    """Teaching: dataset with images of the existing classes, if the model stores no statistics."""
+    examples: str = ""
+    """Dataset for the example images on the web page, or none (default: the training data, while
+    only this machine can connect)."""
     log: LogFormat = "text"
-    limits: Limits = field(default_factory=Limits)
+    """Format of the access log on standard error."""
 
     def __post_init__(self) -> None:
+        for name in ("queue", "timeout", "max_megabytes", "max_images", "max_pixels"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
+        if self.max_images > self.queue:
+            raise ConfigError(
+                f"a request of {self.max_images} images never fits into a queue of {self.queue}; "
+                "allow fewer images per request, or a longer queue"
+            )
+        if self.max_body > MAX_MEMORY:
+            raise ConfigError(
+                f"a body of {self.max_body:,} bytes exceeds the {MAX_MEMORY:,} bytes that all "
+                "requests share; allow smaller bodies"
+            )
+        if self.max_pixels > MAX_PIXELS:
+            raise ConfigError(
+                f"images of {self.max_pixels:,} pixels are never decoded; give at most {MAX_PIXELS}"
+            )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port={self.port} is out of range; give 1 to 65535, or 0 for any")
-        if self.batch_size < 0 or self.grace < 0:
+        if self.batch < 0 or self.grace < 0:
             raise ConfigError("batch and grace must be 0 or more")
-        if self.watchdog < self.limits.timeout:
+        if self.watchdog < self.timeout:
             raise ConfigError(
                 f"watchdog={self.watchdog:g} would abandon work that clients still wait for; "
-                f"give at least timeout={self.limits.timeout:g}"
+                f"give at least timeout={self.timeout:g}"
             )
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("the token must consist of printable ASCII characters")
-        for name in self.allow_hosts:
+        for name in self.allow_host:
             if not HOST_NAME.fullmatch(name) and not is_ip_address(name):
                 raise ConfigError(
                     f"{name!r} is not a host name; --allow-host takes one such as "
@@ -88,6 +103,11 @@ class ServerConfig:
         if self.teach_to is not None and not self.allow_teach:
             raise ConfigError("--teach-to saves taught models; it needs --allow-teach")
 
+    @cached_property
+    def max_body(self) -> int:
+        """Largest request body in bytes."""
+        return round(self.max_megabytes * MIB)
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
@@ -95,18 +115,13 @@ class ServerConfig:
             return True
         return is_ip_address(self.host) and ip_address(self.host).is_loopback
 
-    @property
-    def is_public(self) -> bool:
-        """Whether every host that can reach the machine may use the server."""
-        return not self.is_loopback and not self.token
-
     @cached_property
     def host_names(self) -> frozenset[str]:
         """Accepted Host headers; off loopback, IP addresses are accepted besides.
 
         Cached, because a machine's names may need the DNS.
         """
-        names = {*LOOPBACK_NAMES, self.host, *self.allow_hosts}
+        names = {*LOOPBACK_NAMES, self.host, *self.allow_host}
         if not self.is_loopback:
             names |= {socket.gethostname(), socket.getfqdn()}
         return frozenset(name.lower() for name in names if name)

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from vitrail.serving.config import Limits, ServerConfig
+from vitrail.serving.config import MAX_HEAVY, MAX_MEMORY, ServerConfig
 
 PUBLIC_PATHS = frozenset(("/", "/docs", "/openapi.json", "/health", "/ready"))  # need no token
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # answered until the end
@@ -174,8 +174,8 @@ def check_request(
             cross_origin = headers.get(b"sec-fetch-site") == b"cross-site"
         else:
             same_host = origin.rpartition(b"/")[2] == headers.get(b"host")
-            cross_origin = not same_host and origin.decode("latin-1") not in config.allow_origins
-        if cross_origin and "*" not in config.allow_origins:
+            cross_origin = not same_host and origin.decode("latin-1") not in config.allow_origin
+        if cross_origin and "*" not in config.allow_origin:
             text = "cross-origin request rejected; allow the site with --allow-origin"
             raise ApiError(403, text, reason="origin")
         if admission.is_full:
@@ -188,19 +188,19 @@ def check_request(
 class AdmissionController:
     """Reserves queue slots and bytes for requests; `throughput` is in images per second."""
 
-    def __init__(self, limits: Limits, throughput: Callable[[], float]) -> None:
-        self.limits, self.throughput = limits, throughput
+    def __init__(self, config: ServerConfig, throughput: Callable[[], float]) -> None:
+        self.config, self.throughput = config, throughput
         self.images = self.heavy = self.bytes = 0  # of all admitted requests
 
     @property
     def is_full(self) -> bool:
-        return self.images >= self.limits.queue
+        return self.images >= self.config.queue
 
     def reserve(self, record: RequestRecord, size: int, *, heavy: bool = False) -> None:
         """Admit a request of `size` bytes; it counts as one image until its body is parsed."""
-        if heavy and self.heavy >= self.limits.heavy:
+        if heavy and self.heavy >= MAX_HEAVY:
             raise self.overloaded("heavy")
-        if self.bytes + size > self.limits.memory:
+        if self.bytes + size > MAX_MEMORY:
             raise self.overloaded("memory")
         self.reserve_images(record, 1)
         self.bytes += size
@@ -210,7 +210,7 @@ class AdmissionController:
     def reserve_images(self, record: RequestRecord, count: int) -> None:
         """Reserve a slot for each image of a request."""
         more = count - record.reserved_images
-        if self.images + more > self.limits.queue:
+        if self.images + more > self.config.queue:
             raise self.overloaded("queue")
         self.images += more
         record.reserved_images = count
@@ -239,29 +239,29 @@ class Upload(NamedTuple):
 
 
 async def read_uploads(
-    request: Request, limits: Limits, admission: AdmissionController, *, heavy: bool = False
+    request: Request, admission: AdmissionController, *, heavy: bool = False
 ) -> list[Upload]:
     """Admit a request and return its images; the middleware releases the reservation.
 
     Unsupported types and large bodies are rejected before they are read.
     """
+    config, headers = admission.config, request.headers
     record: RequestRecord = request.scope[RECORD]
-    headers = request.headers
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not supported; send it as is", reason="type")
     if kind not in ("", FORM_TYPE, "application/octet-stream") and not kind.startswith("image/"):
         raise ApiError(415, f"unsupported type {kind[:60]}; {USAGE}", reason="type")
-    text = f"the body exceeds {limits.body:,} bytes; send smaller images, or fewer at once"
+    text = f"the body exceeds {config.max_body:,} bytes; send smaller images, or fewer at once"
     too_large = ApiError(413, text, reason="size")
     length = headers.get("content-length", "")
-    size = int(length) if length.isascii() and length.isdigit() else limits.body  # chunked
-    if size > limits.body:
+    size = int(length) if length.isascii() and length.isdigit() else config.max_body  # chunked
+    if size > config.max_body:
         raise too_large
     admission.reserve(record, size, heavy=heavy)
     chunks: list[bytes] = []
     try:
-        async with asyncio.timeout(limits.timeout):
+        async with asyncio.timeout(config.timeout):
             while not record.body_complete:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -269,18 +269,20 @@ async def read_uploads(
                 chunks.append(message.get("body", b""))
                 record.bytes += len(chunks[-1])
                 record.body_complete = not message.get("more_body", False)
-                if record.bytes > limits.body:
+                if record.bytes > config.max_body:
                     raise too_large
     except TimeoutError:
-        text = f"the body did not arrive within {limits.timeout:g} s"
+        text = f"the body did not arrive within {config.timeout:g} s"
         raise ApiError(408, text, reason="slow", headers={"Connection": "close"}) from None
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if kind != FORM_TYPE:
         uploads = [Upload("picture", body)] if body else []
     elif len(body) > LARGE_FORM:
-        uploads = await asyncio.to_thread(parse_form, headers["content-type"], body, limits)
+        uploads = await asyncio.to_thread(
+            parse_form, headers["content-type"], body, config.max_images
+        )
     else:
-        uploads = parse_form(headers["content-type"], body, limits)
+        uploads = parse_form(headers["content-type"], body, config.max_images)
     if not uploads:
         raise ApiError(400, f"the request contains no image; {USAGE}", reason="empty")
     admission.reserve_images(record, len(uploads))
@@ -288,7 +290,7 @@ async def read_uploads(
     return uploads
 
 
-def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
+def parse_form(content_type: str, body: bytes, max_images: int) -> list[Upload]:
     """Return the files of the field `pictures`; other fields are ignored."""
     invalid = partial(ApiError, 400, reason="form")
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
@@ -315,8 +317,8 @@ def parse_form(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
         else:
             raise invalid("invalid multipart form: a part has no Content-Disposition header")
         if options.get(b"name", b"").decode(errors="replace") == FORM_FIELD:
-            if len(uploads) == limits.images:
-                text = f"more than {limits.images} images; send fewer at once"
+            if len(uploads) == max_images:
+                text = f"more than {max_images} images; send fewer at once"
                 raise ApiError(413, text, reason="size")
             name = options.get(b"filename", b"").decode(errors="replace")[:MAX_NAME_LENGTH]
             data = form[header_end + 4 : end]

@@ -107,9 +107,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if not (sending or self.pipeline or self.transport.is_closing()):
             self.stop_abort_timer()
 
-    def timeout_keep_alive_handler(self) -> None:
-        self.close()
-
     def expect_head(self) -> None:
         """Limit the time and size of the next head."""
         self.stop_head_timer()
@@ -135,6 +132,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Close after pending data is sent, or abort if that takes too long."""
         self.transport.close()
         self.start_abort_timer()
+
+    timeout_keep_alive_handler = close  # called by uvicorn
 
     def reject(self, status: int, text: str, headers: str = "") -> None:
         """Answer a request that was not parsed, and close."""

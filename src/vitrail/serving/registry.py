@@ -110,7 +110,7 @@ class ServedModel:
     @cached_property
     def info(self) -> ModelInfo:
         """What clients may know: nothing about this machine, its files or its data."""
-        model, limits = self.predictor.model, self.pool.limits
+        model, config = self.predictor.model, self.pool.config
         vit = model if isinstance(model, VisionTransformer) else None
         return ModelInfo(
             name=self.name,
@@ -126,10 +126,10 @@ class ServedModel:
             heads=vit.config.heads if vit else 0,
             teach=self.memory is not None,
             limits=LimitsInfo(
-                bytes=limits.body,
-                pictures=limits.images,
-                pixels=limits.pixels,
-                seconds=limits.timeout,
+                bytes=config.max_body,
+                pictures=config.max_images,
+                pixels=config.max_pixels,
+                seconds=config.timeout,
             ),
         )
 
@@ -318,10 +318,8 @@ def teach(
     if not decoded:
         raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
     device = next(old_model.parameters()).device
-    engine, preprocessing = (
-        TorchEngine(old_model, device=device),
-        served.predictor.metadata.preprocessing,
-    )
+    engine = TorchEngine(old_model, device=device)
+    preprocessing = served.predictor.metadata.preprocessing
     batches = torch.stack(decoded).split(FEATURE_BATCH_SIZE)
     features = torch.cat([engine.features(normalize(x, preprocessing)) for x in batches])  # (n, D)
     memory = old_memory.with_class(label, features)

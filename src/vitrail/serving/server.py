@@ -35,7 +35,7 @@ def serve(
     log: Callable[[str], None] = print,
 ) -> None:
     """Serve models until a signal arrives. `predictor` loads one; `log` gets progress lines."""
-    check_installed()
+    require(*REQUIRED, extra="serve", feature="serving")
     from vitrail.serving.app import AppState, make_app
 
     with bind(config) as listener:  # first, because it fails fastest
@@ -49,7 +49,7 @@ def serve(
                     executor.submit(load_model, *arguments, several=len(models) > 1).result()
             listener.listen(BACKLOG)
             host, port = listener.getsockname()[:2]
-            if config.is_public:
+            if not (config.is_loopback or config.token):
                 names = ", ".join(sorted(config.host_names))
                 print(
                     "vitrail: anybody who can reach this machine may use the server; "
@@ -69,10 +69,6 @@ def serve(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(STUCK_STATUS if state.unrecoverable else 0)
-
-
-def check_installed() -> None:
-    require(*REQUIRED, extra="serve", feature="serving")
 
 
 def bind(config: ServerConfig) -> socket.socket:
