@@ -48,7 +48,7 @@ def test_port_in_use_is_one_line_and_status_2(bundle, capsys):
         (("{}", "--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
         (("{}", "--queue", "3"), "never fits into a queue of 3"),
         (("{}", "--max-megabytes", "1000"), "requests share"),
-        (("{}", "--max-pixels", "1000000000"), "are never decoded"),
+        (("{}", "--max-pixels", "1000000000"), "exceeds the decoder's limit"),
         (("{}", "--timeout", "0"), "timeout=0.0 must be greater than 0"),
         (("{}", "--teach-to", "x"), "it needs --allow-teach"),
         (("{}", "--token", "päss"), "printable ASCII"),

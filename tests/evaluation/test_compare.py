@@ -84,5 +84,5 @@ def test_compare_command_writes_page_and_json(tmp_path, capsys):
     assert page.count("<img") >= 3  # the image and both attention maps
     assert page.count("<img") % 3 == 0
     assert main(["compare", models[0], models[0], str(data), "--max-drop", "0.1"]) == 0
-    assert "No difference shown: +0.0 points" in capsys.readouterr().out
+    assert "No significant difference: +0.0 points" in capsys.readouterr().out
     assert main(["compare", models[0], models[0], str(data), "--max-drop", "0.001"]) == 1

@@ -72,5 +72,5 @@ def test_lanczos_without_antialiasing_is_rejected():
     model.metadata = Metadata(
         preprocessing=Preprocessing(size=(8, 8), interpolation="lanczos", antialias=False)
     )
-    with pytest.raises(ConfigError, match="lanczos without antialiasing does not exist"):
+    with pytest.raises(ConfigError, match="lanczos is not available without antialiasing"):
         to_onnx(model, preprocessing=True)

@@ -99,7 +99,7 @@ def test_every_parameter_is_initialized(name, init):
     extras = {"layer_scale": 0.1, "registers": 2, "distillation": True, "stem": "conv"}
     small = {"ViT-Mu/4": extras, "BiT-R50x1": {"blocks": (1, 1)}}.get(name, {"depth": 1})
     if init in ("timm", "quick") and "ViT" not in name:
-        with pytest.raises(ConfigError, match="is for Vision Transformers"):
+        with pytest.raises(ConfigError, match="needs a Vision Transformer"):
             create(name, init=init, **small)
         return
     model = create(name, **small)

@@ -200,7 +200,7 @@ def test_merge_is_not_saved(tiny, tmp_path):
 def test_merging_in_training_mode_raises(tiny):
     model, images = VisionTransformer(tiny).train(), torch.randn(1, 3, 8, 8)
     model.merge = 2
-    with pytest.raises(ConfigError, match=r"merge=2 is for inference.*call model.eval\(\)"):
+    with pytest.raises(ConfigError, match=r"merge=2 works in inference only.*call model.eval\(\)"):
         model(images)
     model.eval()(images)
 

@@ -187,7 +187,7 @@ def test_preprocessing_can_be_set_for_a_checkpoint(model, bundle):
     predictor = Predictor(bundle, preprocessing="deit")
     assert predictor.metadata.preprocessing == preset("deit", (8, 8))
     for images in (model, "model.onnx"):
-        with pytest.raises(ConfigError, match="preprocessing is for a checkpoint"):
+        with pytest.raises(ConfigError, match="preprocessing applies to a checkpoint"):
             Predictor(images, preprocessing="deit")
 
 

@@ -273,7 +273,7 @@ def test_gap_within_sampling_noise_is_not_reported(result):
     few = calibration([0, 0, 15, 25], [NAN, NAN, 0.6, 0.9], [NAN, NAN, 0.667, 0.84])
     many = replace(few, counts=100 * few.counts)
     sentence = calibration_sentence(result, few)
-    assert sentence.startswith("Well calibrated: ECE 6.3 %, within sampling noise")
+    assert sentence.startswith("No miscalibration detected: ECE 6.3 %, within sampling noise")
     assert "confident" in calibration_sentence(result, many)
 
 
@@ -290,7 +290,7 @@ def test_useless_confidence_is_reported(result):
     flat = SelectiveAccuracy(coverage=np.array([0.5, 1.0]), accuracy=np.array([0.97, 0.98]))
     at_80 = {"accuracy_at_80": Estimate(0.98, 0.97, 0.99)}
     unsure = replace(result, selective=flat, estimates=at_80)
-    assert "does not single out mistakes" in list(summary(unsure))[2]
+    assert "does not indicate mistakes" in list(summary(unsure))[2]
 
 
 def test_weakest_classes_have_enough_images(result):

@@ -116,7 +116,7 @@ def test_time_budget_ends_on_time(colors, tmp_path, monkeypatch):
     monkeypatch.setattr(budgets, "TimeBudget", partial(TimeBudget, clock=lambda: next(ticks)))
     recorder = Recorder()
     result = tiny_run(colors, tmp_path / "run", callback=recorder, steps=None, minutes=0.2)
-    assert any("time budget of 0.2 minutes: about" in line for line in recorder.lines)
+    assert any("time budget of 0.2 min: about" in line for line in recorder.lines)
     assert 12 - END_SECONDS - 1 < result.seconds <= 12  # the ending takes no time here
     rates = [row["learning_rate"] for row in recorder.rows]
     assert rates[-1] < 0.2 * max(rates)

@@ -106,7 +106,8 @@ def check_losses(model: Model, format: str, path: Path, allow_loss: bool) -> lis
     """Raise if weights would be lost, or numerics without `allow_loss`; return the losses."""
     losses = list_losses(model, format, path)
     if weights := [loss for loss in losses if not isinstance(loss, NumericsLoss)]:
-        raise CheckpointError(f"{format} cannot express {'; '.join(weights)}")
+        reason = f"{format} cannot express {'; '.join(weights)}"
+        raise CheckpointError(f"{reason}; use --to bundle, or `vitrail export` for ONNX")
     if losses and not allow_loss:
         raise CheckpointError(
             f"{format} cannot express {'; '.join(losses)}; to write the weights anyway, pass "

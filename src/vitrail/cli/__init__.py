@@ -59,7 +59,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
         "compare": (Compare, "two models on the same images: is B as good as A?"),
         "inspect": (Inspect, "attention, filters, position embeddings, explanations"),
         "vtab": (Vtab, "transfer to many small tasks (VTAB-1k protocol)"),
-        "reproduce": (Reproduce, "the paper's tables and figures at laptop scale"),
+        "reproduce": (Reproduce, "tables and figures of the paper at laptop scale"),
     },
     "Deployment": {
         "predict": (Predict, "classify images"),

@@ -121,8 +121,11 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     low, high = map(percent, values["coverage_range"])
     rows = [
         ["prediction sets", f"{conformal.method}, {'per class' if per_class else 'marginal'}"],
-        ["coverage", f"at least {percent(1 - conformal.error_rate)} on average over calibrations"],
-        ["", f"{low} to {high} for 9 of 10 calibrations{' (smallest class)' * per_class}"],
+        [
+            "coverage",
+            f"at least {percent(1 - conformal.error_rate)} on average over calibration sets",
+        ],
+        ["", f"{low} to {high} in 90 % of calibrations{' (smallest class)' * per_class}"],
         ["mean set size", f"{values['set_size']:.2f}"],
         ["sets with one class", percent(values["one_class"])],
     ]
@@ -130,7 +133,7 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
         rows += [
             ["abstain below", "class-dependent" if per_class else percent(conformal.abstain[0])],
             ["accepted predictions", percent(values["accepted"])],
-            ["  of them wrong", f"at most {rate}, with 95 % confidence"],
+            ["  error rate", f"at most {rate}, with 95 % confidence"],
         ]
         never = sum(threshold > 1 for threshold in conformal.abstain)
         if never:

@@ -156,7 +156,7 @@ def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
     rows = [
         ["accuracy", *map(percent, result.accuracy)],
         ["ECE", *map(percent, result.ece)],
-        ["correct where the other is not", f"{len(result.lost):,}", f"{len(result.gained):,}"],
+        ["only this model correct", f"{len(result.lost):,}", f"{len(result.gained):,}"],
         ["ms per image (batch of 8)", *(f"{cost['milliseconds']:.2f}" for cost in about["costs"])],
         ["weights", *(byte_size(cost["bytes"] or 0) for cost in about["costs"])],
         ["same top-1 class", percent(result.agreement), ""],

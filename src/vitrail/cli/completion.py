@@ -18,6 +18,7 @@ zsh, with `fpath+=~/.zfunc; autoload -Uz compinit; compinit` in ~/.zshrc
   mkdir -p ~/.zfunc
   vitrail completion zsh > ~/.zfunc/_vitrail
 fish
+  mkdir -p ~/.config/fish/completions
   vitrail completion fish > ~/.config/fish/completions/vitrail.fish"""
 # tyro offers options where an argument such as DATA is expected; these lines offer files.
 FILES = {
@@ -32,6 +33,7 @@ if (( CURRENT > 2 )) && [[ $PREFIX != -* && $words[CURRENT-1] != -* ]]; then
   _files
 else
   _tyro_vitrail "$@"
+  (( compstate[nmatches] )) || _files
 fi""",
     "fish": "complete --command vitrail --condition '__fish_seen_subcommand_from {commands}' -F",
 }
@@ -50,13 +52,20 @@ class Completion:
 
 def script(shell: Shell) -> str:
     """Return the completion script of all commands."""
-    from vitrail.cli import COMMANDS, with_switches
+    from vitrail.cli import COMMANDS, GROUPS, with_switches
+    from vitrail.cli.options import HelpRegistry
 
     commands: Any = Union[
         *(Annotated[with_switches(c), tyro.conf.subcommand(name)] for name, c in COMMANDS.items())
     ]
-    text = StringIO()
-    with redirect_stdout(text), suppress(SystemExit):
-        tyro.cli(commands, prog="vitrail", args=["--tyro-write-completion", shell, "-"])
-    tyros = text.getvalue().rstrip().removesuffix('_tyro_vitrail "$@"')  # the last line for zsh
-    return tyros + "\n" + FILES[shell].replace("{commands}", " ".join(COMMANDS))
+    output, argv = StringIO(), ["--tyro-write-completion", shell, "-"]
+    with redirect_stdout(output), suppress(SystemExit):
+        tyro.cli(commands, prog="vitrail", args=argv, registry=HelpRegistry())
+    # zsh: files are completed below, and words count from 1, while tyro counts from 0.
+    text = output.getvalue().rstrip().removesuffix('_tyro_vitrail "$@"')
+    text = text.replace('"${words[@]}" "$CURRENT"', '"${words[@]}" "$((CURRENT - 1))"')
+    for group in GROUPS.values():  # tyro describes a command by its name
+        for name, (_, summary) in group.items():
+            entry = f"{name!r}: {{'description': "
+            text = text.replace(f"{entry}{name!r}", f"{entry}'{summary}'")  # no quotes in it
+    return f"{text}\n{FILES[shell].replace('{commands}', ' '.join(COMMANDS))}"

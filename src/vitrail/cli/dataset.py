@@ -59,7 +59,7 @@ class Check(DataOptions):
             self.apply_review(self.apply)
             return
         if self.model is not None and not self.labels:
-            raise ConfigError("--model is for --labels; add --labels, or leave it out")
+            raise ConfigError("--model is used by --labels; add --labels, or leave it out")
         labels = None
         with Progress() as progress:
             result = check_dataset(self.data, limit=self.limit, progress=progress)

@@ -236,7 +236,7 @@ def report(result: "EvaluationResult", title: str) -> Iterator[str]:
                 label, cells = loss_name(result), [f"{value:.4f}", f"{low:.4f}-{high:.4f}"]
             rows.append([label, *cells])
     if (calibration := result.calibration) is not None and result.accuracy < 1:
-        rows.append(["temperature (least NLL)", f"{calibration.temperature:.3g}", ""])
+        rows.append(["temperature (minimizes NLL)", f"{calibration.temperature:.3g}", ""])
         rows.append(["ECE after temperature scaling", percent(calibration.ece_scaled), ""])
     yield ""
     yield from table(rows, "lrl", ["metric", "", "95 % CI"], indent=2)

@@ -77,7 +77,7 @@ class Inspect(DataOptions):
             with suppress(DataError):  # it may not be here
                 evaluation_split(recorded)
                 data = recorded
-                notes = [f"images are from {recorded}, the model's training data"]
+                notes = [f"statistics over images of {recorded}, the model's training data"]
         with Progress() as progress:
             result = inspect_model(
                 model,
@@ -104,7 +104,7 @@ def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
         yield from paragraph(f"  {image.name}{label}: {classes}", 4)
     if (stats := result.attention) is not None:
         yield ""
-        yield f"attention over {stats.images:,} images, smallest to largest head"
+        yield f"attention over {stats.images:,} images: range over heads"
         distance = next(iter(stats.distance.values()))
         rows = [
             (

@@ -85,8 +85,8 @@ def report(plan: "TrainingPlan") -> Iterator[str]:
         rows.append(("total", byte_size(memory.peak), "peak"))
         if memory.evaluation > memory.tensors + memory.fragmentation:
             rows.append(("evaluation needs more", byte_size(memory.evaluation), "plus the process"))
-        rows.append(("free here", byte_size(plan.free), ""))
-        rows.append(("largest batch here", f"{plan.largest_batch:,}", "images per forward pass"))
+        rows.append(("free memory", byte_size(plan.free), ""))
+        rows.append(("largest batch", f"{plan.largest_batch:,}", "images per forward pass"))
     yield from columns(rows)
     yield ""
     if time is not None:

@@ -225,8 +225,9 @@ def table_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
             continue
         label = truncate(", ".join(one.labels) or "(abstained)", LABEL_WIDTH)
         line = f"{name:{NAME_WIDTH}}  {label:{LABEL_WIDTH}} {100 * one.probability:5.1f} % "
+        separator = ""
         for other, p in one.guesses:
-            more = f" {other} {100 * p:.0f} %"
+            more = f"{separator} {other} {100 * p:.0f} %"
             if other not in one.labels and p >= MIN_PROBABILITY and len(line) + len(more) <= WIDTH:
-                line += more
+                line, separator = line + more, ","
         yield printable(line.rstrip())

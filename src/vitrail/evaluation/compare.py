@@ -59,7 +59,7 @@ class Comparison:
         )
         if self.p_value < LEVEL:
             return f"B is {'more' if value > 0 else 'less'} accurate: {numbers}"
-        return f"no difference shown: {numbers}"
+        return f"no significant difference: {numbers}"
 
     def to_dict(self) -> dict[str, Any]:
         flips = {

@@ -92,7 +92,7 @@ def export_model(
         if given and to not in targets:
             raise ConfigError(f"{option} works with --to {' or '.join(targets)}, not with {to}")
     if data is not None and not int8:
-        raise ConfigError("data is for measuring int8; add --int8, or leave it out")
+        raise ConfigError("data is used to measure int8; add --int8, or leave it out")
     if not 0 <= max_drop <= 1:
         raise ConfigError(f"max_drop={max_drop} must be a fraction of the images, such as 0.01")
     if path.exists() and not overwrite:

@@ -80,7 +80,7 @@ def to_onnx(model: Model, *, int8: bool = False, preprocessing: bool = False) ->
     config = model.config
     if int8 and isinstance(model, BiT):
         raise ConfigError(
-            f"int8 is for matrix products, and {name_of(config)} consists of convolutions; "
+            f"int8 quantizes matrix products, and {name_of(config)} consists of convolutions; "
             "export it as float"
         )
     # Traced at another size than the model's own, so that position embeddings are interpolated.
@@ -475,7 +475,7 @@ class Preprocess(nn.Module):
         self.config = preprocessing
         self.filter: Interpolation = preprocessing.interpolation
         if self.filter == "lanczos" and not preprocessing.antialias:
-            raise ConfigError("lanczos without antialiasing does not exist; use bicubic")
+            raise ConfigError("lanczos is not available without antialiasing; use bicubic")
         self.antialias = preprocessing.antialias and self.filter in SUPPORT  # torch: no others
 
     def forward(self, pixels: Tensor) -> Tensor:

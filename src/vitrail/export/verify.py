@@ -40,7 +40,7 @@ def prepare_model(model: Model) -> Model:
     if getattr(model, "merge", 0):
         raise ConfigError("token merging cannot be exported; set model.merge = 0")
     if next(model.parameters()).is_meta:
-        raise CheckpointError("the model has shapes but no values; nothing can be exported")
+        raise CheckpointError("the model is on the meta device and has no weights to export")
     plain = all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters())
     if plain and not model.training:
         return model

@@ -150,7 +150,7 @@ def evaluate_faithfulness(
     random_model = randomize(model)
     curves, sanity = {}, {}
     for method in methods:
-        what = f"testing {method}"
+        what = f"scoring {method}"
         report(what, 0, len(images))
         maps = METHODS[method](model, images, classes)
         step = lambda done, what=what: report(what, done, len(images))  # noqa: E731

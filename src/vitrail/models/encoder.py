@@ -180,7 +180,7 @@ class Encoder(nn.Module):
         """
         if self.training:
             raise ConfigError(
-                f"merge={self.merge} is for inference, and this model is in training mode; "
+                f"merge={self.merge} works in inference only, and the model is in training mode; "
                 "call model.eval(), or set model.merge = 0"
             )
         keys: list[Tensor] = []  # (B, H, N, K), of the current block

@@ -63,7 +63,7 @@ def initialize(
         for table in positions:
             nn.init.normal_(table, std=table.shape[-1] ** -0.5, generator=generator)
     if scheme in ("timm", "quick") and not hasattr(model, "encoder"):
-        raise ConfigError(f"init={scheme!r} is for Vision Transformers; use 'google' here")
+        raise ConfigError(f"init={scheme!r} needs a Vision Transformer; use 'google'")
     if scheme == "quick":
         for module in model.modules():
             if isinstance(module, LearnedPosEmbed) and module.table.shape[1] % 4 == 0:

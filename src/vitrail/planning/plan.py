@@ -474,7 +474,7 @@ def make_plan(
     elif measure:
         timing = time_steps(request, config.channels, micro_batch)
         if timing is None:
-            notes.append("the timed steps were killed, most likely for lack of memory")
+            notes.append("the timed steps were killed, most likely out of memory")
         elif timing["peak"] and device.type == "cpu":
             lost = timing["peak"] - timing["process"] - memory.tensors
             memory = memory._replace(

@@ -172,7 +172,7 @@ class Predictor:
         is_onnx = isinstance(model, str | PathLike) and str(model).endswith(".onnx")
         if preprocessing is not None and (is_onnx or isinstance(model, nn.Module)):
             raise ConfigError(
-                "preprocessing is for a checkpoint; an .onnx file holds its own, and a model has "
+                "preprocessing applies to a checkpoint; an .onnx file has its own, and a model has "
                 "it in model.metadata"
             )
         if isinstance(model, str | PathLike) and is_onnx:

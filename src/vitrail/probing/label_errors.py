@@ -61,17 +61,17 @@ def check_labels(
         if dataset.multi_label:
             raise DataError("the images have several labels; --labels needs one label per image")
         if backbone is None:
-            found = pixels_of(dataset, progress=progress, **options)
+            features = pixels_of(dataset, progress=progress, **options)
         else:
-            found = features_of(backbone, dataset, progress=progress, **options)
-        parts.append((split, dataset, found))
+            features = features_of(backbone, dataset, progress=progress, **options)
+        parts.append((split, dataset, features))
     classes = parts[0][2].classes
-    values = np.concatenate([found.values for _, _, found in parts])
-    labels = np.concatenate([found.labels for _, _, found in parts])
+    values = np.concatenate([features.values for _, _, features in parts])
+    labels = np.concatenate([features.labels for _, _, features in parts])
     rows = [
         {"name": dataset.name(int(i)), "split": split, "index": int(i), "label": classes[label]}
-        for split, dataset, found in parts
-        for i, label in zip(indices_of(found, dataset), found.labels.tolist(), strict=True)
+        for split, dataset, features in parts
+        for i, label in zip(indices_of(features, dataset), features.labels.tolist(), strict=True)
     ]
     p = out_of_fold(values, labels, len(classes))
     suspects, suggested, margins = confident_learning(p, labels)
@@ -86,12 +86,12 @@ def check_labels(
         ],
         accuracy=float((p.argmax(axis=1) == labels).mean()),
         images=len(labels),
-        features=model or "pixels of 32 x 32 copies",
+        features=model or "32 x 32 pixels",
     )
 
 
-def indices_of(found: Any, dataset: Dataset) -> Iterable[int]:
-    return found.indices if len(found.indices) else range(len(dataset))
+def indices_of(features: Any, dataset: Dataset) -> Iterable[int]:
+    return features.indices if len(features.indices) else range(len(dataset))
 
 
 def out_of_fold(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

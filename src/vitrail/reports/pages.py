@@ -272,7 +272,9 @@ def summary(result: EvaluationResult) -> Iterator[str]:
     if math.isfinite(selective) and result.accuracy < 1:
         line = f"Selective accuracy at 80 % coverage: {percent(selective)}"
         if selective - result.accuracy < SELECTIVE_GAIN and selective < 1:
-            line += ", hardly more than at full coverage: confidence does not single out mistakes"
+            line += (
+                ", about the same as at full coverage: low confidence does not indicate mistakes"
+            )
         yield f"{line}."
     missed = [c for c in result.classes if c.support >= MIN_SUPPORT and c.recall < 1]
     if missed:
@@ -294,8 +296,10 @@ def calibration_summary(calibration: Calibration) -> str:
     gaps = mean - calibration.accuracy[bins]
     ece = percent(calibration.ece)
     if not calibration.ece > max(CALIBRATED, noise_ece(calibration)):
-        noise = ", within sampling noise" if calibration.ece > CALIBRATED else ""
-        return f"Well calibrated: ECE {ece}{noise}."
+        small = calibration.ece <= CALIBRATED
+        verdict = "Well calibrated" if small else "No miscalibration detected"
+        noise = "" if small else ", within sampling noise"
+        return f"{verdict}: ECE {ece}{noise}."
     overall = float((counts * gaps).sum() / counts.sum())
     sign = 1 if overall > 0 else -1
     kind = "Overconfident" if sign > 0 else "Underconfident"

@@ -81,7 +81,7 @@ class ServerConfig:
             )
         if self.max_pixels > MAX_PIXELS:
             raise ConfigError(
-                f"images of {self.max_pixels:,} pixels are never decoded; give at most {MAX_PIXELS}"
+                f"max_pixels={self.max_pixels} exceeds the decoder's limit of {MAX_PIXELS}"
             )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port={self.port} is out of range; give 1 to 65535, or 0 for any")

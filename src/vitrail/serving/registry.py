@@ -227,8 +227,8 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
 
 def view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
-    picture = open_image(data)
-    height, width = picture.height, picture.width
+    header = open_image(data)
+    height, width = header.height, header.width
     box = crop_box(get_metadata(model).preprocessing, height, width)
     sides = (box.top / height, box.left / width)
     sides += ((box.bottom - box.top) / height, (box.right - box.left) / width)

@@ -75,7 +75,7 @@ MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shor
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
 PROBE_FRACTION = 1 / 4  # of the time, for computing features
 EVALUATION_FRACTION = 1 / 2  # of the time; if the final evaluation takes more, it is added
-NO_TIME, TOO_SHORT = "no time left", "the time was enough for one step only"
+NO_TIME, TOO_SHORT = "no time left", "only one step fit into the time budget"
 PAPER = "paper-finetune-vtab"
 PROTOCOL = ("method", "steps", "batch_size", "image_size", "examples")
 # The candidate of each method of VTAB-1k, its setting, and a grid; learning rates are an option.
@@ -228,7 +228,7 @@ class Search:
         split, train = ("test", self.splits.train) if test else ("dev", self.fit)
         settings = self.with_rate(self.settings, name, value, seconds)
         if settings.batch_size is not None and settings.batch_size > len(train):
-            self.log(f"  note: batch size {len(train)}: there are no more images")
+            self.log(f"  note: batch size {len(train)}, the number of training images")
             settings = replace(settings, batch_size=len(train))
         config = replace(
             self.config,
@@ -394,20 +394,21 @@ class SearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""
-        rungs = []
+        candidates = []
         for candidate in self.candidates:
             row: Row = asdict(candidate) | {"seconds": round(candidate.seconds, 1)}
             for trial in row["trials"]:
                 trial["learning_rate"] = trial.pop("value")
                 del trial["images"]
             row |= {"gain": self.gain(candidate), "chosen": candidate is self.chosen}
-            rungs.append(row | {"learning_rate": candidate.value})
+            candidates.append(row | {"learning_rate": candidate.value})
         return {
             "folder": str(self.folder),
             "data": self.data,
             "from": self.start,
             "dev": {"split": self.dev, "pictures": self.images},
-            "rungs": rungs,
+            "candidates": candidates,
+            "rungs": candidates,  # the key of 0.1
             "finished": self.finished,
             "seconds": round(self.seconds, 1),
             "results": {split: outcome.to_dict() for split, outcome in self.outcomes.items()},
@@ -545,7 +546,7 @@ class Benchmark:
         if self.method != "finetune":
             for name in ("learning_rates", "steps", "batch_size"):
                 if getattr(self, name):
-                    raise ConfigError(f"{name} is for the method finetune, not for {self.method}")
+                    raise ConfigError(f"{name} applies to method finetune, not to {self.method}")
             return
         paper = read_recipe(PAPER)
         self.steps = self.steps or paper.steps

@@ -188,7 +188,7 @@ class AutoConfig:
         )
         self.explain(f"{name}{blocks}, {model.image_size} pixels", why)
         if "init" in changed:
-            self.explain("quick init", "whitening stem filters, sin-cos position embeddings")
+            self.explain("init", "whitening stem filters, sin-cos position embeddings")
         self.settings = replace(self.settings, model=model)
         size, patch = model.image_size, model.patch_size
         if self.settings.image_sizes or not classify or not size or not patch:
@@ -196,7 +196,7 @@ class AutoConfig:
         half = round(size / 2 / patch) * patch
         if size > SMALL_IMAGE and half >= 3 * patch:
             self.settings = replace(self.settings, image_sizes=((0.0, half), (0.5, size)))
-            self.explain(f"{half} pixels in the first half of the run", "a quarter of the cost")
+            self.explain(f"{half} pixels in the first half of the run", "a quarter of the FLOPs")
 
     def choose_transfer(
         self, start: Config, plan: FinetunePlan | None, weights: Sequence[str], *, new_head: bool
@@ -247,7 +247,9 @@ class AutoConfig:
             if self.start is not None:
                 epochs = 4.0
             settings = replace(settings, epochs=epochs)
-            self.explain(f"{epochs:g} epochs", "more for small datasets; or set --minutes")
+            self.explain(
+                f"{epochs:g} epochs", "more for smaller datasets; --minutes sets a time budget"
+            )
         if settings.machine.workers is None and not self.gpu and self.stats.seconds < FAST_DECODE:
             # The threads of a matrix product wait for each other: one that shares its core with a
             # loading process delays all.
@@ -262,14 +264,14 @@ class AutoConfig:
             muon = small and settings.objective == "classify" and not optim.freeze
             optim = replace(optim, kind="muon" if muon else "adamw")
             if muon:
-                self.explain("Muon", "small models reach an accuracy in about half the time")
+                self.explain("Muon", "small models reach the same accuracy in half the time")
             elif isinstance(start, VitConfig) and settings.objective == "classify":
                 rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
                 decay = optim.layer_decay or TRANSFER_DECAY
                 optim = replace(optim, learning_rate=optim.learning_rate or rate, layer_decay=decay)
                 self.explain(
                     f"AdamW, learning rate {optim.learning_rate:g}, layer decay {decay:g}",
-                    f"usual for pre-trained weights of width {start.width}",
+                    f"default for pre-trained weights of width {start.width}",
                 )
         if optim.kind == "muon":
             defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
@@ -284,7 +286,7 @@ class AutoConfig:
             scratch = LEARNING_RATES.get(kind, 1e-3)
             rate = scratch if start is None else FINETUNE_RATES.get(kind, 2e-4)
             optim = replace(optim, learning_rate=rate)
-            self.explain(f"learning rate {rate:g}", f"usual for {optim.kind}")
+            self.explain(f"learning rate {rate:g}", f"default for {optim.kind}")
         if start is None and uses_whitening(settings.model) and not optim.freeze:
             optim = replace(optim, freeze=(WHITENING_FILTERS,))
         self.settings = replace(settings, optim=optim)
@@ -326,9 +328,7 @@ class AutoConfig:
         self.explain(str(self.precision).removeprefix("torch."), why)
         self.shards = choose_shards(config, settings, self.precision, device)
         if self.shards > 1:
-            self.explain(
-                f"CPU data parallelism with {self.shards} shards", "no waiting between cores"
-            )
+            self.explain(f"CPU data parallelism with {self.shards} shards", "less synchronization")
         if settings.until_accuracy is not None:
             accuracy = percent(settings.until_accuracy)
             why = "val is then used for model selection"
@@ -384,7 +384,7 @@ def image_size_stages(settings: Settings, config: Config) -> Stages:
     if not settings.image_sizes:
         return ((0.0, final),)
     if not isinstance(config, VitConfig):
-        raise ConfigError("image_sizes are for Vision Transformers only; leave them out here")
+        raise ConfigError("image_sizes are supported for Vision Transformers only; leave them out")
     stride = config.stride[0]
     for _, pixels in settings.image_sizes:
         if pixels % stride or pixels > final:
@@ -440,9 +440,9 @@ def choose_shards(
     if distributed.world_size() > 1:
         obstacle = "each process has its own shard of the batch already"
     elif device.type != "cpu" or precision == torch.float16:
-        obstacle = "it is for float32 and bfloat16 on a CPU"
+        obstacle = "it needs float32 or bfloat16 on a CPU"
     elif not isinstance(config, VitConfig) or settings.objective != "classify":
-        obstacle = "it is for Vision Transformers with objective='classify'"
+        obstacle = "it needs a Vision Transformer and objective='classify'"
     elif settings.loss.teacher and settings.loss.teaching != "features":
         obstacle = "the teacher needs the whole batch"
     elif any(getattr(config, name) for name in RANDOM_LAYERS):

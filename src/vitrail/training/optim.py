@@ -54,7 +54,7 @@ def make_optimizers(
     matrices = [(name, p) for name, p in trainable if is_muon_parameter(name, p)]
     if not matrices:
         raise ConfigError(
-            "optim.kind=muon is for matrices of blocks and convolutions, and none of them is "
+            "optim.kind=muon updates matrices of blocks and convolutions, and none of them is "
             "trained; use optim.kind=adamw"
         )
     others = [(name, p) for name, p in trainable if not is_muon_parameter(name, p)]
@@ -330,7 +330,7 @@ class Muon(torch.optim.Optimizer):
         self.cores = torch.get_num_threads()  # `step` may be called with fewer threads
         for group in self.param_groups:
             for parameter in group["params"]:
-                assert parameter.ndim >= 2, "Muon is for matrices"
+                assert parameter.ndim >= 2, "Muon updates matrices"
                 assert parameter.shape[0] % group["parts"] == 0, "rows must divide evenly"
 
     @torch.no_grad()
