@@ -302,7 +302,8 @@ def test_a_stopped_demo_is_status_130(tmp_path, monkeypatch, capsys):
 ASK = {  # prints what is offered for the words up to the cursor; FILES where zsh completes files
     "bash": """{script}
 COMP_WORDS=({quoted}); COMP_CWORD={last}; _vitrail; printf "%s\\n" "${{COMPREPLY[@]}}" """,
-    "zsh": """_describe() {{ print -l -- ${{${{(P)2}}%%:*}}; compstate=(nmatches 1) }}; _files() {{ print FILES }}
+    "zsh": """_describe() {{ print -l -- ${{${{(P)2}}%%:*}}; compstate=(nmatches 1) }}
+_files() {{ print FILES }}
 typeset -A compstate=(nmatches 0); words=({quoted}); CURRENT=$#words; PREFIX={current}
 {script}""",
     "fish": """{script}
