@@ -35,12 +35,6 @@ def test_attention_maps_match(size, dtype):
         assert map_.shape == their.shape
         assert their.max() > 0.05
         assert (map_ - their).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@torch.no_grad()
-def test_slices_of_attention_maps_match(size, dtype):
-    ours, images, expected = both(size, dtype)
     for layer, their in zip(iter_layers(ours, images), expected, strict=True):
         for some, rows in layer.slices():
             map_ = layer.scores(some, rows).softmax(dim=-1)

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from weights import TOLERANCE, difference, random_model, relative, to_peer
+from weights import TOLERANCE, difference, random_model, to_peer
 
 from vitrail import NUMERICS
-from vitrail.models.pos_embed import resize_grid
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
-def load(ours, kind="ViTForImageClassification"):
+def load(ours):
     """The model of transformers that `ours` describes, with the weights of `ours`."""
     config = transformers.ViTConfig(
         hidden_size=ours.config.width,
@@ -23,9 +21,8 @@ def load(ours, kind="ViTForImageClassification"):
         intermediate_size=ours.config.mlp_width,
         qkv_bias=ours.config.qkv_bias,
         num_labels=ours.config.num_classes,
-        pooler_output_size=ours.config.representation or None,
     )
-    model, report = getattr(transformers, kind).from_pretrained(
+    model, report = transformers.ViTForImageClassification.from_pretrained(
         None, config=config, state_dict=to_peer(ours, "huggingface"), output_loading_info=True
     )
     assert not any(report.values()), report
@@ -36,9 +33,8 @@ def logits(model, images):
     return model(images, interpolate_pos_encoding=True).logits
 
 
-@pytest.mark.parametrize("qkv_bias", [True, False])
-def test_logits_match(qkv_bias, dtype):
-    ours = random_model("ViT-Ti/16", qkv_bias=qkv_bias, numerics="transformers")
+def test_logits_match(dtype):
+    ours = random_model("ViT-Ti/16", numerics="transformers")
     assert difference(ours, load(ours), call=logits, dtype=dtype) <= TOLERANCE[dtype]
 
 
@@ -46,28 +42,6 @@ def test_logits_match(qkv_bias, dtype):
 def test_logits_match_at_another_image_size(size, dtype):
     ours = random_model("ViT-Ti/16", depth=2, numerics="transformers")
     assert difference(ours, load(ours), call=logits, size=size, dtype=dtype) <= TOLERANCE[dtype]
-
-
-def test_representation_layer_is_the_pooler(dtype):
-    ours = random_model(
-        "ViT-Ti/16", depth=2, representation=64, num_classes=0, numerics="transformers"
-    )
-    theirs = load(ours, "ViTModel")
-    error = difference(ours, theirs, call=lambda m, x: m(x).pooler_output, dtype=dtype)
-    assert error <= TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("grid", [(24, 24), (7, 28), (6, 20)], ids=str)
-def test_position_resize_matches(grid, dtype):
-    table = torch.randn(14, 14, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
-    theirs = F.interpolate(table.permute(2, 0, 1)[None], grid, mode="bicubic", align_corners=False)
-    ours = resize_grid(table, grid, "transformers")
-    assert relative(ours, theirs[0].permute(1, 2, 0)) <= TOLERANCE[dtype]
-
-
-def test_google_numerics_do_not_match():
-    ours = random_model("ViT-Ti/16", numerics="google")
-    assert difference(ours, load(ours), call=logits) > TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("choice", ["gelu", "norm_eps", "position_resize"])
