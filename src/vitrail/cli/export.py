@@ -1,7 +1,7 @@
 """`vitrail export`: a model as a file that runs without vitrail. `vitrail convert`: as a checkpoint
 of another format, with the same logits."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -120,7 +120,7 @@ class Convert:
         if done.notice:
             log_stderr(done.notice)
         if self.json:
-            print_json(asdict(done) | {"destination": str(self.destination)})
+            print_json(done._asdict() | {"destination": str(self.destination)})
             return
         print(f"{done.model}: {self.source} ({done.source_format}) -> {self.to}")
         for line in summarize(done.tensors):
