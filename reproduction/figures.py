@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from vitrail.reports.html import compact_number
+
 COLORS = ("#1d5bbf", "#c2410c", "#0f766e", "#8b2fc9", "#8a5a06", "#be185d", "#4d7c0f", "#475569")
 MARKERS = "osD^vPX*"
 STYLE: Any = {
@@ -32,28 +34,19 @@ class Point(NamedTuple):
 Lines = Mapping[str, Sequence[Point]]  # name → points from left to right
 
 
-class Panel(NamedTuple):
-    """One plot of a line chart."""
+def line_chart(panels: Sequence[tuple[Mapping[str, Any], Lines]]) -> bytes:
+    """Return curves with 95 % CIs as SVG; a name has one color and marker in all panels.
 
-    title: str
-    lines: Lines
-    x_label: str
-    y_label: str
-    log_x: bool = True
-    joined: bool = True
-
-
-def line_chart(panels: Sequence[Panel]) -> bytes:
-    """Return curves with 95 % CIs as SVG; a name has one color and marker in all panels."""
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    handles = {}
+    The texts of a panel are `title`, `x_label` and `y_label`; `log_x` and `joined` may be false.
+    """
+    names = list(dict.fromkeys(name for _, lines in panels for name in lines))
+    handles, short = {}, lambda value, _: compact_number(value)
     with new_figure(len(panels), 3.8 * len(panels) + 0.6, 3.6) as (figure, axes):
-        for axis, panel in zip(axes, panels, strict=True):
-            if panel.log_x:
+        for axis, (panel, lines) in zip(axes, panels, strict=True):
+            if panel.get("log_x", True):
                 axis.set_xscale("log", subs=[2, 5])
-                axis.xaxis.set_major_formatter(short)
-                axis.xaxis.set_minor_formatter(short)
-            for name, points in panel.lines.items():
+                axis.xaxis.set(major_formatter=short, minor_formatter=short)
+            for name, points in lines.items():
                 number, half = names.index(name), [100 * point.half for point in points]
                 handles[name] = axis.errorbar(
                     [point.x for point in points],
@@ -61,11 +54,13 @@ def line_chart(panels: Sequence[Panel]) -> bytes:
                     yerr=half if any(half) else None,
                     color=COLORS[number % len(COLORS)],
                     marker=MARKERS[number % len(MARKERS)],
-                    linestyle="-" if panel.joined else "none",
+                    linestyle="-" if panel.get("joined", True) else "none",
                     markersize=5,
                     capsize=3,
                 )
-            axis.set(title=panel.title, xlabel=panel.x_label, ylabel=f"{panel.y_label} (%)")
+            axis.set(
+                title=panel["title"], xlabel=panel["x_label"], ylabel=f"{panel['y_label']} (%)"
+            )
         columns = min(3 * len(panels), len(names))
         figure.legend([*handles.values()], [*handles], loc="outside upper center", ncols=columns)
         return to_svg(figure)
@@ -84,14 +79,6 @@ def dot_chart(columns: Mapping[str, Mapping[str, Point]]) -> bytes:
             axis.set(title=title, xlabel="accuracy (%)", ylim=(len(rows) - 0.5, -0.5))
             axis.set_yticks(range(len(rows)), rows if axis is axes[0] else [""] * len(rows))
         return to_svg(figure)
-
-
-def short(value: float, _: Any = None) -> str:
-    """`0.5`, `60k`, `303M`"""
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g}{unit}"
-    return f"{value:g}"
 
 
 @contextmanager

@@ -21,18 +21,7 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.metrics import Estimate
-from vitrail.inspection.attention import (
-    attention_stats,
-    require_attention,
-    token_offset,
-    token_positions,
-)
-from vitrail.inspection.faithfulness import (
-    insertion_deletion,
-    predict_classes,
-    randomize,
-    sanity_check,
-)
+from vitrail.inspection import attention, faithfulness
 from vitrail.inspection.images import InputImage, evenly_spaced, load_samples
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.representations import filter_components, position_similarity
@@ -52,7 +41,7 @@ PATTERN_MARGIN = 0.1  # of a rank correlation: less is no difference
 
 def load_model(results: Results, name: str) -> VisionTransformer:
     folder = next(result.folder for key, result in results.jobs.items() if key[0] == name)
-    return require_attention(load(folder).eval(), "figures")
+    return attention.require_attention(load(folder).eval(), "figures")
 
 
 def test_pictures(
@@ -80,16 +69,16 @@ def claim_parts(
 def figure6(results: Results) -> Report:
     model = load_model(results, VIT)
     pictures, images = test_pictures(model, results.datasets, INSERTION_IMAGES)
-    classes = predict_classes(model, images)
+    classes = faithfulness.predict_classes(model, images)
     maps = {name: METHODS[name](model, images, classes) for name in ("rollout", "center", "random")}
     scores = {}
     for name, values in maps.items():
         each = zip(images.split(1), values.split(1), classes.split(1), strict=True)
-        scores[name] = np.array([insertion_deletion(model, *one).insertion_area for one in each])
+        curves = (faithfulness.insertion_deletion(model, *one) for one in each)
+        scores[name] = np.array([curve.insertion_area for curve in curves])
     areas = {name: bootstrap_mean(values) for name, values in scores.items()}
-    random, center = (
-        bootstrap_mean(scores["rollout"] - scores[name]) for name in ("random", "center")
-    )
+    gaps = (scores["rollout"] - scores[name] for name in ("random", "center"))
+    random, center = map(bootstrap_mean, gaps)
     labels = [picture.label for picture in pictures]
     shown = [labels.index(label) for label in dict.fromkeys(labels)][:ROLLOUT_IMAGES]
     names = get_metadata(model).names(model.config.num_classes)
@@ -99,25 +88,18 @@ def figure6(results: Results) -> Report:
         captions += [labels[n] for n in row]
         for n in row:
             one, values = pictures[n], maps["rollout"][n].numpy()
-            offset = token_offset(model)
+            offset = attention.token_offset(model)
             tiles.append(overlay(one.pixels, values, one.box, "heat", offset=offset))
-            captions.append(f"predicted: {names[int(classes[n])]}")
-    over_random, over_center = interval(random, "+"), interval(center, "+")
+        captions += [f"predicted: {names[int(classes[n])]}" for n in row]
+    sanity = faithfulness.sanity_check(model, "rollout", images, classes)
+    texts = {"over_random": interval(random, "+"), "over_center": interval(center, "+")}
+    rows = [(name, interval(area)) for name, area in areas.items()]
+    rows += [(f"rollout minus {name[5:]}", text) for name, text in texts.items()]
     return results.report(
         verdict_of_areas(random, center),
-        {
-            "images": len(pictures),
-            "areas": areas,
-            "leads": (random, center),
-            "over_random": over_random,
-            "over_center": over_center,
-            "sanity": sanity_check(model, "rollout", images, classes),
-        },
-        [
-            *((name, interval(area)) for name, area in areas.items()),
-            ("rollout minus random", over_random),
-            ("rollout minus center", over_center),
-        ],
+        texts
+        | {"images": len(pictures), "areas": areas, "leads": (random, center), "sanity": sanity},
+        rows,
         figures={"figure6.png": png_bytes(image_grid(tiles, captions, columns=4))},
     )
 
@@ -133,14 +115,12 @@ def interval(estimate: Estimate, sign: str = "") -> str:
     return f"{value} ({low} to {high})"
 
 
-def distance_study(
-    model: VisionTransformer, images: Tensor
-) -> tuple[np.ndarray, np.ndarray, float]:
+def distance_study(model: VisionTransformer, images: Tensor) -> tuple[Any, np.ndarray, float]:
     """Return attention distances between patches (L, H) in pixels and in percent of a uniform
     head's, and the distance of that."""
-    distance = attention_stats(model, images.split(32)).distance
+    distance = attention.attention_stats(model, images.split(32)).distance
     pixels = distance.get("patches, renormalized", distance["patches"])
-    where = token_positions(model.config.grid, model.config.stride, 0)  # (N, 2)
+    where = attention.token_positions(model.config.grid, model.config.stride, 0)  # (N, 2)
     uniform = float(torch.cdist(where, where).mean())
     return pixels, 100 * pixels / uniform, uniform
 
@@ -178,14 +158,13 @@ def figure7(results: Results) -> Report:
     model = load_model(results, VIT)
     ((title, similarity),) = position_similarity(model).items()
     _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
-    both = model, require_attention(randomize(model), "figures")
+    both = model, attention.require_attention(faithfulness.randomize(model), "figures")
     explained = [filter_components(one, 10**6)[1] for one in both]
     few, many = map(components_for, explained)
     (pixels, percent, uniform), (old_pixels, old, _) = (distance_study(one, images) for one in both)
     grid = grid_structure(similarity)
     distances = {"trained": pixels, "at initialization": old_pixels}
     distances["uniform head"] = np.full((len(pixels), 1), uniform)
-    holds = {name: p < SIGNIFICANCE for name, (_, p) in grid.items()}
     values = {
         "images": len(images),
         **{"few": few, "many": many, "count": len(explained[0])},
@@ -199,7 +178,8 @@ def figure7(results: Results) -> Report:
         "positions": position_plot({title: similarity}),
         "distance": head_plot(distances, DISTANCE, width=540),
     }
-    holds = {"filters": few < many, **holds, **distance_parts(percent)}
+    holds = {"filters": few < many, **{name: p < SIGNIFICANCE for name, (_, p) in grid.items()}}
+    holds |= distance_parts(percent)
     return results.report(
         *claim_parts("figure7", holds, values),
         figures={f"figure7-{name}.png": png_bytes(plot) for name, plot in plots.items()},
@@ -212,22 +192,16 @@ def figure11(results: Results) -> Report:
         model = load_model(results, name)
         _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
         distances[name], percent[name], _ = distance_study(model, images)
-    rows = []
-    for layer in range(max(map(len, percent.values()))):
-        heads = [one[layer] if layer < len(one) else None for one in percent.values()]
-        cells = ["—" if one is None else f"{one.mean():.0f} % ({span(one)})" for one in heads]
-        rows.append((str(layer), *cells))
+    rows = [
+        (str(layer), *(f"{heads.mean():.0f} % ({span(heads)})" for heads in layers))
+        for layer, layers in enumerate(zip(*percent.values(), strict=True))
+    ]
     lowest = [float(lower_half(one).min()) for one in percent.values()]
     means = [float(lower_half(one).mean()) for one in percent.values()]
     values = {"images": len(images), "lowest": lowest, "means": means, "percent": percent}
-    plot = head_plot(distances, DISTANCE, width=540)
-    return results.report(
-        verdict_of_locality(*lowest),
-        values,
-        rows,
-        head=("layer", *percent),
-        figures={"figure11.png": png_bytes(plot)},
-    )
+    figures = {"figure11.png": png_bytes(head_plot(distances, DISTANCE, width=540))}
+    verdict = verdict_of_locality(*lowest)
+    return results.report(verdict, values, rows, head=("layer", *percent), figures=figures)
 
 
 def verdict_of_locality(vit: float, hybrid: float) -> Verdict:
@@ -282,9 +256,8 @@ def beyond_distance(
 def pattern_correlation(one: np.ndarray, other: np.ndarray) -> float:
     """Return Spearman's rank correlation of two similarity tables (h, w, h, w)."""
     count = one.shape[0] * one.shape[1]
-    pairs = np.triu_indices(count, 1)
-    first, second = (ranks(table.reshape(count, count)[pairs]) for table in (one, other))
-    return correlation(first, second)
+    tables = (table.reshape(count, count)[np.triu_indices(count, 1)] for table in (one, other))
+    return correlation(*map(ranks, tables))
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -302,19 +275,15 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 def figure10(results: Results) -> Report:
     tiles = {}
     for (name, seed), result in results.jobs.items():
-        model = require_attention(load(result.folder), "figures")
+        model = attention.require_attention(load(result.folder), "figures")
         (tiles[name, seed],) = position_similarity(model).values()
     grids = {key: grid_structure(one) for key, one in tiles.items()}
     own, twin = (SHORT, 0), (SHORT, 1)
-    patterns = {
-        key: pattern_correlation(tiles[twin], one) for key, one in tiles.items() if key != twin
-    }
-    least = min((key for key in patterns if key != own), key=lambda key: patterns[key])
+    patterns = {k: pattern_correlation(tiles[twin], x) for k, x in tiles.items() if k != twin}
+    least = min((key for key in patterns if key != own), key=patterns.__getitem__)
     nearness = [grid["nearness"] for grid in grids.values()]
-    holds = {
-        "nearness": all(p < SIGNIFICANCE for _, p in nearness),
-        "pattern": patterns[own] - patterns[least] >= PATTERN_MARGIN,
-    }
+    holds = {"nearness": all(p < SIGNIFICANCE for _, p in nearness)}
+    holds["pattern"] = patterns[own] - patterns[least] >= PATTERN_MARGIN
     values = {
         **{"low": min(nearness)[0], "high": max(nearness)[0], "other": least[0]},
         **{"own": patterns[own], "least": patterns[least], "grids": grids, "patterns": patterns},
@@ -326,7 +295,6 @@ def figure10(results: Results) -> Report:
         pattern = f"{patterns[name, seed]:.2f}" if (name, seed) != twin else "—"
         seen = (f"{result.images:,}", f"{100 * (result.accuracy or 0.0):.1f} %")
         rows.append((name, str(seed), *seen, near, *lines, pattern))
-    tables = {f"{name}, seed {seed}": table for (name, seed), table in tiles.items()}
-    plot = position_plot(tables, columns=2)
+    plot = position_plot({f"{n}, seed {seed}": x for (n, seed), x in tiles.items()}, columns=2)
     verdict, values, _ = claim_parts("figure10", holds, values)
     return results.report(verdict, values, rows, figures={"figure10.png": png_bytes(plot)})

@@ -2,15 +2,16 @@
 
 A job that several experiments need runs once: its folder is named by a digest of everything it
 depends on. The folder is the bundle of the run, with its checkpoint until the run is finished, and
-cell.json, written last. Names of files and keys are those of 0.1, whose results are reused.
+result.json, written last.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -37,7 +38,7 @@ from vitrail.training.data_module import DataSplits
 from vitrail.training.recipes import read_recipe, read_run, settings_from_dict
 from vitrail.training.trainer import run
 
-RESULT = "cell.json"
+RESULT = "result.json"
 VERSION = 2  # of what is measured
 SHOTS, DRAWS = 5, 10
 PROBE: dict[str, Any] = TEXT["probe_protocol"]
@@ -54,7 +55,7 @@ class Datasets:
     """References of the pre-training dataset and of those that models are transferred to.
 
     Without a target, models are pre-trained on every other class and transferred to the rest.
-    With probes, models are trained for longer and compared by closed-form probes on those datasets.
+    With probes, models are compared by closed-form probes on those datasets.
     """
 
     pretrain: str
@@ -62,7 +63,7 @@ class Datasets:
     probes: tuple[str, ...] = ()
 
     @property
-    def names(self) -> dict[str, str]:
+    def names(self) -> dict[str, Any]:
         """Names and phrases for reports: `fashion_mnist` for ../data/fashion_mnist.npz."""
         pretrain, target, *probes = (
             Path(data.rpartition(":")[2]).stem or data
@@ -70,19 +71,14 @@ class Datasets:
         )
         source = pretrain if self.target else f"every other class of {pretrain}"
         names = {"pretrain": pretrain, "source": source, "target": target or "the other classes"}
-        names["trained_on"] = pretrain if probes else source
         if not probes:
             measure = "evaluated on {test_images} test images"
-            return {**names, "measure": measure, "score": "test accuracy", "shots": str(SHOTS)}
+            names |= {"trained_on": source, "measure": measure, "score": "test accuracy"}
+            return names | {"shots": SHOTS}
         probe = PROBE["probe"].format(**PROBE, datasets=", ".join(probes))
-        score = f"{PROBE['shots']}-shot accuracy"
-        measure = f"compared by {probe}"
-        names |= {"probe": probe, "measure": measure, "score": score, "shots": str(PROBE["shots"])}
-        return names | {"steps": str(self.steps())}
-
-    def steps(self, steps: int = PROTOCOL["steps"]) -> int:
-        """Return the number of training steps where the protocol without probes has `steps`."""
-        return steps * PROBE["steps_factor"] if self.probes else steps
+        names |= {"probe": probe, "measure": f"compared by {probe}", "trained_on": pretrain}
+        names |= {"score": f"{PROBE['shots']}-shot accuracy", "shots": PROBE["shots"]}
+        return names | {"batch": f"{PROBE['batch']} with Muon"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +103,11 @@ class Job:
     @property
     def flops(self) -> float:
         """FLOPs of training."""
-        return training_flops(
-            self.config, (self.settings.steps or 0) * (self.settings.batch_size or 0)
-        )
+        images = (self.settings.steps or 0) * (self.settings.batch_size or 0)
+        return training_flops(self.config, images)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(NamedTuple):
     """The measurements of a finished job."""
 
     folder: Path  # the bundle
@@ -123,6 +117,7 @@ class Result:
     test_images: int
     seconds: float
     config: Config
+    draws: Sequence[float] = ()  # accuracies of the probes
 
 
 def small_model(name: str, **changes: Any) -> ModelSettings:
@@ -146,35 +141,29 @@ def pretraining(
 
     `transfer`: the model is fine-tuned later, on another dataset or on the other classes.
     """
+    settings = replace(RECIPE, seed=seed, steps=steps, objective=objective)
     optim = replace(RECIPE.optim, learning_rate=rate)
-    steps = datasets.steps(steps)
-    settings = replace(
-        RECIPE, seed=seed, steps=steps, objective=objective, model=model, optim=optim
-    )
-    half: ClassHalf = "even" if transfer and not datasets.target else ""
-    tested = PROTOCOL["test_images"]
+    if datasets.probes:
+        settings = replace(settings, batch_size=PROBE["batch"])
+        optim = replace(optim, kind="muon", muon_learning_rate=PROBE["muon_factor"] * rate)
     return Job(
         data=datasets.pretrain,
-        settings=settings,
+        settings=replace(settings, model=model, optim=optim),
         images=images,
-        test_images=tested,
-        half=half,
+        test_images=PROTOCOL["test_images"],
+        half="even" if transfer and not datasets.target else "",
         probes=datasets.probes,
     )
 
 
 def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
     """Return the runs of an experiment in experiments.toml, for all seeds."""
-    return {
-        (*run["key"], seed): pretraining(
-            datasets,
-            small_model(run["model"], **run.get("change", {})),
-            seed,
-            **run.get("train", {}),
-        )
-        for run in TEXT[name].get("runs", ())
-        for seed in run.get("seeds", range(TEXT[name].get("seeds", 0)))
-    }
+    jobs = {}
+    for one in TEXT[name].get("runs", ()):
+        model = small_model(one["model"], **one.get("change", {}))
+        for seed in one.get("seeds", range(TEXT[name].get("seeds", 0))):
+            jobs[*one["key"], seed] = pretraining(datasets, model, seed, **one.get("train", {}))
+    return jobs
 
 
 def finetuning(datasets: Datasets, start: Job | None, model: ModelSettings, seed: int) -> Job:
@@ -185,11 +174,10 @@ def finetuning(datasets: Datasets, start: Job | None, model: ModelSettings, seed
     """
     rate, steps, batch = (PROTOCOL[f"fine_{name}"] for name in ("rate", "steps", "batch"))
     optim = replace(RECIPE.optim, learning_rate=rate, schedule="cosine", weight_decay=0.0)
+    settings = replace(RECIPE, seed=seed, steps=steps, batch_size=batch)
     return Job(
         data=datasets.target or datasets.pretrain,
-        settings=replace(
-            RECIPE, seed=seed, steps=steps, batch_size=batch, model=model, optim=optim
-        ),
+        settings=replace(settings, model=model, optim=optim),
         images=PROTOCOL["fine_images"],
         test_images=PROTOCOL["test_images"],
         half="" if datasets.target else "odd",
@@ -203,13 +191,12 @@ def digest(job: Job) -> str:
         "protocol": VERSION,
         "data": data_fingerprints(job.data),
         "settings": asdict(job.settings),
-        "pictures": job.images,
-        "judged": job.test_images,
+        "images": job.images,
+        "test_images": job.test_images,
         "half": job.half,
         "start": digest(job.start) if job.start else None,
+        "probes": job.probes and [[*map(data_fingerprints, job.probes)], PROBE],
     }
-    if job.probes:
-        values["probes"] = [[*map(data_fingerprints, job.probes)], PROBE]
     return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -227,15 +214,11 @@ def test_split(data: str) -> str:
 
 def open_data(job: Job) -> DataSplits:
     """Open the images of a job; the seed selects the subset, and smaller ones are nested."""
-    train, test = (
-        select_half(open_dataset(job.data, split), job.half)
-        for split in ("train", test_split(job.data))
-    )
-    return DataSplits(
-        reference=job.data,
-        train=subset(train, job.images, job.settings.seed),
-        held_out={"test": subset(test, job.test_images, 0)},
-    )
+    splits = (open_dataset(job.data, split) for split in ("train", test_split(job.data)))
+    train, test = (select_half(samples, job.half) for samples in splits)
+    train = subset(train, job.images, job.settings.seed)
+    held_out = {"test": subset(test, job.test_images, 0)}
+    return DataSplits(reference=job.data, train=train, held_out=held_out)
 
 
 def select_half(samples: ImageDataset, half: ClassHalf) -> ImageDataset:
@@ -257,8 +240,8 @@ def subset(samples: ImageDataset, count: int | None, seed: int) -> ImageDataset:
         return samples
     if count < len(samples.classes):
         raise ConfigError(f"{count} images are fewer than {len(samples.classes)} classes")
-    rng = np.random.default_rng(seed)
-    return samples.subset(stratified_subset(samples.class_ids(), count, rng))
+    rows = stratified_subset(samples.class_ids(), count, np.random.default_rng(seed))
+    return samples.subset(rows)
 
 
 def probe_split(test: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
@@ -307,9 +290,8 @@ def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None =
         )
         if not run(config, callback).finished:
             return False
-    model = load(folder)
+    model, test = load(folder), data.held_out["test"]
     provenance = get_metadata(model).provenance
-    test = data.held_out["test"]
     # The shots are test images, since the model may have memorized its training images.
     splits = [open_probe(data) for data in job.probes] or [probe_split(test)]
     shots, seeds = (PROBE["shots"], PROBE["draws"]) if job.probes else (SHOTS, DRAWS)
@@ -322,10 +304,9 @@ def run_job(job: Job, folder: Path, start: str = "", callback: Callback | None =
         "accuracy": provenance.get("test accuracy"),
         "fewshot": sum(draws) / len(draws),
         "draws": draws,
-        "judged": len(test),
+        "test_images": len(test),
         "images": provenance["steps"] * (read_run(folder)[0].batch_size or 1),
         "seconds": provenance["seconds"],
-        "parameters": sum(p.numel() for p in model.parameters()),
         "config": to_dict(model.config),
     }
     write_json(folder / RESULT, values)
@@ -337,6 +318,4 @@ def read_result(folder: Path) -> Result | None:
     if not (folder / RESULT).exists():
         return None
     values = read_json(folder / RESULT)
-    same = {key: values[key] for key in ("accuracy", "fewshot", "images", "seconds")}
-    config = from_dict(values["config"])
-    return Result(folder=folder, test_images=values["judged"], config=config, **same)
+    return Result(folder, **values | {"config": from_dict(values["config"])})

@@ -34,7 +34,7 @@ A100 = next(one for one in ACCELERATORS if one.name == "A100")
 LARGEST_RATE = 0.06  # of fine-tuning on ImageNet, for ResNets and hybrids only (appendix B.1.1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PaperRun:
     """One run of the paper: a recipe with changes, on a dataset."""
 
@@ -91,17 +91,10 @@ def read_run(label: str) -> PaperRun:
         values["epochs"] = None
     for group in ("model", "optim"):
         changes = {key: None if x == "unset" else x for key, x in values.pop(group, {}).items()}
-        settings = replace(settings, **{group: replace(getattr(settings, group), **changes)})
-    return PaperRun(
-        label=label,
-        recipe=recipe,
-        settings=replace(settings, **values),
-        data=dataset["folder"] + (f"-{images / 1e6:.0f}m" if images < dataset["images"] else ""),
-        images=images,
-        classes=dataset["classes"],
-        start=start,
-        note=note,
-    )
+        values[group] = replace(getattr(settings, group), **changes)
+    settings = replace(settings, **values)
+    data = dataset["folder"] + (f"-{images / 1e6:.0f}m" if images < dataset["images"] else "")
+    return PaperRun(label, recipe, settings, data, images, dataset["classes"], start, note)
 
 
 def check_run(run: PaperRun, devices: int = DEVICES) -> tuple[int, float]:
@@ -162,29 +155,21 @@ def full_report(name: str) -> Report:
         note = f"({notes.index(run.note) + 1})" if run.note else ""
         size = (f"{parameters / 1e6:,.1f} M", str(tokens), f"{run.steps:,}")
         rows.append((run.label, *size, *cost, note))
-    listed = "".join(f" ({number}) {note}." for number, note in enumerate(notes, 1))
-    tables = [
-        Table(
-            caption=f"The paper's own runs; days on {DEVICES} accelerators of "
-            f"{A100.peak / 1e12:.0f} TFLOP/s (A100, published peak) at an assumed utilization of "
-            f"{100 * UTILIZATION:.0f} %.{listed}",
-            head=("run", "parameters", "tokens", "steps", "exaFLOPs", "days", "note"),
-            rows=rows,
-        ),
-        Table(
-            caption="Commands",
-            head=("run", "command"),
-            rows=[(run.label, shlex.join(command(run))) for run in runs],
-        ),
-    ]
+    caption = (
+        f"The paper's own runs; days on {DEVICES} accelerators of {A100.peak / 1e12:.0f} TFLOP/s "
+        f"(A100, published peak) at an assumed utilization of {100 * UTILIZATION:.0f} %."
+    )
+    caption += "".join(f" ({number}) {note}." for number, note in enumerate(notes, 1))
+    head = ("run", "parameters", "tokens", "steps", "exaFLOPs", "days", "note")
+    commands = [(run.label, shlex.join(command(run))) for run in runs]
+    tables = [Table(caption, head, rows), Table("Commands", ("run", "command"), commands)]
+    built = "All models, objectives and optimizers can be built; the commands run them."
     return Report(
         name=name,
         title=TEXT[name]["title"],
         claim=TEXT[name]["claim"],
         method="The paper's own settings were built on the meta device.",
-        result="All models, objectives and optimizers can be built; the commands run them."
-        if runs
-        else "Nothing is trained in this experiment.",
+        result=built if runs else "Nothing is trained in this experiment.",
         verdict="checked",
         tables=tables if runs else (),
     )

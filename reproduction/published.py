@@ -1,7 +1,6 @@
 """The numbers of the paper (published.toml): for comparison, never presented as ours."""
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +26,7 @@ class Accuracy(NamedTuple):
         return f"{self.value:.2f} ± {self.deviation:.2f}"
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(NamedTuple):
     """A row of table 6: pre-trained on JFT, then fine-tuned."""
 
     model: str
@@ -41,10 +39,6 @@ class Scaling:
         if self.model.startswith("BiT"):
             return "ResNet"
         return "ViT" if self.model.startswith("ViT") else "hybrid"
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}, {self.epochs} epochs"
 
     @property
     def average(self) -> float:
@@ -79,9 +73,7 @@ WITH_ACCURACIES = {"table2": TABLE2, "table5": TABLE5}
 def full_name(table: str, name: str) -> str:
     """Return the model of a table by its full name or without its pre-training dataset."""
     models = WITH_ACCURACIES[table]
-    if name in models:
-        return name
-    matches = [full for full in models if full.startswith(f"{name} (")]
+    matches = [full for full in models if full == name or full.startswith(f"{name} (")]
     if not matches:
         raise unknown(f"model of {table}", name, models)
     if len(matches) > 1:

@@ -1,22 +1,21 @@
 """Reports: claim, method, result and verdict of an experiment, as Markdown and JSON.
 
-reproduction/README.md       markdown(reports): all experiments with a summary
+reproduction/README.md       markdown(sections): all experiments with a summary
 reproduction/figures/        their figures (write_figures)
-OUT/NAME/report.md, .json    one experiment with its figures (write, read)
+OUT/NAME/report.md, .json    one experiment with its figures (write)
 """
 
 import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from vitrail.checkpoints.files import read_json, write_json
+from vitrail.checkpoints.files import write_json
 from vitrail.data.storage import write_atomic
-from vitrail.errors import CheckpointError
 
 Verdict = Literal["holds", "holds in part", "does not hold", "inconclusive", "checked"]
 # Titles, claims, methods and results of all experiments; the braces are filled in by Python.
@@ -26,8 +25,7 @@ TEXT: dict[str, Any] = tomllib.loads(
 MAX_NUMBER = 30  # characters of a number with its interval and unit
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of text; the first column names the row."""
 
     caption: str
@@ -35,8 +33,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """An SVG or PNG file."""
 
     file: str  # "figure5.svg": unique among all experiments
@@ -61,22 +58,33 @@ class Report:
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers, machine-readable
 
 
-def markdown(reports: Sequence[Report], folder: str = "figures") -> str:
-    """Return the page of all experiments; `folder` holds its figures."""
-    counts = Counter(report.verdict for report in reports)
-    summary = [
-        (f"[{report.name}](#{anchor(heading(report))})", report.title, report.verdict)
-        for report in reports
-    ]
+def markdown(sections: Sequence[str]) -> str:
+    """Return the page of all experiments, from what `section` returned of each."""
+    heads = [re.findall(r"^## ((\w+): (.*))$|^\*\*Verdict: (.*)\.\*\*$", x, re.M) for x in sections]
+    rows = [(f"[{n}](#{anchor(text)})", title, v[3]) for (text, n, title, _), v in heads]
+    counts = Counter(verdict for _, _, verdict in rows)
     blocks = [
         TEXT["introduction"].strip(),
         "## Summary",
         f"Verdicts: {', '.join(f'{v} {counts[v]}' for v in get_args(Verdict) if counts[v])}.",
-        markdown_table(("experiment", "claim", "verdict"), summary),
+        markdown_table(("experiment", "claim", "verdict"), rows),
         "\n".join(f"- **{verdict}**: {why}" for verdict, why in TEXT["verdicts"].items()),
-        *(block for report in reports for block in section(report, f"{folder}/")),
+        *sections,
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def write_docs(reports: Sequence[Report], folder: Path) -> Path:
+    """Write reports and their figures into README.md, whose other sections are kept."""
+    page = folder / "README.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, *sections = re.split(r"^## (?=\w+: )", text, flags=re.M)
+    named = {part.partition(":")[0]: f"## {part.strip()}" for part in sections}
+    for report in reports:
+        write_figures(report, folder / "figures")
+        named[report.name] = section(report, "figures/")
+    write_atomic(page, markdown([named[name] for name in TEXT if name in named]))
+    return page
 
 
 def heading(report: Report) -> str:
@@ -88,24 +96,22 @@ def anchor(text: str) -> str:
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-def section(report: Report, folder: str = "", level: str = "##") -> Iterator[str]:
-    """Yield one experiment as blocks of Markdown.
+def section(report: Report, folder: str = "", level: str = "##") -> str:
+    """Return one experiment as Markdown.
 
     The page of all experiments leaves out tables of published numbers, which the command prints.
     """
-    yield f"{level} {heading(report)}"
-    yield f"**Paper.** {report.claim}"
-    yield f"**Method.** {report.method}"
+    blocks = [f"{level} {heading(report)}", f"**Paper.** {report.claim}"]
+    blocks.append(f"**Method.** {report.method}")
     for table in report.tables if level == "#" or not report.published else ():
-        yield f"*{table.caption}*"
-        yield markdown_table(table.head, table.rows)
+        blocks += [f"*{table.caption}*", markdown_table(table.head, table.rows)]
     for figure in report.figures:
         caption = re.sub(r"([\[\]])", r"\\\1", " ".join(figure.caption.split()))
-        yield f"![{caption}]({folder}{figure.file})"
-    yield f"**Result.** {report.result}"
-    yield f"**Verdict: {report.verdict}.**"
+        blocks.append(f"![{caption}]({folder}{figure.file})")
+    blocks += [f"**Result.** {report.result}", f"**Verdict: {report.verdict}.**"]
     if report.command:
-        yield f"```console\n$ {report.command}\n```"
+        blocks.append(f"```console\n$ {report.command}\n```")
+    return "\n\n".join(blocks)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -133,7 +139,7 @@ def numeric_columns(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
 def write(report: Report, folder: Path) -> None:
     """Write the report and its figures; report.json last."""
     write_figures(report, folder)
-    write_atomic(folder / "report.md", "\n\n".join(section(report, level="#")) + "\n")
+    write_atomic(folder / "report.md", section(report, level="#") + "\n")
     write_json(folder / "report.json", to_dict(report))
 
 
@@ -149,9 +155,9 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Convert dataclasses, NumPy and torch values; tuple keys are joined, NaN is null."""
-    if is_dataclass(value):
-        return json_value(vars(value))
+    """Convert dataclasses, named tuples and arrays; tuple keys are joined, NaN is null."""
+    if is_dataclass(value) or hasattr(value, "_asdict"):
+        return json_value(vars(value) if is_dataclass(value) else value._asdict())
     if isinstance(value, Mapping):
         keys = (", ".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in value)
         return dict(zip(keys, map(json_value, value.values()), strict=True))
@@ -160,26 +166,3 @@ def json_value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return json_value(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read(folder: Path) -> Report | None:
-    """Read a report; None if it or one of its figures is missing."""
-    path = folder / "report.json"
-    if not path.exists():
-        return None
-    values = read_json(path)
-    try:
-        files = [folder / figure["file"] for figure in values["figures"]]
-        if not all(file.exists() for file in files):
-            return None
-        figures = [
-            Figure(**figure, content=file.read_bytes())
-            for figure, file in zip(values["figures"], files, strict=True)
-        ]
-        tables = [Table(**table) for table in values["tables"]]
-        return Report(**values | {"tables": tables, "figures": figures})
-    except (KeyError, TypeError):
-        raise CheckpointError(
-            f"{path} was written by another version; delete {folder} and run the experiment again "
-            "(finished training runs are reused)"
-        ) from None

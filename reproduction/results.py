@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.figures import Lines, Panel, Point, dot_chart, line_chart
+from reproduction.figures import Lines, Point, dot_chart, line_chart
 from reproduction.jobs import PROTOCOL, Datasets, Key, Result
 from reproduction.report import TEXT, Figure, Report, Table, Verdict
 from vitrail.evaluation.metrics import RESAMPLES, Estimate, resample_weights
 from vitrail.probing.fewshot import student_t
-
-PUBLISHED = ("table1", "table2", "table5", "table6")  # experiments that train nothing
 
 
 @dataclass(frozen=True)
@@ -137,13 +135,11 @@ class Results:
     jobs: Mapping[Key, Result] = field(default_factory=dict)
 
     @cached_property
-    def accuracy(self) -> dict[Key, Mean]:
-        """Key without seed → test accuracy."""
+    def accuracy(self) -> dict[Key, Mean]:  # key without seed → test accuracy
         return pooled_means({key: result.accuracy for key, result in self.jobs.items()})
 
     @cached_property
     def fewshot(self) -> dict[Key, Mean]:
-        """Key without seed → few-shot accuracy."""
         return pooled_means({key: result.fewshot for key, result in self.jobs.items()})
 
     @property
@@ -174,15 +170,15 @@ class Results:
         context["measure"] = fill(context["measure"])
 
         if lines:
-            panels = []
-            for panel, content in zip(text["panels"], lines, strict=True):
-                labels = {key: fill(panel[key]) for key in ("title", "x_label", "y_label")}
-                panels.append(Panel(**{**panel, **labels}, lines=content))
-            figures[f"{self.name}.svg"] = line_chart(panels)
+            panels = (
+                {k: fill(x) if isinstance(x, str) else x for k, x in panel.items()}
+                for panel in text["panels"]
+            )
+            figures[f"{self.name}.svg"] = line_chart([*zip(panels, lines, strict=True)])
         if dots:
             columns = dict(zip(map(fill, text["columns"]), dots, strict=True))
             figures[f"{self.name}.svg"] = dot_chart(columns)
-        captions = text.get("figures", {})
+        captions = dict.fromkeys(figures, text.get("figure")) | text.get("figures", {})
         data = {key: value for key, value in values.items() if not isinstance(value, str)}
         if "seeds" in text:
             data |= {"accuracy": self.accuracy, "fewshot": self.fewshot}
@@ -194,10 +190,7 @@ class Results:
             result=fill(text["result"]),
             verdict=verdict,
             tables=[Table(fill(text["table"]), [*map(fill, head or text["head"])], rows), *tables],
-            figures=[
-                Figure(file, captions.get(file) or text["figure"], content)
-                for file, content in figures.items()
-            ],
+            figures=[Figure(file, captions[file], figures[file]) for file in figures],
             data=data,
-            published=self.name in PUBLISHED,
+            published=not self.jobs,
         )

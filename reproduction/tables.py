@@ -9,7 +9,8 @@ ImageNet ReaL is a file of labels for the images of ImageNet, which must be give
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import compress
+from typing import NamedTuple
 
 from reproduction import published as paper
 from reproduction.figures import Point
@@ -21,7 +22,6 @@ from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.metrics import Estimate
 from vitrail.models.config import Config, VitConfig
 from vitrail.models.registry import configuration
-from vitrail.models.vit import build
 from vitrail.planning.flops import DAY, EXA, TPU_V3_CORE, Cost, cost_of, training_flops
 
 WAYS = ("without a head", "with a head")  # to count parameters
@@ -45,10 +45,6 @@ def pretraining_exaflops(model: str, images: float, epochs: float) -> float:
     return training_flops(without_head(configuration(model)), images * epochs) / EXA
 
 
-def count_parameters(config: Config) -> int:
-    return sum(weight.numel() for weight in build(config).parameters())
-
-
 def millions(count: float) -> str:
     return f"{count / 1e6:,.1f} M"
 
@@ -57,25 +53,21 @@ def table1(results: Results) -> Report:
     rows = []
     for size, models in TEXT["table1"]["models"].items():
         published = DATA["table1"].get(size)
-        shape = ["-"] * 5
+        shape = [str(value) for value in published.values()] if published else ["-"] * 5
         if published:
-            *shape, target = (str(value) for value in published.values())
-            shape.append(f"{float(target) / 1e6:.0f} M")
+            shape[-1] = f"{float(shape[-1]) / 1e6:.0f} M"
         for model in models:
             config = configuration(model)
             cost = trunk_cost(config)
-            counts = dict(
-                zip(WAYS, map(count_parameters, (without_head(config), config)), strict=True)
-            )
-            ways = [way for way, count in counts.items() if f"{count / 1e6:.0f} M" == shape[-1]]
-            agrees = ", ".join(ways) or ("no" if published else "-")
+            counts = [cost_of(one).parameters for one in (without_head(config), config)]
+            same = [f"{count / 1e6:.0f} M" == shape[-1] for count in counts]
+            agrees = ", ".join(compress(WAYS, same)) or ("no" if published else "-")
             work = (str(cost.tokens or "-"), f"{cost.forward / 1e9:,.1f}")
-            rows.append((model, *shape, *map(millions, counts.values()), agrees, *work))
+            rows.append((model, *shape, *map(millions, counts), agrees, *work))
     return results.report(TEXT["table1"]["verdict"], {}, rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(NamedTuple):
     """An accuracy in percent, published and measured."""
 
     model: str
@@ -119,14 +111,9 @@ def measure_weights(
             evaluation = evaluate(reference, data[target], real=real)
             for labels, metric in ((target, "accuracy"), (REAL, "real_accuracy")):
                 if metric in evaluation.estimates and labels in published[model]:
-                    one = Measurement(
-                        model=model,
-                        data=labels,
-                        published=published[model][labels],
-                        ours=Estimate(*(100 * x for x in evaluation.estimates[metric])),
-                        images=evaluation.samples,
-                    )
-                    measurements.append(one)
+                    ours = Estimate(*(100 * x for x in evaluation.estimates[metric]))
+                    numbers = (published[model][labels], ours, evaluation.samples)
+                    measurements.append(Measurement(model, labels, *numbers))
     return measurements
 
 
@@ -205,7 +192,7 @@ def resolution_table(sizes: Mapping[str, int]) -> Table:
             after = trunk_cost(config, size)
             tokens, flops = f"{tokens} → {after.tokens}", f"{flops} → {after.forward / 1e9:,.1f}"
             ratio = f"{after.forward / before.forward:.1f}"
-        rows.append((model, millions(count_parameters(config)), str(size), tokens, flops, ratio))
+        rows.append((model, millions(cost_of(config).parameters), str(size), tokens, flops, ratio))
     head = ("model", "parameters", "pixels", "tokens", "forward GFLOPs", "ratio")
     return Table("Computed: an image at 224 pixels and at the fine-tuning resolution", head, rows)
 
@@ -216,7 +203,7 @@ def table6(results: Results) -> Report:
     for row in paper.TABLE6:
         flops = pretraining_exaflops(row.model, paper.JFT_IMAGES, row.epochs)
         deviation = 100 * (flops / row.exaflops - 1)
-        size = millions(count_parameters(configuration(row.model)))
+        size = millions(cost_of(configuration(row.model)).parameters)
         compute = (f"{row.exaflops:,.0f}", f"{flops:,.1f}", signed(deviation))
         rows.append((row.model, str(row.epochs), size, *compute))
         off.setdefault(row.family, []).append(deviation)

@@ -10,38 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.figures import Point
-from reproduction.jobs import (
-    PROTOCOL,
-    Datasets,
-    Job,
-    Key,
-    finetuning,
-    pretraining,
-    select_half,
-    small_model,
-)
+from reproduction import jobs
+from reproduction import results as stats
+from reproduction.figures import Lines, Point
+from reproduction.jobs import PROTOCOL, Datasets, Job, Key, finetuning, pretraining, small_model
 from reproduction.published import DATA, TABLE6, TABLE8
 from reproduction.report import TEXT, Report
-from reproduction.results import (
-    Mean,
-    Results,
-    average,
-    equality_verdict,
-    parts_verdict,
-    pooled_means,
-    slope,
-)
+from reproduction.results import Mean, Results, average, equality_verdict, parts_verdict, slope
 from vitrail.data.datasets import open_dataset
 from vitrail.planning.flops import cost_of, training_flops
 from vitrail.training.config import ModelSettings
 
 Means = Mapping[Key, Mean]
-Curve = Sequence[tuple[float, float]]  # FLOPs, accuracy
-FAMILIES = {
-    family: [name.split()[1] for name in TEXT["models"] if name.startswith(family)]
-    for family in ("ViT", "hybrid", "BiT", "Mixer")
-}
+FAMILIES = ("ViT", "hybrid", "BiT", "Mixer")
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
 LABELS, MASKED = "labels", "masked patches"
 CLASS_TOKEN, MEAN_POOL = "class token", "mean of patches"
@@ -51,7 +32,7 @@ EQUAL = 0.02  # of accuracy: heads that differ by less are equally good
 def subset_sizes(datasets: Datasets, transfer: bool) -> list[tuple[str, int, int | None]]:
     """Return models, numbers of images, and the same for jobs: None for all, as elsewhere."""
     grid, half = TEXT["figure4"], "even" if transfer and not datasets.target else ""
-    images = select_half(open_dataset(datasets.pretrain, "train"), half)
+    images = jobs.select_half(open_dataset(datasets.pretrain, "train"), half)
     whole, least = len(images), max(grid["min_images"], len(images.classes))
     counts = [max(least, round(share * whole)) for share in grid["fractions"]]
     return [
@@ -70,19 +51,16 @@ def figure4_jobs(datasets: Datasets) -> dict[Key, Job]:
 
 
 def figure3_jobs(datasets: Datasets) -> dict[Key, Job]:
-    grid, jobs = TEXT["figure3"], {}
+    grid, listed, transfer = TEXT["figure3"], {}, not datasets.probes
     for seed in range(grid["seeds"]):
-        for name, count, images in subset_sizes(datasets, transfer=True):
-            if name not in grid["models"]:
-                continue
-            model = small_model(name)
-            start = pretraining(datasets, model, seed, images=images, transfer=not datasets.probes)
-            if datasets.probes:
-                jobs[name, count, 0, seed] = start
-            for draw in range(0 if datasets.probes else grid["draws"]):
-                job = finetuning(datasets, start, ModelSettings(), grid["draws"] * seed + draw)
-                jobs[name, count, draw, seed] = job
-    return jobs
+        for name, count, images in subset_sizes(datasets, transfer):
+            if name in grid["models"]:
+                model = small_model(name)
+                start = pretraining(datasets, model, seed, images=images, transfer=transfer)
+                for draw in range(grid["draws"] if transfer else 1):
+                    fine = finetuning(datasets, start, ModelSettings(), grid["draws"] * seed + draw)
+                    listed[name, count, draw, seed] = fine if transfer else start
+    return listed
 
 
 def figure4(results: Results) -> Report:
@@ -101,7 +79,7 @@ def figure3(results: Results) -> Report:
     for (name, count, _, seed), result in results.jobs.items():
         score = result.fewshot if results.datasets.probes else result.accuracy
         draws.setdefault((name, count, seed), []).append(score)
-    means = pooled_means({key: sum(values) / len(values) for key, values in draws.items()})
+    means = stats.pooled_means({key: sum(values) / len(values) for key, values in draws.items()})
     first, last = leads_at_ends(means, "ViT L", "ViT M")
     sizes: dict[str, float] = TEXT["figure3"]["dataset_sizes"]
     rows = {data: DATA["table5"]["accuracy"][data]["ImageNet"] for data in sizes}
@@ -116,7 +94,7 @@ def figure3(results: Results) -> Report:
         )
         values["score"] = f"accuracy on {results.datasets.names['target']}"
     verdict = parts_verdict([-first, last, last - first])
-    return subset_report(results, verdict, values, means, lines=[published])
+    return subset_report(results, verdict, values, means, published)
 
 
 def leads_at_ends(means: Means, one: str, other: str) -> list[Mean]:
@@ -126,75 +104,50 @@ def leads_at_ends(means: Means, one: str, other: str) -> list[Mean]:
 
 
 def subset_report(
-    results: Results,
-    verdict: Any,
-    values: Mapping[str, Any],
-    means: Means,
-    lines: Sequence[Any] = (),
+    results: Results, verdict: Any, values: Mapping[str, Any], means: Means, *lines: Lines
 ) -> Report:
     """Report on means by model and number of images."""
     counts = sorted({key[1] for key in means})
     *first, last = (f"{count:,}" for count in counts)
     names = list(dict.fromkeys(key[0] for key in means))
     measured = {n: [mean.point(k[1]) for k, mean in means.items() if k[0] == n] for n in names}
-    return results.report(
-        verdict,
-        {**values, "counts": f"{', '.join(first)} and {last}"},
-        head=("model", *first, last),
-        rows=[
-            (name, *(means[name, n].text if (name, n) in means else "" for n in counts))
-            for name in names
-        ],
-        lines=[*lines, measured],
-    )
+    rows = [(n, *(means[n, x].text if (n, x) in means else "" for x in counts)) for n in names]
+    values = {**values, "counts": f"{', '.join(first)} and {last}"}
+    head = ("model", *first, last)
+    return results.report(verdict, values, rows, head=head, lines=[*lines, measured])
 
 
 def figure5(results: Results) -> Report:
     means, tested, few = results.score, results.accuracy, results.fewshot
     flops = {key[:2]: training_flops(r.config, r.images) for key, r in results.jobs.items()}
-    curves = {
-        family: sorted((flops[family, size], means[family, size].mean) for size in sizes)
-        for family, sizes in FAMILIES.items()
-    }
-    gaps = {name: leads_over(curves["ViT"], curves[name]) for name in ("BiT", "hybrid", "Mixer")}
-    mean_leads = {name: sum(gap) / len(gap) for name, gap in gaps.items() if gap}
-    mean_leads |= {"first": -gaps["hybrid"][0]} if gaps["hybrid"] else {}
-    one = next(iter(means.values()))  # the CI is that of a difference between two models
-    leads = {k: replace(one - one, values=(x,) * len(one.values)) for k, x in mean_leads.items()}
-    parts = [leads[name] for name in ("BiT", "first") if name in leads]
-    texts = dict.fromkeys([*gaps, "first"], "an unknown number of")
-    published = {
-        family: sorted(
-            Point(row.exaflops, row.average / 100)
-            for row in TABLE6
-            if row.family == family.replace("BiT", "ResNet")
-        )
-        for family in ("ViT", "hybrid", "BiT")
-    }
     measured = {
-        family: [means[family, size].point(flops[family, size] / 1e12) for size in sizes]
-        for family, sizes in FAMILIES.items()
+        family: sorted(
+            mean.point(flops[key] / 1e12) for key, mean in means.items() if key[0] == family
+        )
+        for family in FAMILIES
     }
-    return results.report(
-        parts_verdict(parts) if len(parts) == 2 else "inconclusive",
-        {"leads": texts | {k: mean.signed for k, mean in leads.items()}, "flops": flops},
-        [
-            (" ".join(key), f"{flops[key] / 1e12:.2f}", tested[key].text, few[key].text)
-            for key in means
-        ],
-        lines=[published, measured],
-    )
+    gaps = {name: leads_over(measured["ViT"], measured[name]) for name in FAMILIES if name != "ViT"}
+    values = {name: sum(gap) / len(gap) for name, gap in gaps.items()}
+    values["first"] = -gaps["hybrid"][0]
+    one = next(iter(means.values()))  # the CI is that of a difference between two models
+    leads = {k: replace(one - one, values=(x,) * len(one.values)) for k, x in values.items()}
+    published: dict[str, list[Point]] = {"ViT": [], "hybrid": [], "BiT": []}
+    for row in sorted(TABLE6, key=lambda row: row.exaflops):
+        family = row.family.replace("ResNet", "BiT")
+        published[family].append(Point(row.exaflops, row.average / 100))
+    rows = [(" ".join(k), f"{flops[k] / 1e12:.2f}", tested[k].text, few[k].text) for k in means]
+    texts = {"leads": {k: mean.signed for k, mean in leads.items()}, "flops": flops}
+    verdict = parts_verdict([leads["BiT"], leads["first"]])
+    return results.report(verdict, texts, rows, lines=[published, measured])
 
 
-def leads_over(one: Curve, other: Curve) -> list[float]:
+def leads_over(one: Sequence[Point], other: Sequence[Point]) -> list[float]:
     """Return the lead of one family at nine budgets, evenly spaced in log FLOPs over the range
-    that both cover; accuracies are interpolated linearly. Empty without a common range."""
-    low, high = max(one[0][0], other[0][0]), min(one[-1][0], other[-1][0])
-    if low >= high:
-        return []
+    that both cover; accuracies are interpolated linearly."""
+    low, high = max(one[0].x, other[0].x), min(one[-1].x, other[-1].x)
     budgets = np.linspace(np.log(low), np.log(high), 9)
     curves = (np.transpose(curve) for curve in (one, other))
-    first, second = (np.interp(budgets, np.log(x), y) for x, y in curves)
+    first, second = (np.interp(budgets, np.log(x), y) for x, y, *_ in curves)
     return (first - second).tolist()
 
 
@@ -211,32 +164,25 @@ def figure8(results: Results) -> Report:
     for key in means:
         size = (f"{costs[key].parameters:,}", f"{costs[key].forward / 1e6:.1f}")
         rows.append((*key, *size, tested[key].text, few[key].text))
-    return results.report(
-        parts_verdict([slopes["depth"] - slopes["width"], slopes["patch"]]),
-        {"slopes": ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())},
-        rows,
-        lines=[{axis: [mean.point(x) for x, mean in line] for axis, line in lines.items()}],
-    )
+    verdict = parts_verdict([slopes["depth"] - slopes["width"], slopes["patch"]])
+    values = {"slopes": ", ".join(f"{axis} {value.signed}" for axis, value in slopes.items())}
+    points = {axis: [mean.point(x) for x, mean in line] for axis, line in lines.items()}
+    return results.report(verdict, values, rows, lines=[points])
 
 
 def heads(results: Results) -> Report:
     means, tested, few = results.score, results.accuracy, results.fewshot
-    ordered = sorted(means, key=lambda key: means[key].mean)
-    rates = dict(ordered)  # head → the rate of its best mean
+    rates = dict(sorted(means, key=lambda key: means[key].mean))  # head → that of its best mean
     best = {head: means[head, rate] for head, rate in rates.items()}
     gap = best[MEAN_POOL] - best[CLASS_TOKEN]
     same_rate = "As in the paper, each needs its own learning rate."
     if rates[MEAN_POOL] == rates[CLASS_TOKEN]:
         same_rate = "Unlike in the paper, both prefer the same learning rate."
-    return results.report(
-        equality_verdict(gap, EQUAL),
-        {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate},
-        [(key[0], f"{key[1]:g}", tested[key].text, few[key].text) for key in means],
-        dots=[
-            {f"{head}, rate {rate:g}": mean.point() for (head, rate), mean in table.items()}
-            for table in (tested, few)
-        ],
-    )
+    values = {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate}
+    rows = [(key[0], f"{key[1]:g}", tested[key].text, few[key].text) for key in means]
+    names = {key: f"{key[0]}, rate {key[1]:g}" for key in means}
+    dots = [{names[key]: table[key].point() for key in means} for table in (tested, few)]
+    return results.report(equality_verdict(gap, EQUAL), values, rows, dots=dots)
 
 
 def table8(results: Results) -> Report:
@@ -258,27 +204,22 @@ def table8(results: Results) -> Report:
         rows.append((kinds[kind], where, *cells))
     spread = best - worst
     values = {"none": none, "gain": gain, "spread": spread, "clear_count": len(clear)}
-    return results.report(
-        parts_verdict([gain, gain - spread]),
-        values | {"clear": ", ".join(clear) or "none"},
-        rows,
-        dots=[
-            {names[key]: Point(0, value) for key, value in TABLE8.items()},
-            {names[key]: means[key].point() for key in TABLE8},
-        ],
-    )
+    values["clear"] = ", ".join(clear) or "none"
+    published = {names[key]: Point(0, value) for key, value in TABLE8.items()}
+    dots = [published, {names[key]: means[key].point() for key in TABLE8}]
+    return results.report(parts_verdict([gain, gain - spread]), values, rows, dots=dots)
 
 
 def transfer_jobs(datasets: Datasets) -> dict[Key, Job]:
-    sizes, jobs = TEXT["transfer"]["sizes"], {}
+    sizes, listed = TEXT["transfer"]["sizes"], {}
     models = {size: small_model("ViT M", patch_size=4, image_size=size) for size in sizes}
     for seed in range(TEXT["transfer"]["seeds"]):
         start = pretraining(datasets, models[sizes[0]], seed, transfer=True)
         for size, model in models.items():
             resized = ModelSettings(image_size=size)
-            jobs[PRETRAINED, size, seed] = finetuning(datasets, start, resized, seed)
-            jobs[SCRATCH, size, seed] = finetuning(datasets, None, model, seed)
-    return jobs
+            listed[PRETRAINED, size, seed] = finetuning(datasets, start, resized, seed)
+            listed[SCRATCH, size, seed] = finetuning(datasets, None, model, seed)
+    return listed
 
 
 def transfer(results: Results) -> Report:
@@ -286,23 +227,21 @@ def transfer(results: Results) -> Report:
     gains = {size: means[PRETRAINED, size] - means[SCRATCH, size] for size in sizes}
     gain = average(list(gains.values()))
     larger = means[PRETRAINED, sizes[-1]] - means[PRETRAINED, sizes[0]]
-    return results.report(
-        parts_verdict([gain, larger]),
-        {"gains": gains, "gain": gain, "larger": larger},
-        [(how, *(means[how, size].text for size in sizes)) for how in (PRETRAINED, SCRATCH)],
-        head=("", *(f"{size} pixels" for size in sizes)),
-        lines=[{how: [means[how, s].point(s) for s in sizes] for how in (PRETRAINED, SCRATCH)}],
-    )
+    values = {"gains": gains, "gain": gain, "larger": larger}
+    rows = [(how, *(means[how, size].text for size in sizes)) for how in (PRETRAINED, SCRATCH)]
+    head = ("", *(f"{size} pixels" for size in sizes))
+    lines = {how: [means[how, s].point(s) for s in sizes] for how in (PRETRAINED, SCRATCH)}
+    return results.report(parts_verdict([gain, larger]), values, rows, head=head, lines=[lines])
 
 
 def selfsupervised_jobs(datasets: Datasets) -> dict[Key, Job]:
-    model, jobs = small_model("ViT M"), {}
+    model, listed = small_model("ViT M"), {}
     for seed in range(TEXT["selfsupervised"]["seeds"]):
         for how, objective in ((LABELS, "classify"), (MASKED, "masked-patches")):
             start = pretraining(datasets, model, seed, objective=objective, transfer=True)
-            jobs[how, seed] = finetuning(datasets, start, ModelSettings(), seed)
-        jobs[SCRATCH, seed] = finetuning(datasets, None, model, seed)
-    return jobs
+            listed[how, seed] = finetuning(datasets, start, ModelSettings(), seed)
+        listed[SCRATCH, seed] = finetuning(datasets, None, model, seed)
+    return listed
 
 
 def selfsupervised(results: Results) -> Report:
@@ -310,12 +249,8 @@ def selfsupervised(results: Results) -> Report:
     published = TEXT["selfsupervised"]["published"]
     over_scratch = means[MASKED,] - means[SCRATCH,]
     under_labels = means[LABELS,] - means[MASKED,]
-    return results.report(
-        parts_verdict([over_scratch, under_labels]),
-        {"over_scratch": over_scratch, "under_labels": under_labels},
-        [(k, f"{100 * x:.1f}", means[k,].text, few[k,].text) for k, x in published.items()],
-        dots=[
-            {how: Point(0, value) for how, value in published.items()},
-            {how: means[how,].point() for how in published},
-        ],
-    )
+    values = {"over_scratch": over_scratch, "under_labels": under_labels}
+    rows = [(k, f"{100 * x:.1f}", means[k,].text, few[k,].text) for k, x in published.items()]
+    dots = [{how: Point(0, value) for how, value in published.items()}]
+    dots.append({how: means[how,].point() for how in published})
+    return results.report(parts_verdict([*values.values()]), values, rows, dots=dots)

@@ -78,7 +78,7 @@ def test_equal_jobs_run_once_and_starts_run_first(finished):
     assert (results["fine", 1].folder / "model.safetensors").exists()
     assert names == ["first, seed 0", "fine, seed 1"]
     assert results["first", 0] == results["same", 0]
-    assert len(list((runner.folder / "cells").iterdir())) == 2
+    assert len(list((runner.folder / "jobs").iterdir())) == 2
     assert progress[0][:2] == (0, 2)
     assert progress[0][2] > 0
 
@@ -233,7 +233,7 @@ def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
     tests = Path(__file__).parents[1]
     paths = {"tests": str(tests), "root": str(tests.parent)}
     script.write_text(LONG.format(**paths, steps=40, data=colors, out=str(out)))
-    process = start(script, out / "cells")
+    process = start(script, out / "jobs")
     process.send_signal(how)  # to the parent only
     process.communicate(timeout=200)
     deadline = time.monotonic() + 60
@@ -242,9 +242,9 @@ def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
         time.sleep(0.05)
     job = Job(data=colors, settings=long_settings(0))
     if how == signal.SIGINT:  # workers save a checkpoint
-        assert any(has_checkpoint(folder) for folder in folders(out / "cells"))
+        assert any(has_checkpoint(folder) for folder in folders(out / "jobs"))
         return
-    resumed = [folder for folder in folders(out / "cells") if has_checkpoint(folder)]
+    resumed = [folder for folder in folders(out / "jobs") if has_checkpoint(folder)]
     seeds = {digest(replace(job, settings=long_settings(seed))): seed for seed in range(2)}
     log = Recorder()
     again = replace(job, settings=long_settings(seeds[resumed[0].name]))

@@ -59,7 +59,7 @@ def test_figure5_has_the_compute_of_table_6():
         assert run.settings.model.name == row.model
         assert run.settings.epochs == row.epochs
         _, exaflops = check_run(run)
-        assert exaflops == pytest.approx(row.exaflops, rel=0.051), row.name
+        assert exaflops == pytest.approx(row.exaflops, rel=0.051), row.model
         days = exaflops * 1e18 / (8 * paper_scale.A100.peak * paper_scale.UTILIZATION) / 86_400
         assert float(cells[5].replace(",", "")) == pytest.approx(days, abs=0.06)
 

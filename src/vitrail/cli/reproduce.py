@@ -54,7 +54,7 @@ class Reproduce(DataOptions):
     out: Path = Path("runs/reproduction")
     """Folder of the reports and of their training runs; finished runs are reused."""
     docs: Path | None = None
-    """Write all reports of the folder as one page, README.md, into this folder."""
+    """Write the reports as sections of README.md in this folder; its others are kept."""
     workers: int | None = None
     """Parallel training runs, which share the cores. Default: one per core."""
     json: bool = False
@@ -82,6 +82,7 @@ class Reproduce(DataOptions):
             sys.path.append(str(CHECKOUT))
         from reproduction import paper_scale, tables
         from reproduction.jobs import Datasets
+        from reproduction.report import write_docs
         from reproduction.results import Results
         from reproduction.runner import Runner
 
@@ -104,12 +105,14 @@ class Reproduce(DataOptions):
         runner = Runner(
             self.out, self.workers, on_result=self.on_result, on_progress=ProgressLine()
         )
+        reports = []
         for name in names:
-            self.show(runner.run(name, Datasets(self.data[0], self.target, self.probe)))
+            reports.append(runner.run(name, Datasets(self.data[0], self.target, self.probe)))
+            self.show(reports[-1])
             if not self.json:
                 print(f"\nwrote {self.out / name / 'report.md'}")
         if self.docs is not None:
-            page = runner.write_docs(self.docs)
+            page = write_docs(reports, self.docs)
             print(f"wrote {page}", file=sys.stderr if self.json else sys.stdout)
 
     def show(self, report: Any) -> None:
@@ -129,7 +132,7 @@ class Reproduce(DataOptions):
         print(f"Verdict: {report.verdict}")
 
     def on_result(self, name: str, result: Any) -> None:
-        text = f"5-shot {percent(result.fewshot)}"
+        text = f"few-shot {percent(result.fewshot)}"
         if result.accuracy is not None:
             text = f"test {percent(result.accuracy)}, {text}"
         line = f"  {printable(name)}: {text}, {result.seconds:.0f} s"
